@@ -24,8 +24,8 @@ from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.cost.calibration.calibrate import Calibration, calibrate
 from hybridnn.cost.calibration.fit import LARGE_BYTES
-from hybridnn.cost.machine.file import read_machine, write_machine
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Machine
+from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS

@@ -17,7 +17,7 @@ import tomli_w
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.config.file import load_settings, to_toml
 from hybridnn.config.settings import Settings
-from hybridnn.cost.machine.file import read_machine, write_machine
+from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.diagnostics.stalls.diagnosis import stall_report
 from hybridnn.diagnostics.stalls.files import read_stall
 from hybridnn.diagnostics.stalls.state import JobState

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hybridnn.cost.calibration.calibrate import Calibration
     from hybridnn.cost.calibration.fit import FittedOperation, HeldOutError
-    from hybridnn.cost.machine.machine import Machine
+    from hybridnn.cost.machine import Machine
 
 
 def calibrate(
@@ -49,7 +49,7 @@ def calibrate(
     from hybridnn.comm.agreement import agree
     from hybridnn.cost.calibration import calibrate as calibration
     from hybridnn.cost.cost_plots import draw_fits
-    from hybridnn.cost.machine.file import write_machine
+    from hybridnn.cost.machine_file import write_machine
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.step_timer import TrainingTimer
 

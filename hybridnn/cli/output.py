@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hybridnn.cost.machine.machine import Machine
+    from hybridnn.cost.machine import Machine
     from hybridnn.pipeline.drawing.drawing import Drawing
 
 

@@ -41,7 +41,7 @@ def plan(
     settings = load_settings(config, overrides or ())
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
-    from hybridnn.cost.machine.file import require_machine
+    from hybridnn.cost.machine_file import require_machine
     from hybridnn.cost.planning.plan import plan as make_plan
     from hybridnn.cost.planning.reasons import best_by_ranks
     from hybridnn.runs.workload import fixed_constraints, workload_from_settings

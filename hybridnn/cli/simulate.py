@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hybridnn.cost.breakdowns import TimeBreakdown
-    from hybridnn.cost.machine.machine import Machine
+    from hybridnn.cost.machine import Machine
+    from hybridnn.cost.prediction.times import TimeBreakdown
     from hybridnn.cost.simulation import Disturbance, ScalingCurve, SimulatedStep
     from hybridnn.pipeline.drawing.drawing import Drawing
     from hybridnn.pipeline.layout import Layout
@@ -99,7 +99,7 @@ def simulate(
 
     with first_rank_alone():
         from hybridnn.config.file import load_settings
-        from hybridnn.cost.machine.file import require_machine
+        from hybridnn.cost.machine_file import require_machine
 
         slow_ranks = _slow_ranks(slow or ())
         settings, cluster = load_settings(config, overrides or ()), require_machine(machine)

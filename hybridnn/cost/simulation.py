@@ -16,15 +16,15 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.cost.breakdowns import TimeBreakdown
-from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.prediction.schedule_times import (
+from hybridnn.cost.machine import Machine
+from hybridnn.cost.prediction.stage_costs import StageCosts
+from hybridnn.cost.prediction.times import (
+    TimeBreakdown,
     compile_layout,
     makespan,
     mean_over_ranks,
     seconds_per_added_minibatch,
 )
-from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline

@@ -17,7 +17,7 @@ from hybridnn.pipeline.drawing.drawing import Drawing
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:
-    from hybridnn.cost.machine.machine import Machine
+    from hybridnn.cost.machine import Machine
 
 
 EAGER_BYTES = 4096

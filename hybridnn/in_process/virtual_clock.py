@@ -15,7 +15,7 @@ from hybridnn.cost.collectives import ALGORITHMS, counts
 from hybridnn.utils.checks import require_number
 
 if TYPE_CHECKING:
-    from hybridnn.cost.machine.machine import Machine
+    from hybridnn.cost.machine import Machine
 
 
 class VirtualClock:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.settings import ParallelSettings, Settings, with_stages
-from hybridnn.cost.machine.file import find_machine, read_machine, require_machine
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Machine
+from hybridnn.cost.machine_file import find_machine, read_machine, require_machine
 from hybridnn.cost.planning.layouts import balanced_layers
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.prediction.predict import predict

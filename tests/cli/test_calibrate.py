@@ -16,7 +16,7 @@ from hybridnn.cli.output import print_table
 from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.calibration.compute_fit import ComputeError
 from hybridnn.cost.calibration.fit import fit_operations
-from hybridnn.cost.machine.file import read_machine
+from hybridnn.cost.machine_file import read_machine
 from mpi_runner.launch import JobResult
 from reference.command_line import Run, error_line
 
@@ -40,7 +40,7 @@ finally:
 WITHOUT_COMPUTING = """
 from hybridnn.cli.main import main
 from hybridnn.cost.calibration import calibrate
-from hybridnn.cost.machine.file import read_machine
+from hybridnn.cost.machine_file import read_machine
 
 calibrate.calibrate_compute = lambda *arguments: (read_machine("cluster-1024").compute, [])
 main()

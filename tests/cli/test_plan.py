@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hybridnn.config.file import load_settings
-from hybridnn.cost.machine.file import write_machine
+from hybridnn.cost.machine_file import write_machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from reference.command_line import Run, error_line

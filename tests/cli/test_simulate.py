@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hybridnn.cost.machine.file import write_machine
+from hybridnn.cost.machine_file import write_machine
 from reference.command_line import Run, error_line
 from reference.machines import make_machine
 

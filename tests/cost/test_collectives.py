@@ -11,7 +11,7 @@ import pytest
 
 from hybridnn.cost import collectives
 from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, Rounds, counts
-from hybridnn.cost.machine.machine import CollectiveCost
+from hybridnn.cost.machine import CollectiveCost
 from hybridnn.cost.node_contention import crossings_of
 from hybridnn.errors import SettingError
 from reference.machines import make_machine
@@ -148,7 +148,7 @@ def test_seconds_and_sums() -> None:
 def test_a_new_algorithm_is_counted_priced_and_allowed_in_machine_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """With nothing but its function, which here sends a broadcast to all other nodes in one round."""
     monkeypatch.setattr(collectives, "ALGORITHMS", {operation: dict(names) for operation, names in ALGORITHMS.items()})
-    monkeypatch.setattr("hybridnn.cost.machine.machine.ALGORITHMS", collectives.ALGORITHMS)
+    monkeypatch.setattr("hybridnn.cost.machine.ALGORITHMS", collectives.ALGORITHMS)
 
     @collectives.algorithm("broadcast", "multicast")
     def broadcast_multicast(nbytes: int, ranks: int) -> tuple[Rounds, ...]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.cost.machine.file import read_machine, shipped_machines, write_machine
-from hybridnn.cost.machine.machine import CollectiveCost, Machine, Segment
+from hybridnn.cost.machine import CollectiveCost, Machine, Segment
+from hybridnn.cost.machine_file import read_machine, shipped_machines, write_machine
 from hybridnn.cost.node_contention import crossings_of
 from hybridnn.errors import DataError, EnvironmentProblem
 

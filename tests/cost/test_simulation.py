@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hybridnn.cost.cost_plots import scaling_png
-from hybridnn.cost.machine.file import read_machine
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Machine
+from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Machine
 
 __all__ = ["make_machine"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from hybridnn.config.file import load_settings
 from hybridnn.config.settings import ParallelSettings, Settings
-from hybridnn.cost.machine.file import write_machine
+from hybridnn.cost.machine_file import write_machine
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.errors import HybridnnError
 from hybridnn.runs.run import run_training

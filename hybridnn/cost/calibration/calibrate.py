@@ -20,8 +20,7 @@ from hybridnn.cost.calibration.communication import measure_communication, measu
 from hybridnn.cost.calibration.compute_fit import ComputeError, calibrate_compute
 from hybridnn.cost.calibration.compute_samples import StepTimer
 from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations
-from hybridnn.cost.machine.compute import Compute
-from hybridnn.cost.machine.machine import Machine, NetworkLink, Overlap, Quality, Segment
+from hybridnn.cost.machine import Compute, Machine, NetworkLink, Overlap, Quality, Segment
 from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK

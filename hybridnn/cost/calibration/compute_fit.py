@@ -21,7 +21,7 @@ from hybridnn.cost.calibration.compute_samples import (
     measure_steps,
 )
 from hybridnn.cost.calibration.fit import LinearFit, fit_linear
-from hybridnn.cost.machine.compute import ActivationCost, Compute, ElementCost, PassCost
+from hybridnn.cost.machine import ActivationCost, Compute, ElementCost, PassCost
 from hybridnn.cost.prediction.workload import OPTIMIZERS
 from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.parallel.grid import ProcessGrid

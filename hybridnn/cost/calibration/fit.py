@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 
 from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, counts
-from hybridnn.cost.machine.machine import CollectiveCost, Segment
+from hybridnn.cost.machine import CollectiveCost, Segment
 
 Timing = tuple[int, float]
 """Bytes and seconds."""

@@ -10,7 +10,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
 from hybridnn.cost.prediction.workload import Workload

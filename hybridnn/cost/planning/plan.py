@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Machine
 from hybridnn.cost.planning.layouts import ANY, Wanted, feasible_layouts
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict

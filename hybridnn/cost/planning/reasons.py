@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Machine
 from hybridnn.cost.planning.layouts import ANY, Wanted
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.prediction.predict import Prediction

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from hybridnn.cost.breakdowns import TimeBreakdown
-from hybridnn.cost.machine.compute import Compute
-from hybridnn.cost.machine.machine import Overlap
+from hybridnn.cost.machine import Compute, Overlap
 from hybridnn.cost.prediction.dry_run import layer_collectives
 from hybridnn.cost.prediction.groups import Collective, Groups
+from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.dense import split_layers

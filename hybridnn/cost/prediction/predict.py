@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hybridnn.cost.breakdowns import TimeBreakdown
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction.memory import largest_memory
-from hybridnn.cost.prediction.schedule_times import (
+from hybridnn.cost.prediction.stage_costs import StageCosts
+from hybridnn.cost.prediction.times import (
+    TimeBreakdown,
     compile_layout,
     makespan,
     mean_over_ranks,
     seconds_per_added_minibatch,
 )
-from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.traffic import Traffic, traffic_of
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.layout import Layout

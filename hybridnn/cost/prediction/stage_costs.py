@@ -7,11 +7,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from hybridnn.cost.breakdowns import TimeBreakdown
-from hybridnn.cost.machine.compute import Compute
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Compute, Machine
 from hybridnn.cost.prediction.groups import Collective, Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, overlapped
+from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.compressed_allreduce import compressed_bytes, piece_sizes
 from hybridnn.parallel.gradient_reduction import compressed_piece_sizes

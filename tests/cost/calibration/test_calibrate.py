@@ -13,7 +13,7 @@ from hybridnn.cost.calibration.calibrate import Calibration, assess_quality, cal
 from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.calibration.compute_fit import ComputeError
 from hybridnn.cost.calibration.fit import FittedOperation, fit_operations
-from hybridnn.cost.machine.file import read_machine
+from hybridnn.cost.machine_file import read_machine
 from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
 

@@ -22,7 +22,7 @@ from hybridnn.cost.calibration.compute_samples import (
     measure_passes,
     measure_steps,
 )
-from hybridnn.cost.machine.file import read_machine
+from hybridnn.cost.machine_file import read_machine
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds
 from hybridnn.runs.step_timer import TrainingTimer
 

@@ -14,7 +14,7 @@ import pytest
 from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.calibration.fit import LARGE_BYTES, fit_collective, fit_linear, fit_operations, fit_segments
 from hybridnn.cost.cost_plots import draw_fits
-from hybridnn.cost.machine.machine import Segment
+from hybridnn.cost.machine import Segment
 from hybridnn.errors import EnvironmentProblem
 
 EAGER, RENDEZVOUS, LARGE = (4096.0, 2e-6, 1e-9), (1e6, 8e-6, 2e-10), (None, 2e-5, 4e-10)

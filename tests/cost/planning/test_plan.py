@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hybridnn import MLP
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Machine
 from hybridnn.cost.planning import plan as planning
 from hybridnn.cost.planning.layouts import feasible_layouts
 from hybridnn.cost.planning.plan import StepBounds, best_exact, plan

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hybridnn import MLP
-from hybridnn.cost.breakdowns import TimeBreakdown
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.planning.reasons import best_by_ranks, bottleneck_sentence, limit_of, reason_sentence
 from hybridnn.cost.prediction.predict import Prediction
+from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.layout import Layout
 from reference.machines import make_machine

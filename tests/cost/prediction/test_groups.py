@@ -11,7 +11,7 @@ import pytest
 
 from hybridnn import MLP
 from hybridnn.cost.collectives import pairs, rounds_of
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Machine
 from hybridnn.cost.node_contention import crossings_of
 from hybridnn.cost.planning.plan import plan
 from hybridnn.cost.prediction.groups import Groups

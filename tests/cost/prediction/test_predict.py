@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from hybridnn import MLP, SGD
-from hybridnn.cost.machine.compute import ElementCost, PassCost
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import ElementCost, Machine, PassCost
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.layout import Layout

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine import Machine
 from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.utils.files import FileError, parse_toml, read_json, read_toml, write_atomically
 from hybridnn.utils.settings_models import setting_error

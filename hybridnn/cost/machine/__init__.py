@@ -1,1 +1,0 @@
-"""What a machine can do, as measured or as written by hand."""
