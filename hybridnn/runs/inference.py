@@ -26,8 +26,6 @@ from hybridnn.runs.trained_run import TrainedRun
 from hybridnn.training.losses import Metrics
 from hybridnn.utils.files import npz_bytes
 
-Part = Literal["test", "train", "all"]
-PARTS: tuple[Part, ...] = ("test", "train", "all")
 FILES = (".csv", ".npz")
 
 Arrays = dict[str, NDArray[Any]]
@@ -49,6 +47,7 @@ class Evaluation:
     ----------
     data : str
         File, or name of the data set.
+    part : {"test", "train", "all"}
     metrics : Metrics
         In the units of the training: standardized if the run standardized its data.
     ignored : tuple of str
@@ -56,7 +55,7 @@ class Evaluation:
     """
 
     data: str
-    part: Part
+    part: str
     metrics: Metrics
     ignored: tuple[str, ...] = ()
 
@@ -87,7 +86,7 @@ def evaluate_run(
     """
     trainer = run.trainer_on(grid)
     settings = agree(grid.world, lambda: _data_settings(run, source, targets))
-    found: Part = "all"
+    found = "all"
     ignored: tuple[str, ...] = ()
 
     def load() -> Dataset:
@@ -109,7 +108,7 @@ def evaluate_run(
         )
     metrics = trainer.evaluate(placed.train)
     placed.memory.free()
-    found = PARTS[int(broadcast_text(grid.world, str(PARTS.index(found)), 0))]  # other ranks have not loaded the data
+    found = broadcast_text(grid.world, found, 0)  # other ranks may not have loaded the data
     return Evaluation(settings.name or str(settings.file), found, metrics, ignored)
 
 
@@ -128,7 +127,7 @@ def _data_settings(run: TrainedRun, source: str | None, targets: Sequence[str]) 
     return settings_from({"data": {"file": source, **(columns if source.endswith(".csv") else {})}}).data
 
 
-def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[Part, Dataset]:
+def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[str, Dataset]:
     """Load the data; the selected split is returned, standardized, as the training samples of a data set."""
     if settings.file is None:
         data = settings.load()
@@ -140,7 +139,7 @@ def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> t
         train, test = split(data.train, settings.test_fraction, run.settings.training.seed)
     if wanted == "test" and test is None:
         raise SettingError("--part", wanted, f"{data.name} has no test part; without --part all samples are taken")
-    part: Part = "train" if wanted == "train" else "all" if test is None else "test"
+    part = "train" if wanted == "train" else "all" if test is None else "test"
     rows: Rows = test if part == "test" and test is not None else train
     if run.standardizer is not None:
         rows = StandardizedRows(rows, run.standardizer)

@@ -39,10 +39,6 @@ def _foreground() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_is_one_of_the_signals() -> None:
-    assert set(SIGNALS) == {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT}
-
-
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_recorded_and_the_handlers_are_restored(number: signal.Signals) -> None:
     before = [signal.getsignal(handled) for handled in SIGNALS]
