@@ -5,7 +5,7 @@ The first ``n mod p`` of p parts have one item more than the others; nothing has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +55,10 @@ def _row_layout(rows: int, width: int, ranks: int) -> tuple[list[int], list[int]
     return counts, offsets_of(counts)
 
 
-def pieces(array: NDArray[Any], limit: int) -> Iterator[NDArray[Any]]:
+def pieces(array: NDArray[Any], limit: int) -> Sequence[NDArray[Any]]:
     """A contiguous `array` as flat views of at most `limit` bytes; at least one view, empty for an empty array."""
     flat = array.reshape(-1)
+    if flat.nbytes <= limit:
+        return (flat,)
     step = max(1, limit // array.itemsize)
-    for start in range(0, max(flat.size, 1), step):
-        yield flat[start : start + step]
+    return [flat[start : start + step] for start in range(0, flat.size, step)]

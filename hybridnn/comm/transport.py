@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
@@ -172,7 +172,7 @@ class Direct(Transport):
                 block[...] = part
         return requests
 
-    def _pieces(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    def _pieces(self, array: NDArray[Any]) -> Sequence[NDArray[Any]]:
         return pieces(array, self._limit)
 
 

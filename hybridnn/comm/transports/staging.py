@@ -264,7 +264,7 @@ class Staging(Transport):
     def _block(self, array: Array, rank: int) -> Array:
         return array[block_slice(len(array), self._size, rank)]
 
-    def _pieces(self, array: Array) -> Iterator[Array]:
+    def _pieces(self, array: Array) -> Sequence[Array]:
         return pieces(array, self._chunk)
 
 

@@ -51,27 +51,54 @@ class ChannelBuffers(NamedTuple):
     depth: int
 
 
+class _Piece(NamedTuple):
+    """A part of a message, for one rank of the other stage."""
+
+    block: Array  # contiguous view of a buffer, shape (features, columns)
+    peer: int  # rank of the grid
+    columns: slice  # of this rank's block of the microbatch
+    is_first: bool  # of the pieces with these columns, which several model ranks receive
+
+
+class _Buffer:
+    """A flat buffer, and its pieces by the number of samples of a microbatch."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.pieces: dict[int, list[_Piece]] = {}
+
+
 class _Buffers:
-    """A ring of flat buffers for the messages of a channel, on the device of `kernels`."""
+    """A ring of buffers for the messages of a channel, on the device of `kernels`."""
 
     def __init__(self, grid: ProcessGrid, kernels: Kernels, channel: ChannelBuffers, dtype: DTypeLike) -> None:
         self._group, self._rank_at, self._kernels = grid.world, grid.rank_at, kernels
         self._tag, self._routes, self._features = channel.tag, channel.routes, channel.features
         shape = (channel.features * channel.capacity,)
-        self._ring = deque(kernels.empty(shape, dtype) for _ in range(channel.depth))
-        self.nbytes = sum(buffer.nbytes for buffer in self._ring)
+        self._ring = deque(_Buffer(kernels.empty(shape, dtype)) for _ in range(channel.depth))
+        self.nbytes = sum(buffer.array.nbytes for buffer in self._ring)
 
-    def _block(self, buffer: Array, piece: ColumnRoute) -> Array:
-        """Contiguous view of a buffer for a piece, shape (features, columns)."""
-        features = self._features
-        return buffer[features * piece.start : features * piece.stop].reshape(features, piece.stop - piece.start)
+    def _pieces(self, buffer: _Buffer, samples: int) -> list[_Piece]:
+        """The pieces of a message, made once for each number of samples."""
+        if samples not in buffer.pieces:
+            buffer.pieces[samples] = self._make_pieces(buffer.array, samples)
+        return buffer.pieces[samples]
+
+    def _make_pieces(self, array: Array, samples: int) -> list[_Piece]:
+        pieces, columns_before = [], set()
+        for peer, start, stop in self._routes(samples):
+            block = array[self._features * start : self._features * stop].reshape(self._features, stop - start)
+            is_first = (start, stop) not in columns_before
+            columns_before.add((start, stop))
+            pieces.append(_Piece(block, self._rank_at(*peer), slice(start, stop), is_first))
+        return pieces
 
 
 class Receiver(_Buffers):
     """Receives the messages of one channel."""
 
     _expected: Iterator[ExpectedMessage]
-    _in_flight: deque[tuple[Array, list[tuple[ColumnRoute, Request]]]]
+    _in_flight: deque[tuple[_Buffer, list[tuple[_Piece, Request]]]]
 
     def begin(self, messages: Iterable[ExpectedMessage]) -> None:
         """Set the sequence of messages and start the first receives."""
@@ -85,7 +112,7 @@ class Receiver(_Buffers):
         buffer, pieces = self._in_flight.popleft()
         for piece, request in pieces:
             request.wait()
-            self._kernels.copy(self._block(buffer, piece), out[:, piece.start : piece.stop])
+            self._kernels.copy(piece.block, out[:, piece.columns])
         self._ring.append(buffer)
         self._begin_next()
 
@@ -96,11 +123,8 @@ class Receiver(_Buffers):
         about, samples = message
         buffer = self._ring.popleft()
         pieces = [
-            (
-                piece,
-                self._group.ireceive(self._block(buffer, piece), self._rank_at(*piece.peer), self._tag, about=about),
-            )
-            for piece in self._routes(samples)
+            (piece, self._group.ireceive(piece.block, piece.peer, self._tag, about=about))
+            for piece in self._pieces(buffer, samples)
         ]
         self._in_flight.append((buffer, pieces))
 
@@ -120,30 +144,25 @@ class Sender(_Buffers):
     ) -> None:
         super().__init__(grid, kernels, channel, dtype)
         self._synchronous = synchronous
-        self._packed: deque[tuple[Array, list[ColumnRoute]]] = deque()
-        self._sent: deque[tuple[Array, list[Request]]] = deque()
+        self._packed: deque[tuple[_Buffer, list[_Piece]]] = deque()
+        self._sent: deque[tuple[_Buffer, list[Request]]] = deque()
 
     def pack(self, array: Array, samples: int) -> None:
         """Copy `array`, shape (features, columns of this rank), to a free buffer; `send` sends it later."""
         if not self._ring:
             self._finish_oldest()
         buffer = self._ring.popleft()
-        pieces = self._routes(samples)
-        for start, stop in {(piece.start, piece.stop) for piece in pieces}:
-            self._kernels.copy(array[:, start:stop], self._block(buffer, ColumnRoute(pieces[0].peer, start, stop)))
+        pieces = self._pieces(buffer, samples)
+        for piece in pieces:
+            if piece.is_first:
+                self._kernels.copy(array[:, piece.columns], piece.block)
         self._packed.append((buffer, pieces))
 
     def send(self, about: About) -> None:
         """Start to send the oldest packed message."""
         buffer, pieces = self._packed.popleft()
         requests = [
-            self._group.isend(
-                self._block(buffer, piece),
-                self._rank_at(*piece.peer),
-                self._tag,
-                synchronous=self._synchronous,
-                about=about,
-            )
+            self._group.isend(piece.block, piece.peer, self._tag, synchronous=self._synchronous, about=about)
             for piece in pieces
         ]
         self._sent.append((buffer, requests))
