@@ -81,12 +81,6 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def read_batch(stream: IO[bytes]) -> PixelRows:
-    """Read one pickled batch, whose checksum has been verified.
-
-    Raises
-    ------
-    DataError
-        If it contains other objects than arrays, strings, numbers, lists and dicts.
-    """
+    """Read one pickled batch, whose checksum has been verified."""
     batch = _ArrayUnpickler(stream, encoding="bytes").load()
     return PixelRows(batch[b"data"], np.array(batch[b"labels"], dtype=np.uint8), white=255)

@@ -78,13 +78,7 @@ def open_members(info: DatasetInfo, archive: RemoteFile, folder: Path | None = N
 
 
 def fetch(info: DatasetInfo, folder: Path | None = None) -> list[Path]:
-    """Download the missing files of a data set, verify all of them, and return their paths (see `locate`).
-
-    Raises
-    ------
-    DataError
-        As `locate` and `open_members`.
-    """
+    """Download the missing files of a data set, verify all of them, and return their paths (see `locate`)."""
     paths = []
     for file in info.files:
         if file.members:
@@ -95,13 +89,7 @@ def fetch(info: DatasetInfo, folder: Path | None = None) -> list[Path]:
 
 
 def is_fetched(info: DatasetInfo, folder: Path | None = None) -> bool:
-    """Whether all files of a data set are on disk, in the folders of `locate`; checksums are not computed.
-
-    Raises
-    ------
-    DataError
-        If ``$HYBRIDNN_DATA`` is not a folder.
-    """
+    """Whether all files of a data set are on disk, in the folders of `locate`; checksums are not computed."""
     needed = [file for file in info.files if file.url]
     return all(_find(info, file.name, folder) is not None or _unpacked(info, file, folder) for file in needed)
 

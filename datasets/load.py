@@ -39,13 +39,7 @@ def catalogue() -> Mapping[str, DatasetInfo]:
 
 
 def dataset_info(name: str) -> DatasetInfo:
-    """Look up one data set.
-
-    Raises
-    ------
-    DataError
-        If the name is unknown; the message lists the nearest known names, or all of them.
-    """
+    """Look up one data set; a `DataError` for an unknown name lists the nearest known ones, or all."""
     known = catalogue()
     if name in known:
         return known[name]
@@ -89,15 +83,7 @@ def load_dataset(
 def describe_dataset(
     name: str, *, variant: Variant = "all", rows: int | None = None, synthetic: SyntheticSpec | None = None
 ) -> DatasetInfo:
-    """Describe the data set that `load_dataset` loads with the same options, without reading any file.
-
-    Raises
-    ------
-    DataError
-        If the name is unknown.
-    SettingError
-        If an option does not fit the data set.
-    """
+    """Describe the data set that `load_dataset` loads with the same options, without reading any file."""
     info = dataset_info(name)
     require_choice("data.features", variant, ("all", "paper"))
     if variant == "paper":

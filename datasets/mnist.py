@@ -91,13 +91,7 @@ FASHION_INFO = replace(
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read a gzipped idx file of bytes: two zeros, the type 8, the number of axes, big-endian sizes, the data.
-
-    Raises
-    ------
-    DataError
-        If the file has another format.
-    """
+    """Read a gzipped idx file of bytes: two zeros, the type 8, the number of axes, big-endian sizes, the data."""
     content = gzip.decompress(path.read_bytes())
     if content[:3] != b"\0\0\x08":
         raise DataError(f"{path} is not an idx file of bytes")

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError
+from hybridnn.utils.checks import require_number
 
-from .rows import Rows, RowsView, SubsetRows
+from .rows import Rows, SubsetRows
 
 _SPLIT_STREAM = 0x73706C74  # makes this use of a seed independent of others
 
@@ -21,24 +22,18 @@ def split(rows: Rows, test_fraction: float, seed: int) -> tuple[SubsetRows, Subs
 
     Parameters
     ----------
-    rows : Rows
-        All samples of a data set without a test split.
     test_fraction : float
         Above 0 and below 1; rounded to whole samples, at least one in each split.
-    seed : int
-        At least 0.
 
     Returns
     -------
     train, test : SubsetRows
-        Views of `rows`, in its order.
+        In the order of `rows`.
 
     Raises
     ------
-    SettingError
-        If `test_fraction` lies outside (0, 1).
-    DataError
-        If there are fewer than two samples.
+    SettingError, DataError
+        `test_fraction` is not allowed, or there are fewer than two samples.
     """
     tests = count_tests(rows.samples, test_fraction)
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, _SPLIT_STREAM])))
@@ -48,8 +43,7 @@ def split(rows: Rows, test_fraction: float, seed: int) -> tuple[SubsetRows, Subs
 
 def count_tests(samples: int, test_fraction: float) -> int:
     """Number of samples that `split` puts into the test split; parameters and errors are those of `split`."""
-    if not 0 < test_fraction < 1:
-        raise SettingError("data.test_fraction", test_fraction, "must lie above 0 and below 1")
+    require_number("data.test_fraction", test_fraction, above=0, below=1)
     if samples < 2:
         raise DataError(f"{samples} sample cannot be split into a training and a test part")
     return min(max(round(samples * test_fraction), 1), samples - 1)
@@ -109,7 +103,7 @@ class Standardizer:
         return restored
 
     def to_arrays(self) -> dict[str, NDArray[np.float64]]:
-        """Return the arrays by name."""
+        """The arrays by name."""
         return {name: array for name, array in vars(self).items() if array is not None}
 
     @classmethod
@@ -128,16 +122,8 @@ class Standardizer:
         return cls(**{name: np.asarray(arrays[name], dtype=np.float64) for name in names})
 
 
-@dataclass(frozen=True, eq=False)
-class StandardizedRows(RowsView):
+class StandardizedRows:
     """Rows that are standardized when they are taken.
-
-    Parameters
-    ----------
-    rows : Rows
-        Samples before standardization.
-    standardizer : Standardizer
-        Means and scales of the training split.
 
     Raises
     ------
@@ -145,11 +131,10 @@ class StandardizedRows(RowsView):
         If the numbers of columns differ.
     """
 
-    standardizer: Standardizer
-
-    def __post_init__(self) -> None:
-        """Compare the numbers of columns."""
-        x_mean, y_mean = self.standardizer.x_mean, self.standardizer.y_mean
+    def __init__(self, rows: Rows, standardizer: Standardizer) -> None:
+        self.rows, self.standardizer, self.samples = rows, standardizer, rows.samples
+        self.features, self.targets_shape = rows.features, rows.targets_shape
+        x_mean, y_mean = standardizer.x_mean, standardizer.y_mean
         outputs = () if y_mean is None else y_mean.shape
         if (self.features, self.targets_shape) != (x_mean.size, outputs):
             raise DataError(

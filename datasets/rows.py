@@ -26,16 +26,11 @@ class Rows(Protocol):
     """
 
     @property
-    def samples(self) -> int:
-        """Number of samples."""
-
+    def samples(self) -> int: ...  # noqa: D102
     @property
-    def features(self) -> int:
-        """Inputs per sample."""
-
+    def features(self) -> int: ...  # noqa: D102
     @property
-    def targets_shape(self) -> tuple[int, ...]:
-        """Shape of one target."""
+    def targets_shape(self) -> tuple[int, ...]: ...  # noqa: D102
 
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """Write the samples at `indices` to `x` (n, features) and `y` (n,) + targets_shape, in the dtypes of those.
@@ -66,40 +61,21 @@ def _gather(source: NDArray[Any], indices: NDArray[np.int64], out: NDArray[Any] 
         out[...] = source[indices]
 
 
-@dataclass(frozen=True, eq=False)
 class ArrayRows:
     """Samples held in arrays; `hybridnn.datasets.as_rows` checks arrays before it makes one.
 
     Parameters
     ----------
     x : ndarray, shape (samples, features)
-        Inputs; copied only if not C-contiguous.
+        Inputs; copied only if not C-contiguous, because ``np.take`` would otherwise copy them in every call.
     y : ndarray, shape (samples,) or (samples, outputs)
-        Integer labels or regression targets.
+        Integer labels or regression targets, likewise.
     """
 
-    x: NDArray[Any]
-    y: NDArray[Any]
-
-    def __post_init__(self) -> None:
-        """Make both arrays contiguous: ``np.take`` would otherwise copy each of them in every call."""
-        object.__setattr__(self, "x", np.ascontiguousarray(self.x))
-        object.__setattr__(self, "y", np.ascontiguousarray(self.y))
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return len(self.x)
-
-    @property
-    def features(self) -> int:
-        """Inputs per sample."""
-        return int(self.x.shape[1])
-
-    @property
-    def targets_shape(self) -> tuple[int, ...]:
-        """Shape of one target."""
-        return self.y.shape[1:]
+    def __init__(self, x: NDArray[Any], y: NDArray[Any]) -> None:
+        self.x, self.y = np.ascontiguousarray(x), np.ascontiguousarray(y)
+        self.samples, self.features = self.x.shape
+        self.targets_shape = self.y.shape[1:]
 
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """See `Rows.take`."""
@@ -108,7 +84,6 @@ class ArrayRows:
         _gather(self.y, indices, y)
 
 
-@dataclass(frozen=True, eq=False)
 class PixelRows:
     """Images held as bytes and scaled to [0, 1] when they are taken.
 
@@ -117,29 +92,14 @@ class PixelRows:
     pixels : ndarray of uint8, shape (samples, features)
         Grey values or colour components.
     labels : ndarray of integers, shape (samples,)
-        Classes.
     white : int
         Value that is scaled to 1.
     """
 
-    pixels: NDArray[np.uint8]
-    labels: NDArray[Any]
-    white: int
-
-    @property
-    def samples(self) -> int:
-        """Number of images."""
-        return len(self.pixels)
-
-    @property
-    def features(self) -> int:
-        """Pixel values per image."""
-        return int(self.pixels.shape[1])
-
-    @property
-    def targets_shape(self) -> tuple[int, ...]:
-        """Shape of one target: that of an integer label."""
-        return ()
+    def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[Any], white: int) -> None:
+        self.pixels, self.labels, self.white = pixels, labels, white
+        self.samples, self.features = pixels.shape
+        self.targets_shape = ()
 
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """See `Rows.take`; `x` must be of a floating dtype."""
@@ -149,36 +109,7 @@ class PixelRows:
         _gather(self.labels, indices, y)
 
 
-@dataclass(frozen=True, eq=False)
-class RowsView:
-    """Base of rows that are derived from other rows, of the same shapes.
-
-    Parameters
-    ----------
-    rows : Rows
-        Underlying samples.
-    """
-
-    rows: Rows
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return self.rows.samples
-
-    @property
-    def features(self) -> int:
-        """Inputs per sample."""
-        return self.rows.features
-
-    @property
-    def targets_shape(self) -> tuple[int, ...]:
-        """Shape of one target."""
-        return self.rows.targets_shape
-
-
-@dataclass(frozen=True, eq=False)
-class SubsetRows(RowsView):
+class SubsetRows:
     """A selection of other rows, without a copy.
 
     Parameters
@@ -189,12 +120,9 @@ class SubsetRows(RowsView):
         Indices into `rows`.
     """
 
-    chosen: NDArray[np.int64]
-
-    @property
-    def samples(self) -> int:
-        """Number of chosen samples."""
-        return self.chosen.size
+    def __init__(self, rows: Rows, chosen: NDArray[np.int64]) -> None:
+        self.rows, self.chosen, self.samples = rows, chosen, chosen.size
+        self.features, self.targets_shape = rows.features, rows.targets_shape
 
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """See `Rows.take`."""
@@ -210,8 +138,6 @@ class Dataset:
     ----------
     name : str
         Name in the catalogue, or of the user's file.
-    task : {'classification', 'regression'}
-        Kind of the targets.
     features, outputs : int
         Inputs per sample; classes or target columns.
     train, test : Rows

@@ -77,15 +77,7 @@ class SyntheticSpec:
 
 
 class SyntheticRows:
-    """Samples of a specification, generated when they are taken.
-
-    Parameters
-    ----------
-    spec : SyntheticSpec
-        Parameters of the data.
-    start, stop : int
-        First sample and the one after the last, counted over both data splits.
-    """
+    """Samples `start` to `stop` of a specification, counted over both splits, generated when they are taken."""
 
     def __init__(self, spec: SyntheticSpec, start: int, stop: int) -> None:
         self.spec = spec

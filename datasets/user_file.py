@@ -182,15 +182,7 @@ def _label_hint(path: Path) -> str:
 
 @dataclass(frozen=True)
 class InputSamples:
-    """Samples to predict from.
-
-    Attributes
-    ----------
-    x : ndarray, shape (samples, features)
-        Real and finite.
-    ignored : tuple of str
-        Columns of the file that are neither inputs nor targets.
-    """
+    """Samples to predict from, shape (samples, features), and columns of the file that are no inputs or targets."""
 
     x: NDArray[Any]
     ignored: tuple[str, ...] = ()
@@ -199,7 +191,7 @@ class InputSamples:
 def load_samples(
     path: str | Path, features: int, targets: Sequence[str] = (), inputs: Sequence[str] = ()
 ) -> InputSamples:
-    """Load samples without targets, to predict from.
+    """Load samples without targets, to predict from; parameters and errors as for `load_file`.
 
     Parameters
     ----------
@@ -209,15 +201,6 @@ def load_samples(
         Required number of inputs.
     targets : sequence of str
         Columns of a ``.csv`` that are skipped if they are present.
-    inputs : sequence of str
-        Input columns of a ``.csv``, in this order; if empty, all columns but the targets.
-
-    Raises
-    ------
-    DataError
-        If the file is missing or cannot be used; the message names the file and the key, or the line and column.
-    SettingError
-        If the file name has another suffix.
     """
     path = Path(path)
     if path.suffix not in (".npz", ".csv"):
@@ -275,7 +258,7 @@ def _require_header(path: Path, names: Sequence[str]) -> None:
 def read_columns(
     path: Path, choose: Callable[[list[str]], Sequence[str]], labels: Sequence[str] = ()
 ) -> tuple[NDArray[np.float64], bool]:
-    """Read columns of a ``.csv`` file with a header line.
+    """Read columns of a ``.csv`` file with a header line; a `DataError` names the file, the line and the column.
 
     Parameters
     ----------
@@ -291,11 +274,6 @@ def read_columns(
         In the order of the chosen names; finite.
     integers : bool
         Whether all cells of `labels` are integers without decimal points.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be used; the message names the file, and the line and column.
     """
     called = shown_path(path)
     try:
@@ -322,13 +300,7 @@ def column_list(names: Sequence[str]) -> str:
 
 
 def input_columns(path: Path, names: Sequence[str], targets: Sequence[str], inputs: Sequence[str]) -> list[str]:
-    """Input columns: those of `inputs`, in their order; if empty, all of `names` but `targets`.
-
-    Raises
-    ------
-    DataError
-        If one of `inputs` is not among `names`.
-    """
+    """Input columns: those of `inputs`, which must be among `names`, in their order; if empty, all but `targets`."""
     there, left_out = set(names), set(targets)
     missing = [repr(name) for name in inputs if name not in there]
     if missing:

@@ -101,7 +101,7 @@ def _timed_costs(
     check(len(model.layers))
     samples, threads, dtype = samples or settings.training.batch_size, threads or 1, settings.training.dtype
     source = {"samples": samples, "dtype": dtype, "threads": threads, "repeats": REPEATS}
-    return LayerCosts(time_layers(model, samples, dtype, threads=threads), model.sizes, source)
+    return LayerCosts(time_layers(model, samples, dtype, threads=threads), tuple(model.sizes), source)
 
 
 def _read_costs(path: Path, settings: Settings | None, check: Callable[[int], None]) -> LayerCosts:
@@ -112,7 +112,7 @@ def _read_costs(path: Path, settings: Settings | None, check: Callable[[int], No
     if model is not None and len(layers) != len(model.layers):
         raise DataError(f"{path}: {len(layers)} layers, the network of the settings has {len(model.layers)}")
     check(len(layers))
-    return LayerCosts(layers, None if model is None else model.sizes, {"file": str(path)})
+    return LayerCosts(layers, None if model is None else tuple(model.sizes), {"file": str(path)})
 
 
 def _network(settings: Settings) -> MLP:

@@ -21,12 +21,10 @@ EXCLUDED_BY = {"data.name": ("data", "file"), "data.file": ("data", "name")}
 
 
 def load_settings(path: Path | None, overrides: Sequence[str] = (), *, ignored: Sequence[str] = ()) -> Settings:
-    """Read the settings of a run.
+    """Read the settings of a run from a TOML file, or the defaults.
 
     Parameters
     ----------
-    path : Path or None
-        A TOML file; None for the defaults.
     overrides : sequence of str
         ``section.key=value``, applied in order. The value is read as TOML, or as a number such as ``.01``; anything
         else is text, so that ``optimizer.name=adam`` needs no quotes. A data set replaces a data file, and the reverse.

@@ -124,10 +124,7 @@ class ParallelSettings(Section):
 def with_stages(parallel: ParallelSettings, ranks: int) -> ParallelSettings:
     """Set the number of stages if a method is set without it: all ranks that the other axes leave.
 
-    Raises
-    ------
-    SettingError
-        If one stage is left, and the method is not ``sequential``.
+    `SettingError` if one stage is left, and the method is not ``sequential``.
     """
     given = parallel.model_fields_set
     if "method" not in given or "pipeline" in given or parallel.stages or parallel.auto:
@@ -145,23 +142,15 @@ class DataSettings(Section):
     ----------
     name : str or None
         A name of the catalogue, or ``"synthetic"``; ``"digits"`` by default, None if `file` is given.
-    file : str or None
-        A ``.npz`` or ``.csv`` file.
-    targets : tuple of str
-        Target columns of a ``.csv`` file.
-    inputs : tuple of str
-        Input columns of a ``.csv`` file, in order; by default all that are no targets. A run writes their names to its
-        ``config.toml``.
+    targets, inputs : tuple of str
+        Columns of a ``.csv`` file; the inputs are by default all that are no targets. A run writes the names of its
+        inputs to its ``config.toml``.
     features : str
         ``"paper"`` takes the columns that the papers used instead of all.
     rows : int or None
-        Take only the first `rows` samples, if the data set allows it.
-    standardize : bool
-        Shift and scale by the statistics of the training samples.
+        Take only the first `rows` samples.
     test_fraction : float
         Share of the samples for the test split of data that have none.
-    distribution : str
-        How the samples of a minibatch reach the ranks.
     """
 
     name: Text | None = None
@@ -222,13 +211,7 @@ class ModelSettings(Section):
     init_from: Text | None = None
 
     def make(self, features: int, outputs: int, task: str) -> MLP:
-        """The network for data of `features` features and `outputs` outputs.
-
-        Raises
-        ------
-        SettingError
-            If its loss does not fit the task.
-        """
+        """The network for data of these shapes; `SettingError` if its loss does not fit the task."""
         model = MLP(
             [features, *self.hidden, outputs],
             self.activation,
@@ -247,15 +230,11 @@ class TrainingSettings(Section):
     ----------
     evaluate_every : int
         Epochs between two evaluations.
-    check_collectives : bool
-        Before every collective, compare the calls of all ranks.
     checkpoint_every : int, str or None
         Steps between two checkpoints, or seconds, as ``"90 s"``; with an asynchronous pipeline method they are written
         at the next end of an epoch.
     keep : int
-        Number of checkpoints to keep, the newest ones.
-    checkpoint_async : bool
-        Copy the arrays and write them in the background.
+        The number of checkpoints to keep, the newest ones.
     keep_best : bool
         Write the weights of every evaluated epoch that is better than all before.
     """
@@ -280,11 +259,9 @@ class OutputSettings(Section):
     Attributes
     ----------
     folder : str or None
-        Run folder; None creates a new one in ``runs/``.
+        None creates a new one in ``runs/``.
     log_every : int
         Steps between two step records.
-    trace : bool
-        Write a trace of all ranks.
     stall_seconds : float
         End the job, and name the rank that did not arrive, if nothing completes for so long; 0: never.
     """
@@ -354,18 +331,7 @@ class Settings(Section):
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:
-    """Make settings from plain values, as read from a settings file.
-
-    Parameters
-    ----------
-    values : mapping
-        ``{section: {key: value}}``; defaults for what is absent.
-
-    Raises
-    ------
-    SettingError
-        Names the first wrong setting, its value and what is allowed.
-    """
+    """Make settings from the values of a settings file; `SettingError` for the first wrong one."""
     try:
         return Settings.model_validate(dict(values))
     except ValidationError as error:

@@ -24,12 +24,8 @@ def initialize_rows(layer: DenseLayer, seed: int, rows: slice, columns: slice, o
 
     Parameters
     ----------
-    seed : int
-        Of the run.
     rows, columns : slice
         Block of the weight matrix, shape (outputs, inputs).
-    out : ndarray
-        Of the block's shape.
     """
     for target, row in zip(out, range(rows.start, rows.stop), strict=True):
         generator = np.random.Generator(np.random.Philox(key=[seed, layer.index], counter=[0, 0, 0, row]))

@@ -12,13 +12,7 @@ from hybridnn.nn.mlp import MLP
 
 
 def resolve_loss(model: MLP, task: str) -> str:
-    """The loss of `model` on data of `task`, which determines ``auto``.
-
-    Raises
-    ------
-    SettingError
-        If the loss does not fit the task.
-    """
+    """The loss of `model` on data of `task`, which determines ``auto``; `SettingError` if it does not fit."""
     expected = "cross_entropy" if task == "classification" else "mse"
     if model.loss not in ("auto", expected):
         raise SettingError("model.loss", model.loss, f"{task} data takes {expected} (or auto)")

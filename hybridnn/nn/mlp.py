@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from numbers import Integral
 
@@ -74,36 +74,22 @@ class MLP:
     9610
     """
 
-    sizes: tuple[int, ...]
+    sizes: Sequence[int]
     activation: str = "relu"
+    _: KW_ONLY
     residual: bool = False
     loss: str = "auto"
     initializer: str = "auto"
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        activation: str = "relu",
-        *,
-        residual: bool = False,
-        loss: str = "auto",
-        initializer: str = "auto",
-    ) -> None:
-        for name, value, allowed in (
-            ("activation", activation, ACTIVATIONS),
-            ("loss", loss, ("auto", *LOSSES)),
-            ("initializer", initializer, ("auto", *INITIALIZERS)),
-        ):
-            require_choice(f"model.{name}", value, allowed)
-        if len(sizes) < 2 or not all(isinstance(size, Integral) and size >= 1 for size in sizes):
+    def __post_init__(self) -> None:
+        require_choice("model.activation", self.activation, ACTIVATIONS)
+        require_choice("model.loss", self.loss, ("auto", *LOSSES))
+        require_choice("model.initializer", self.initializer, ("auto", *INITIALIZERS))
+        if len(self.sizes) < 2 or not all(isinstance(size, Integral) and size >= 1 for size in self.sizes):
             needed = "at least an input and an output width, each a whole number, 1 or more"
-            raise SettingError("model.sizes", list(sizes), needed)
-        # A frozen dataclass with its own __init__, because `sizes` may be any sequence.
-        object.__setattr__(self, "sizes", tuple(int(size) for size in sizes))
-        object.__setattr__(self, "activation", activation)
-        object.__setattr__(self, "residual", bool(residual))
-        object.__setattr__(self, "loss", loss)
-        object.__setattr__(self, "initializer", initializer)
+            raise SettingError("model.sizes", list(self.sizes), needed)
+        object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
+        object.__setattr__(self, "residual", bool(self.residual))
 
     @cached_property
     def layers(self) -> tuple[DenseLayer, ...]:

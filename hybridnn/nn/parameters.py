@@ -78,13 +78,7 @@ def parameter_shapes(model: MLP) -> dict[str, tuple[int, ...]]:
 
 
 def check_weights(model: MLP, weights: Mapping[str, NDArray[Any]], source: str) -> None:
-    """Refuse weights that are not those of `model`.
-
-    Raises
-    ------
-    DataError
-        Naming `source` and the first array that is missing, has the wrong shape, is not real, or is not finite.
-    """
+    """Refuse weights that are not those of `model`, by a `DataError` that names `source` and the first wrong array."""
     for name, shape in parameter_shapes(model).items():
         if name not in weights:
             found = ", ".join(sorted(weights)) or "nothing"
@@ -102,11 +96,6 @@ def check_weights(model: MLP, weights: Mapping[str, NDArray[Any]], source: str) 
 
 class ParameterLayout:
     """Offsets of the arrays of a rank's parameters in a flat buffer.
-
-    Parameters
-    ----------
-    shards : sequence of LayerShard
-        In the order of the layers.
 
     Attributes
     ----------

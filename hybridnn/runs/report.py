@@ -142,7 +142,7 @@ class RunReport:
             data=settings.data.name or str(settings.data.file),
             train_samples=data.train_samples,
             test_samples=data.test_samples,
-            sizes=trainer.model.sizes,
+            sizes=tuple(trainer.model.sizes),
             parameters=trainer.model.parameters,
             dtype=settings.training.dtype,
             optimizer=settings.optimizer.name,

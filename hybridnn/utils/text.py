@@ -82,13 +82,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """The ranks that `format_ranks` wrote.
-
-    Raises
-    ------
-    ValueError
-        If `text` has another form, or more than `MAX_RANKS` ranks.
-    """
+    """The ranks that `format_ranks` wrote; `ValueError` for other text, or for more than `MAX_RANKS` ranks."""
     found: list[int] = []
     for part in filter(None, text.split(", ")):
         span, _, step = part.partition(STEP)

@@ -80,10 +80,6 @@ def test_rows_of_a_data_set_are_known_by_themselves() -> None:
     reads: list[Any] = []
 
     class Rows(ArrayRows):
-        @property
-        def samples(self) -> int:
-            return len(self.x)
-
         def take(self, *arguments: Any) -> None:
             reads.append(arguments)
             super().take(*arguments)
