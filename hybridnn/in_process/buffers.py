@@ -19,8 +19,7 @@ Flat = NDArray[Any]
 IN_PLACE = "IN_PLACE"
 REDUCTIONS: dict[str, Any] = {"SUM": np.add, "MAX": np.maximum, "MIN": np.minimum, "PROD": np.multiply}
 
-SMALL_BYTES = 4096
-"""Up to this size comparing copies is faster than comparing views."""
+SMALL_BYTES = 4096  # up to this size comparing copies is faster than comparing views
 
 
 def is_in_place(buffer: Any) -> bool:
@@ -181,34 +180,18 @@ def equal_bytes(first: Flat, second: Flat) -> bool:
 
 @dataclass(slots=True)
 class Contribution:
-    """Arguments of a rank in a collective.
+    """Arguments of a rank in a collective."""
 
-    Attributes
-    ----------
-    sent : object
-        Copy of what is sent.
-    target : ReceiveBuffer or None
-        Where the result arrives.
-    lent : ndarray or None
-        The send buffer, which must not change before the wait; None in place.
-    nbytes : int
-        Bytes of the full vector.
-    part : int or None
-        Bytes of this rank's block, where the full vector consists of such.
-    layout : tuple
-        Counts and offsets of the blocks of `target`, where only the root has them.
-    """
-
-    sent: Any = None
-    target: ReceiveBuffer | None = None
-    lent: Flat | None = None
-    nbytes: int = 0
-    part: int | None = None
+    sent: Any = None  # copy of what is sent
+    target: ReceiveBuffer | None = None  # where the result arrives
+    lent: Flat | None = None  # the send buffer, which must not change before the wait; None in place
+    nbytes: int = 0  # bytes of the full vector
+    part: int | None = None  # bytes of this rank's block, where the full vector consists of such
+    # Counts and offsets of the blocks of `target`, where only the root has them.
     layout: tuple[Sequence[int], Sequence[int]] = ((), ())
 
 
-Delivery = Callable[[], None] | None
-"""Copies a rank's result into its buffer."""
+Delivery = Callable[[], None] | None  # copies a rank's result into its buffer
 
 Collective = Callable[[Sequence[Contribution]], Sequence[Delivery]]
 """From the contributions of all ranks to their deliveries."""

@@ -39,18 +39,10 @@ class DeadlockError(SvgPicture, CommunicationError):
 
 @dataclass(frozen=True)
 class BlockedRank:
-    """A rank that cannot continue.
+    """A rank that cannot continue."""
 
-    Attributes
-    ----------
-    calls : tuple of (str, str)
-        Calls that it waits for, each with the line where it was begun.
-    awaited : frozenset of int
-        Ranks that have to make a call first.
-    """
-
-    calls: tuple[tuple[str, str], ...]
-    awaited: frozenset[int]
+    calls: tuple[tuple[str, str], ...]  # calls that it waits for, each with the line where it was begun
+    awaited: frozenset[int]  # ranks that have to make a call first
 
 
 def describe_deadlock(blocked: Mapping[int, BlockedRank], ended: frozenset[int], calls: int) -> str:

@@ -37,27 +37,6 @@ class Pending:
 
     `rank`, `peer` and `members` are ranks of the program, not of the communicator. Fields that a `Message` has too mean
     the same.
-
-    Attributes
-    ----------
-    members : tuple of int
-        Ranks that take part in a collective.
-    within : tuple of int
-        Ranks of the communicator, where these are not all.
-    entries : mapping
-        Entries of the ranks that have entered a collective.
-    done : bool
-        Whether it is matched.
-    end : float
-        End on the virtual clock.
-    deliver : callable or None
-        Copies the data that arrived into the buffer; at the wait, or at once with early delivery.
-    target : ReceiveBuffer or None
-        Buffer of a receive.
-    sent, buffer : ndarray or None
-        Content at the call and send buffer, which must not change before the wait.
-    waited : tuple or None
-        Beginning of the wait, or of a test that succeeded.
     """
 
     rank: int
@@ -67,17 +46,18 @@ class Pending:
     begun: Moment
     peer: int = -1
     tag: int = 0
-    members: tuple[int, ...] = ()
-    within: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()  # ranks that take part in a collective
+    within: tuple[int, ...] = ()  # ranks of the communicator, where these are not all
+    # Entries of the ranks that have entered a collective.
     entries: Mapping[int, CollectiveEntry] = field(default_factory=dict)
-    done: bool = False
-    end: float = 0.0
-    deliver: Any = None
-    target: ReceiveBuffer | None = None
-    sent: Flat | None = None
-    buffer: Flat | None = None
+    done: bool = False  # whether it is matched
+    end: float = 0.0  # end on the virtual clock
+    deliver: Any = None  # copies the data that arrived into the buffer; at the wait, or at once with early delivery
+    target: ReceiveBuffer | None = None  # buffer of a receive
+    sent: Flat | None = None  # content of the send buffer at the call
+    buffer: Flat | None = None  # the send buffer, which must not change before the wait
     number: int = -1
-    waited: Moment | None = None
+    waited: Moment | None = None  # beginning of the wait, or of a test that succeeded
 
     @property
     def site(self) -> Site:
@@ -108,26 +88,16 @@ class CollectiveEntry:
     pending: Pending
 
 
-Queues = defaultdict[tuple[int, int], deque[Pending]]
-"""Unmatched messages by (sender, receiver) in the communicator."""
+Queues = defaultdict[tuple[int, int], deque[Pending]]  # unmatched messages by (sender, receiver) in the communicator
 
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """State that the ranks of one communicator share.
+    """State that the ranks of one communicator share."""
 
-    Attributes
-    ----------
-    members : tuple of int
-        Ranks of the program.
-    entered : Counter
-        Collectives that each rank of the communicator has entered.
-    rounds : dict
-        Collectives that have begun, by number: the entry of each rank of the communicator.
-    """
-
-    members: tuple[int, ...]
-    entered: Counter[int] = field(default_factory=Counter)
+    members: tuple[int, ...]  # ranks of the program
+    entered: Counter[int] = field(default_factory=Counter)  # collectives that each rank of the communicator has entered
+    # Collectives that have begun, by number: the entry of each rank of the communicator.
     rounds: dict[int, dict[int, CollectiveEntry]] = field(default_factory=dict)
     sends: Queues = field(default_factory=lambda: defaultdict(deque))
     receives: Queues = field(default_factory=lambda: defaultdict(deque))

@@ -12,14 +12,12 @@ from hybridnn.in_process.source_lines import Line, Site
 from hybridnn.pipeline.drawing.drawing import Arrow, Box, Drawing, Row
 from hybridnn.pipeline.drawing.svg import svg_text
 
-MAX_CALLS = 400
-"""Most calls of a picture: the last ones."""
+MAX_CALLS = 400  # most calls of a picture: the last ones
 
 KINDS = {"send": "send", "receive": "wait"}
 
 
-Moment = tuple[int, float]
-"""Fields of an `Instant`."""
+Moment = tuple[int, float]  # fields of an `Instant`
 
 Record = tuple[int, str, int, int, Moment, Moment, Moment, Line, int, bool]
 """Fields of a `Message`: a plain tuple, which is faster to make, as most calls are never looked at."""

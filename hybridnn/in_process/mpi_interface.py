@@ -32,8 +32,7 @@ PROC_NULL, ANY_SOURCE, UNDEFINED = -2, -1, -32766
 LIBRARY = "ranks of one process"
 
 Arguments = ParamSpec("Arguments")
-All = Sequence[Contribution]
-"""Contributions of all ranks to a collective."""
+All = Sequence[Contribution]  # contributions of all ranks to a collective
 
 
 class MpiRequest:

@@ -15,8 +15,7 @@ PACKAGE = (str(Path(__file__).parents[1]),)
 HIDDEN = (str(Path(__file__).parent), *COMMUNICATION_FILES)
 """Code below the calls of a program: this package, and the groups that wrap every call."""
 
-KERNEL = "ipykernel_"
-"""Prefix of the folder in which IPython places the cells of a notebook."""
+KERNEL = "ipykernel_"  # prefix of the folder in which IPython places the cells of a notebook
 
 Line = tuple[CodeType, int]
 """Fields of a `Site`: a plain tuple, which takes a tenth of the time, as most calls are never looked at."""

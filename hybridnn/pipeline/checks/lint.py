@@ -35,8 +35,7 @@ from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 Key = tuple[type[Instruction], int, int, int]
 """Kind, minibatch, microbatch and chunk: an instruction, faster to make and to look up."""
 
-Positions = dict[Key, int]
-"""Position of each instruction in the list of a stage."""
+Positions = dict[Key, int]  # position of each instruction in the list of a stage
 
 BACKWARD_PASSES: Kinds = (Backward, InputGradient, WeightGradient)
 ONCE_PER_MINIBATCH: Kinds = (ReduceGradients, Update)

@@ -29,27 +29,13 @@ from hybridnn.utils.checks import require_number
 class Durations:
     """Times of a stage's passes over one microbatch, with all its chunks; seconds or any other unit.
 
-    Attributes
-    ----------
-    forward : float
-        Forward pass; a recomputation takes the same time.
-    backward : float
-        Complete backward pass.
-    weight : float
-        The part of the backward pass that computes the gradients of the weights.
-    message : float
-        From the end of a computation to the arrival of its result at another stage.
-
-    Raises
-    ------
-    SettingError
-        If one is negative or not a finite number, or `weight` is larger than `backward`.
+    A SettingError names a time that is negative or not a finite number, and a `weight` larger than `backward`.
     """
 
-    forward: float = 1.0
-    backward: float = 2.0
-    weight: float = 1.0
-    message: float = 0.0
+    forward: float = 1.0  # forward pass; a recomputation takes the same time
+    backward: float = 2.0  # complete backward pass
+    weight: float = 1.0  # the part of the backward pass that computes the gradients of the weights
+    message: float = 0.0  # from the end of a computation to the arrival of its result at another stage
 
     def __post_init__(self) -> None:
         for name in ("forward", "backward", "weight", "message"):

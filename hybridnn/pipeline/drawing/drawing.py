@@ -24,23 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kind:
-    """Appearance of one kind of box.
-
-    Attributes
-    ----------
-    letter : str
-        One character, for text.
-    fill, ink : str
-        Colour of the box and of the text on it, as ``#rrggbb``.
-    computes : bool
-        Whether it is a computation, which has a number and determines the scale of the drawing.
-    """
+    """Appearance of one kind of box."""
 
     name: str
-    letter: str
-    fill: str
-    ink: str
-    computes: bool = False
+    letter: str  # one character, for text
+    fill: str  # colour of the box, as ``#rrggbb``
+    ink: str  # colour of the text on it
+    computes: bool = False  # whether it is a computation, which has a number and determines the scale of the drawing
 
     @property
     def style(self) -> str:
@@ -73,28 +63,14 @@ def is_computation(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Box:
-    """An activity of a stage.
+    """An activity of a stage."""
 
-    Attributes
-    ----------
-    start, end : float
-        In the drawing's unit of time, from 0.
-    label : str
-        Number shown on it.
-    kind : str
-        A name in `KINDS`.
-    minibatch : int
-        Number within the epoch, from 0; -1 for none.
-    detail : str
-        Tooltip.
-    """
-
-    start: float
+    start: float  # in the drawing's unit of time, from 0
     end: float
-    label: str
-    kind: str
-    minibatch: int = -1
-    detail: str = ""
+    label: str  # number shown on it
+    kind: str  # a name in `KINDS`
+    minibatch: int = -1  # number within the epoch, from 0; -1 for none
+    detail: str = ""  # tooltip
 
 
 @dataclass(frozen=True)
@@ -118,26 +94,14 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Rows over a common time axis, from top to bottom.
-
-    Attributes
-    ----------
-    makespan : float
-        End of the time axis, which begins at 0.
-    numbering : str
-        Meaning of the numbers on the boxes, for the legend.
-    unit : str
-        Unit of time, for example ``"ms"``; empty for planned schedules.
-    arrows : tuple of Arrow
-        Drawn in SVG only.
-    """
+    """Rows over a common time axis, from top to bottom."""
 
     title: str
     rows: tuple[Row, ...]
-    makespan: float
-    numbering: str = ""
-    unit: str = ""
-    arrows: tuple[Arrow, ...] = ()
+    makespan: float  # end of the time axis, which begins at 0
+    numbering: str = ""  # meaning of the numbers on the boxes, for the legend
+    unit: str = ""  # unit of time, for example ``"ms"``; empty for planned schedules
+    arrows: tuple[Arrow, ...] = ()  # drawn in SVG only
 
     @property
     def axis_label(self) -> str:

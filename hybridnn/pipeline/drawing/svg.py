@@ -18,22 +18,17 @@ from hybridnn.pipeline.drawing.drawing import (
 )
 
 FONT = 12
-CHARACTER = 0.62 * FONT
-"""Upper bound of the width of a digit in sans-serif fonts."""
+CHARACTER = 0.62 * FONT  # upper bound of the width of a digit in sans-serif fonts
 
 ROW, GAP, EDGE = 26.0, 6.0, 14.0
-ARROW_GAP = 24.0
-"""Space between rows if there are arrows."""
+ARROW_GAP = 24.0  # space between rows if there are arrows
 
-LEAST_PIXELS = 640.0
-"""Narrowest time axis of a drawing of messages, whose boxes have no labels."""
+LEAST_PIXELS = 640.0  # narrowest time axis of a drawing of messages, whose boxes have no labels
 
-LEAST_EDGED = 6.0
-"""Widest box of a message without an edge."""
+LEAST_EDGED = 6.0  # widest box of a message without an edge
 
 TICK_PIXELS = 60.0
-MOST_PIXELS = 20_000.0
-"""Widest time axis; beyond it, boxes have no number."""
+MOST_PIXELS = 20_000.0  # widest time axis; beyond it, boxes have no number
 
 INK, MUTED, IDLE, RULE = "#1a1f26", "#5f6b7a", "#ffffff", "#d7dce2"
 

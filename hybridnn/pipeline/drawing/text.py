@@ -30,8 +30,7 @@ TICK_COLUMNS = 8
 """Fewest columns between two ticks of the time axis."""
 
 
-Cell = tuple[str, str]
-"""Text and its style."""
+Cell = tuple[str, str]  # text and its style
 
 
 @dataclass(frozen=True)

@@ -40,31 +40,19 @@ EXTRA_BUFFERS = 1
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """What the schedules of training and of evaluation require of a chunk.
+    """What the schedules of training and of evaluation require of a chunk."""
 
-    Attributes
-    ----------
-    index : int
-        Index of the chunk on its rank.
-    before, after : tuple of (int, int)
-        Stage and chunk of the neighbouring virtual stages; not used at the ends of the network.
-    predicts : bool
-        Whether passes read predicted weights.
-    concatenates, accumulates : bool
-        Whether microbatches are concatenated for one weight-gradient product, or their gradients added.
-    """
-
-    index: int
+    index: int  # index of the chunk on its rank
     role: StageRole
-    before: tuple[int, int]
+    before: tuple[int, int]  # stage and chunk of the virtual stage before; not used at the end of the network
     after: tuple[int, int]
     microbatches: int
     buffers: MicrobatchBuffers
     depths: MessageDepths
     weight_versions: int
-    predicts: bool
-    concatenates: bool
-    accumulates: bool
+    predicts: bool  # whether passes read predicted weights
+    concatenates: bool  # whether microbatches are concatenated for one weight-gradient product
+    accumulates: bool  # whether the gradients of microbatches are added
 
 
 def plan_chunk(schedules: tuple[Schedule, Schedule], stage: int, index: int) -> ChunkPlan:
@@ -91,35 +79,19 @@ def plan_chunk(schedules: tuple[Schedule, Schedule], stage: int, index: int) -> 
 
 @dataclass(frozen=True)
 class ChunkRuntime:
-    """Consecutive layers with their memory and channels.
+    """Consecutive layers with their memory and channels."""
 
-    Attributes
-    ----------
-    index : int
-        Index of the chunk on its rank.
-    workspace, training_workspace : Workspace
-        For evaluation, and for training; usually the same object.
-    concatenated : ConcatenatedMicrobatches or None
-        Set if the weight gradients are one product over all microbatches.
-    loss : ndarray, shape (1,)
-        Loss of a microbatch, before it is added to that of earlier ones.
-    input_receiver, gradient_receiver : Receiver or None
-        None if the chunk loads its inputs, or computes the loss.
-    output_sender, gradient_sender : Sender or None
-        None if the chunk has the last layer, or the first one.
-    """
-
-    index: int
+    index: int  # index of the chunk on its rank
     chunk: ModelChunk
-    workspace: Workspace
-    training_workspace: Workspace
+    workspace: Workspace  # for evaluation
+    training_workspace: Workspace  # usually the same object
     weights: WeightStore
-    concatenated: ConcatenatedMicrobatches | None
-    loss: NDArray[Any]
-    input_receiver: Receiver | None
-    gradient_receiver: Receiver | None
-    output_sender: Sender | None
-    gradient_sender: Sender | None
+    concatenated: ConcatenatedMicrobatches | None  # set if the weight gradients are one product over all microbatches
+    loss: NDArray[Any]  # loss of a microbatch, before it is added to that of earlier ones
+    input_receiver: Receiver | None  # None if the chunk loads its inputs
+    gradient_receiver: Receiver | None  # None if the chunk computes the loss
+    output_sender: Sender | None  # None if the chunk has the last layer
+    gradient_sender: Sender | None  # None if the chunk has the first layer
 
     def expect_targets(self, *, classification: bool) -> None:
         """Allocate workspace for the targets of a task."""

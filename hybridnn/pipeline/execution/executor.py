@@ -51,37 +51,24 @@ Array = NDArray[Any]
 class Minibatch:
     """Samples of one optimizer step.
 
-    Attributes
-    ----------
-    number : int
-        Number of the step, from 0, since the start of the training.
-    size : int
-        Number of samples, over all ranks.
-    rate : float
-        Learning rate of the update.
-    samples : object
-        Identifies the samples for `load`, for example by their indices.
-    load : callable
-        ``load(samples, start, stop, x, y)`` fills `x` and `y`, if not None, with this rank's block of the samples
-        ``start`` to ``stop - 1`` of the minibatch.
+    ``load(samples, start, stop, x, y)`` fills `x` and `y`, if not None, with this rank's block of the samples ``start``
+    to ``stop - 1`` of the minibatch.
     """
 
-    number: int
-    size: int
-    rate: float
-    samples: Any
+    number: int  # number of the step, from 0, since the start of the training
+    size: int  # number of samples, over all ranks
+    rate: float  # learning rate of the update
+    samples: Any  # identifies the samples for `load`, for example by their indices
     load: Callable[[Any, int, int, Array | None, Array | None], None]
 
 
-Operation = Callable[[Minibatch], None]
-"""A compiled instruction."""
+Operation = Callable[[Minibatch], None]  # a compiled instruction
 
 Loss = Callable[[StageArrays, int, Array], None]
 """``loss(arrays, size, total)`` computes the output gradient of a microbatch of a minibatch of `size` samples, and
 writes the microbatch's loss to `total`, shape (1,)."""
 
-TakeOutputs = Callable[[Minibatch, StageArrays], None]
-"""Callback for the network's outputs for a minibatch."""
+TakeOutputs = Callable[[Minibatch, StageArrays], None]  # callback for the network's outputs for a minibatch
 
 
 class _Task(NamedTuple):

@@ -19,8 +19,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.routes import ColumnRoute
 from hybridnn.pipeline.schedules.instructions import Instruction
 
-About = tuple[Instruction, int]
-"""The instruction of a message, and the number of its optimizer step."""
+About = tuple[Instruction, int]  # the instruction of a message, and the number of its optimizer step
 
 ExpectedMessage = tuple[About, int]
 """Instruction and step of a message, and the samples of its microbatch over all ranks."""
@@ -30,25 +29,13 @@ Routes = Callable[[int], list[ColumnRoute]]
 
 
 class ChannelBuffers(NamedTuple):
-    """One kind of message between two chunks.
+    """One kind of message between two chunks."""
 
-    Attributes
-    ----------
-    tag : int
-        MPI tag.
-    features : int
-        Elements per sample.
-    capacity : int
-        Largest number of samples of a microbatch on this rank.
-    depth : int
-        Number of buffers: receives started ahead, or messages packed and not yet sent.
-    """
-
-    tag: int
+    tag: int  # MPI tag
     routes: Routes
-    features: int
-    capacity: int
-    depth: int
+    features: int  # elements per sample
+    capacity: int  # largest number of samples of a microbatch on this rank
+    depth: int  # number of buffers: receives started ahead, or messages packed and not yet sent
 
 
 class _Piece(NamedTuple):

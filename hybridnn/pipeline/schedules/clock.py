@@ -16,8 +16,7 @@ from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, CompiledSched
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.pipeline.schedules.schedule import Message
 
-Seconds = float | NDArray[np.float64]
-"""A time, or one per replica or candidate."""
+Seconds = float | NDArray[np.float64]  # a time, or one per replica or candidate
 
 Meet = Callable[[int, Instruction, NDArray[np.float64]], NDArray[np.float64]]
 """From (stage, computation, times at which the replicas could start it) to the times at which they start it."""
@@ -44,16 +43,8 @@ class InstructionCosts(Protocol):
 class ScheduleTimes:
     """When the computations of a program run.
 
-    Where costs are arrays, the rows of all arrays have their shape.
-
-    Attributes
-    ----------
-    program : CompiledSchedule
-    starts, ends : NDArray of float64
-        A row per computation.
-    receiving : NDArray of float64
-        A row per computation: time directly before its start in which a message occupies the stage, the part of it
-        that is not hidden.
+    The arrays have a row per computation; where costs are arrays, the rows have their shape. `receiving` is the time
+    directly before the start of a computation in which a message occupies the stage, the part of it that is not hidden.
     """
 
     program: CompiledSchedule

@@ -16,8 +16,7 @@ from hybridnn.pipeline.schedules.schedule import Message, Schedule, ScheduleErro
 BARRIER = -1
 """Marks a barrier of all stages in a list of steps; smaller numbers mark further ones, which differ from each other."""
 
-NO_NEED = -1
-"""Marks a step that needs no other one."""
+NO_NEED = -1  # marks a step that needs no other one
 
 COMPUTING = frozenset(COMPUTATIONS)
 
@@ -81,32 +80,15 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class CompiledSchedule:
-    """The computations of a schedule, numbered, and an order in which they can run.
-
-    Attributes
-    ----------
-    schedule : Schedule
-    computations : tuple of Instruction
-        Those of stage 0 in the order of its list, then those of stage 1, and so on.
-    stages : tuple of int
-        Stage of each computation.
-    offsets : tuple of int
-        Index of each stage's first computation, and the number of all.
-    needs : tuple of int
-        Index of the computation whose message each computation needs, or `NO_NEED`.
-    messages : tuple of Message or None
-        That message.
-    order : tuple of int
-        All indices, each after the one it needs and after the previous one of its stage; `BARRIER` where all stages
-        meet.
-    """
+    """The computations of a schedule, numbered, and an order in which they can run."""
 
     schedule: Schedule
-    computations: tuple[Instruction, ...]
-    stages: tuple[int, ...]
-    offsets: tuple[int, ...]
-    needs: tuple[int, ...]
-    messages: tuple[Message | None, ...]
+    computations: tuple[Instruction, ...]  # those of stage 0 in the order of its list, then those of stage 1, and so on
+    stages: tuple[int, ...]  # stage of each computation
+    offsets: tuple[int, ...]  # index of each stage's first computation, and the number of all
+    needs: tuple[int, ...]  # index of the computation whose message each computation needs, or `NO_NEED`
+    messages: tuple[Message | None, ...]  # that message
+    # All indices, each after the one it needs and after the previous one of its stage; `BARRIER` where all stages meet.
     order: tuple[int, ...]
 
     def of(self, stage: int) -> slice:

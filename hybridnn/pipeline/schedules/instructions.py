@@ -12,27 +12,16 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-ALL_MICROBATCHES = -1
-"""Microbatch of a `WeightGradient` that is one product over all microbatches of its minibatch."""
+ALL_MICROBATCHES = -1  # microbatch of a `WeightGradient` that is one product over all microbatches of its minibatch
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Base class of the instructions.
+    """Base class of the instructions."""
 
-    Attributes
-    ----------
-    minibatch : int
-        Number within the epoch, from 0.
-    microbatch : int
-        Number within the minibatch, from 0.
-    chunk : int
-        Chunk of the stage; virtual stage ``chunk * stages + stage``.
-    """
-
-    minibatch: int
-    microbatch: int = 0
-    chunk: int = 0
+    minibatch: int  # number within the epoch, from 0
+    microbatch: int = 0  # number within the minibatch, from 0
+    chunk: int = 0  # chunk of the stage; virtual stage ``chunk * stages + stage``
 
     name: ClassVar[str] = ""
 

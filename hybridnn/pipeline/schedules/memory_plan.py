@@ -26,11 +26,9 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.schedule import Schedule
 
-Part = tuple[int, int, int]
-"""Minibatch, microbatch and chunk."""
+Part = tuple[int, int, int]  # minibatch, microbatch and chunk
 
-Lifetime = tuple[int, int]
-"""Positions in the list of the first write and of the last read."""
+Lifetime = tuple[int, int]  # positions in the list of the first write and of the last read
 
 Key = TypeVar("Key")
 
@@ -43,34 +41,20 @@ _USES_INPUT = (Forward, Backward, InputGradient, WeightGradient)
 class MemoryPlan:
     """Buffers of one stage.
 
-    Attributes
-    ----------
-    input_slots : dict
-        Buffer of the input of each (minibatch, microbatch, chunk).
-    activation_slots : dict
-        Buffer that each forward pass or recomputation fills; its backward pass reads that of the last one.
-    inputs, activations : tuple of int
-        Number of buffers of each kind, per chunk.
-    last_readers : dict
-        Position of the last reader of each weight version that is read after its update.
-    peak_live_inputs, peak_live_activations : int
-        Most microbatches whose input, or whose activations, are alive at a time, over all chunks; activations that wait
-        for one weight-gradient product over all microbatches count until then.
-    peak_weight_versions : int
-        Most weight versions alive at a time, the current one included.
-    peak_activations_at, peak_versions_at : int
-        Positions where these peaks are first reached.
+    The peaks are the most microbatches whose input, or whose activations, are alive at a time, over all chunks.
+    Activations that wait for one weight-gradient product over all microbatches count until then.
     """
 
-    input_slots: dict[Part, int]
+    input_slots: dict[Part, int]  # buffer of the input of each (minibatch, microbatch, chunk)
+    # Buffer that each forward pass or recomputation fills; its backward pass reads that of the last one.
     activation_slots: dict[Instruction, int]
-    inputs: tuple[int, ...]
+    inputs: tuple[int, ...]  # number of buffers, per chunk
     activations: tuple[int, ...]
-    last_readers: dict[int, int]
+    last_readers: dict[int, int]  # position of the last reader of each weight version that is read after its update
     peak_live_inputs: int
     peak_live_activations: int
-    peak_weight_versions: int
-    peak_activations_at: int
+    peak_weight_versions: int  # most weight versions alive at a time, the current one included
+    peak_activations_at: int  # position where the peak is first reached
     peak_versions_at: int
 
 

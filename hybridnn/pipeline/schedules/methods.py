@@ -34,39 +34,20 @@ ActivationBound = Callable[[ScheduleSize, int], int]
 
 @dataclass(frozen=True)
 class Method:
-    """A pipeline method.
-
-    Attributes
-    ----------
-    summary : str
-        One line for display.
-    cuts_minibatches : bool
-        Splits minibatches into microbatches.
-    chunked : bool
-        A stage has several chunks.
-    fills_pipeline : bool
-        A minibatch needs at least as many microbatches as there are stages.
-    placed_weight_gradients : bool
-        The order itself places the weight gradients.
-    placed_messages : bool
-        The order itself places loads and messages.
-    recomputes : bool
-        Every stage but the last computes its forward passes twice.
-    synchronized : WeightPolicy or None
-        The policy with vertical synchronization, where the method has that option.
-    """
+    """A pipeline method."""
 
     name: str
-    summary: str
+    summary: str  # one line for display
     order: Order
     policy: WeightPolicy
     activations: ActivationBound
-    cuts_minibatches: bool = False
-    chunked: bool = False
-    fills_pipeline: bool = False
-    placed_weight_gradients: bool = False
-    placed_messages: bool = False
-    recomputes: bool = False
+    cuts_minibatches: bool = False  # splits minibatches into microbatches
+    chunked: bool = False  # a stage has several chunks
+    fills_pipeline: bool = False  # a minibatch needs at least as many microbatches as there are stages
+    placed_weight_gradients: bool = False  # the order itself places the weight gradients
+    placed_messages: bool = False  # the order itself places loads and messages
+    recomputes: bool = False  # every stage but the last computes its forward passes twice
+    # The policy with vertical synchronization, where the method has that option.
     synchronized: WeightPolicy | None = None
 
     @property

@@ -48,8 +48,7 @@ class ScheduleSize:
     chunks: int = 1
 
 
-Order = Callable[[ScheduleSize, int], list[Instruction]]
-"""From (size, stage) to the stage's computations."""
+Order = Callable[[ScheduleSize, int], list[Instruction]]  # from (size, stage) to the stage's computations
 
 
 def gpipe(size: ScheduleSize, stage: int) -> list[Instruction]:

@@ -55,35 +55,16 @@ READS_BACKWARD_WEIGHTS = (Backward, InputGradient, Recompute)
 
 @dataclass(frozen=True)
 class Schedule:
-    """Instructions of every stage.
+    """Instructions of every stage."""
 
-    Attributes
-    ----------
-    method : str
-        Name of the method, for display.
-    stages : int
-        Ranks along the pipeline, K.
-    chunks : int
-        Chunks of every stage, v.
-    minibatches : int
-        Minibatches until the pipeline is empty, T.
-    microbatches : int
-        Microbatches of a minibatch, M.
-    policy : WeightPolicy
-    orders : tuple of tuple of Instruction
-        One list per stage.
-    activation_bound : tuple of int
-        Per stage, the most microbatches whose activations it may hold at a time.
-    """
-
-    method: str
-    stages: int
-    chunks: int
-    minibatches: int
-    microbatches: int
+    method: str  # name of the method, for display
+    stages: int  # ranks along the pipeline, K
+    chunks: int  # chunks of every stage, v
+    minibatches: int  # minibatches until the pipeline is empty, T
+    microbatches: int  # microbatches of a minibatch, M
     policy: WeightPolicy
-    orders: tuple[tuple[Instruction, ...], ...]
-    activation_bound: tuple[int, ...]
+    orders: tuple[tuple[Instruction, ...], ...]  # one list per stage
+    activation_bound: tuple[int, ...]  # per stage, the most microbatches whose activations it may hold at a time
 
     def is_first(self, stage: int, chunk: int) -> bool:
         """Whether a chunk begins with the network's first layer."""
@@ -128,29 +109,18 @@ class Schedule:
 
 
 class Channel(NamedTuple):
-    """Path of one kind of messages.
-
-    Attributes
-    ----------
-    sender, receiver : int
-        Stages.
-    gradients : bool
-        Gradients of a backward pass, not activations of a forward pass.
-    chunk : int
-        Chunk of the receiver.
-    """
+    """Path of one kind of messages, from stage `sender` to stage `receiver`."""
 
     sender: int
     receiver: int
-    gradients: bool
-    chunk: int
+    gradients: bool  # gradients of a backward pass, not activations of a forward pass
+    chunk: int  # chunk of the receiver
 
 
 Message = tuple[Channel, int, int]
 """Channel, minibatch and microbatch; messages sort, so that both ends can agree on an order."""
 
-_Channels = dict[tuple[int, type[Instruction], int], Channel]
-"""From stage, kind and chunk of an instruction."""
+_Channels = dict[tuple[int, type[Instruction], int], Channel]  # from stage, kind and chunk of an instruction
 
 
 class MessageFlow:

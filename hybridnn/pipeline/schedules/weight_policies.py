@@ -16,39 +16,23 @@ from typing import NamedTuple
 
 
 class WeightRead(NamedTuple):
-    """Weights that a pass reads.
+    """Weights that a pass reads."""
 
-    Attributes
-    ----------
-    version : int
-        Number of updates before it.
-    ahead : int
-        Updates predicted beyond that version: s in Chen et al. 2018, equation 4.
-    """
-
-    version: int
-    ahead: int = 0
+    version: int  # number of updates before it
+    ahead: int = 0  # updates predicted beyond that version: s in Chen et al. 2018, equation 4
 
 
-Rule = Callable[[int, int, int], WeightRead]
-"""From (stage, stages, minibatch) to the weights."""
+Rule = Callable[[int, int, int], WeightRead]  # from (stage, stages, minibatch) to the weights
 
 
 @dataclass(frozen=True)
 class WeightPolicy:
-    """A rule for each pass, and the number of versions that it stores.
-
-    Attributes
-    ----------
-    forward, backward : callable
-        The weights of the pass; a recomputation reads as the backward pass.
-    versions : callable
-        From (stage, stages) to the most weight versions a stage holds at a time, the current one included.
-    """
+    """A rule for each pass, and the number of versions that it stores; a recomputation reads as the backward pass."""
 
     name: str
     forward: Rule
     backward: Rule
+    # From (stage, stages) to the most weight versions a stage holds at a time, the current one included.
     versions: Callable[[int, int], int]
 
 
