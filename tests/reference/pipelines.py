@@ -13,7 +13,7 @@ import numpy as np
 
 from reference import network as net
 from reference.network import Array, Network, Weights
-from reference.serial import SGD, Outcome, Plan, Rule, sample_order
+from reference.serial import SGD, Outcome, Plan, RMSprop, Rule, sample_order
 
 DELAYED = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain")
 """Asynchronous methods; the others are exact and equal `reference.serial.train`."""
@@ -80,7 +80,7 @@ class Versions:
 
 def direction(rule: Rule, slots: dict[str, Weights], name: str, weights: Array, updates: int) -> Array:
     """Direction of prediction: the velocity, or for Adam the step at rate 1 without a new gradient."""
-    if not slots or updates == 0:
+    if not slots or updates == 0 or isinstance(rule, RMSprop):  # RMSprop is refused where weights are predicted
         return np.zeros_like(weights)
     if isinstance(rule, SGD):
         return slots["velocity"][name]

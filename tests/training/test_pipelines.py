@@ -89,7 +89,7 @@ def test_every_optimizer_trains_as_its_replay(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for optimizer in OPTIMIZERS:
         for it in DELAYED_CASES.values():
-            if it.method != "spectrain" or optimizer not in ("plain", "decay"):  # these have no velocity
+            if it.method != "spectrain" or optimizer not in ("plain", "decay", "rmsprop"):  # these predict no weights
                 check_pipelined(replace(it, case=replace(MOMENTUM, optimizer=optimizer)), grid)
 
 
