@@ -146,8 +146,8 @@ def _print_plan(run: StudyRun) -> None:
     for cell in run.chosen:
         print(f"{numbers[cell.id]:>4}  {run.folder.state(cell.id).status:<11}  {cell.id}")
         print(f"                {shlex.join(run.command(cell))}")
-    for skipped in run.plan.skipped:
-        print(f"      skipped   {skipped.id}\n                {skipped.reason}")
+    for name, reason in run.plan.skipped.items():
+        print(f"      skipped   {name}\n                {reason}")
     print(f"{len(run.chosen)} cells, {len(run.plan.skipped)} skipped, in {run.folder.path}")
 
 

@@ -47,19 +47,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class SkippedCell:
-    """A combination that cannot run, and the reason."""
-
-    id: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class CellPlan:
-    """All combinations of a study's axes."""
+    """All combinations of a study's axes: the cells, and for the ids of the others the reasons why they cannot run."""
 
     cells: tuple[Cell, ...]
-    skipped: tuple[SkippedCell, ...]
+    skipped: dict[str, str]
 
 
 def make_cells(study: Study) -> CellPlan:
@@ -100,7 +92,7 @@ def make_cells(study: Study) -> CellPlan:
     if not cells:
         reason = str(next(iter(skipped.values()), "it has no axes"))
         raise SettingError("axes", study.name, f"no cell of this study can run: {reason}")
-    return CellPlan(tuple(cells.values()), tuple(SkippedCell(name, str(error)) for name, error in skipped.items()))
+    return CellPlan(tuple(cells.values()), {name: str(error) for name, error in skipped.items()})
 
 
 def _combinations(study: Study) -> Iterator[Combination]:
@@ -157,7 +149,7 @@ def _apply_axes(study: Study, combination: Combination, ranks: int) -> dict[str,
 
 
 def _with_stages(settings: Settings, ranks: int, *, named: bool) -> Settings:
-    """Resolve the stages of a method as the run does, which with one stage would not use the method of the cell."""
+    """Resolve the stages as the run does; raises `GridError` for one stage, with which it would not use the method."""
     try:
         parallel = with_stages(settings.parallel, ranks)
         stages = len(parallel.stages) or parallel.pipeline
