@@ -31,15 +31,7 @@ def agree(group: Group, action: Callable[[], Result]) -> Result:
 
     `action` must not communicate in a way that a failure would interrupt.
 
-    Returns
-    -------
-    object
-        The result of `action` on this rank.
-
-    Raises
-    ------
-    HybridnnError
-        On a failing rank its own error; elsewhere one with the message of the lowest failing rank.
+    A failing rank raises its own error, the others a `HybridnnError` with the message of the lowest failing rank.
     """
     own_error: HybridnnError | None = None
     result: list[Result] = []
@@ -117,8 +109,6 @@ def unequal_values(
 
     Parameters
     ----------
-    group : Group
-        Its members are the ranks in the texts.
     values : callable
         Returns this rank's values by name; not called in a group of one rank.
     details : callable

@@ -82,17 +82,14 @@ def write_rectangle(path: Path, block: NDArray[Any], rectangle: Rectangle, heade
 
     The rank whose block has the first element writes the header. The data are on disk after `sync`.
 
+    Raises `OSError` with ``ENOSPC`` if the disk is full.
+
     Parameters
     ----------
     block : ndarray
         In C order.
     header : bytes
         From `npy_header`.
-
-    Raises
-    ------
-    OSError
-        With ``ENOSPC`` if the disk is full.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -107,10 +104,7 @@ def write_rectangle(path: Path, block: NDArray[Any], rectangle: Rectangle, heade
 def read_rectangle(path: Path, block: NDArray[Any], rectangle: Rectangle, offset: int) -> None:
     """Read a block of the matrix that begins at byte `offset` of a file into `block`.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be read, or is too short.
+    Raises `OSError` if the file cannot be read, or is too short.
     """
     with open_regular(path) as file:
         for start, memory in rectangle.spans(block):
@@ -128,10 +122,7 @@ def write_file(path: Path, data: bytes) -> None:
 def sync(path: Path) -> None:
     """Sync the data of a file, or the names in a folder, to disk.
 
-    Raises
-    ------
-    OSError
-        Also if an earlier write fails only now.
+    Raises `OSError` also if an earlier write fails only now.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -151,10 +142,7 @@ def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape and dtype of the array in an open ``.npy`` file, and the size of the header in bytes.
 
-    Raises
-    ------
-    ValueError
-        If the header is not as from `npy_header`.
+    Raises `ValueError` if the header is not as from `npy_header`.
     """
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("not an .npy file of version 1.0")

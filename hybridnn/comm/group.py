@@ -48,8 +48,6 @@ class Request:
         operation without communication.
     arrays : tuple of ndarray
         Kept alive until the operation is done.
-    call : CallRecord
-        The call that started it.
     """
 
     __slots__ = ("_arrays", "_call", "_recorder", "_requests")
@@ -104,10 +102,6 @@ class Group:
     ----------
     comm : MPI.Intracomm or None
         None stands for a group of one rank.
-    axis : str
-        Name of the axis, for the recorder.
-    recorder : Recorder
-        Notes every call.
     message_limit : int
         Bytes above which an array travels in pieces.
     members : sequence of int, optional

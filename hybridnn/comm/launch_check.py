@@ -30,8 +30,6 @@ def launch_problem(environment: Mapping[str, str], size: int, library: str) -> s
 
     Parameters
     ----------
-    environment : mapping
-        Of the process.
     size : int
         Ranks that MPI sees, ``COMM_WORLD.size``.
     library : str
@@ -52,10 +50,7 @@ def require_complete_launch() -> None:
 
     To be called before the first message: on return, all ranks can be assumed to have left MPI's initialization.
 
-    Raises
-    ------
-    EnvironmentProblem
-        On every process: each is alone, so they cannot agree.
+    Raises `EnvironmentProblem` on every process: each is alone, so they cannot agree.
     """
     if is_in_process():
         return

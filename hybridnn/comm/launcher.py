@@ -64,10 +64,7 @@ class RankLauncher:
     def find(cls, environment: Mapping[str, str]) -> RankLauncher:
         """``srun`` inside a Slurm allocation, else the ``mpirun`` beside Python, else the one on ``PATH``.
 
-        Raises
-        ------
-        EnvironmentProblem
-            If there is no MPI library, or no launcher that fits it.
+        Raises `EnvironmentProblem` if there is no MPI library, or no launcher that fits it.
         """
         if environment.get("SLURM_JOB_ID") and shutil.which("srun", path=environment.get("PATH")):
             if environment.get("SLURM_MPI_TYPE"):  # the user's choice, which srun reads too
@@ -145,10 +142,7 @@ def _family_of_program(program: str, environment: Mapping[str, str]) -> str:
 def _fitting_mpirun(environment: Mapping[str, str]) -> str:
     """The ``mpirun`` of the MPI library.
 
-    Raises
-    ------
-    EnvironmentProblem
-        If there is none, or only one of another MPI library than mpi4py loads.
+    Raises `EnvironmentProblem` if there is none, or only one of another MPI library than mpi4py loads.
     """
     if importlib.util.find_spec("mpi4py") is None:
         raise EnvironmentProblem(f"{NO_MPI}; mpi4py is not installed")
@@ -167,10 +161,7 @@ def _fitting_mpirun(environment: Mapping[str, str]) -> str:
 def _library(environment: Mapping[str, str]) -> str:
     """Name and version of the MPI library, loaded by another process: this one may initialize it later.
 
-    Raises
-    ------
-    EnvironmentProblem
-        If mpi4py finds none.
+    Raises `EnvironmentProblem` if mpi4py finds none.
     """
     command = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
     result = run_child(command, VERSION_SECONDS, without_launcher(environment))

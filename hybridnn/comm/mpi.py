@@ -56,10 +56,8 @@ def is_in_process() -> bool:
 def import_mpi() -> ModuleType:
     """``mpi4py.MPI``, initialized, or its substitute: in a rank of `run_ranks`, and in a single process without MPI.
 
-    Raises
-    ------
-    EnvironmentProblem
-        If a launcher started several processes and there is no MPI library; the message names the extras with one.
+    Raises `EnvironmentProblem` if a launcher started several processes and there is no MPI library; the message names
+    the extras with one.
     """
     return cast("ModuleType", _substitute.get() or _mpi_of_process())
 
@@ -67,10 +65,7 @@ def import_mpi() -> ModuleType:
 def load_mpi_library() -> ModuleType:
     """``mpi4py.MPI``, initialized; never a substitute.
 
-    Raises
-    ------
-    EnvironmentProblem
-        If there is no mpi4py, or it finds no MPI library.
+    Raises `EnvironmentProblem` if there is no mpi4py, or it finds no MPI library.
     """
     try:
         from mpi4py import MPI
@@ -93,10 +88,8 @@ def _mpi_of_process() -> object:
 def require_communicator(comm: object) -> None:
     """Refuse a communicator of ranks other than those that run here.
 
-    Raises
-    ------
-    GridError
-        In a rank of `run_ranks`: for a communicator of MPI, or of another `run_ranks`. Outside: for one of `run_ranks`.
+    Raises `GridError` in a rank of `run_ranks`: for a communicator of MPI, or of another `run_ranks`. Outside: for one
+    of `run_ranks`.
     """
     mpi: Any = import_mpi()
     if isinstance(comm, mpi.Intracomm) and getattr(comm, "engine", None) is getattr(mpi.COMM_WORLD, "engine", None):
@@ -162,16 +155,7 @@ INTERACTIVE_STEP = str(0xFFFFFFFA)
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch as the launcher describes it in the environment of its processes.
-
-    Attributes
-    ----------
-    launcher : str
-        Which one, in words.
-    by_srun : bool
-    ranks : int
-        Number of processes.
-    """
+    """A launch as the launcher describes it in the environment of its processes."""
 
     launcher: str
     by_srun: bool

@@ -36,8 +36,6 @@ def mpirun_settings(*, as_root: bool = True, oversubscribed: bool = True, bound:
 
     Parameters
     ----------
-    as_root : bool
-        Whether the user is root, which ``mpirun`` refuses by default.
     oversubscribed : bool
         Whether there are more ranks than cores, which ``mpirun`` refuses by default. Not for a job of several nodes:
         all ranks are placed on the first.

@@ -35,8 +35,6 @@ class CollectiveProgress:
 
     Parameters
     ----------
-    axis : str
-        Name of the group's axis.
     members : tuple of int
         Ranks in the grid, in the order of the group.
     ordinal : int
@@ -44,8 +42,6 @@ class CollectiveProgress:
 
     Attributes
     ----------
-    entered : int
-        Number of collectives entered so far.
     recent : deque of CallRecord
         The last of them.
     """
@@ -69,8 +65,6 @@ class Call(NamedTuple):
     ----------
     name : str
         Operation, as for `bytes_sent_by_rank`.
-    channel : CollectiveProgress
-        Of the group.
     number : int
         Number of the collective in its group, from 1; 0 for a message.
     nbytes : int
@@ -147,10 +141,6 @@ class RecordedTotals:
         Time inside communication calls, with waiting.
     waiting_seconds : float
         The part of it in which the rank waited for messages and at barriers.
-    bytes_sent : int
-        As `bytes_sent_by_rank` counts them.
-    messages : int
-        Communication calls begun.
     """
 
     communication_seconds: float
@@ -179,11 +169,6 @@ def _event(record: EventRecord) -> Event:
 
 class Recorder:
     """Keeps the last events, the totals of all events, and the call that the rank is in.
-
-    Parameters
-    ----------
-    capacity : int
-        Number of events kept.
 
     Attributes
     ----------
@@ -323,21 +308,14 @@ def replay_calls(recorder: Recorder, calls: CapturedCalls, work: Callable[[], No
 def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, is_root: bool = False) -> int:
     """Bytes that one rank sends in `operation`, rounded down.
 
+    Raises `ValueError` if the operation is unknown.
+
     Parameters
     ----------
     operation : {"allreduce", "allgather", "alltoall", "broadcast", "scatter", "gather", "send", "receive", "barrier"}
     nbytes : int
         Bytes of the full vector: the array that every rank ends up with (``allreduce``, ``allgather``, ``broadcast``)
         or starts with (``alltoall``), all parts together (``scatter``, ``gather``), or the message.
-    ranks : int
-        Size of the group.
-    is_root : bool
-        Whether this rank is the root of a rooted collective.
-
-    Raises
-    ------
-    ValueError
-        If the operation is unknown.
     """
     if ranks == 1:
         return 0

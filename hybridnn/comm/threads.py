@@ -25,14 +25,7 @@ as long as one with 2^25 multiply-adds, and 1.1 to 1.5 times with 2^28."""
 
 @dataclass(frozen=True)
 class BlasThreads:
-    """Threads of a rank's matrix products.
-
-    Attributes
-    ----------
-    count : int
-    why : str
-        The reason, as text.
-    """
+    """Threads of a rank's matrix products."""
 
     count: int
     why: str
@@ -59,8 +52,6 @@ def limit_blas_threads(node_group: Group, multiply_adds: int = 0) -> BlasThreads
 
     Parameters
     ----------
-    node_group : Group
-        The ranks on this rank's node.
     multiply_adds : int
         Of the largest matrix product of this rank. Up to `LARGE_PRODUCT` it gets one thread; above, as many as leave
         every rank of the node its own cores.

@@ -36,35 +36,27 @@ class Transport(Protocol):
 
     def allreduce(self, array: Array, operation: str) -> list[Any]:
         """Replace `array` by its sum or maximum over the ranks."""
-        ...
 
     def allgather(self, array: Array) -> list[Any]:
         """Gather the blocks of rows of all ranks in `array`."""
-        ...
 
     def alltoall(self, array: Array, out: Array) -> list[Any]:
         """Send row i of `array` to rank i, and receive row i of `out` from it."""
-        ...
 
     def broadcast(self, array: Array, root: int) -> list[Any]:
         """Copy the root's `array` to all ranks."""
-        ...
 
     def scatter(self, array: Array | None, out: Array, rows: Sequence[int], root: int) -> list[Any]:
         """Send every rank its rows of the root's `array`."""
-        ...
 
     def gather(self, array: Array, out: Array | None, rows: Sequence[int], root: int) -> list[Any]:
         """Concatenate the rows of all ranks in the root's `out`."""
-        ...
 
     def send(self, array: Array, peer: int, tag: int, synchronous: bool) -> list[Any]:
         """Send a message."""
-        ...
 
     def receive(self, array: Array, peer: int, tag: int) -> list[Any]:
         """Receive a message."""
-        ...
 
     def flush(self) -> None:
         """Start all calls that wait for the device, of any group; called before this rank blocks in MPI."""
@@ -89,8 +81,6 @@ class Direct(Transport):
     ----------
     comm : MPI.Intracomm or None
         None for a group of one rank, which makes no calls.
-    limit : int
-        Bytes above which an array travels in pieces.
     """
 
     def __init__(self, comm: Any, limit: int) -> None:

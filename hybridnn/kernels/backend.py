@@ -72,30 +72,24 @@ class Kernels(Protocol):
 
     def compile(self, dtype: DTypeLike) -> None:
         """Compile all kernels for a dtype now rather than in the first step, and before a CUDA graph is captured."""
-        ...
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """An uninitialized array of the device."""
-        ...
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """An array of zeros of the device."""
-        ...
 
     def to_device(self, array: NDArray[Any]) -> Array:
         """Copy a host array to the device; on the host, the array itself."""
-        ...
 
     def to_host(self, array: Array) -> NDArray[Any]:
         """Copy an array to the host, after all work enqueued before; on the host, the array itself."""
-        ...
 
     def put(self, host: NDArray[Any], out: Array) -> None:
         """``out = host``, of the same shape and dtype; `host` may be overwritten when the call returns.
 
         On the host nothing is copied if both are the same array, as after `to_host`.
         """
-        ...
 
     def filling(self, out: Array) -> AbstractContextManager[NDArray[Any]]:
         """Context manager of host memory to be filled with the elements of `out`, of the same shape and dtype.
@@ -103,19 +97,15 @@ class Kernels(Protocol):
         At the end of the context the copy to `out` is enqueued; the host waits only if it is several copies ahead of
         the device. On the host the memory is `out` itself.
         """
-        ...
 
     def free_bytes(self) -> int:
         """Free bytes of the device; 0 on the host, where nothing has to be copied to a device."""
-        ...
 
     def copy(self, source: Array, out: Array) -> None:
         """``out = source``, of any strides; float32 becomes float64 if `out` is."""
-        ...
 
     def add(self, a: Array, b: Array, out: Array) -> None:
         """``out = a + b``, of any strides; `out` may be `a` or `b`."""
-        ...
 
     def gather_rows(self, source: Array, index: Array, out: Array) -> None:
         """``out = source[index]``: the samples of a minibatch.
@@ -129,45 +119,35 @@ class Kernels(Protocol):
             index out of range with NaN, or with the label -1.
         out : array, shape (n, features) or (n,)
         """
-        ...
 
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         """``out = a @ b``, of matrices that are contiguous along one of their axes."""
-        ...
 
     def matmul_transposed(self, a: Array, b: Array, out: Array, workspace: Array | None) -> None:
         """``out = a.T @ b``; a GPU does not use `workspace`."""
-        ...
 
     def add_bias(self, z: Array, bias: Array) -> None:
         """Add `bias`, shape (rows, 1), to every column of `z`, shape (rows, n)."""
-        ...
 
     def activate(self, name: str, z: Array, scratch: Array) -> None:
         """Replace `z` by its activation; a GPU does not use `scratch`."""
-        ...
 
     def bias_activate(self, name: str, z: Array, bias: Array, scratch: Array) -> None:
         """`add_bias`, then `activate`; one pass on a GPU."""
-        ...
 
     def gradient_of_activation(self, name: str, y: Array, dy: Array, out: Array, scratch: Array) -> None:
         """Gradient with respect to the activation's input; `out` may be `dy`."""
-        ...
 
     def row_sums(self, dz: Array, ones: Array, out: Array) -> None:
         """Sum of every row of `dz`, shape (rows, n), into `out`, shape (rows,); a GPU does not use `ones`."""
-        ...
 
     def gradient_and_row_sums(
         self, name: str, y: Array, dy: Array, out: Array, sums: Array, scratch: Array, ones: Array
     ) -> None:
         """`gradient_of_activation` into `out`, then `row_sums` of it into `sums`; one pass on a GPU."""
-        ...
 
     def mean_squared_error(self, outputs: Array, targets: Array, scale: float, gradient: Array, loss: Array) -> None:
         """Squared error and its gradient; the targets may have any strides."""
-        ...
 
     def cross_entropy(
         self, logits: Array, labels: Array, columns: Array, scale: float, gradient: Array, loss: Array
@@ -176,15 +156,12 @@ class Kernels(Protocol):
 
         On a GPU a label out of range makes the loss NaN.
         """
-        ...
 
     def squared_norm(self, flat: Array) -> float:
         """Sum of squares; waits for the device."""
-        ...
 
     def squared_norm_into(self, flat: Array, norm: Array) -> None:
         """Sum of squares of `flat` into `norm`, an array of float64 and shape (1,), without waiting for the device."""
-        ...
 
     def clip_to_norm(self, flat: Array, squared_norm: Array, limit: float) -> None:
         """Scale `flat` by limit / norm if the norm is above `limit`.
@@ -195,11 +172,9 @@ class Kernels(Protocol):
         squared_norm : array of float64, shape (1,)
             Of all parameters, of which `flat` may be a part.
         """
-        ...
 
     def write_scalars(self, scalars: Array, values: Sequence[float]) -> None:
         """Write up to three `values` into an array of float64 and shape (3,): see `StepScalars`."""
-        ...
 
     def sgd_update(
         self,
@@ -212,7 +187,6 @@ class Kernels(Protocol):
         scalars: StepScalars,
     ) -> None:
         """One step of SGD; a GPU does not use `scratch`."""
-        ...
 
     def adam_update(
         self,
@@ -226,11 +200,9 @@ class Kernels(Protocol):
         scalars: StepScalars,
     ) -> None:
         """One step of Adam or AdamW; a GPU does not use `scratch`."""
-        ...
 
     def sgd_prediction(self, weights: Array, velocity: Array, out: Array, distance: float) -> None:
         """Weights extrapolated along the velocity."""
-        ...
 
     def adam_prediction(
         self,
@@ -242,4 +214,3 @@ class Kernels(Protocol):
         corrections: tuple[float, float],
     ) -> None:
         """Weights extrapolated along Adam's last direction."""
-        ...

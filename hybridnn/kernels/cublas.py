@@ -32,10 +32,7 @@ WORKSPACE_BYTES = 32 << 20
 def load_cublas(cupy: Any) -> ctypes.CDLL:
     """Load the cuBLAS that CuPy uses.
 
-    Raises
-    ------
-    EnvironmentProblem
-        If there is none.
+    Raises `EnvironmentProblem` if there is none.
     """
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
     try:
@@ -55,8 +52,6 @@ class CublasProducts:
 
     Parameters
     ----------
-    library : ctypes.CDLL
-        cuBLAS.
     tf32 : bool
         Whether float32 products may round their factors to TF32, with a significand of 11 bits, for tensor cores.
     """
@@ -88,15 +83,12 @@ class CublasProducts:
     def multiply(self, a: Any, b: Any, out: Any) -> None:
         """``out = a @ b``.
 
+        Raises `ValueError` if shapes or dtypes do not match, or an array is contiguous along neither axis.
+
         Parameters
         ----------
         a, b, out : array, shape (m, k), (k, n), (m, n)
             Of one dtype, float32 or float64, each contiguous along one of its axes.
-
-        Raises
-        ------
-        ValueError
-            If shapes or dtypes do not match, or an array is contiguous along neither axis.
         """
         (m, k), n, dtype = a.shape, b.shape[1], out.dtype
         if b.shape[0] != k or out.shape != (m, n) or not a.dtype == b.dtype == dtype:

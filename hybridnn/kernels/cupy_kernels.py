@@ -45,17 +45,7 @@ COPIES_AHEAD = 4
 def cupy_kernels(*, tf32: bool = False, progress: Progress | None = None) -> CupyKernels:
     """Arithmetic of the current device.
 
-    Parameters
-    ----------
-    tf32 : bool
-        As for `CublasProducts`.
-    progress : callable, optional
-        As for `CupyKernels`.
-
-    Raises
-    ------
-    EnvironmentProblem
-        If CuPy, a driver, a device or cuBLAS is missing; the message says what was found.
+    Raises `EnvironmentProblem` if CuPy, a driver, a device or cuBLAS is missing; the message says what was found.
     """
     cupy = load_cupy()
     return CupyKernels(cupy, CublasProducts(cupy, load_cublas(cupy), tf32), progress)
@@ -85,10 +75,7 @@ class CupyKernels:
     def compile(self, dtype: DTypeLike) -> None:
         """Compile the kernels for a dtype now; CuPy caches them on disk.
 
-        Raises
-        ------
-        EnvironmentProblem
-            If CuPy cannot compile, most likely because NVRTC is missing.
+        Raises `EnvironmentProblem` if CuPy cannot compile, most likely because NVRTC is missing.
         """
         try:
             self._launch.compile(dtype)

@@ -106,8 +106,6 @@ class KernelLauncher:
 
         Parameters
         ----------
-        name : str
-            Of the kernel.
         dtype : dtype or None
             float32 or float64; None for a kernel that does not depend on it.
         *arguments : array, int, float or None
@@ -168,10 +166,7 @@ def same_dtype(*arrays: Any) -> np.dtype[Any]:
 def require(fits: bool, expected: str) -> None:
     """Refuse arrays that a kernel would misinterpret.
 
-    Raises
-    ------
-    ValueError
-        If not `fits`.
+    Raises `ValueError` if not `fits`.
     """
     if not fits:
         raise ValueError(f"the kernel takes {expected}")

@@ -17,10 +17,7 @@ OLDEST_CUPY = 14
 def load_cupy() -> Any:
     """The module ``cupy``, with a driver and at least one device.
 
-    Raises
-    ------
-    EnvironmentProblem
-        If something is missing.
+    Raises `EnvironmentProblem` if something is missing.
     """
     driver = driver_version()
     if find_spec("cupy") is None:

@@ -23,10 +23,7 @@ def record_event(cupy: Any, stream: Any = None) -> Any:
 def is_complete(cupy: Any, event: Any) -> bool:
     """Whether `event` has completed; unlike CuPy's ``Event.done``, which is False for ever after an error.
 
-    Raises
-    ------
-    CUDARuntimeError
-        The device has failed.
+    Raises `CUDARuntimeError` if the device has failed.
     """
     status = cupy.cuda.runtime.eventQuery(event.ptr)
     if status not in (SUCCESS, NOT_READY):
@@ -37,15 +34,12 @@ def is_complete(cupy: Any, event: Any) -> bool:
 def wait_for(cupy: Any, event: Any, progress: Progress | None) -> None:
     """Return when `event` has completed.
 
+    Raises `CUDARuntimeError` if the device has failed.
+
     Parameters
     ----------
     progress : callable or None
         Called repeatedly meanwhile; None if no other rank needs this one, which then waits inside CUDA.
-
-    Raises
-    ------
-    CUDARuntimeError
-        The device has failed.
     """
     if progress is None:
         event.synchronize()

@@ -19,11 +19,6 @@ class PinnedMemory:
 
     Pinning takes far longer than most messages, so the pool keeps its buffers: as many bytes as were ever in use at
     once, in sizes that are powers of two.
-
-    Parameters
-    ----------
-    progress : callable, optional
-        As for `wait_for`.
     """
 
     def __init__(self, cupy: Any, progress: Progress | None = None) -> None:

@@ -60,15 +60,6 @@ def _row_items(elements: int, ranks: int, compression: CompressedFormat) -> int:
 class CompressionWorkspace:
     """Workspace of one compressed all-reduce in flight.
 
-    Parameters
-    ----------
-    ranks : int
-        Size of the group.
-    elements : int
-        Most elements of a piece.
-    dtype : dtype
-        Of the elements.
-
     Attributes
     ----------
     scratch : ndarray, shape (2, most elements of a block)

@@ -20,10 +20,6 @@ class ConcatenatedMicrobatches:
 
     Parameters
     ----------
-    shards : sequence of LayerShard
-        The layers of the chunk.
-    capacity : int
-        Most samples.
     loads_input : bool
         Whether the first layer's input is data, of which every sample is contiguous.
     """

@@ -95,15 +95,7 @@ class LayerArrays(WeightGradientArrays):
 
 
 class ColumnDense:
-    """A layer split by outputs: rank i computes the i-th block of rows of ``W x + b``.
-
-    Parameters
-    ----------
-    group : Group
-        The model group.
-    overlap : bool
-        Overlap the all-reduce of the input gradient with the weight gradient.
-    """
+    """A layer split by outputs: rank i computes the i-th block of rows of ``W x + b``."""
 
     def __init__(self, shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> None:
         self._group, self._kernels = group, kernels
@@ -158,11 +150,6 @@ class RowDense:
     """A layer split by inputs: rank i multiplies the i-th block of columns of ``W`` by its rows of ``x``.
 
     The products are summed over the ranks. Each rank owns a block of the bias and adds it to its product.
-
-    Parameters
-    ----------
-    group : Group
-        The model group.
     """
 
     def __init__(self, shard: LayerShard, group: Group, kernels: Kernels) -> None:
@@ -186,13 +173,7 @@ class RowDense:
             self._kernels.add(s.full_x, s.activation, s.y)
 
     def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
-        """Compute ``s.dz`` from ``s.dy``, and ``s.dx``, without communication.
-
-        Parameters
-        ----------
-        bias_gradient : array, optional
-            As for `ColumnDense`; this rank's biases are some rows of ``s.dz``, so it takes a pass of its own.
-        """
+        """Compute ``s.dz`` from ``s.dy``, and ``s.dx``, without communication; `bias_gradient` as for `ColumnDense`."""
         self._kernels.gradient_of_activation(self._activation, s.activation, s.dy, s.dz, s.scratch)
         if bias_gradient is not None:
             self._kernels.row_sums(s.dz[self._bias_rows], s.ones, bias_gradient)
@@ -223,18 +204,7 @@ MODEL_SPLITS = ("columns", "alternating")
 def split_layers(layers: Sequence[DenseLayer], split: str, ranks: int, rank: int) -> list[LayerShard]:
     """Shards of consecutive layers for one rank of a model group.
 
-    Parameters
-    ----------
-    layers : sequence of DenseLayer
-        The layers of a stage.
-    split : {"columns", "alternating"}
-    ranks, rank : int
-        Size of the model group and this rank's position in it.
-
-    Raises
-    ------
-    GridError
-        If a layer has fewer outputs than there are ranks to split them; the message names both numbers.
+    Raises `GridError` if a layer has fewer outputs than there are ranks to split them; the message names both numbers.
     """
     shards = []
     for index, layer in enumerate(layers):

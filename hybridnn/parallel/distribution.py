@@ -30,7 +30,6 @@ class RowSource(Protocol):
 
     def take(self, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
         """Write the samples `indices` to `x`, shape (n, features), and their targets to `y`, unless None."""
-        ...
 
 
 class LocalDistributor:

@@ -43,8 +43,6 @@ class _Rows:
 
     Attributes
     ----------
-    layer : int
-        Index of the layer.
     bias : slice
         Among the layer's biases on this rank.
     bias_rows : slice
@@ -87,15 +85,7 @@ def owned_rows(layout: ParameterLayout, ranks: int, rank: int) -> Iterator[tuple
 
 
 class FusedUpdateReplica(NodeReplica):
-    """A replica of batch ranks that are all on one node, or of a single rank, with a fused update.
-
-    Parameters
-    ----------
-    memory : NodeMemory or PrivateMemory
-        Of the batch group.
-    arrays : int
-        As for `SharedReplica`.
-    """
+    """A replica of batch ranks that are all on one node, or of a single rank; the parameters as for `SharedReplica`."""
 
     def __init__(
         self, memory: NodeMemory | PrivateMemory, batch: Group, layout: ParameterLayout, dtype: DTypeLike, arrays: int

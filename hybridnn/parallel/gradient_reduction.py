@@ -80,12 +80,8 @@ def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int,
 
     Parameters
     ----------
-    ends : sequence of int
-        End of every layer in the buffer.
     size : int
         Elements of the buffer, including the loss after the last layer.
-    min_elements : int
-        Smallest size of a bucket, except for the last one.
 
     Returns
     -------
@@ -120,21 +116,12 @@ class GradientReducer:
 
     Parameters
     ----------
-    group : Group
-        The batch group.
     gradient : ndarray, shape (size,)
         The flat buffer, summed in place.
-    ends : sequence of int
-        End of every layer in it.
     overlap : bool
         False: one all-reduce after the backward pass (Laugier et al. 2018, Algorithm 1, line 14).
     compression : CompressedFormat, optional
         Format in which the gradients travel; the last element of the buffer, the loss, is not rounded.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of the workspaces.
     """
 
     def __init__(

@@ -249,8 +249,6 @@ def place_ranks(nodes: Sequence[int], model: int) -> list[int]:
     ----------
     nodes : sequence of int
         Node of every rank; any integers, equal for ranks of one node.
-    model : int
-        Ranks of a model group.
 
     Returns
     -------

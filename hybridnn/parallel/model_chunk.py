@@ -64,24 +64,13 @@ class ModelChunk:
 
     Parameters
     ----------
-    layers : sequence of DenseLayer
-        Consecutive layers.
     grid : ProcessGrid
         The layers are split over its model group, the gradients summed over its batch group.
-    split : {"columns", "alternating"}
-    dtype : dtype
-        float32 or float64.
-    overlap : bool
-        Overlap communication with the backward pass.
 
     Attributes
     ----------
     layout : ParameterLayout
         Offsets of the layers' arrays in the flat buffers.
-    shards : list of LayerShard
-        This rank's shards of the layers.
-    parameters : list of LayerParameters
-        Views of the weights.
     replica : Replica
         Owns the buffers below and synchronizes the batch ranks.
     weights : ndarray, shape (layout.size,)
@@ -183,8 +172,6 @@ class ModelChunk:
 
         Parameters
         ----------
-        parameters : sequence of LayerParameters, optional
-            Weights of the pass; the current ones by default.
         accumulate : bool
             Add to the gradients of earlier microbatches in the gradient buffer.
         reduce : bool
@@ -218,8 +205,6 @@ class ModelChunk:
 
         Parameters
         ----------
-        parameters : sequence of LayerParameters, optional
-            As for `backward`.
         done : callable, optional
             Called after each layer with its index and arrays, before the operands of its weight gradient may be
             overwritten (in a workspace that does not keep ``dz``).

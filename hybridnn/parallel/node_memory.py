@@ -30,11 +30,6 @@ class NodeMemory:
     replicas_only : bool
         Whether only the ranks of the node in this rank's batch group share, which have the same weights; by default all
         ranks of the node.
-
-    Attributes
-    ----------
-    group : Group
-        The ranks that share.
     """
 
     def __init__(self, grid: ProcessGrid, *, replicas_only: bool = False) -> None:
@@ -56,10 +51,7 @@ class NodeMemory:
     def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An uninitialized shared array.
 
-        Raises
-        ------
-        EnvironmentProblem
-            If the node's shared memory is too small.
+        Raises `EnvironmentProblem` if the node's shared memory is too small.
         """
         if self.group.size == 1:
             return np.empty(shape, dtype)
@@ -103,13 +95,7 @@ class NodeMemory:
 
 
 class PrivateMemory:
-    """Private memory with the interface of `NodeMemory`.
-
-    Parameters
-    ----------
-    group : Group
-        Of this rank alone.
-    """
+    """Private memory with the interface of `NodeMemory`."""
 
     is_leader = True
 

@@ -29,14 +29,8 @@ LEAST_PARAMETERS = 1 << 16
 def fused_update_pays(model: MLP, batch_size: int, batch: int, split: int) -> bool:
     """Whether a fused update needs less memory than stored gradients, and the network is large enough.
 
-    It stores no gradients, but ``dz`` of every layer, and separate activations for evaluation.
-
-    Parameters
-    ----------
-    batch_size : int
-        Most samples of a minibatch, over all ranks.
-    batch, split : int
-        Batch ranks and model ranks.
+    It stores no gradients, but ``dz`` of every layer, and separate activations for evaluation. `batch_size` counts the
+    samples of all ranks; `batch` and `split` are numbers of batch and of model ranks.
     """
     return model.parameters >= split * max(LEAST_PARAMETERS, 2 * -(-batch_size // batch) * sum(model.sizes))
 
@@ -44,24 +38,11 @@ def fused_update_pays(model: MLP, batch_size: int, batch: int, split: int) -> bo
 class PrivateReplica:
     """A replica in this rank's own memory.
 
-    Parameters
-    ----------
-    group : Group
-        The batch group.
-    ends : sequence of int
-        End of every layer in a flat buffer.
-    overlap : bool
-        As for `GradientReducer`.
-    compression : CompressedFormat, optional
-        As for `GradientReducer`.
-
     Attributes
     ----------
     gradient : ndarray, shape (size,)
     loss : ndarray, shape (1,)
         This rank's sum of losses, which backward passes write. It follows the gradient in memory and travels with it.
-    nbytes : int
-        Bytes of gradients and workspace on this rank.
     is_leader : bool
         Whether this rank writes the replica in `fill`.
     ready, finish : callable

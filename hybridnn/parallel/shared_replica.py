@@ -37,10 +37,6 @@ class _Block:
 
     Attributes
     ----------
-    where : slice
-        Of a flat buffer.
-    own : ndarray
-        This rank's gradients.
     of_ranks : tuple of ndarray
         The gradients of every rank of the node, in the order of the ranks.
     workspace : ndarray
@@ -66,10 +62,10 @@ class _Block:
 class SharedReplica(NodeReplica):
     """A replica in a shared-memory window of the batch ranks of a node.
 
+    Raises `EnvironmentProblem` if the node's shared memory is too small.
+
     Parameters
     ----------
-    size : int
-        Elements of a flat buffer.
     arrays : int
         Number of calls of `new_array`: versions of the weights, and slots of the optimizer.
     compression : CompressedFormat, optional
@@ -80,12 +76,6 @@ class SharedReplica(NodeReplica):
     gradient : ndarray, shape (size,)
         This rank's segment of the window. Slices that it owns may hold the sum over all ranks after
         `squared_norm_into`, `clip`, `full_gradient`, or an update over several nodes.
-    loss : ndarray, shape (1,)
-
-    Raises
-    ------
-    EnvironmentProblem
-        If the node's shared memory is too small.
     """
 
     def __init__(

@@ -43,10 +43,6 @@ class Sharing:
 
     Attributes
     ----------
-    memory : NodeMemory
-        Of the ranks that share.
-    batch : Group
-        The whole batch group.
     slices : int
         Slices of the replica, on every node the same.
     owned : tuple of OwnedSlice
@@ -112,14 +108,6 @@ class NodeReplica:
     ----------
     memory : NodeMemory or PrivateMemory
         Of the ranks that share; `PrivateMemory` for a group of one rank.
-    batch : Group
-        The whole batch group.
-    arrays : iterator of ndarray
-        Shared memory for `new_array`.
-
-    Attributes
-    ----------
-    loss : ndarray, shape (1,)
     """
 
     def __init__(

@@ -124,12 +124,6 @@ class Workspace:
 
     Parameters
     ----------
-    shards : sequence of LayerShard
-        The layers of the stage.
-    capacity : int
-        Most samples of a microbatch on this rank.
-    dtype : dtype
-        Of activations and gradients.
     features_contiguous : bool
         Whether rows of the arrays must be contiguous, because they travel in messages or kernels read along them.
     memory : iterator of ndarray, optional

@@ -33,15 +33,7 @@ if TYPE_CHECKING:
 
 
 class CudaGraphSteps:
-    """CUDA graphs of the steps on one set of device samples; other samples require new captures.
-
-    Parameters
-    ----------
-    batch_size : int
-        Largest number of samples of a minibatch, over all ranks.
-    group : Group
-        The batch group; every step is added to its recorder.
-    """
+    """CUDA graphs of the steps on one set of device samples; other samples require new captures."""
 
     def __init__(
         self,

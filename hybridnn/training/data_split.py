@@ -72,9 +72,6 @@ class DataSplit:
     ----------
     rows : Rows or None
         The samples; None on a rank that receives its minibatches from rank 0.
-    samples : int
-        Number of samples.
-    task : {"classification", "regression"}
     on_device : DeviceSamples or None
         None if the host reads the samples of every minibatch.
     """
@@ -96,8 +93,6 @@ def make_split(
         None on ranks other than 0 if the distribution is not ``"local"``.
     y : ndarray, shape (samples,) or (samples, outputs), or None
         None with `Rows`, which include their targets.
-    what : str
-        Name of the data in messages.
     dtype : dtype
         Arrays are converted to it once.
 
@@ -132,10 +127,7 @@ def has_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
 
     Rank 0 decides if it scatters the minibatches; otherwise `given` must be the same on all ranks.
 
-    Raises
-    ------
-    DataError
-        On every rank, if only some ranks have validation samples.
+    Raises `DataError` on every rank, if only some ranks have validation samples.
     """
     flag = np.array([given], np.int64)
     if distribution != "local":
@@ -150,10 +142,7 @@ def has_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
 def as_samples(x: Any, features: int) -> NDArray[Any]:
     """Convert `x` to an array of real numbers, shape (samples, features).
 
-    Raises
-    ------
-    DataError
-        If `x` has another shape or another kind of dtype.
+    Raises `DataError` if `x` has another shape or another kind of dtype.
     """
     samples = np.asarray(x)
     if samples.ndim != 2 or samples.shape[1] != features or samples.dtype.kind not in "biuf":
@@ -201,15 +190,7 @@ def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype
 
 
 class Loader:
-    """Makes minibatches from the samples of a data split.
-
-    Parameters
-    ----------
-    distributor : Distributor
-        For samples that the host reads.
-    kernels : Kernels
-        Of the device that trains.
-    """
+    """Makes minibatches from the samples of a data split."""
 
     def __init__(self, distributor: Distributor, kernels: Kernels, grid: ProcessGrid) -> None:
         self._distributor, self._kernels, self._grid = distributor, kernels, grid
@@ -217,17 +198,7 @@ class Loader:
     def minibatches(
         self, split: DataSplit, batches: Sequence[NDArray[np.int64]], rates: Sequence[float], first: int = 0
     ) -> list[Minibatch]:
-        """Consecutive minibatches.
-
-        Parameters
-        ----------
-        batches : sequence of ndarray of int64
-            Sample indices of each minibatch.
-        rates : sequence of float
-            Learning rates of the updates.
-        first : int
-            Number of the first minibatch.
-        """
+        """Consecutive minibatches from sample indices and learning rates; `first` is the number of the first one."""
         samples: Sequence[Array] = batches
         if split.on_device is not None:
             load = _GatherOnDevice(split.on_device, self._kernels, self._grid).load

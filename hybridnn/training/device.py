@@ -31,11 +31,8 @@ class DeviceChoice:
 
     Attributes
     ----------
-    kind : {"cpu", "gpu"}
     index : int
         Index of the GPU among those that are visible to CUDA on this rank; -1 for the CPU.
-    why : str
-        The reason as text, for the run's header.
     cupy : module or None
         CuPy, for a GPU, which is its current device.
     """
@@ -49,6 +46,9 @@ class DeviceChoice:
 def choose_device(name: str, node_rank: int, load: Callable[[], Any] = load_cupy) -> DeviceChoice:
     """Choose this rank's device and make it CUDA's current device.
 
+    Raises `EnvironmentProblem` if `name` is ``"gpu"`` and no GPU is usable; the message names what was found and what
+    to install.
+
     Parameters
     ----------
     name : {"auto", "cpu", "gpu"}
@@ -56,13 +56,6 @@ def choose_device(name: str, node_rank: int, load: Callable[[], Any] = load_cupy
     node_rank : int
         Rank within the node; GPUs are assigned to the ranks of a node round-robin, and shared if there are fewer GPUs
         than ranks.
-    load : callable
-        Loads CuPy, as `load_cupy` does.
-
-    Raises
-    ------
-    EnvironmentProblem
-        If `name` is ``"gpu"`` and no GPU is usable; the message names what was found and what to install.
     """
     if name == "cpu":
         return _cpu("as requested")
@@ -119,15 +112,12 @@ class TrainingDevice:
 
     Attributes
     ----------
-    kernels : Kernels
     kind : {"cpu", "gpu"}
         The same on every rank.
     why : str
         Name of the device, or the reason for its choice.
     transport : {"staging", "mpi", "nccl"} or None
         Transport of its arrays; None on the CPU, where MPI reads and writes them in place.
-    transport_why : str
-        The reason for the transport; empty on the CPU.
     record : callable or None
         Captures steps as CUDA graphs; None if kernels are launched one by one.
     """
@@ -157,10 +147,6 @@ def resolve_device(
     grid : ProcessGrid
         On a GPU, its groups accept arrays of the GPU after this call. `ProcessGrid.disconnect` ends the connections
         other than MPI; to be called after the last training with the device.
-    load : callable
-        Loads CuPy, as `load_cupy` does.
-    make : callable
-        Makes the kernels, as `cupy_kernels` does.
 
     Raises
     ------

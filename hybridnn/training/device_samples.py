@@ -42,11 +42,6 @@ class DeviceSampleCache:
 
     The first pipeline stage holds the inputs, the last one the targets. Either all batch ranks of a stage hold samples
     or none does, because they may capture steps, which is collective.
-
-    Parameters
-    ----------
-    dtype : dtype
-        Of inputs and of regression targets.
     """
 
     def __init__(self, kernels: Kernels, grid: ProcessGrid, dtype: np.dtype[Any]) -> None:

@@ -52,10 +52,6 @@ class Engine:
     ----------
     config : TrainConfig
         Validated by `TrainConfig.checked`.
-    sharing : Sharing or None
-        The ranks that share a replica with this one; None for a private replica.
-    kernels : Kernels
-        Of the device that trains.
     record : callable, optional
         Captures steps as CUDA graphs; only on grids of batch ranks.
     fused_update : bool
@@ -63,13 +59,8 @@ class Engine:
 
     Attributes
     ----------
-    chunks : list of ModelChunk
-        Layers, parameters and gradients of this rank.
-    states : list of OptimizerState
-    arrays : GlobalArrays
     samples : DeviceSampleCache or None
         None on the CPU.
-    loader : Loader
     """
 
     def __init__(
@@ -132,23 +123,13 @@ class Engine:
     def train(self, split: DataSplit, minibatches: Sequence[Minibatch], losses: MinibatchLosses) -> Iterator[Minibatch]:
         """Do one update on each minibatch.
 
-        Parameters
-        ----------
-        split : DataSplit
-            The data split that the minibatches belong to.
-        losses : MinibatchLosses
-            Receives the losses of the minibatches, computed before their updates.
+        Raises `NonFiniteLossError` on every rank; with an exact method on the CPU before the weights are changed.
 
         Yields
         ------
         Minibatch
             With an exact method after its update, else when its gradients are complete. With an exact method on the
             CPU its loss has been fetched.
-
-        Raises
-        ------
-        NonFiniteLossError
-            On every rank; with an exact method on the CPU before the weights are changed.
         """
         executor = self._executor(split.task, True, 1 if self.layout.exact else len(minibatches))
         if not self.layout.exact:
@@ -194,10 +175,7 @@ class Engine:
     def require_finite(self, test: Metrics | None) -> None:
         """Check that the weights and the test loss are finite.
 
-        Raises
-        ------
-        NonFiniteLossError
-            On every rank.
+        Raises `NonFiniteLossError` on every rank.
         """
         if not np.isfinite(self.arrays.squared_norms([chunk.weights for chunk in self.chunks])).all():
             self._stop(f"the weights are no longer finite after step {self.updates}")

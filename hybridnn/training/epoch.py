@@ -59,8 +59,6 @@ class StepPosition(NamedTuple):
 
     Attributes
     ----------
-    step : int
-        Updates done.
     minibatches : int
         Updates done in the current epoch; 0 after the end of an epoch.
     progress : callable
@@ -81,8 +79,6 @@ class EpochHooks:
     ----------
     log : callable
         Called with each record; with an asynchronous method at the end of the epoch, when the losses are fetched.
-    log_every : int
-        Steps between two records.
     should_stop : callable or None
         Called on every rank after each step but the last; True stops the training there. Only with an exact method,
         whose pipeline is empty between steps.
@@ -95,19 +91,7 @@ class EpochHooks:
 
 @dataclass(frozen=True)
 class EpochResult:
-    """Result of an epoch.
-
-    Attributes
-    ----------
-    progress : Progress
-        Including the losses of this epoch.
-    stopped : bool
-        Whether the training stopped before the end of the epoch.
-    speed : Speed
-        Of the steps done here.
-    measured : MeasuredStep
-        Time of these steps by kind of instruction.
-    """
+    """Result of an epoch: progress with its losses, and speed and times of the steps that were done here."""
 
     progress: Progress
     stopped: bool
@@ -127,8 +111,6 @@ def train_epoch(
 
     Parameters
     ----------
-    split : DataSplit
-        The data split that the minibatches belong to.
     minibatches : sequence of Minibatch
         At least one.
     before : Progress

@@ -55,15 +55,12 @@ SHOWN_DIGITS = 16
 def require_same_settings(group: Group, settings: Callable[[], Mapping[str, str]]) -> None:
     """Check that settings are equal on all ranks; collective.
 
+    Raises `UnequalSettingError` on every rank; it names the settings that differ, with ranks and values.
+
     Parameters
     ----------
     settings : callable
         Returns their values by name, as `describe_value` does; not called in a group of one rank.
-
-    Raises
-    ------
-    UnequalSettingError
-        On every rank: names the settings that differ, with ranks and values.
     """
     found = unequal_values(group, settings)
     if found:
@@ -77,17 +74,7 @@ def require_same_rates(group: Group, steps: Sequence[int], rates: Sequence[float
 
     User-defined learning-rate schedules are compared only by their rates.
 
-    Parameters
-    ----------
-    steps : sequence of int
-        Number of earlier updates, for each update of an epoch.
-    rates : sequence of float
-        Learning rate of each of these updates.
-
-    Raises
-    ------
-    UnequalSettingError
-        On every rank: names the first rate that differs, with ranks and values.
+    Raises `UnequalSettingError` on every rank; it names the first rate that differs, with ranks and values.
     """
 
     def digest() -> dict[str, str]:
@@ -148,11 +135,6 @@ def software(node: Group) -> dict[str, str]:
     NumPy draws the order of the samples and the initial weights, which may change between its versions. The digest
     detects an installation with changed files. One rank of a node computes it, which takes about 0.1 s, for all ranks
     that run the package in the same folder.
-
-    Parameters
-    ----------
-    node : Group
-        The ranks of this node.
     """
     folder = hashlib.sha256(str(Path(hybridnn.__file__).parent).encode()).hexdigest()
     read = broadcast_text(node, source_digest() + folder if node.rank == 0 else "", 0)
@@ -208,13 +190,7 @@ SETTING_OF = {
 
 
 def trainer_facts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Texts of settings by dotted name, for the comparison between ranks; equal settings have equal texts.
-
-    Parameters
-    ----------
-    settings : mapping
-        Parameters of `Trainer` and `Trainer.fit` by name, not yet validated.
-    """
+    """Texts of settings by dotted name, for the comparison between ranks; equal settings have equal texts."""
     facts: dict[str, str] = {}
     for key, value in settings.items():
         name = SETTING_OF.get(key, key)
@@ -274,10 +250,6 @@ def rows_facts(rows: Rows, dtype: Any, *, complete: bool) -> dict[str, str]:
     ----------
     rows : Rows
         Generated samples are described by their specification instead of digests.
-    dtype : dtype
-        Of the training.
-    complete : bool
-        Compute the digests of all samples instead of evenly spaced ones.
     """
     if isinstance(rows, SyntheticRows):
         return _sizes(rows) | {"generated data": f"{rows.spec} from sample {rows.start}"}
@@ -332,19 +304,12 @@ def require_same_data(
 ) -> None:
     """Check that data are equal on all ranks; collective.
 
+    Raises `DataError` on every rank; it names the first difference, with ranks and values.
+
     Parameters
     ----------
-    what : str
-        Name of the data in the message.
     facts, details : callable
         As for `unequal_values`.
-    advice : str
-        End of the message.
-
-    Raises
-    ------
-    DataError
-        On every rank: names the first difference, with ranks and values.
     """
     found = unequal_values(group, facts, details)
     if found:

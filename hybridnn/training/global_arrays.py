@@ -20,13 +20,7 @@ Array = NDArray[Any]
 
 
 class GlobalArrays:
-    """The network's arrays over all stages of a pipeline; every method is collective over the grid.
-
-    Parameters
-    ----------
-    chunks : sequence of ModelChunk
-        Those of this rank.
-    """
+    """The network's arrays over all stages of a pipeline; every method is collective over the grid."""
 
     def __init__(self, model: MLP, grid: ProcessGrid, layout: Layout, chunks: Sequence[ModelChunk]) -> None:
         self._model, self._grid, self._chunks = model, grid, chunks
@@ -39,13 +33,7 @@ class GlobalArrays:
         }
 
     def squared_norms(self, flats: Sequence[Array]) -> NDArray[np.float64]:
-        """Squared norm of every layer of the network, each parameter counted once; shape (layers,).
-
-        Parameters
-        ----------
-        flats : sequence of ndarray
-            One flat buffer for each of this rank's chunks.
-        """
+        """Squared norms of all layers, shape (layers,), from a flat buffer for each chunk of this rank."""
         grid = self._grid
         norms = np.zeros(len(self._model.layers))
         for chunk, flat in zip(self._chunks, flats, strict=True):

@@ -25,14 +25,7 @@ PROBE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class TransportChoice:
-    """A transport and the reason for it.
-
-    Attributes
-    ----------
-    name : {"staging", "mpi", "nccl"}
-    why : str
-        The reason as text, for the run's header.
-    """
+    """A transport and the reason for it."""
 
     name: TransportName
     why: str
@@ -43,15 +36,7 @@ def make_kernels(
 ) -> CupyKernels:
     """Make and compile the kernels of this rank's GPU; collective.
 
-    Parameters
-    ----------
-    make : callable, optional
-        `cupy_kernels` by default.
-
-    Raises
-    ------
-    EnvironmentProblem
-        On every rank: they cannot be made on some rank, which the message names.
+    Raises `EnvironmentProblem` on every rank if they cannot be made on one, which the message names.
     """
     kernels, problem = None, ""
     try:
@@ -76,19 +61,15 @@ def choose_transport(
 
     ``"auto"`` is NCCL if every rank has its own GPU, else staging. Device-aware MPI is used only on request.
 
+    Raises `EnvironmentProblem` on all ranks if the requested transport is not available.
+
     Parameters
     ----------
-    name : {"auto", "staging", "mpi", "nccl"}
     cupy : module
         CuPy with this rank's GPU as the current device.
     probe : callable
         Trial of device-aware MPI between the GPUs with the given PCI bus addresses, those of the first two ranks of a
         node; called on the first rank of every node.
-
-    Raises
-    ------
-    EnvironmentProblem
-        On all ranks: the requested transport is not available.
     """
     if grid.size == 1:
         return TransportChoice("staging", "a single rank sends no messages")

@@ -53,10 +53,7 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
     A ``profile`` partition is uniform here, because it requires timing the layers. Replicas are shared unless the
     configuration excludes it, or a GPU trains. `node_ranks` are the ranks of a full node.
 
-    Raises
-    ------
-    SettingError
-        A setting is not allowed, or conflicts with another.
+    Raises `SettingError` if a setting is not allowed, or conflicts with another.
     """
     pipelining, count = config.pipelining, len(stages)
     require_choice("parallel.weight_grad", pipelining.weight_grad, WEIGHT_GRADS)
@@ -180,15 +177,8 @@ def choose_sharing(
     was started with recovery from lost ranks: the shared memory is lost with the job, and an update that a lost rank
     left incomplete cannot be undone.
 
-    Parameters
-    ----------
-    on_host : bool
-        Whether the weights are in host memory.
-
     Returns
     -------
-    Layout
-        With the choice.
     Sharing or None
         None for a private replica, as some ranks may have where others share.
 

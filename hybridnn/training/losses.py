@@ -30,10 +30,6 @@ class MinibatchLosses:
 
     Parameters
     ----------
-    kernels : Kernels
-        Of the device that computes the losses.
-    minibatches : sequence of Minibatch
-        Consecutive minibatches.
     stop : callable
         Called with a message if a loss is not finite; raises.
 
@@ -59,10 +55,7 @@ class MinibatchLosses:
     def add(self, minibatch: Minibatch, total: Array) -> None:
         """Store and fetch the loss of the next minibatch, which has been computed.
 
-        Raises
-        ------
-        NonFiniteLossError
-            On every rank.
+        Raises `NonFiniteLossError` on every rank.
         """
         if self._grid.pipeline > 1:
             self.note(minibatch, total)
@@ -73,10 +66,7 @@ class MinibatchLosses:
     def fetch(self, count: int) -> None:
         """Fetch the means of the first `count` minibatches; collective over a grid with several stages.
 
-        Raises
-        ------
-        NonFiniteLossError
-            On every rank.
+        Raises `NonFiniteLossError` on every rank.
         """
         fetched = len(self.means)
         if count <= fetched:
@@ -141,13 +131,7 @@ class Metrics:
 
 
 class MetricSums:
-    """Sums over the samples of a rank, from which `total` computes the metrics.
-
-    Parameters
-    ----------
-    outputs : int
-        Outputs of the network.
-    """
+    """Sums over the samples of a rank, from which `total` computes the metrics."""
 
     def __init__(self, outputs: int, classification: bool) -> None:
         self._classification = classification
@@ -167,8 +151,6 @@ class MetricSums:
         ----------
         outputs : ndarray, shape (outputs, n)
         targets : ndarray, shape (n, outputs), or labels, shape (n,)
-        loss : float
-            Sum of the losses of these samples.
         """
         n = outputs.shape[1]
         if n == 0:

@@ -340,13 +340,7 @@ class Trainer(TrainedNetwork):
         return nullcontext() if watch is None else watch.busy(what, at_most)
 
     def origin(self, data: str) -> Origin:
-        """Description of this training for the manifests of its checkpoints.
-
-        Parameters
-        ----------
-        data : str
-            Identity of the data.
-        """
+        """Description of this training for the manifests of its checkpoints."""
         from hybridnn.checkpoints.manifest import Origin  # only a run that writes or reads checkpoints needs it
 
         return Origin(
