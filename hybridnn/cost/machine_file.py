@@ -70,7 +70,11 @@ def read_machine(source: Path | str) -> Machine:
     """
     path = Path(source)
     if not path.suffix and path.name == str(source):
-        return _machine_from(str(source), parse_toml(_shipped_text(str(source))))
+        if path.name not in shipped_machines():
+            given, shipped = f"machine {one_line(path.name)!r}", ", ".join(shipped_machines())
+            raise DataError(f"{given}: give a .toml or .json file, or one of the machines that ship: {shipped}")
+        text = (files("hybridnn.hpc_jobs") / "machines" / f"{path.name}.toml").read_text(encoding="utf-8")
+        return _machine_from(path.name, parse_toml(text))
     if path.suffix.lower() not in (".toml", ".json"):
         raise FileError(path, "a machine file must end in .toml or .json")
     is_toml = path.suffix.lower() == ".toml"
@@ -95,15 +99,6 @@ def write_machine(machine: Machine, path: Path | str) -> None:
 
     text = HEADER + tomli_w.dumps(machine.model_dump(exclude_none=True))
     write_atomically(Path(path), text)
-
-
-def _shipped_text(name: str) -> str:
-    if name not in shipped_machines():
-        shipped = ", ".join(shipped_machines())
-        raise DataError(
-            f"machine {one_line(name)!r}: give a .toml or .json file, or one of the machines that ship: {shipped}"
-        )
-    return (files("hybridnn.hpc_jobs") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _machine_from(source: str, values: object) -> Machine:

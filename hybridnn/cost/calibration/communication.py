@@ -195,16 +195,15 @@ def _time_cases(
         group.allreduce(elapsed, "max")  # so that all ranks stop after the same round
         rounds.append(elapsed[:-1])
         if len(rounds) == 1:
-            repeats = [_repeats(case, time) for case, time in zip(cases, elapsed.tolist(), strict=False)]
+            # A root could begin its next broadcast before the others have ended the last.
+            repeats = [
+                1 if case.operation == "broadcast" else min(MOST_REPEATS, ceil(TURN_SECONDS / time))
+                for case, time in zip(cases, elapsed.tolist(), strict=False)
+            ]
         if len(rounds) > LEAST_ROUNDS and elapsed[-1] >= seconds:
             # The first round opened connections and touched memory.
             result: NDArray[np.float64] = np.median(rounds[1:], axis=0)
             return result
-
-
-def _repeats(case: CollectiveCase, seconds: float) -> int:
-    # A root could begin its next broadcast before the others have ended the last.
-    return 1 if case.operation == "broadcast" else min(MOST_REPEATS, ceil(TURN_SECONDS / seconds))
 
 
 def _time_turn(group: Group, operation: str, array: Array, repeats: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, pairwise
 from math import log, sqrt
 from statistics import mean, median
@@ -110,53 +111,39 @@ def fit_segments(
     for nbytes, taken in timings:
         by_size[nbytes].append(taken)
     sizes = sorted(by_size)
-    rows = [(needed.messages, needed.nbytes) for needed in map(counts_of, sizes)]
-    runs = _Runs(np.array(rows), np.array([median(by_size[size]) for size in sizes]))
-    divisions = (cuts for segments in range(1, SEGMENTS + 1) for cuts in _divisions(len(sizes), segments))
-    best = min(filter(runs.rises, divisions), key=runs.criterion, default=(0, len(sizes)))
-    ends = [sqrt(max(sizes[stop - 1], 1) * sizes[stop]) for stop in best[1:-1]] + [None]
-    return tuple(
-        Segment(up_to_bytes=end, alpha_seconds=alpha, beta_seconds_per_byte=beta)
-        for end, (alpha, beta) in zip(ends, map(runs.coefficients, best, best[1:]), strict=False)
-    )
+    rows = np.array([(needed.messages, needed.nbytes) for needed in map(counts_of, sizes)])
+    seconds = np.array([median(by_size[size]) for size in sizes])
 
+    @cache
+    def fit(start: int, stop: int) -> LinearFit:
+        return fit_linear(rows[start:stop], seconds[start:stop])
 
-class _Runs:
-    """Fits of runs of consecutive sizes, each computed once."""
+    @cache
+    def squares(start: int, stop: int) -> float:
+        """Sum of the squared relative errors of a run of sizes."""
+        return float(((fit(start, stop).seconds(rows[start:stop]) / seconds[start:stop] - 1) ** 2).sum())
 
-    def __init__(self, rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> None:
-        self._rows = rows
-        self._seconds = seconds
-        self._fits: dict[tuple[int, int], tuple[tuple[float, float], float]] = {}
+    def criterion(cuts: tuple[int, ...]) -> float:
+        parameters = 3 * (len(cuts) - 1) - 1  # alpha and beta of each, and the ends of all but the last
+        error = sum(squares(start, stop) for start, stop in pairwise(cuts)) / len(sizes)
+        return len(sizes) * log(error + CLOCK_ERROR**2) + parameters * log(len(sizes))
 
-    def coefficients(self, start: int, stop: int) -> tuple[float, float]:
-        """Alpha and beta of the sizes from `start` up to, not including, `stop`."""
-        return self._fit(start, stop)[0]
-
-    def criterion(self, cuts: tuple[int, ...]) -> float:
-        """Bayesian information criterion of a division: lower is better."""
-        points, segments = len(self._seconds), len(cuts) - 1
-        squares = sum(self._fit(start, stop)[1] for start, stop in pairwise(cuts))
-        parameters = 3 * segments - 1  # alpha and beta of each, and the ends of all but the last
-        return points * log(squares / points + CLOCK_ERROR**2) + parameters * log(points)
-
-    def rises(self, cuts: tuple[int, ...]) -> bool:
+    def rises(cuts: tuple[int, ...]) -> bool:
         """Whether no segment begins much below the end of the one before, at the sizes next to the border."""
         for (start, border), (_, stop) in pairwise(pairwise(cuts)):
-            below, above = self.coefficients(start, border), self.coefficients(border, stop)
-            for row in self._rows[border - 1 : border + 1]:
-                if float(row @ above) < LEAST_STEP * float(row @ below):
-                    return False
+            nearby = rows[border - 1 : border + 1]
+            if (fit(border, stop).seconds(nearby) < LEAST_STEP * fit(start, border).seconds(nearby)).any():
+                return False
         return True
 
-    def _fit(self, start: int, stop: int) -> tuple[tuple[float, float], float]:
-        key = (start, stop)
-        if key not in self._fits:
-            rows, seconds = self._rows[start:stop], self._seconds[start:stop]
-            fit = fit_linear(rows, seconds)
-            alpha, beta = fit.coefficients
-            self._fits[key] = ((alpha, beta), float(((fit.seconds(rows) / seconds - 1) ** 2).sum()))
-        return self._fits[key]
+    divisions = (cuts for segments in range(1, SEGMENTS + 1) for cuts in _divisions(len(sizes), segments))
+    best = min(filter(rises, divisions), key=criterion, default=(0, len(sizes)))
+    ends = [sqrt(max(sizes[stop - 1], 1) * sizes[stop]) for stop in best[1:-1]] + [None]
+    coefficients = (fit(start, stop).coefficients for start, stop in pairwise(best))
+    return tuple(
+        Segment(up_to_bytes=end, alpha_seconds=alpha, beta_seconds_per_byte=beta)
+        for end, (alpha, beta) in zip(ends, coefficients, strict=True)
+    )
 
 
 def _divisions(points: int, segments: int) -> Iterable[tuple[int, ...]]:
