@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from hybridnn.checkpoints.progress import FrozenModel, Positive, Progress
 from hybridnn.errors import DataError, one_line
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.files import parse_json
 from hybridnn.utils.settings_models import first_problem
 
@@ -49,16 +47,6 @@ class Origin(FrozenModel):
     seed: int
     shuffle: bool
     layout: Layout
-
-    @field_validator("layout")
-    @classmethod
-    def _possible_layout(cls, layout: Layout) -> Layout:
-        if layout.method not in METHODS:
-            raise ValueError(f"{layout.method!r} is no pipeline method")
-        counts = [layout.chunks, layout.microbatches, *layout.layers, *chain.from_iterable(layout.stages)]
-        if min(counts) < 1 or not layout.stages or len(layout.layers) != layout.chunks * len(layout.stages):
-            raise ValueError("stages, layers, chunks and microbatches do not fit together")
-        return layout
 
 
 class ArrayEntry(FrozenModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -89,7 +90,7 @@ class TrainView:
             figures = {**asdict(summary), **asdict(totals)}
             write_json({"header": asdict(self._header) if self._header else None, **figures})
             return
-        pipelined = self._header is not None and self._header.pipeline > 1
+        pipelined = self._header is not None and len(self._header.layout.stages) > 1
         for line in ("", epoch_table(summary.epochs, pipelined=pipelined), ""):
             self._console.print(line)
         self._console.print(summary_table(summary, totals, pipelined=pipelined))
@@ -196,27 +197,29 @@ def _device_rows(header: RunHeader) -> list[tuple[str, str]]:
 
 
 def _grid_text(header: RunHeader) -> str:
-    widths = {(stage.batch, stage.model) for stage in header.stages}
-    if len(widths) > 1:
-        stages = " + ".join(f"{stage.batch} x {stage.model}" for stage in header.stages)
-        return f"{stages} (batch x model of each stage)"
-    if header.pipeline > 1:
-        return f"{header.pipeline} x {header.batch} x {header.model} (pipeline x batch x model)"
-    return f"{header.batch} x {header.model} (batch x model)"
+    stages = header.layout.stages
+    widths = [f"{batch} x {model}" for batch, model in stages]
+    if len(set(widths)) > 1:
+        return f"{' + '.join(widths)} (batch x model of each stage)"
+    if len(stages) > 1:
+        return f"{len(stages)} x {widths[0]} (pipeline x batch x model)"
+    return f"{widths[0]} (batch x model)"
 
 
 def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
     """The method, and every stage's memory beside its weights, gradients and optimizer state."""
-    if header.method is None:
+    layout = header.layout
+    if len(layout.stages) == 1:
         return []
-    cut = f", {header.microbatches} microbatches" if header.microbatches > 1 else ""
-    rows = [("pipeline", f"{header.method}{cut}")]
-    for stage in header.stages:
-        layers = f"{plural('layer', len(stage.layers))} {', '.join(map(str, stage.layers))}"
-        sizes = (stage.weight_version_bytes, stage.activation_bytes, stage.buffer_bytes)
+    cut = f", {layout.microbatches} microbatches" if layout.microbatches > 1 else ""
+    rows = [("pipeline", f"{layout.method_text}{cut}")]
+    for stage, memory_of_stage in enumerate(header.memory):
+        indices = list(chain.from_iterable(layout.layer_indices(stage)))
+        layers = f"{plural('layer', len(indices))} {', '.join(map(str, indices))}"
+        sizes = memory_of_stage.weight_version_bytes, memory_of_stage.activation_bytes, memory_of_stage.buffer_bytes
         versions, activations, buffers = (format_bytes(size, decimals=1) for size in sizes)
         memory = f"other weight versions {versions}, activations {activations}, buffers {buffers}"
-        rows.append((f"stage {stage.stage}", f"{layers}: {memory}"))
+        rows.append((f"stage {stage}", f"{layers}: {memory}"))
     return rows
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,13 @@ class Layout:
     shared_replicas: bool = False
     wire_dtype: str = "same"
     node_ranks: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"{self.method!r} is no pipeline method")
+        counts = [self.chunks, self.microbatches, *self.layers, *chain.from_iterable(self.stages)]
+        if not self.stages or min(counts) < 1 or len(self.layers) != self.chunks * len(self.stages):
+            raise ValueError("stages, layers, chunks and microbatches do not fit together")
 
     @classmethod
     def uniform(cls, stages: Sequence[tuple[int, int]], layers: int) -> Layout:
@@ -182,10 +189,10 @@ class Layout:
 
     @property
     def pipeline_only(self) -> Layout:
-        """The pipeline with one rank in every stage and no layers; layouts with equal ones have equal schedules."""
+        """The pipeline with one rank and layer in every stage; layouts with equal ones have equal schedules."""
         return Layout(
             ((1, 1),) * len(self.stages),
-            (),
+            (1,) * len(self.layers),
             method=self.method,
             microbatches=self.microbatches,
             chunks=self.chunks,
@@ -195,9 +202,13 @@ class Layout:
 
     def layers_of(self, model: MLP, stage: int) -> list[tuple[DenseLayer, ...]]:
         """Layers of every chunk of a stage."""
+        return [model.layers[indices.start : indices.stop] for indices in self.layer_indices(stage)]
+
+    def layer_indices(self, stage: int) -> list[range]:
+        """Indices of the layers of every chunk of a stage."""
         ends = list(accumulate(self.layers, initial=0))
         virtual_stages = range(stage, len(self.layers), len(self.stages))
-        return [model.layers[ends[index] : ends[index + 1]] for index in virtual_stages]
+        return [range(ends[index], ends[index + 1]) for index in virtual_stages]
 
     def microbatch_samples(self, stage: int, microbatch: int, batch_size: int) -> int:
         """Samples of a microbatch on the rank of a stage that has most."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from hybridnn.pipeline.execution.memory import MemoryBreakdown
+from hybridnn.pipeline.layout import Layout
 from hybridnn.training.records import EpochRecord, Record
 
 
@@ -45,39 +46,13 @@ class PredictedStep(Record):
 
 
 @dataclass(frozen=True)
-class StageHeader(MemoryBreakdown):
-    """One stage of a pipeline, with the largest memory of its ranks.
-
-    Attributes
-    ----------
-    stage : int
-        From 0.
-    batch, model : int
-        Ranks of the stage along these axes.
-    layers : tuple of int
-        Indices of its layers.
-    """
-
-    stage: int
-    batch: int
-    model: int
-    layers: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class RunHeader(Record):
     """Header of a run: its layout, data, model and device, shown as the first lines of output.
 
     Attributes
     ----------
-    batch, model : int
-        Ranks along these axes; those of the first stage if the stages differ.
-    method : str or None
-        Pipeline method; None without a pipeline.
-    microbatches : int
-        Microbatches per minibatch.
-    stages : tuple of StageHeader
-        One per stage of the pipeline; a single one without a pipeline.
+    memory : tuple of MemoryBreakdown
+        The largest of the ranks of every stage.
     device, device_why : str
         ``"cpu"`` or ``"gpu"``, and its name or the reason for the choice.
     transport : str or None
@@ -95,12 +70,8 @@ class RunHeader(Record):
     kind = "header"
 
     ranks: int
-    pipeline: int
-    batch: int
-    model: int
-    method: str | None
-    microbatches: int
-    stages: tuple[StageHeader, ...]
+    layout: Layout
+    memory: tuple[MemoryBreakdown, ...]
     nodes: int
     threads_per_rank: int
     data: str

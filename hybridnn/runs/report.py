@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from hybridnn.config.settings import Settings
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.learning_curve import draw_learning_curve
-from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary, StageHeader
+from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, WEIGHTS
 from hybridnn.training.records import EpochRecord, StepRecord
@@ -118,25 +117,11 @@ class RunReport:
 
     def _header(self, folder: Path) -> RunHeader:
         settings, trainer, data = self._settings, self._trainer, self._data
-        grid, layout = trainer.grid, trainer.layout
         return RunHeader(
-            ranks=grid.size,
-            pipeline=grid.pipeline,
-            batch=grid.batch,
-            model=grid.model,
-            method=layout.method_text if grid.pipeline > 1 else None,
-            microbatches=layout.microbatches,
-            stages=tuple(
-                StageHeader(
-                    **asdict(self._memory[stage]),
-                    stage=stage,
-                    batch=batch,
-                    model=model,
-                    layers=tuple(layer.index for chunk in layout.layers_of(trainer.model, stage) for layer in chunk),
-                )
-                for stage, (batch, model) in enumerate(grid.stages)
-            ),
-            nodes=grid.nodes,
+            ranks=trainer.grid.size,
+            layout=trainer.layout,
+            memory=self._memory,
+            nodes=trainer.grid.nodes,
             threads_per_rank=trainer.threads.count,
             threads_why=trainer.threads.why,
             data=settings.data.name or str(settings.data.file),

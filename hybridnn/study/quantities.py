@@ -138,7 +138,7 @@ def figures_of(run: RunRecord) -> RunFigures:
         ranks=header.ranks,
         nodes=header.nodes,
         threads_per_rank=header.threads_per_rank,
-        method=header.method,
+        method=header.layout.method_text if len(header.layout.stages) > 1 else None,
         batch_size=run.settings.training.batch_size,
         train_samples=header.train_samples,
         parameters=header.parameters,
@@ -170,11 +170,10 @@ def instruction_figures(run: RunRecord) -> list[InstructionFigures]:
 
 def grid_text(run: RunRecord) -> str:
     """``2x4`` (batch x model), ``2x2x1`` with a pipeline, ``2x1+1x1`` where its stages differ."""
-    header = run.header
-    widths = [(stage.batch, stage.model) for stage in header.stages]
+    widths = [f"{batch}x{model}" for batch, model in run.header.layout.stages]
     if len(set(widths)) > 1:
-        return "+".join(f"{batch}x{model}" for batch, model in widths)
-    return f"{header.pipeline}x" * (header.pipeline > 1) + f"{header.batch}x{header.model}"
+        return "+".join(widths)
+    return f"{len(widths)}x" * (len(widths) > 1) + widths[0]
 
 
 def _time_shares(run: RunRecord) -> TimeShares:

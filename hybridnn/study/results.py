@@ -79,8 +79,8 @@ class StudyPoint:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Ranks along pipeline, batch and model (of the first stage)."""
-        header = self.cells[0].run.header
-        return header.pipeline, header.batch, header.model
+        stages = self.cells[0].run.header.layout.stages
+        return len(stages), *stages[0]
 
     @property
     def seconds_per_epoch(self) -> Spread:

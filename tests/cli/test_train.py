@@ -17,9 +17,11 @@ from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_view import MOST_ROWS, RunTotals, TrainView, epoch_table
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.config.settings import Settings
+from hybridnn.pipeline.execution.memory import MemoryBreakdown
+from hybridnn.pipeline.layout import Layout
 from hybridnn.runs import report as run_report
 from hybridnn.runs.learning_curve import draw_learning_curve
-from hybridnn.runs.records import RunHeader, RunSummary, StageHeader
+from hybridnn.runs.records import RunHeader, RunSummary
 from hybridnn.runs.run_files import read_epochs, run_status
 from hybridnn.training.records import EpochRecord, StepRecord
 from mpi_runner.slowness import deadline
@@ -27,12 +29,8 @@ from reference.command_line import Run, records_of
 
 HEADER = RunHeader(
     ranks=4,
-    pipeline=1,
-    batch=2,
-    model=2,
-    method=None,
-    microbatches=1,
-    stages=(StageHeader(1000, 500, 0, 2000, 3000, stage=0, batch=2, model=2, layers=(0, 1)),),
+    layout=Layout(((2, 2),), (2,)),
+    memory=(MemoryBreakdown(1000, 500, 0, 2000, 3000),),
     nodes=1,
     threads_per_rank=1,
     threads_why="small products",
@@ -98,8 +96,12 @@ def test_waiting_time_of_a_pipeline_is_its_bubble(capsys: pytest.CaptureFixture[
         _epoch(1, compute_seconds=1.0, communication_seconds=3.0, waiting_seconds=2.5),
         _epoch(2, compute_seconds=1.0, communication_seconds=5.0, waiting_seconds=4.0),
     ]
+    two_stages = Layout.uniform([(1, 1)] * 2, 2)
     for header, shown in (
-        (replace(HEADER, pipeline=4, method="sequential"), "20% compute, 15% communication, 65% bubble (rank 0)"),
+        (
+            replace(HEADER, layout=two_stages, memory=HEADER.memory * 2),
+            "20% compute, 15% communication, 65% bubble (rank 0)",
+        ),
         (HEADER, "20% compute, 80% communication (rank 0)"),
     ):
         view = TrainView(quiet=True)
@@ -108,7 +110,7 @@ def test_waiting_time_of_a_pipeline_is_its_bubble(capsys: pytest.CaptureFixture[
         out = capsys.readouterr().out
         assert f"time           {shown}" in out
         titles, rows = out.splitlines()[1:3], [line.split() for line in out.splitlines() if line.startswith("     ")]
-        if header.pipeline > 1:
+        if len(header.layout.stages) > 1:
             assert "bubble" in titles[0] + titles[1]
             assert [row[5:8] for row in rows if row[0] in "12"] == [
                 ["1.000", "0.500", "2.500"],

@@ -34,7 +34,8 @@ def test_commands_of_the_page_of_pipelines_train_digits(command: list[str], run_
     header, *_, last, end = records_of("run")
     assert end["kind"] == "end"
     assert last["test_accuracy"] > 0.8
-    assert (header["kind"], header["method"], header["pipeline"]) == ("header", command[-1], 4)
+    layout = header["layout"]
+    assert (header["kind"], layout["method"], len(layout["stages"])) == ("header", command[-1], 4)
     assert "4 x 1 x 1 (pipeline x batch x model)" in out
     assert "stage 3" in out
     weights = np.load("run/weights.npz")
@@ -46,12 +47,11 @@ def test_header_and_history_have_the_memory_of_every_stage(run_hybridnn: Run) ->
     _, out, _ = run_hybridnn(*ON_FOUR, *DIGITS, *options)
     printed, recorded = json.loads(out)["header"], records_of("run")[0]
     assert recorded == {"kind": "header", **printed}
-    for stage in recorded["stages"]:
-        version_bytes = 4 * sum(rows * (columns + 1) for rows, columns in LAYERS_OF[stage["stage"]])
-        older = 3 - stage["stage"]
-        assert stage["layers"] == [2 * stage["stage"], 2 * stage["stage"] + 1]
-        assert stage["weight_version_bytes"] == pytest.approx(older * version_bytes, rel=0.05)
-        assert min(stage["activation_bytes"], stage["buffer_bytes"]) > 0
+    assert recorded["layout"]["layers"] == [2] * 4
+    for stage, memory in enumerate(recorded["memory"]):
+        version_bytes = 4 * sum(rows * (columns + 1) for rows, columns in LAYERS_OF[stage])
+        assert memory["weight_version_bytes"] == pytest.approx((3 - stage) * version_bytes, rel=0.05)
+        assert min(memory["activation_bytes"], memory["buffer_bytes"]) > 0
 
 
 LAYERS_OF = [[(32, 64), (32, 32)], [(32, 32)] * 2, [(32, 32)] * 2, [(32, 32), (10, 32)]]
@@ -76,7 +76,7 @@ def test_a_method_alone_makes_all_ranks_stages(run_hybridnn: Run) -> None:
     options = ["--set", "data.rows=60", *HIDDEN, "--batch-size", "24", "--method", "pipedream", "-q"]
     assert run_hybridnn(*ON_FOUR, *options, "--epochs", "1", "--out", "run")[0] == 0
     header = records_of("run")[0]
-    assert (header["pipeline"], header["batch"], header["method"]) == (4, 1, "pipedream")
+    assert (header["layout"]["stages"], header["layout"]["method"]) == ([[1, 1]] * 4, "pipedream")
     code, _, err = run_hybridnn(*ON_FOUR, "--resume", "run", "--epochs", "2", "-q")
     assert code == 0, err
     exact = ["--method", "1f1b", "--batch", "2", "-q"]
@@ -89,9 +89,9 @@ def test_a_method_alone_makes_all_ranks_stages(run_hybridnn: Run) -> None:
     assert code == 0, err
     *lines, last, end = records_of("run")
     assert (last["epoch"], end["kind"]) == (5, "end")
-    headers = [line for line in lines if line["kind"] == "header"]
-    layouts = [(line["pipeline"], line["batch"], line["method"]) for line in headers]
-    assert layouts == [(4, 1, "pipedream"), (4, 1, "pipedream"), (2, 2, "1f1b"), (1, 4, None), (4, 1, "gpipe")]
+    layouts = [line["layout"] for line in lines if line["kind"] == "header"]
+    grids = [(len(layout["stages"]), layout["stages"][0][0], layout["method"]) for layout in layouts]
+    assert grids == [(4, 1, "pipedream"), (4, 1, "pipedream"), (2, 2, "1f1b"), (1, 4, "sequential"), (4, 1, "gpipe")]
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hybridnn.config.file import to_toml
 from hybridnn.config.settings import settings_from
+from hybridnn.pipeline.layout import Layout
 from hybridnn.runs.run_files import CONFIG_END
 
 __all__ = ["prediction_line", "write_run"]
@@ -67,17 +69,13 @@ def write_run(
     memory = dict.fromkeys(
         ("weight_bytes", "optimizer_bytes", "weight_version_bytes", "activation_bytes", "buffer_bytes"), 0
     )
-    stages = [
-        {"stage": stage, "batch": batch, "model": model, "layers": [stage], **memory} for stage in range(pipeline)
-    ]
+    layout = Layout.uniform([(batch, model)] * pipeline, pipeline)
     sizes = [64, *hidden, 10]
     header = {
         "kind": "header",
         "ranks": ranks,
-        **parallel,
-        "method": "1f1b" if pipeline > 1 else None,
-        "microbatches": 1,
-        "stages": stages,
+        "layout": asdict(replace(layout, method="1f1b" if pipeline > 1 else "sequential")),
+        "memory": [memory] * pipeline,
         "nodes": nodes,
         "threads_per_rank": threads,
         "data": "digits",

@@ -23,8 +23,8 @@ MEASURED = {
 def test_everything_in_the_folder_is_read(tmp_path: Path) -> None:
     write_run(tmp_path, ranks=4, grid=(2, 1, 2), lines=[prediction_line(0.25), MEASURED])
     run = read_run(tmp_path)
-    assert (run.header.ranks, run.header.pipeline, run.header.method) == (4, 2, "1f1b")
-    assert [stage.layers for stage in run.header.stages] == [(0,), (1,)]
+    layout = run.header.layout
+    assert (layout.ranks, len(layout.stages), layout.method, layout.layers) == (4, 2, "1f1b", (1, 1))
     assert run.header.sizes == (64, 64, 64, 10)
     assert run.settings.parallel.model == 2
     assert len(run.epochs) == 4

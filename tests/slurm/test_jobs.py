@@ -89,7 +89,7 @@ def _assert_same(run: Path, undisturbed: Path) -> None:
 
 def test_four_ranks_train_on_two_nodes(undisturbed: Path) -> None:
     header = _records(undisturbed)[0]
-    assert (header["ranks"], header["batch"], header["model"], header["nodes"]) == (4, 2, 2, 2)
+    assert (header["ranks"], header["layout"]["stages"], header["nodes"]) == (4, [[2, 2]], 2)
     assert header["threads_per_rank"] == 1
     assert run_status(undisturbed) == "finished"
     assert _epochs(undisturbed) == list(range(1, EPOCHS + 1))
