@@ -15,8 +15,8 @@ from benchmarks.timing import Run, alternate, in_turn
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
 from hybridnn.pipeline.partition.layer_profile import time_layers
-from hybridnn.runs.trace.breakdown import break_down, mean_of
-from hybridnn.runs.trace.trace_file import read_trace, write_trace
+from hybridnn.runs.trace_breakdown import break_down, mean_of
+from hybridnn.runs.trace_file import read_trace, write_trace
 from hybridnn.training.config import Pipelining
 
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}

@@ -25,7 +25,7 @@ from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, write_profile
 from hybridnn.pipeline.schedules.instructions import Forward
 from hybridnn.runs.run_files import CONFIG_END, read_epochs, read_run, run_status
-from hybridnn.runs.trace.trace_file import read_trace
+from hybridnn.runs.trace_file import read_trace
 from hybridnn.study.quantities import figures_of
 from hybridnn.study.study_file import load_study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, read_manifest

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.pipeline.drawing.drawing import Drawing
-    from hybridnn.runs.trace.breakdown import Breakdown
-    from hybridnn.runs.trace.trace_file import Epoch, Trace
+    from hybridnn.runs.trace_breakdown import Breakdown
+    from hybridnn.runs.trace_file import Epoch, Trace
 
 
 TITLES = ("computing", "transfer", "idle: data\nunder way", "idle: work\nnot done", "other")
@@ -62,9 +62,9 @@ def trace(
     out: PictureFile = None,
 ) -> None:
     """Break down where the time of a traced epoch went, and draw what every rank did."""
-    from hybridnn.runs.trace.breakdown import break_down
-    from hybridnn.runs.trace.measured import draw_epoch
-    from hybridnn.runs.trace.trace_file import read_trace
+    from hybridnn.runs.trace_breakdown import break_down
+    from hybridnn.runs.trace_drawing import draw_epoch
+    from hybridnn.runs.trace_file import read_trace
 
     picture = choose_format(output_format, out)
     measured = _choose_epoch(run, read_trace(run), epoch)
@@ -95,7 +95,7 @@ def _choose_epoch(run: Path, trace: Trace, number: int | None) -> Epoch:
 
 def _choose_window(epoch: Epoch, begin: float | None, end: float | None, minibatches: str | None) -> TimeWindow:
     """Return the span of time that the user chose, or that of the first few minibatches."""
-    from hybridnn.runs.trace.measured import readable_minibatches, span_of_minibatches
+    from hybridnn.runs.trace_drawing import readable_minibatches, span_of_minibatches
 
     if minibatches is not None:
         if begin is not None or end is not None:
@@ -151,7 +151,7 @@ def _facts(epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Seque
 
     Times of the drawing's boxes have its unit, from its start.
     """
-    from hybridnn.runs.trace.breakdown import sum_of
+    from hybridnn.runs.trace_breakdown import sum_of
 
     return {
         "method": epoch.method,
@@ -184,7 +184,7 @@ def _facts(epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Seque
 
 def _by_stage(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> list[Breakdown]:
     """Mean over the ranks of every stage."""
-    from hybridnn.runs.trace.breakdown import mean_of
+    from hybridnn.runs.trace_breakdown import mean_of
 
     return [
         mean_of([item for lane, item in zip(epoch.ranks, breakdowns, strict=True) if lane.position.stage == stage])
@@ -202,7 +202,7 @@ def _shares(item: Breakdown) -> dict[str, float]:
 
 def _table(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> Table:
     """One row per stage, the mean over its ranks, and the total over all ranks."""
-    from hybridnn.runs.trace.breakdown import sum_of
+    from hybridnn.runs.trace_breakdown import sum_of
 
     has_means = any(batch * model > 1 for batch, model in epoch.stages)
     titles = ("stage\n(mean)" if has_means else "stage", *TITLES)

@@ -83,8 +83,6 @@ def resolve_request(
         A run folder, or ``"auto"``: `output.folder`, if it has checkpoints.
     overrides : sequence of str
         ``section.key=value``, for the settings of the run to resume.
-    forced : bool
-        As for `run_training`.
 
     Returns
     -------

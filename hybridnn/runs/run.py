@@ -24,7 +24,7 @@ from hybridnn.runs.report import RunReport, RunView, summarize
 from hybridnn.runs.resume import data_identity, resume
 from hybridnn.runs.run_files import CHECKPOINTS, TRACE
 from hybridnn.runs.stop_signals import StopSignals
-from hybridnn.runs.trace.trace_file import write_trace
+from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.equal_ranks import describe_value, require_same_settings

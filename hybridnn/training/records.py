@@ -132,7 +132,7 @@ class EpochRecord(Record):
         Bytes that all ranks sent during the epoch's training, counted by the rule in ``comm/recorder.py``.
     waiting_seconds : float
         The part of `communication_seconds` that rank 0 spent waiting for messages of other stages and at barriers; in a
-        pipeline, its bubble. 0 in histories of versions that did not measure it.
+        pipeline, its bubble.
     """
 
     kind = "epoch"

@@ -17,7 +17,7 @@ from hybridnn.pipeline.schedules.instructions import (
     SendGradients,
     Update,
 )
-from hybridnn.runs.trace.trace_file import Epoch, RankTrace
+from hybridnn.runs.trace_file import Epoch, RankTrace
 
 __all__ = ["communication", "compute", "make_epoch", "phase", "trace_document", "two_stages"]
 

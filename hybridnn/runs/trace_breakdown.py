@@ -16,7 +16,7 @@ from math import inf
 from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.execution.routes import StagePosition
 from hybridnn.pipeline.schedules.instructions import Instruction, ReceiveGradients, SendActivations, SendGradients
-from hybridnn.runs.trace.trace_file import Epoch
+from hybridnn.runs.trace_file import Epoch
 
 
 @dataclass(frozen=True)

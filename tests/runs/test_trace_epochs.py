@@ -5,7 +5,7 @@ import pytest
 from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.execution.routes import StagePosition
 from hybridnn.pipeline.schedules.instructions import Forward
-from hybridnn.runs.trace.trace_file import RankTrace, Trace, positions_of
+from hybridnn.runs.trace_file import RankTrace, Trace, positions_of
 from reference.traces import compute
 
 

@@ -19,7 +19,7 @@ from hybridnn.pipeline.schedules.instructions import (
     SendGradients,
     Update,
 )
-from hybridnn.runs.trace.breakdown import Breakdown, break_down, mean_of, sum_of
+from hybridnn.runs.trace_breakdown import Breakdown, break_down, mean_of, sum_of
 from reference.traces import communication, compute, make_epoch
 
 TWO = [(1, 1), (1, 1)]

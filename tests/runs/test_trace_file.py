@@ -21,7 +21,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.runs.trace.trace_file import RankTrace, Trace, read_trace, write_trace
+from hybridnn.runs.trace_file import RankTrace, Trace, read_trace, write_trace
 from reference.ranks import this_rank
 from reference.traces import communication, compute, trace_document
 
@@ -63,7 +63,7 @@ def test_clocks_of_nodes_are_put_together(
     comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The second rank's clock is 1000 s fast.
-    for module in ("comm.group", "comm.recorder", "runs.trace.trace_file"):
+    for module in ("comm.group", "comm.recorder", "runs.trace_file"):
         monkeypatch.setattr(f"hybridnn.{module}.perf_counter", lambda: perf_counter() + 1000 * this_rank())
     grid, path = ProcessGrid(comm), mpi_tmp_path / "trace.json"
     for nodes in (1, 2):

@@ -7,7 +7,7 @@ from math import inf
 from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.drawing.drawing import KINDS, Box, Drawing, Numbering, Row, is_computation
 from hybridnn.pipeline.schedules.instructions import Instruction
-from hybridnn.runs.trace.trace_file import Epoch, RankTrace
+from hybridnn.runs.trace_file import Epoch, RankTrace
 from hybridnn.utils.text import counted
 
 MILLISECONDS = 1e3

@@ -27,8 +27,8 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.methods import make_schedule
-from hybridnn.runs.trace.breakdown import break_down
-from hybridnn.runs.trace.trace_file import Epoch, Trace, read_trace, write_trace
+from hybridnn.runs.trace_breakdown import break_down
+from hybridnn.runs.trace_file import Epoch, Trace, read_trace, write_trace
 from reference.cases import data
 from reference.pipeline_cases import PipelineCase, pipelined_trainer
 

@@ -1,1 +1,0 @@
-"""Traces of runs: file, epochs, breakdown of time, drawing."""
