@@ -32,12 +32,8 @@ def locate(info: DatasetInfo, file: RemoteFile, folder: Path | None = None) -> P
     """Return the verified path of a file of a data set, after a download if the file is not on disk.
 
     The search covers `folder` if given, otherwise ``$HYBRIDNN_DATA`` and then the cache folder; in each of them a
-    sub-folder named after the data set comes first.
-
-    Raises
-    ------
-    DataError
-        If a file has another checksum, or if the download fails; the message gives advice.
+    sub-folder named after the data set comes first. If a file has another checksum, or the download fails, a
+    `DataError` gives advice.
     """
     if not file.url:
         shipped = Path(__file__).with_name(file.name)
@@ -54,12 +50,7 @@ def open_members(info: DatasetInfo, archive: RemoteFile, folder: Path | None = N
     """Yield (path, stream) of each verified member of an archive, in arbitrary order.
 
     Unpacked members in the folders of `locate` are used in place of the archive. A stream is valid until the next one
-    is yielded.
-
-    Raises
-    ------
-    DataError
-        As `locate`, and if the archive cannot be read or lacks a member.
+    is yielded. `DataError` as of `locate`, and if the archive cannot be read or lacks a member.
     """
     unpacked = _unpacked(info, archive, folder)
     if unpacked:

@@ -70,12 +70,7 @@ class Standardizer:
     def fit(cls, rows: Rows, block: int = 4096) -> Standardizer:
         """Compute means and standard deviations in float64, in two passes over blocks of `block` samples.
 
-        A constant column has scale 1 and is standardized to 0.
-
-        Raises
-        ------
-        DataError
-            If values are so large that their squares overflow.
+        A constant column has scale 1 and is standardized to 0. `DataError` if the squares of values overflow.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             mean, squares = _moments(rows, block)
@@ -108,13 +103,7 @@ class Standardizer:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Standardizer:
-        """Build from the arrays of `to_arrays`; other keys are ignored.
-
-        Raises
-        ------
-        DataError
-            If an array is missing.
-        """
+        """Build from the arrays of `to_arrays`; other keys are ignored. `DataError` if an array is missing."""
         names = ["x_mean", "x_scale"] + (["y_mean", "y_scale"] if {"y_mean", "y_scale"} & set(arrays) else [])
         missing = [name for name in names if name not in arrays]
         if missing:
@@ -123,13 +112,7 @@ class Standardizer:
 
 
 class StandardizedRows:
-    """Rows that are standardized when they are taken.
-
-    Raises
-    ------
-    DataError
-        If the numbers of columns differ.
-    """
+    """Rows that are standardized when they are taken; `DataError` if the numbers of columns differ."""
 
     def __init__(self, rows: Rows, standardizer: Standardizer) -> None:
         self.rows, self.standardizer, self.samples = rows, standardizer, rows.samples

@@ -52,13 +52,6 @@ class SyntheticSpec:
         Inputs per sample; target columns or classes.
     noise : float
         Standard deviation of the noise in regression targets, which have a standard deviation of about 0.6 without it.
-    seed : int
-        At least 0.
-
-    Raises
-    ------
-    SettingError
-        If a value is not allowed.
     """
 
     task: Annotated[Task, OneOf(TASKS)] = "regression"

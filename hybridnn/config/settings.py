@@ -319,14 +319,7 @@ class Settings(Section):
             distribution=self.data.distribution,
             log_every=self.output.log_every,
             evaluate_every=training.evaluate_every,
-            pipelining=Pipelining(
-                parallel.method,
-                parallel.microbatches,
-                parallel.chunks,
-                parallel.partition,
-                parallel.vertical_sync,
-                parallel.weight_grad,
-            ),
+            pipelining=Pipelining(**parallel.model_dump(include=set(PIPELINE_KEYS))),
         )
 
 

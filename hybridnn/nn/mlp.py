@@ -23,8 +23,6 @@ class DenseLayer:
     ----------
     index : int
         Position in the network, from 0; names the parameters ``layers.<index>.weight`` and ``.bias``.
-    inputs, outputs : int
-        Columns and rows of ``W``.
     activation : str
         A key of ``ACTIVATIONS``.
     residual : bool
