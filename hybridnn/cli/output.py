@@ -141,13 +141,12 @@ def choose_format(wanted: PictureFormat | None, out: Path | None) -> PictureForm
         if wanted is PictureFormat.png:
             raise SettingError("--format", wanted.value, "needs a file: give --out FILE")
         return wanted or PictureFormat.text
-    by_suffix = {".txt" if name is PictureFormat.text else f".{name.value}": name for name in PictureFormat}
-    found = by_suffix.get(out.suffix.lower())
+    suffixes = {name: ".txt" if name is PictureFormat.text else f".{name.value}" for name in PictureFormat}
+    found = next((name for name, suffix in suffixes.items() if suffix == out.suffix.lower()), None)
     if wanted is None and found is None and out.suffix:
-        raise SettingError("--out", str(out), "the name of the file must end in " + ", ".join(by_suffix))
+        raise SettingError("--out", str(out), "the name of the file must end in " + ", ".join(suffixes.values()))
     if wanted is not None and out.suffix and found is not wanted:
-        suffix = next(suffix for suffix, name in by_suffix.items() if name is wanted)
-        raise SettingError("--out", str(out), f"with --format {wanted.value} the file must end in {suffix}")
+        raise SettingError("--out", str(out), f"with --format {wanted.value} the file must end in {suffixes[wanted]}")
     require_place("--out", out)
     return wanted or found or PictureFormat.text
 

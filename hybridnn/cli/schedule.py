@@ -163,9 +163,7 @@ def _instruction_facts(item: TimedInstruction) -> dict[str, Any]:
     instruction = item.instruction
     return {
         "instruction": instruction.name,
-        "minibatch": instruction.minibatch,
-        "microbatch": instruction.microbatch,
-        "chunk": instruction.chunk,
+        **asdict(instruction),
         "version": None if item.read is None else item.read.version,
         "ahead": None if item.read is None else item.read.ahead,
         "start": item.start,
