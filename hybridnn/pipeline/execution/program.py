@@ -46,32 +46,11 @@ class Loop:
 
 
 class StageProgram:
-    """One stage's list of instructions with the properties that the executor needs.
-
-    Attributes
-    ----------
-    loop : Loop or None
-        Part of the list that `walk` repeats for more minibatches than the schedule has.
-    trains : bool
-        Whether there are backward passes.
-    splits_backward : bool
-        Whether weight gradients are separate instructions per microbatch.
-    reducing : frozenset of int
-        Positions of the instructions that complete a chunk's gradients of a minibatch.
-    accumulating : frozenset of int
-        Positions of the instructions that add to the weight gradients of earlier microbatches.
-    first_backward : frozenset of int
-        Positions of the first backward pass of every minibatch and chunk.
-    reads : dict
-        By position: the age of the weight version that the pass reads, 0 for the current one, and the number of updates
-        predicted ahead.
-    kept : dict
-        By position of an update: the ages, after it, of the older versions that are read later.
-    """
+    """One stage's list of instructions with the properties that the executor needs; most of them are by position."""
 
     def __init__(self, schedule: Schedule, stage: int) -> None:
         self.schedule, self.stage = schedule, stage
-        self.loop: Loop | None = None
+        self.loop: Loop | None = None  # what `walk` repeats for more minibatches than the schedule has
         self.order = order = schedule.orders[stage]
         self.memory: MemoryPlan = plan_memory(schedule, stage)
         first_weight: dict[tuple[int, int], int] = {}
@@ -89,13 +68,20 @@ class StageProgram:
                 completing[minibatch_and_chunk] = position
             elif isinstance(item, ReduceGradients):
                 reduced += [completing[item.minibatch, chunk] for chunk in range(schedule.chunks)]
-        self.reducing, self.accumulating = frozenset(reduced), frozenset(accumulating)
-        self.first_backward = frozenset(first_backward.values())
+        self.reducing = frozenset(reduced)  # completes a chunk's gradients of a minibatch
+        self.accumulating = frozenset(accumulating)  # adds to the weight gradients of earlier microbatches
+        self.first_backward = frozenset(first_backward.values())  # of a minibatch and chunk
         self.trains = bool(first_backward)
+        # Whether weight gradients are separate instructions per microbatch.
         self.splits_backward = any(isinstance(item, WeightGradient) and item.microbatch >= 0 for item in order)
         self.reads, self.kept = self._weight_versions()
 
     def _weight_versions(self) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, ...]]]:
+        """Weights that passes read, and older versions that updates keep.
+
+        The first are the age of a version, 0 for the current one, and the number of updates predicted ahead; the second
+        the ages, after the update, of the older versions that are read later.
+        """
         reads: dict[int, tuple[int, int]] = {}
         kept: dict[int, tuple[int, ...]] = {}
         last_readers = self.memory.last_readers.items()
