@@ -35,12 +35,7 @@ COMMUNICATION_SHARE, OVERLAP_SHARE = 0.5, 0.1
 class Calibration:
     """A measured machine, with the errors of its coefficients on held-out samples.
 
-    Attributes
-    ----------
-    missing : tuple of str
-        What could not be measured, and what replaces it.
-    oversubscription : str
-        Warning if there are more ranks than cores; else empty.
+    `missing` is what could not be measured, and what replaces it; `oversubscription` warns of more ranks than cores.
     """
 
     machine: Machine

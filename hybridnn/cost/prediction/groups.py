@@ -15,19 +15,9 @@ from hybridnn.pipeline.layout import Layout, Placement, StageShapes, nodes_of_st
 
 
 class Collective(NamedTuple):
-    """A collective of the groups along an axis, all at the same time.
+    """A collective of the groups along an axis, all at the same time: bytes and ranks of one, seconds of the slowest.
 
-    Attributes
-    ----------
-    operation : str
-        As in `hybridnn.comm.recorder`.
-    axis : {"batch", "model", "world"}
-    nbytes : int
-        Of the full vector of one group.
-    ranks : int
-        Of one group.
-    seconds : float
-        Of the slowest group.
+    Operations are named, and bytes of the full vector counted, as in `hybridnn.comm.recorder`.
     """
 
     operation: str

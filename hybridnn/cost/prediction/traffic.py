@@ -12,13 +12,10 @@ from hybridnn.pipeline.schedules.schedule import Channel
 
 
 class Traffic(NamedTuple):
-    """One kind of communication of a stage.
+    """One kind of communication of a stage, named as in ``hybridnn.comm.recorder``: collectives, or ``"send"``.
 
     Attributes
     ----------
-    operation : str
-        As in ``hybridnn.comm.recorder``; ``"send"`` for messages between stages.
-    axis : {"batch", "model", "pipeline", "world"}
     nbytes : int
         Bytes of one operation.
     seconds : float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +55,7 @@ def check(
     layout = trainer.layout
     task = "classification" if workload.classification else "regression"
     for stage, reported in enumerate(trainer.stage_memory(task)):
-        assert astuple(stage_memory(workload, layout, stage)) == astuple(reported), (layout, stage)
+        assert stage_memory(workload, layout, stage) == reported, (layout, stage)
 
 
 @pytest.mark.in_process(ranks=[1])
