@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.group import MESSAGE_LIMIT
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.transport import Array
 from hybridnn.comm.transports.device import CHUNK_BYTES, Device
 from hybridnn.comm.transports.staging import DeviceMpi
 from hybridnn.diagnostics.device_mpi_trial import GPUS, PROBLEM, RANKS
 from hybridnn.diagnostics.failsafe import exit_now
+from hybridnn.kernels.backend import Array
 
 SIZES = (16, 1 << 18, CHUNK_BYTES // 4 + 1)
 """Elements of a message: small and large ones are copied in different ways, and the last one in two pieces."""

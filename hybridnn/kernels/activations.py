@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
-Array = NDArray[Any]
+from hybridnn.kernels.backend import HostArray
 
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805
@@ -39,52 +37,52 @@ class Activation:
         Initial weights with ``initializer="auto"``.
     """
 
-    apply: Callable[[Array, Array], None]
-    gradient: Callable[[Array, Array, Array, Array], None]
+    apply: Callable[[HostArray, HostArray], None]
+    gradient: Callable[[HostArray, HostArray, HostArray, HostArray], None]
     cuda_value: str
     cuda_slope: str
     initializer: str
 
 
-def _relu(z: Array, scratch: Array) -> None:
+def _relu(z: HostArray, scratch: HostArray) -> None:
     np.maximum(z, 0, out=z)
 
 
-def _relu_gradient(y: Array, dy: Array, out: Array, scratch: Array) -> None:
+def _relu_gradient(y: HostArray, dy: HostArray, out: HostArray, scratch: HostArray) -> None:
     np.greater(y, 0, out=scratch)
     np.multiply(dy, scratch, out=out)
 
 
-def _identity(z: Array, scratch: Array) -> None:
+def _identity(z: HostArray, scratch: HostArray) -> None:
     pass
 
 
-def _identity_gradient(y: Array, dy: Array, out: Array, scratch: Array) -> None:
+def _identity_gradient(y: HostArray, dy: HostArray, out: HostArray, scratch: HostArray) -> None:
     if out is not dy:
         np.copyto(out, dy)
 
 
-def _tanh(z: Array, scratch: Array) -> None:
+def _tanh(z: HostArray, scratch: HostArray) -> None:
     np.tanh(z, out=z)
 
 
-def _tanh_gradient(y: Array, dy: Array, out: Array, scratch: Array) -> None:
+def _tanh_gradient(y: HostArray, dy: HostArray, out: HostArray, scratch: HostArray) -> None:
     np.multiply(y, y, out=scratch)
     np.subtract(1, scratch, out=scratch)
     np.multiply(dy, scratch, out=out)
 
 
-def _sigmoid(z: Array, scratch: Array) -> None:
+def _sigmoid(z: HostArray, scratch: HostArray) -> None:
     expit(z, out=z)
 
 
-def _sigmoid_gradient(y: Array, dy: Array, out: Array, scratch: Array) -> None:
+def _sigmoid_gradient(y: HostArray, dy: HostArray, out: HostArray, scratch: HostArray) -> None:
     np.subtract(1, y, out=scratch)
     np.multiply(scratch, y, out=scratch)
     np.multiply(dy, scratch, out=out)
 
 
-def _selu(z: Array, scratch: Array) -> None:
+def _selu(z: HostArray, scratch: HostArray) -> None:
     # scale * (max(z, 0) + alpha * expm1(min(z, 0))), with expm1(x) = 2 t / (1 - t) and t = tanh(x / 2): as exact near 0
     # as NumPy's expm1, and several times faster. For z >= 0, t is 0: one quotient for both signs.
     np.minimum(z, 0, out=scratch)
@@ -98,7 +96,7 @@ def _selu(z: Array, scratch: Array) -> None:
     np.divide(z, scratch, out=z)
 
 
-def _selu_gradient(y: Array, dy: Array, out: Array, scratch: Array) -> None:
+def _selu_gradient(y: HostArray, dy: HostArray, out: HostArray, scratch: HostArray) -> None:
     # For z <= 0 the output is y = scale * alpha * (exp(z) - 1), whose derivative is y + scale * alpha.
     # For z > 0 the formula with y = 0 gives scale * alpha, but the derivative is scale: divide by alpha there.
     np.minimum(y, 0, out=scratch)

@@ -19,6 +19,8 @@ from numpy.typing import DTypeLike, NDArray
 Array = Any
 """An array of the device."""
 
+HostArray = NDArray[Any]
+
 UPDATE_BLOCK = 1 << 16
 """Elements that an update reads and writes before the next ones, so that they stay in the processor's cache.
 

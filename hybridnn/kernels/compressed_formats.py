@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import frexp, isfinite, ldexp
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from hybridnn.kernels.backend import HostArray
+
 Encoded = NDArray[np.uint16]
 
 COMPRESSED_ITEMSIZE = 2
@@ -53,11 +53,11 @@ class CompressedFormat:
     name: str
     header: int
     roundoff: float
-    encode: Callable[[Array, Encoded, Array], None]
-    decode: Callable[[Encoded, Array], None]
+    encode: Callable[[HostArray, Encoded, HostArray], None]
+    decode: Callable[[Encoded, HostArray], None]
 
 
-def _encode_bfloat16(values: Array, encoded: Encoded, scratch: Array) -> None:
+def _encode_bfloat16(values: HostArray, encoded: Encoded, scratch: HostArray) -> None:
     """Round to bfloat16; float64 is rounded to float32 first."""
     single, sums = values, scratch[1].view(np.uint32)[: values.size]
     if values.dtype != np.float32:
@@ -76,7 +76,7 @@ def _encode_bfloat16(values: Array, encoded: Encoded, scratch: Array) -> None:
         encoded[is_nan] = (bits[is_nan] >> 16) | QUIET_NAN
 
 
-def _decode_bfloat16(encoded: Encoded, values: Array) -> None:
+def _decode_bfloat16(encoded: Encoded, values: HostArray) -> None:
     if values.dtype != np.float32:
         single = np.empty(values.shape, np.float32)
         _decode_bfloat16(encoded, single)
@@ -87,7 +87,7 @@ def _decode_bfloat16(encoded: Encoded, values: Array) -> None:
     np.left_shift(bits, 16, out=bits)
 
 
-def _encode_float16(values: Array, encoded: Encoded, scratch: Array) -> None:
+def _encode_float16(values: HostArray, encoded: Encoded, scratch: HostArray) -> None:
     """Round to float16 times a power of two, whose exponent is the first item."""
     largest = max(float(values.max(initial=0)), -float(values.min(initial=0)))
     exponent = frexp(largest)[1] - SCALED_EXPONENT if isfinite(largest) else 0
@@ -100,7 +100,7 @@ def _encode_float16(values: Array, encoded: Encoded, scratch: Array) -> None:
     np.copyto(encoded[1:].view(np.float16), scaled, casting="same_kind")
 
 
-def _decode_float16(encoded: Encoded, values: Array) -> None:
+def _decode_float16(encoded: Encoded, values: HostArray) -> None:
     exponent = int(encoded[:1].view(np.int16)[0])
     np.multiply(encoded[1:].view(np.float16), values.dtype.type(ldexp(1.0, exponent)), out=values)
 

@@ -10,36 +10,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import isfinite, sqrt
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy.linalg.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
 
 from hybridnn.kernels.activations import ACTIVATIONS
-from hybridnn.kernels.backend import UPDATE_BLOCK, AdamSettings, Kernels, SGDSettings, StepScalars
-
-Array = NDArray[Any]
+from hybridnn.kernels.backend import UPDATE_BLOCK, AdamSettings, HostArray, Kernels, SGDSettings, StepScalars
 
 NORM_BLOCK = 1 << 16
 
 
-def empty(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+def empty(shape: tuple[int, ...], dtype: DTypeLike) -> HostArray:
     """An uninitialized array of the device."""
     return np.empty(shape, dtype)
 
 
-def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> HostArray:
     """An array of zeros of the device."""
     return np.zeros(shape, dtype)
 
 
-def matmul(a: Array, b: Array, out: Array) -> None:
+def matmul(a: HostArray, b: HostArray, out: HostArray) -> None:
     """``out = a @ b``."""
     np.matmul(a, b, out=out)
 
 
-def matmul_transposed(a: Array, b: Array, out: Array, workspace: Array | None) -> None:
+def matmul_transposed(a: HostArray, b: HostArray, out: HostArray, workspace: HostArray | None) -> None:
     """``out = a.T @ b``.
 
     Parameters
@@ -58,7 +55,7 @@ def matmul_transposed(a: Array, b: Array, out: Array, workspace: Array | None) -
     np.copyto(out, workspace.T)
 
 
-def add_product(a: Array, b: Array, out: Array, factor: float, keep: float) -> None:
+def add_product(a: HostArray, b: HostArray, out: HostArray, factor: float, keep: float) -> None:
     """``out = keep * out + factor * a @ b`` by one call of BLAS ``gemm``, whose ``beta`` NumPy does not offer.
 
     Parameters
@@ -75,35 +72,35 @@ def add_product(a: Array, b: Array, out: Array, factor: float, keep: float) -> N
     gemm(factor, left, right, keep, out.T, transpose_left, transpose_right, 1)
 
 
-def add_row_sums(dz: Array, ones: Array, out: Array, factor: float, keep: float) -> None:
+def add_row_sums(dz: HostArray, ones: HostArray, out: HostArray, factor: float, keep: float) -> None:
     """``out = keep * out + factor * dz @ ones``: the row sums of `dz`, shape (rows, n >= 1), added to `out`."""
     gemv = sgemv if out.dtype == np.float32 else dgemv
     matrix, transpose = (dz.T, 1) if dz.flags.c_contiguous else (dz, 0)
     gemv(factor, matrix, ones, keep, out, 0, 1, 0, 1, transpose, 1)
 
 
-def add_scaled(y: Array, factor: float, x: Array) -> None:
+def add_scaled(y: HostArray, factor: float, x: HostArray) -> None:
     """``y += factor * x`` for contiguous arrays, in one pass where NumPy takes two."""
     if y.size:
         (saxpy if y.dtype == np.float32 else daxpy)(x.reshape(-1), y.reshape(-1), a=factor)
 
 
-def add_bias(z: Array, bias: Array) -> None:
+def add_bias(z: HostArray, bias: HostArray) -> None:
     """Add `bias`, shape (rows, 1), to every column of `z`, shape (rows, n)."""
     np.add(z, bias, out=z)
 
 
-def add(a: Array, b: Array, out: Array) -> None:
+def add(a: HostArray, b: HostArray, out: HostArray) -> None:
     """``out = a + b``; `out` may be `a` or `b`."""
     np.add(a, b, out=out)
 
 
-def copy(source: Array, out: Array) -> None:
+def copy(source: HostArray, out: HostArray) -> None:
     """``out = source``."""
     np.copyto(out, source)
 
 
-def row_sums(dz: Array, ones: Array, out: Array) -> None:
+def row_sums(dz: HostArray, ones: HostArray, out: HostArray) -> None:
     """Sum of every row of `dz`, shape (rows, n), into `out`, shape (rows,).
 
     A product with a vector of ones: several times faster than ``np.sum`` over the contiguous axis.
@@ -111,7 +108,9 @@ def row_sums(dz: Array, ones: Array, out: Array) -> None:
     np.dot(dz, ones, out=out)
 
 
-def mean_squared_error(outputs: Array, targets: Array, scale: float, gradient: Array, loss: Array) -> None:
+def mean_squared_error(
+    outputs: HostArray, targets: HostArray, scale: float, gradient: HostArray, loss: HostArray
+) -> None:
     """Squared error, averaged over the outputs of a sample and summed over samples.
 
     Parameters
@@ -131,7 +130,12 @@ def mean_squared_error(outputs: Array, targets: Array, scale: float, gradient: A
 
 
 def cross_entropy(
-    logits: Array, labels: NDArray[np.int64], columns: NDArray[np.int64], scale: float, gradient: Array, loss: Array
+    logits: HostArray,
+    labels: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    scale: float,
+    gradient: HostArray,
+    loss: HostArray,
 ) -> None:
     """Cross-entropy of the softmax of `logits`, summed over samples, by log-sum-exp.
 
@@ -162,7 +166,7 @@ def cross_entropy(
     loss[0] = np.add.reduce(sums) - np.add.reduce(label_logits)
 
 
-def squared_norm(flat: Array) -> float:
+def squared_norm(flat: HostArray) -> float:
     """Sum of squares of a flat array; in float64 if it overflows in the array's own precision."""
     with np.errstate(over="ignore"):
         total = float(np.dot(flat, flat))
@@ -173,11 +177,11 @@ def squared_norm(flat: Array) -> float:
 
 
 def sgd_update(
-    weights: Array,
-    gradient: Array,
-    velocity: Array | None,
-    out: Array,
-    scratch: Array,
+    weights: HostArray,
+    gradient: HostArray,
+    velocity: HostArray | None,
+    out: HostArray,
+    scratch: HostArray,
     settings: SGDSettings,
     scalars: StepScalars,
 ) -> None:
@@ -222,12 +226,12 @@ def sgd_update(
 
 
 def adam_update(
-    weights: Array,
-    gradient: Array,
-    first: Array,
-    second: Array,
-    out: Array,
-    scratch: Array,
+    weights: HostArray,
+    gradient: HostArray,
+    first: HostArray,
+    second: HostArray,
+    out: HostArray,
+    scratch: HostArray,
     settings: AdamSettings,
     scalars: StepScalars,
 ) -> None:
@@ -277,7 +281,7 @@ def adam_update(
         np.subtract(w, t, out=out[start : start + UPDATE_BLOCK])
 
 
-def sgd_prediction(weights: Array, velocity: Array, out: Array, distance: float) -> None:
+def sgd_prediction(weights: HostArray, velocity: HostArray, out: HostArray, distance: float) -> None:
     """Weights extrapolated along the velocity, ``out = w - distance * v``.
 
     Parameters
@@ -293,7 +297,12 @@ def sgd_prediction(weights: Array, velocity: Array, out: Array, distance: float)
 
 
 def adam_prediction(
-    weights: Array, first: Array, second: Array, out: Array, eps: float, corrections: tuple[float, float]
+    weights: HostArray,
+    first: HostArray,
+    second: HostArray,
+    out: HostArray,
+    eps: float,
+    corrections: tuple[float, float],
 ) -> None:
     """Weights extrapolated along Adam's direction of the last update, without weight decay.
 
@@ -339,20 +348,20 @@ class NumpyKernels:
     def compile(self, dtype: DTypeLike) -> None:
         """Does nothing: there is nothing to compile."""
 
-    def to_device(self, array: Array) -> Array:
+    def to_device(self, array: HostArray) -> HostArray:
         """The array itself."""
         return array
 
-    def to_host(self, array: Array) -> Array:
+    def to_host(self, array: HostArray) -> HostArray:
         """The array itself."""
         return array
 
-    def put(self, host: Array, out: Array) -> None:
+    def put(self, host: HostArray, out: HostArray) -> None:
         """``out = host``, unless they are the same array."""
         if host is not out:
             np.copyto(out, host)
 
-    def filling(self, out: Array) -> AbstractContextManager[Array]:
+    def filling(self, out: HostArray) -> AbstractContextManager[HostArray]:
         """The array itself."""
         return nullcontext(out)
 
@@ -360,36 +369,45 @@ class NumpyKernels:
         """0: all arrays are on the host."""
         return 0
 
-    def gather_rows(self, source: Array, index: NDArray[np.int64], out: Array) -> None:
+    def gather_rows(self, source: HostArray, index: NDArray[np.int64], out: HostArray) -> None:
         """``out = source[index]``."""
         # The indices are in range; every other mode writes into a buffer first.
         np.take(source, index, axis=0, out=out, mode="clip")
 
-    def activate(self, name: str, z: Array, scratch: Array) -> None:
+    def activate(self, name: str, z: HostArray, scratch: HostArray) -> None:
         """Replace `z` by its activation."""
         ACTIVATIONS[name].apply(z, scratch)
 
-    def gradient_of_activation(self, name: str, y: Array, dy: Array, out: Array, scratch: Array) -> None:
+    def gradient_of_activation(
+        self, name: str, y: HostArray, dy: HostArray, out: HostArray, scratch: HostArray
+    ) -> None:
         """Gradient with respect to the activation's input."""
         ACTIVATIONS[name].gradient(y, dy, out, scratch)
 
-    def bias_activate(self, name: str, z: Array, bias: Array, scratch: Array) -> None:
+    def bias_activate(self, name: str, z: HostArray, bias: HostArray, scratch: HostArray) -> None:
         """Add the bias, then activate."""
         np.add(z, bias, out=z)
         ACTIVATIONS[name].apply(z, scratch)
 
     def gradient_and_row_sums(
-        self, name: str, y: Array, dy: Array, out: Array, sums: Array, scratch: Array, ones: Array
+        self,
+        name: str,
+        y: HostArray,
+        dy: HostArray,
+        out: HostArray,
+        sums: HostArray,
+        scratch: HostArray,
+        ones: HostArray,
     ) -> None:
         """Gradient of the activation into `out`, and its row sums into `sums`."""
         ACTIVATIONS[name].gradient(y, dy, out, scratch)
         np.dot(out, ones, out=sums)
 
-    def squared_norm_into(self, flat: Array, norm: NDArray[np.float64]) -> None:
+    def squared_norm_into(self, flat: HostArray, norm: NDArray[np.float64]) -> None:
         """Sum of squares of `flat` into `norm`, shape (1,)."""
         norm[0] = squared_norm(flat)
 
-    def clip_to_norm(self, flat: Array, squared_norm: NDArray[np.float64], limit: float) -> None:
+    def clip_to_norm(self, flat: HostArray, squared_norm: NDArray[np.float64], limit: float) -> None:
         """Scale `flat` if the norm is above the limit."""
         norm = sqrt(squared_norm[0])
         if norm > limit:

@@ -18,17 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_sizes, block_slice
+from hybridnn.kernels.backend import HostArray
 from hybridnn.parallel.grid import ProcessGrid
 
 DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")
-
-Array = NDArray[Any]
 
 
 class RowSource(Protocol):
     """Interface of samples that can be read by index."""
 
-    def take(self, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
+    def take(self, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None) -> None:
         """Write the samples `indices` to `x`, shape (n, features), and their targets to `y`, unless None."""
 
 
@@ -38,7 +37,9 @@ class LocalDistributor:
     def __init__(self, grid: ProcessGrid) -> None:
         self._grid = grid
 
-    def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
+    def fetch(
+        self, rows: RowSource | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None
+    ) -> None:
         """Write this rank's block of the samples `indices` to `x` and `y`, unless None."""
         assert rows is not None
         if self._grid.batch > 1:
@@ -58,9 +59,11 @@ class ScatterDistributor:
     def __init__(self, grid: ProcessGrid, broadcast: bool) -> None:
         self._grid = grid
         self._broadcast = broadcast
-        self._buffers: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Array] = {}
+        self._buffers: dict[tuple[str, tuple[int, ...], np.dtype[Any]], HostArray] = {}
 
-    def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
+    def fetch(
+        self, rows: RowSource | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None
+    ) -> None:
         """As `LocalDistributor.fetch`; collective over the grid, and all ranks must request the same arrays."""
         all_x = all_y = None
         if rows is not None and self._grid.rank == 0:
@@ -71,7 +74,7 @@ class ScatterDistributor:
             if block is not None:
                 self._scatter(minibatch, block, len(indices))
 
-    def _scatter(self, minibatch: Array | None, block: Array, samples: int) -> None:
+    def _scatter(self, minibatch: HostArray | None, block: HostArray, samples: int) -> None:
         grid = self._grid
         sizes = block_sizes(samples, grid.batch)
         if self._broadcast:
@@ -83,7 +86,7 @@ class ScatterDistributor:
             minibatch = self._repeat_blocks(minibatch, sizes)
         grid.world.scatter_rows(minibatch, block, [size for size in sizes for _ in range(grid.model)])
 
-    def _repeat_blocks(self, minibatch: Array, sizes: list[int]) -> Array:
+    def _repeat_blocks(self, minibatch: HostArray, sizes: list[int]) -> HostArray:
         """Every block once per model rank: MPI may not read the same memory twice in one scatter."""
         repeated = self._buffer(minibatch, len(minibatch) * self._grid.model, "repeated")
         read = write = 0
@@ -94,7 +97,7 @@ class ScatterDistributor:
             read += size
         return repeated
 
-    def _buffer(self, like: Array, samples: int, name: str) -> Array:
+    def _buffer(self, like: HostArray, samples: int, name: str) -> HostArray:
         """A reused buffer for `samples` rows of the width and dtype of `like`."""
         width = like.shape[1:]
         key = (name, width, like.dtype)

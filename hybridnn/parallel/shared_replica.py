@@ -13,19 +13,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.kernels.backend import HostArray
 from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, CompressedReducer, CompressionWorkspace
 from hybridnn.parallel.sharing import NodeReplica, Sharing, slice_bounds
-
-Array = NDArray[Any]
 
 SUM_BLOCK = 1 << 16
 """Elements that are summed and, while in the cache, updated: measured fastest between 2^12 and 2^24."""
@@ -44,11 +42,11 @@ class _Block:
     """
 
     where: slice
-    own: Array
-    of_ranks: tuple[Array, ...]
-    workspace: Array
+    own: HostArray
+    of_ranks: tuple[HostArray, ...]
+    workspace: HostArray
 
-    def sum_into(self, out: Array) -> Array:
+    def sum_into(self, out: HostArray) -> HostArray:
         """Sum the gradients of the node's ranks into `out`, the workspace or the own ones, and return the sum."""
         total, *addends = self.of_ranks
         for number, addend in enumerate(addends, 2):
@@ -114,7 +112,7 @@ class SharedReplica(NodeReplica):
         arrays = (self.gradient, self.loss, self._total, self._workspace)
         return sum(item.nbytes for item in (*arrays, *self._compression_workspaces))
 
-    def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
+    def new_state(self, optimizer: Optimizer, weights: HostArray) -> OptimizerState:
         """State before the first update, its slots in the window."""
         slots = {name: self.new_array() for name in optimizer.slot_names}
         scratch = kernels.empty((2 * self._workspace.size,), weights.dtype)
@@ -130,7 +128,7 @@ class SharedReplica(NodeReplica):
         self._is_summed = False
 
     def update(
-        self, optimizer: Optimizer, weights: Array, state: OptimizerState, rate: float, out: Array | None = None
+        self, optimizer: Optimizer, weights: HostArray, state: OptimizerState, rate: float, out: HostArray | None = None
     ) -> None:
         """Update the slices of this rank, and return when all slices are updated."""
         if not self._sharing.is_whole:
@@ -143,7 +141,7 @@ class SharedReplica(NodeReplica):
         state.updates += 1
         self.publish()
 
-    def full_gradient(self) -> Array:
+    def full_gradient(self) -> HostArray:
         """A copy of the sum of all gradients."""
         self._sum()
         self.publish()
@@ -155,7 +153,7 @@ class SharedReplica(NodeReplica):
         self.publish()
         return gradient
 
-    def squared_norm_into(self, norm: Array) -> None:
+    def squared_norm_into(self, norm: HostArray) -> None:
         """Squared norm of the sum of all gradients, bitwise equal on all nodes."""
         self._sum()
         norms = np.zeros(self._sharing.slices)
@@ -164,7 +162,7 @@ class SharedReplica(NodeReplica):
         self._memory.group.allreduce(norms)
         norm[0] = norms.sum()
 
-    def clip(self, squared_norm: Array, limit: float) -> None:
+    def clip(self, squared_norm: HostArray, limit: float) -> None:
         """Scale this rank's slices of the sum by limit / norm if the norm is above `limit`."""
         self._sum()
         for block in chain(*self._slices):

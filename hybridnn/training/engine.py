@@ -8,12 +8,11 @@ from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
-from hybridnn.kernels.backend import Kernels
+from hybridnn.kernels.backend import HostArray, Kernels
 from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.losses import loss_gradient, resolve_loss
 from hybridnn.parallel.distribution import make_distributor
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from hybridnn.training.cuda_graphs import CudaGraphSteps
     from hybridnn.training.device_samples import DeviceSampleCache
 
-Array = NDArray[Any]
 
 KEPT_EXECUTORS = 4
 """Executors in the cache: for training, for evaluation, and for shorter last epochs of both."""
@@ -208,15 +206,15 @@ class Engine:
         broadcast_from_last_stage(grid, totals)
         return Metrics.from_array(totals)
 
-    def predict(self, x: Array) -> Array:
+    def predict(self, x: HostArray) -> HostArray:
         """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
         outputs = np.zeros((len(x), self._config.model.sizes[-1]), self.dtype)
         grid, kernels = self._grid, self._kernels
 
-        def own(rows: Array) -> Array:
+        def own(rows: HostArray) -> HostArray:
             return rows[block_slice(len(rows), grid.batch, grid.batch_rank)]
 
-        def load(rows: slice, start: int, stop: int, out: Array | None, targets: Array | None) -> None:
+        def load(rows: slice, start: int, stop: int, out: HostArray | None, targets: HostArray | None) -> None:
             if out is not None:
                 kernels.put(np.ascontiguousarray(own(x[rows][start:stop]), out.dtype), out)
 
@@ -260,11 +258,11 @@ class Engine:
             del self._executors[next(iter(self._executors))]
         return executor
 
-    def _loss(self, task: str) -> Callable[[StageArrays, int, Array], None]:
+    def _loss(self, task: str) -> Callable[[StageArrays, int, HostArray], None]:
         """The function that computes a microbatch's loss and output gradient."""
         kernels, name = self._kernels, resolve_loss(self._config.model, task)
 
-        def loss(arrays: StageArrays, size: int, total: Array) -> None:
+        def loss(arrays: StageArrays, size: int, total: HostArray) -> None:
             outputs, targets, gradient = arrays.outputs, arrays.targets, arrays.output_gradient
             loss_gradient(kernels, name, outputs, targets, arrays.columns, size, gradient, total)
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.kernels.backend import Array as DeviceArray
+from hybridnn.kernels.backend import Array, HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.parameters import parameter_name
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.layout import Layout
-
-Array = NDArray[Any]
 
 
 class GlobalArrays:
@@ -32,7 +29,7 @@ class GlobalArrays:
             for layer in layers
         }
 
-    def squared_norms(self, flats: Sequence[Array]) -> NDArray[np.float64]:
+    def squared_norms(self, flats: Sequence[HostArray]) -> NDArray[np.float64]:
         """Squared norms of all layers, shape (layers,), from a flat buffer for each chunk of this rank."""
         grid = self._grid
         norms = np.zeros(len(self._model.layers))
@@ -45,7 +42,7 @@ class GlobalArrays:
             grid.world.allreduce(norms)
         return norms
 
-    def squared_gradient_norm(self) -> DeviceArray:
+    def squared_gradient_norm(self) -> Array:
         """Squared norm of the last gradient of the whole network, each parameter counted once.
 
         Returns
@@ -64,14 +61,14 @@ class GlobalArrays:
             grid.world.allreduce(norm)
         return norm
 
-    def collect(self, flats: Sequence[Array]) -> dict[str, Array]:
+    def collect(self, flats: Sequence[HostArray]) -> dict[str, HostArray]:
         """Gather the global arrays ``layers.<i>.weight`` and ``.bias`` from the shards in `flats`, on every rank."""
-        own: dict[str, Array] = {}
+        own: dict[str, HostArray] = {}
         for chunk, flat in zip(self._chunks, flats, strict=True):
             own |= chunk.gather_parameters(flat)
         if self._grid.pipeline == 1:
             return own
-        arrays: dict[str, Array] = {}
+        arrays: dict[str, HostArray] = {}
         for layer in self._model.layers:
             for kind, shape in (("weight", (layer.outputs, layer.inputs)), ("bias", (layer.outputs,))):
                 name = parameter_name(layer, kind)
@@ -85,7 +82,7 @@ class GlobalArrays:
         for chunk in self._chunks:
             chunk.replica.fill(partial(chunk.initialize, seed))
 
-    def load(self, weights: Mapping[str, Array]) -> None:
+    def load(self, weights: Mapping[str, HostArray]) -> None:
         """Copy this rank's shards of the global arrays `weights`."""
         for chunk in self._chunks:
             chunk.replica.fill(partial(chunk.load, weights))

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
+from hybridnn.kernels.backend import HostArray
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
@@ -21,9 +21,6 @@ from hybridnn.training.losses import Metrics
 if TYPE_CHECKING:
     from hybridnn.pipeline.execution.memory import MemoryBreakdown
 
-Array = NDArray[Any]
-"""Arrays of the public interface are (samples, features)."""
-
 
 class TrainedNetwork:
     """A network on a process grid; every method is collective."""
@@ -32,7 +29,7 @@ class TrainedNetwork:
         self.model, self.optimizer, self.grid = config.model, config.optimizer, grid
         self._distribution, self._engine = config.distribution, engine
 
-    def evaluate(self, x: Any, y: Array | None = None) -> Metrics:
+    def evaluate(self, x: Any, y: HostArray | None = None) -> Metrics:
         """Loss and accuracy or R² on samples; every sample counts once.
 
         Parameters
@@ -42,7 +39,7 @@ class TrainedNetwork:
         """
         return self._engine.evaluate(self._split(x, y, "data", cache=False))
 
-    def predict(self, x: Array) -> Array:
+    def predict(self, x: HostArray) -> HostArray:
         """Outputs of the network.
 
         Parameters
@@ -64,18 +61,18 @@ class TrainedNetwork:
         self._require_same_arrays("predict", {"samples": samples})
         return self._engine.predict(samples)
 
-    def weights(self) -> dict[str, Array]:
+    def weights(self) -> dict[str, HostArray]:
         """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, on every rank."""
         return self._engine.arrays.collect([chunk.weights for chunk in self._engine.chunks])
 
-    def optimizer_slots(self) -> dict[str, dict[str, Array]]:
+    def optimizer_slots(self) -> dict[str, dict[str, HostArray]]:
         """Optimizer state by slot name, each slot as global arrays by name of parameter, on every rank."""
         return {
             name: self._engine.arrays.collect([state.slots[name] for state in self._engine.states])
             for name in self.optimizer.slot_names
         }
 
-    def load_weights(self, weights: Mapping[str, Array]) -> None:
+    def load_weights(self, weights: Mapping[str, HostArray]) -> None:
         """Set the weights from global arrays, which must be the same on every rank.
 
         Raises
@@ -91,7 +88,7 @@ class TrainedNetwork:
         """Global norm of the last gradient, after clipping, every parameter counted once."""
         return self._engine.gradient_norm()
 
-    def gradients(self) -> dict[str, Array]:
+    def gradients(self) -> dict[str, HostArray]:
         """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
         return self._engine.arrays.collect([chunk.replica.full_gradient() for chunk in self._engine.chunks])
 
@@ -119,7 +116,7 @@ class TrainedNetwork:
         self.grid.world.allreduce(spans, "max")
         return bool(spans[0])
 
-    def _require_same_arrays(self, what: str, arrays: Mapping[str, Array]) -> None:
+    def _require_same_arrays(self, what: str, arrays: Mapping[str, HostArray]) -> None:
         if self.grid.size == 1:
             return
         from hybridnn.training.equal_ranks import array_facts, require_same_data
@@ -128,7 +125,7 @@ class TrainedNetwork:
         require_same_data(self.grid.world, what, facts)
 
     def _splits(
-        self, x: Any, y: Array | None, validation: tuple[Any, Array | None] | None
+        self, x: Any, y: HostArray | None, validation: tuple[Any, HostArray | None] | None
     ) -> tuple[DataSplit, DataSplit | None]:
         """The training split, and the test split or None."""
         train = self._split(x, y, "training data")
@@ -137,7 +134,7 @@ class TrainedNetwork:
         test_x, test_y = (None, None) if validation is None else validation
         return train, self._split(test_x, test_y, "test data")
 
-    def _split(self, x: Any, y: Array | None, what: str, *, cache: bool = True) -> DataSplit:
+    def _split(self, x: Any, y: HostArray | None, what: str, *, cache: bool = True) -> DataSplit:
         split = make_split(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)
         resolve_loss(self.model, split.task)  # raises before the first step if the loss does not fit the data
         if self._engine.samples is None or self._distribution != "local":  # rank 0 scatters from host memory

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.comm.mpi import require_communicator
 from hybridnn.comm.threads import limit_blas_threads
+from hybridnn.kernels.backend import HostArray
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
@@ -25,7 +26,7 @@ from hybridnn.training.engine import make_engine
 from hybridnn.training.epoch import EpochHooks, StepPosition, train_epoch
 from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.records import EpochRecord, History, StepRecord
-from hybridnn.training.trained_network import Array, TrainedNetwork
+from hybridnn.training.trained_network import TrainedNetwork
 from hybridnn.utils.checks import require_number, require_whole
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Trainer(TrainedNetwork):
         log_every: int = 10,
         evaluate_every: int = 1,
         pipelining: Pipelining | None = None,
-        initial_weights: Mapping[str, Array] | None = None,
+        initial_weights: Mapping[str, HostArray] | None = None,
         stall_seconds: float = 60.0,
     ) -> None:
         config = TrainConfig(
@@ -155,7 +156,7 @@ class Trainer(TrainedNetwork):
         *,
         grid: ProcessGrid | None = None,
         device: str | DeviceOptions | TrainingDevice = "auto",
-        initial_weights: Mapping[str, Array] | None = None,
+        initial_weights: Mapping[str, HostArray] | None = None,
         stall_seconds: float = 60.0,
     ) -> Self:
         """Make a trainer from a configuration; the other parameters are those of `Trainer`."""
@@ -168,7 +169,7 @@ class Trainer(TrainedNetwork):
         config: TrainConfig,
         grid: ProcessGrid | None,
         device: str | DeviceOptions | TrainingDevice,
-        initial_weights: Mapping[str, Array] | None,
+        initial_weights: Mapping[str, HostArray] | None,
         stall_seconds: float,
     ) -> None:
         grid = grid if grid is not None else ProcessGrid()
@@ -200,10 +201,10 @@ class Trainer(TrainedNetwork):
     def fit(
         self,
         x: Any,
-        y: Array | None = None,
+        y: HostArray | None = None,
         *,
         epochs: int,
-        validation: tuple[Any, Array | None] | None = None,
+        validation: tuple[Any, HostArray | None] | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         on_epoch: Callable[[EpochRecord], None] | None = None,
         should_stop: Callable[[StepPosition], bool] | None = None,

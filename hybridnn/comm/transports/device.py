@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.transport import Array
+from hybridnn.kernels.backend import Array
 from hybridnn.kernels.device_events import is_complete, record_event, wait_for
 from hybridnn.kernels.pinned_memory import PinnedMemory
 

@@ -18,9 +18,10 @@ import numpy as np
 
 from hybridnn.comm.blocks import row_layout
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.transport import Array, Graphs, is_on_host
+from hybridnn.comm.transport import Graphs, is_on_host
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.staging import Staging
+from hybridnn.kernels.backend import Array
 from hybridnn.kernels.device_events import is_complete
 
 START_SECONDS = 120.0

@@ -14,9 +14,8 @@ from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from numpy.typing import NDArray
-
 from hybridnn.comm.blocks import block_bounds, block_size
+from hybridnn.kernels.backend import HostArray
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.workspace import StageArrays
@@ -44,8 +43,6 @@ from hybridnn.pipeline.schedules.instructions import (
 if TYPE_CHECKING:
     from hybridnn.pipeline.execution.point_to_point import ExpectedMessage, Sender
 
-Array = NDArray[Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
@@ -59,12 +56,12 @@ class Minibatch:
     size: int  # number of samples, over all ranks
     rate: float  # learning rate of the update
     samples: Any  # identifies the samples for `load`, for example by their indices
-    load: Callable[[Any, int, int, Array | None, Array | None], None]
+    load: Callable[[Any, int, int, HostArray | None, HostArray | None], None]
 
 
 Operation = Callable[[Minibatch], None]  # a compiled instruction
 
-Loss = Callable[[StageArrays, int, Array], None]
+Loss = Callable[[StageArrays, int, HostArray], None]
 """``loss(arrays, size, total)`` computes the output gradient of a microbatch of a minibatch of `size` samples, and
 writes the microbatch's loss to `total`, shape (1,)."""
 

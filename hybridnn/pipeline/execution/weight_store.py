@@ -11,15 +11,12 @@ them have reached it, so that no rank reads the buffer that it writes. Predicted
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
-from numpy.typing import NDArray
-
+from hybridnn.kernels.backend import HostArray
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.model_chunk import ModelChunk
 
-Array = NDArray[Any]
 Views = list[LayerParameters]
 
 
@@ -33,7 +30,7 @@ class WeightStore:
         self._free = [self._with_views(chunk.replica.new_array()) for _ in range(versions - 1)]
         current = chunk.weights
         self._predicted = self._with_views(chunk.kernels.empty(current.shape, current.dtype)) if predicts else None
-        self._older: dict[int, tuple[Array, Views]] = {}  # by age, in updates
+        self._older: dict[int, tuple[HostArray, Views]] = {}  # by age, in updates
         self._rates: Sequence[float] = ()
         self._updates = 0
         self.nbytes = (versions - 1) * chunk.replica.bytes_per_rank(current.nbytes) + predicts * current.nbytes
@@ -74,5 +71,5 @@ class WeightStore:
             chunk.replica.update(self._optimizer, chunk.weights, self._state, rate)
         self._updates += 1
 
-    def _with_views(self, flat: Array) -> tuple[Array, Views]:
+    def _with_views(self, flat: HostArray) -> tuple[HostArray, Views]:
         return flat, self._chunk.layout.views(flat)
