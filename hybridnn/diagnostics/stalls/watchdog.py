@@ -27,9 +27,16 @@ from hybridnn.diagnostics.failsafe import describe_exit, end_job
 from hybridnn.diagnostics.lost_ranks import tolerates_losses
 from hybridnn.diagnostics.stalls.diagnosis import StallRecord, stall_report
 from hybridnn.diagnostics.stalls.files import SharedFolder, StallFiles, create_shared_folder
-from hybridnn.diagnostics.stalls.observe import Activity, current_activity, group_states, new_state, observe
 from hybridnn.diagnostics.stalls.processes import Process, ProcessWatchdog, processes_of, start_of
-from hybridnn.diagnostics.stalls.state import JobState, RankState
+from hybridnn.diagnostics.stalls.state import (
+    Activity,
+    JobState,
+    RankState,
+    current_activity,
+    group_states,
+    new_state,
+    observe,
+)
 from hybridnn.utils.text import format_ranks, parse_ranks
 
 if TYPE_CHECKING:
