@@ -28,7 +28,7 @@ StartCall = Callable[[Array], Any]
 
 
 @dataclass
-class _Piece:
+class _StagedPiece:
     """One MPI call of a transfer, and where the data that it receives are copied to."""
 
     array: Array
@@ -50,7 +50,7 @@ class Transfer:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._pieces: deque[_Piece] = deque()
+        self._pieces: deque[_StagedPiece] = deque()
         self._started_after: Any = None
         self._last_copy: Any = None
 
@@ -71,7 +71,7 @@ class Transfer:
         in_order : bool
             Start after all calls that were added before; else at once.
         """
-        piece, ready = _Piece(array, start_call, target=deliver), None
+        piece, ready = _StagedPiece(array, start_call, target=deliver), None
         if is_on_host(array):
             piece.target = None if deliver is array else deliver
         else:
@@ -85,7 +85,7 @@ class Transfer:
     def pass_on(self, array: Array, start_call: StartCall) -> None:
         """Add an MPI call on `array` itself, which starts when the device has finished with it."""
         ready = None if is_on_host(array) else self._follow_stream()
-        self._add(_Piece(array, start_call), ready, in_order=True)
+        self._add(_StagedPiece(array, start_call), ready, in_order=True)
 
     def Testall(self, _requests: list[Any]) -> bool:  # noqa: N802 - name of mpi4py
         """Make progress, with all deferred calls too; True once done."""
@@ -113,14 +113,14 @@ class Transfer:
             self._device.copies_wait_for(self._started_after)
         return self._started_after
 
-    def _add(self, piece: _Piece, ready: Any, in_order: bool) -> None:
+    def _add(self, piece: _StagedPiece, ready: Any, in_order: bool) -> None:
         self._pieces.append(piece)
         if in_order:
             self._device.deferred_calls.add(ready, piece.start)
         else:
             piece.start()
 
-    def _deliver(self, piece: _Piece) -> None:
+    def _deliver(self, piece: _StagedPiece) -> None:
         event = None
         if is_on_host(piece.target):
             copy_rows(piece.array, piece.target)
