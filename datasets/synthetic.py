@@ -19,8 +19,7 @@ from hybridnn.utils.checks import AtLeastZero, Count, OneOf, Range, Seed, requir
 from .info import DatasetInfo
 from .rows import TASKS, Dataset, Task, check_indices
 
-HIDDEN = 32
-"""Hidden units of the teacher network."""
+HIDDEN = 32  # hidden units of the teacher network
 
 SEPARATION = 3.0
 """Root mean square distance of a cluster's mean from the origin; two means are about 4.2 standard deviations apart."""

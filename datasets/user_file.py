@@ -21,14 +21,9 @@ from hybridnn.utils.text import printable, shown_path
 
 from .rows import ArrayRows, Dataset, Task, as_rows, class_count
 
-EXACT = 2**53
-"""From here on, float64 does not represent all integers."""
-
-LINE_CHARACTERS = 1 << 28
-"""Limit of characters per line, enough for ten million columns."""
-
-NAMES_SHOWN = 12
-"""Limit of column names in a message."""
+EXACT = 2**53  # from here on, float64 does not represent all integers
+LINE_CHARACTERS = 1 << 28  # limit of characters per line, enough for ten million columns
+NAMES_SHOWN = 12  # limit of column names in a message
 
 PANDAS_INDEX = "pandas writes its index so; df.to_csv(file, index=False) leaves it out"
 

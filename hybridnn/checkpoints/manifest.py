@@ -14,14 +14,9 @@ from hybridnn.utils.files import parse_json
 from hybridnn.utils.settings_models import first_problem
 
 MANIFEST = "manifest.json"
-SUMS = "SHA256SUMS"
-"""SHA-256 of all files, including the manifest, in the format of ``sha256sum -c``."""
-
-FORMAT_VERSION = 1
-"""Version of the folder's contents; a reader refuses newer ones."""
-
-NO_VERSION = 10**6
-"""Larger numbers are damage, not a version."""
+SUMS = "SHA256SUMS"  # SHA-256 of all files, including the manifest, in the format of ``sha256sum -c``
+FORMAT_VERSION = 1  # version of the folder's contents; a reader refuses newer ones
+NO_VERSION = 10**6  # larger numbers are damage, not a version
 
 
 class Origin(FrozenModel):

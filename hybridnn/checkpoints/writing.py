@@ -54,8 +54,7 @@ from hybridnn.utils.checks import require_whole
 
 Job = Callable[[], None]
 
-POLL_SECONDS = 0.001
-"""Interval of polling while a rank waits for the background work."""
+POLL_SECONDS = 0.001  # interval of polling while a rank waits for the background work
 
 SHA256_BYTES = 32
 
@@ -147,30 +146,19 @@ class ArrayFiles:
 
 @dataclass(frozen=True)
 class PendingCheckpoint:
-    """A checkpoint that is being written to a temporary folder; one method per kind of work, some called by threads.
+    """A checkpoint that is being written to a temporary folder; one method per kind of work, some called by threads."""
 
-    Attributes
-    ----------
-    folder : Path
-        Folder of all checkpoints.
-    slots : tuple of str
-        Names of the optimizer's arrays.
-    buffer : ndarray of uint8
-        The SHA-256 of all files, each set by some rank and zero on the others, combined by a max all-reduce. Its first
-        row is free for a failure flag.
-    to_write : list of (str, Rectangle, ndarray)
-        Array, region and elements that this rank writes.
-    to_hash : list of (str, ndarray)
-        Whole arrays that this rank hashes from memory.
-    """
-
-    folder: Path
+    folder: Path  # folder of all checkpoints
     files: ArrayFiles
     progress: Progress
     origin: Origin
-    slots: tuple[str, ...]
+    slots: tuple[str, ...]  # names of the optimizer's arrays
+    # the SHA-256 of all files, each set by some rank and zero on the others, combined by a max all-reduce. Its first
+    # row is free for a failure flag.
     buffer: NDArray[np.uint8]
+    # array, region and elements that this rank writes
     to_write: list[tuple[str, Rectangle, NDArray[Any]]] = field(default_factory=list)
+    # whole arrays that this rank hashes from memory
     to_hash: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
 
     @property

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 100
 UNKNOWN_TERMINAL_WIDTH = 80
-MISSING = "-"
-"""Cell of a table without a value."""
+MISSING = "-"  # cell of a table without a value
 
 
 def make_console(stream: TextIO | None = None) -> Console:

@@ -33,8 +33,7 @@ from hybridnn.runs.stop_signals import REPEAT_SECONDS
 LEAD_SECONDS = 0.5
 """Delay of the other processes before they exit: a launcher may end the job before rank 0 has printed."""
 
-DEADLINE = 5.0
-"""Seconds that a rank waits for the others to reach the same error."""
+DEADLINE = 5.0  # seconds that a rank waits for the others to reach the same error
 
 FORWARDED = {signal.SIGINT: signal.SIGUSR2, signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1}
 """Signals of this process, and those sent to Open MPI's ``mpirun``: on the first two it would end the ranks at once."""

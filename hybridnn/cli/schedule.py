@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from hybridnn.pipeline.schedules.weight_policies import WeightRead
 
 
-FEW_MINIBATCHES = 12
-"""Rows of the table of weight versions, unless there are more stages or the user chose all."""
+FEW_MINIBATCHES = 12  # rows of the table of weight versions, unless there are more stages or the user chose all
 
 LINT_VERDICT = "lint: ok; no deadlock, even if every send waits until it is received"
 

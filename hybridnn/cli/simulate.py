@@ -32,16 +32,12 @@ if TYPE_CHECKING:
     from hybridnn.pipeline.layout import Layout
 
 
-MOST_MINIBATCHES = 10_000
-"""More take minutes, and a steady state is reached long before."""
+MOST_MINIBATCHES = 10_000  # more take minutes, and a steady state is reached long before
 
 MILLISECONDS = 1e3
 
-PARTS = ("computing", "communication", "bubble")
-"""Activities that are shown; a simulation counts overhead as computing."""
-
-SUPERLINEAR = 1.005
-"""Efficiency that is printed as more than 100 %."""
+PARTS = ("computing", "communication", "bubble")  # activities that are shown; a simulation counts overhead as computing
+SUPERLINEAR = 1.005  # efficiency that is printed as more than 100 %
 
 ABOVE_IDEAL = (
     "above 100%: what one rank reads and writes in a step does not fit its cache; with more ranks each reads and "

@@ -12,8 +12,7 @@ from hybridnn.cli.options import Config, Format, InProcess, OutputFormat, Overri
 from hybridnn.cli.ranks import launch_rank, on_ranks, require_one_way, start_ranks
 from hybridnn.errors import SettingError
 
-Override = str | None
-"""A short option, parsed to the text that ``--set`` takes."""
+Override = str | None  # a short option, parsed to the text that ``--set`` takes
 
 
 def _setting(setting: str, metavar: str = "N", note: str = "", value: Callable[[str], str] = str) -> Any:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from hybridnn.runs.resume import Resumed
 
 
-MOST_ROWS = 20
-"""Rows of the table of epochs, but for the first, the best and the last."""
+MOST_ROWS = 20  # rows of the table of epochs, but for the first, the best and the last
 
 
 class TrainView:

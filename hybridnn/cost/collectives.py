@@ -60,8 +60,7 @@ class CommunicationCounts:
         return CommunicationCounts(self.messages * times, self.nbytes * times, self.reduced * times)
 
 
-Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Members of a group that send, and those that receive from them."""
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]  # members of a group that send, and those that receive from them
 
 Pattern = Callable[[int, int], Pairs]
 """Senders and receivers of a round, from the ranks of the group and a distance.

@@ -26,8 +26,7 @@ from hybridnn.errors import GridError, SettingError
 from hybridnn.parallel.grid import fitting_grids
 from hybridnn.utils.checks import require_choice, require_whole
 
-Formula = Literal["exact", "paper"]
-"""The factor (P-1)/P, or the printed P/(P-1)."""
+Formula = Literal["exact", "paper"]  # the factor (P-1)/P, or the printed P/(P-1)
 
 
 def batch_step(

@@ -290,8 +290,7 @@ def _named(costs: Mapping[str, ElementCost], name: str) -> ElementCost:
 
 # -- machine ---------------------------------------------------------------------------------------------------------
 
-MOST_ERROR, MOST_NOISE = 0.25, 0.30
-"""A measurement with larger values is doubtful."""
+MOST_ERROR, MOST_NOISE = 0.25, 0.30  # a measurement with larger values is doubtful
 
 
 class Quality(Section):

@@ -53,8 +53,7 @@ def concurrent_messages(senders: Nodes, receivers: Nodes, weights: NDArray[np.fl
     return max(float(counted.max(initial=0)) for counted in ends)
 
 
-CACHE_SIZE = 1 << 12
-"""Many layouts have stages of the same placement."""
+CACHE_SIZE = 1 << 12  # many layouts have stages of the same placement
 
 
 def crossings_of(nodes: Nodes) -> Crossings:

@@ -160,33 +160,22 @@ class DisturbedCosts:
 
 UNDISTURBED = Disturbance()
 
-ROUNDING_ERROR = 1e-12
-"""Relative error of sums of times: a remainder below it is no bubble."""
+ROUNDING_ERROR = 1e-12  # relative error of sums of times: a remainder below it is no bubble
 
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """Simulated minibatches of a layout.
-
-    Attributes
-    ----------
-    lanes : Lanes or None
-        Lanes of the last axis of `times`; None without disturbance, where all ranks have the same times.
-    seconds : float
-        From the start of the first minibatch to the end of the last.
-    seconds_per_step : float
-        Per minibatch; where minibatches overlap, what the second half of them adds.
-    stages : tuple of TimeBreakdown
-        Of a step, the mean over the ranks of every stage. Computing includes overhead, and runs at the pace of the
-        slowest rank of a model group; the bubble includes waiting for slower ranks.
-    """
+    """Simulated minibatches of a layout."""
 
     workload: Workload
     layout: Layout
     times: ScheduleTimes
+    # lanes of the last axis of `times`; None without disturbance, where all ranks have the same times
     lanes: Lanes | None
-    seconds: float
-    seconds_per_step: float
+    seconds: float  # from the start of the first minibatch to the end of the last
+    seconds_per_step: float  # per minibatch; where minibatches overlap, what the second half of them adds
+    # of a step, the mean over the ranks of every stage. Computing includes overhead, and runs at the pace of the
+    # slowest rank of a model group; the bubble includes waiting for slower ranks.
     stages: tuple[TimeBreakdown, ...]
 
     @property
@@ -358,11 +347,8 @@ def _point(step: SimulatedStep, serial: SimulatedStep) -> ScalingPoint:
 
 MILLISECONDS = 1e3
 
-MOST_ROWS = 24
-"""Stages that are drawn: of more, the first and the last."""
-
-MOST_BOXES = 2000
-"""Computations that are drawn: of more, those that start first."""
+MOST_ROWS = 24  # stages that are drawn: of more, the first and the last
+MOST_BOXES = 2000  # computations that are drawn: of more, those that start first
 
 KINDS = {ReduceGradients: "reduce", Update: "update"}
 """Kinds of box of computations that take no time in a planned schedule."""

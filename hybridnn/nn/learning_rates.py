@@ -62,18 +62,10 @@ class Step:
 
 @dataclass(frozen=True)
 class _WarmUp:
-    """A rise from 0 to the base rate, then a fall.
+    """A rise from 0 to the base rate, then a fall."""
 
-    Attributes
-    ----------
-    warmup_epochs : float
-        Epochs of the rise.
-    final_factor : float
-        Factor at the last update, between 0 and 1.
-    """
-
-    warmup_epochs: AtLeastZero = 0.0
-    final_factor: Fraction = 0.0
+    warmup_epochs: AtLeastZero = 0.0  # epochs of the rise
+    final_factor: Fraction = 0.0  # factor at the last update, between 0 and 1
 
     def __post_init__(self) -> None:
         require_fields("schedule", self)

@@ -17,26 +17,14 @@ LOSSES = ("mse", "cross_entropy")
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """One fully connected layer, ``y = activation(W x + b)``, plus ``x`` where it is residual.
+    """One fully connected layer, ``y = activation(W x + b)``, plus ``x`` where it is residual."""
 
-    Attributes
-    ----------
-    index : int
-        Position in the network, from 0; names the parameters ``layers.<index>.weight`` and ``.bias``.
-    activation : str
-        A key of ``ACTIVATIONS``.
-    residual : bool
-        Whether the input is added to the output, which has the same width.
-    initializer : str
-        One of ``INITIALIZERS``.
-    """
-
-    index: int
+    index: int  # position in the network, from 0; names the parameters ``layers.<index>.weight`` and ``.bias``
     inputs: int
     outputs: int
-    activation: str
-    residual: bool
-    initializer: str
+    activation: str  # a key of ``ACTIVATIONS``
+    residual: bool  # whether the input is added to the output, which has the same width
+    initializer: str  # one of ``INITIALIZERS``
 
     @property
     def parameters(self) -> int:

@@ -20,24 +20,13 @@ from hybridnn.utils.checks import AtLeastZero, BelowOne, Fraction, Positive, req
 
 @dataclass
 class OptimizerState:
-    """State of an optimizer between updates.
+    """State of an optimizer between updates."""
 
-    Attributes
-    ----------
-    slots : dict
-        Arrays of the shape of the parameters, by name: ``velocity``, or ``first`` and ``second``.
-    scratch : ndarray
-        Memory for intermediate results, two cache blocks.
-    updates : int
-        Updates done.
-    device_scalars : array of float64, shape (3,), or None
-        While updates are captured and replayed: where they read the scalars of the step (`Optimizer.step_scalars`).
-    """
-
-    slots: dict[str, Array]
-    scratch: Array
+    slots: dict[str, Array]  # arrays of the shape of the parameters, by name: ``velocity``, or ``first`` and ``second``
+    scratch: Array  # memory for intermediate results, two cache blocks
     kernels: Kernels
-    updates: int = 0
+    updates: int = 0  # updates done
+    # while updates are captured and replayed: where they read the scalars of the step (`Optimizer.step_scalars`)
     device_scalars: Array | None = None
 
     def blocks(self, size: int) -> Iterator[tuple[slice, Array]]:
@@ -59,19 +48,12 @@ class LinearUpdate(NamedTuple):
     """An update that reads the gradient only once, so that the gradient need not be stored.
 
     ``target = keep * target + factor * gradient``, and then, with a `step`, ``weights += step * target``.
-
-    Attributes
-    ----------
-    target : ndarray, shape (n,)
-        The weights, or a slot.
-    step : float or None
-        None if `target` is the weights.
     """
 
-    target: Array
+    target: Array  # the weights, or a slot
     factor: float
     keep: float
-    step: float | None
+    step: float | None  # None if `target` is the weights
 
 
 class Optimizer:
@@ -331,5 +313,4 @@ class RMSprop(Optimizer):
             np.subtract(weights[block], scratch, out=(weights if out is None else out)[block])
 
 
-OPTIMIZERS = (SGD, Adam, AdamW, RMSprop)
-"""The optimizers that settings can name; the first is the default."""
+OPTIMIZERS = (SGD, Adam, AdamW, RMSprop)  # the optimizers that settings can name; the first is the default

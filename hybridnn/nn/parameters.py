@@ -17,32 +17,20 @@ from hybridnn.errors import DataError
 from hybridnn.nn.initializers import initialize_rows
 from hybridnn.nn.mlp import MLP, DenseLayer
 
-ALIGNMENT = 16
-"""Every array of the buffer starts at a multiple of this many elements: 64 bytes in float32."""
+ALIGNMENT = 16  # every array of the buffer starts at a multiple of this many elements: 64 bytes in float32
 
 
 @dataclass(frozen=True)
 class LayerShard:
-    """A rank's shard of a layer's parameters; no parameter is owned by two ranks of a model group.
-
-    Attributes
-    ----------
-    rows, columns : slice
-        Block of the weight matrix, shape (outputs, inputs).
-    bias_rows : slice
-        Block of the bias; may be empty.
-    by_inputs : bool
-        Whether the weights are split by inputs (row split), not by outputs (column split).
-    gathers : bool
-        Whether the outputs are gathered after the forward pass; only for a layer split by outputs.
-    """
+    """A rank's shard of a layer's parameters; no parameter is owned by two ranks of a model group."""
 
     layer: DenseLayer
+    # block of the weight matrix, shape (outputs, inputs)
     rows: slice
     columns: slice
-    bias_rows: slice
-    by_inputs: bool
-    gathers: bool
+    bias_rows: slice  # block of the bias; may be empty
+    by_inputs: bool  # whether the weights are split by inputs (row split), not by outputs (column split)
+    gathers: bool  # whether the outputs are gathered after the forward pass; only for a layer split by outputs
 
     @property
     def weight_shape(self) -> tuple[int, int]:

@@ -25,60 +25,28 @@ from hybridnn.utils.text import counted
 if TYPE_CHECKING:
     from hybridnn.kernels.compressed_formats import CompressedFormat
 
-PARTITIONS = ("uniform", "profile")
-"""Automatic partitions: equal counts, or by the layers' times."""
-
-StageShapes = tuple[tuple[int, int], ...]
-"""Batch and model ranks of every stage."""
-
-Placement = tuple[int, ...]
-"""Ranks of a batch group on each of its nodes."""
+PARTITIONS = ("uniform", "profile")  # automatic partitions: equal counts, or by the layers' times
+StageShapes = tuple[tuple[int, int], ...]  # batch and model ranks of every stage
+Placement = tuple[int, ...]  # ranks of a batch group on each of its nodes
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run is laid out over ranks: process grid, splits, pipeline method and partition, replicas.
+    """How a run is laid out over ranks: process grid, splits, pipeline method and partition, replicas."""
 
-    Attributes
-    ----------
-    stages : tuple of (int, int)
-        Batch and model ranks of every pipeline stage; one entry without a pipeline.
-    layers : tuple of int
-        Number of layers of every virtual stage, in the order of the network: chunk 0 of all stages, then chunk 1, ...
-    model_split : {"columns", "alternating"}
-        How model ranks split the layers.
-    overlap : bool
-        Whether communication overlaps with the backward pass.
-    method : str
-        Pipeline method, a key of ``METHODS``; ``sequential`` with one stage.
-    microbatches : int
-        Microbatches of a minibatch.
-    chunks : int
-        Virtual stages of every stage.
-    vertical_sync : bool
-        Whether all stages use the same weight version for a minibatch.
-    merges : bool
-        Whether the weight gradient is one product over all microbatches.
-    shared_replicas : bool
-        Whether the batch ranks of a node share a replica.
-    wire_dtype : {"same", "bfloat16", "float16"}
-        Element type of the gradients in the all-reduce between nodes.
-    node_ranks : int or None
-        Ranks of a full node; None if all ranks are on one.
-    """
-
-    stages: StageShapes
+    stages: StageShapes  # batch and model ranks of every pipeline stage; one entry without a pipeline
+    # number of layers of every virtual stage, in the order of the network: chunk 0 of all stages, then chunk 1, ..
     layers: tuple[int, ...]
-    model_split: str = "columns"
-    overlap: bool = True
-    method: str = "sequential"
-    microbatches: int = 1
-    chunks: int = 1
-    vertical_sync: bool = False
-    merges: bool = False
-    shared_replicas: bool = False
-    wire_dtype: str = "same"
-    node_ranks: int | None = None
+    model_split: str = "columns"  # how model ranks split the layers
+    overlap: bool = True  # whether communication overlaps with the backward pass
+    method: str = "sequential"  # pipeline method, a key of ``METHODS``; ``sequential`` with one stage
+    microbatches: int = 1  # microbatches of a minibatch
+    chunks: int = 1  # virtual stages of every stage
+    vertical_sync: bool = False  # whether all stages use the same weight version for a minibatch
+    merges: bool = False  # whether the weight gradient is one product over all microbatches
+    shared_replicas: bool = False  # whether the batch ranks of a node share a replica
+    wire_dtype: str = "same"  # element type of the gradients in the all-reduce between nodes
+    node_ranks: int | None = None  # ranks of a full node; None if all ranks are on one
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

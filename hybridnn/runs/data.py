@@ -23,46 +23,27 @@ SHARED_BYTES = 2**30
 STATISTICS_ELEMENTS = 2**22
 """Input elements of generated data from which statistics are taken: samples are independent draws, so some suffice."""
 
-COPY_ROWS = 4096
-"""Samples that are copied at a time."""
-
-DIGEST_BYTES = 7
-"""Bytes of a digest: as many as an int64 can hold without its sign."""
+COPY_ROWS = 4096  # samples that are copied at a time
+DIGEST_BYTES = 7  # bytes of a digest: as many as an int64 can hold without its sign
 
 
 @dataclass(frozen=True)
 class PlacedData:
-    """Samples where the ranks can use them; sizes are known on every rank.
+    """Samples where the ranks can use them; sizes are known on every rank."""
 
-    Attributes
-    ----------
-    train, test : Rows or None
-        None on ranks that receive their minibatches from rank 0.
-    task : {"classification", "regression"}
-    standardizer : Standardizer or None
-        If the data were standardized.
-    memory : NodeMemory
-        Holds shared samples; to be freed after the last use.
-    digest : str
-        First bytes of the SHA-256 of all samples as loaded, in hexadecimal; empty for generated data.
-    inputs : tuple of str
-        On rank 0, names of the input columns of a ``.csv`` file.
-    task_reason : str
-        On rank 0, what in a user's file decided the task.
-    """
-
+    # None on ranks that receive their minibatches from rank 0
     train: Rows | None
     test: Rows | None
     train_samples: int
     test_samples: int
     features: int
     outputs: int
-    task: str
-    standardizer: Standardizer | None
-    memory: NodeMemory
-    digest: str
-    inputs: tuple[str, ...] = ()
-    task_reason: str = ""
+    task: str  # one of "classification", "regression"
+    standardizer: Standardizer | None  # if the data were standardized
+    memory: NodeMemory  # holds shared samples; to be freed after the last use
+    digest: str  # first bytes of the SHA-256 of all samples as loaded, in hexadecimal; empty for generated data
+    inputs: tuple[str, ...] = ()  # on rank 0, names of the input columns of a ``.csv`` file
+    task_reason: str = ""  # on rank 0, what in a user's file decided the task
 
 
 class _Facts(NamedTuple):

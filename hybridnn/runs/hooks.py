@@ -28,11 +28,8 @@ from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.settings_models import seconds_of
 
-AGREEMENT_SECONDS = 0.02
-"""Approximate time between two agreements; at the end of an epoch there always is one."""
-
-MOST_STEPS = 1 << 16
-"""Upper limit of the steps between two agreements."""
+AGREEMENT_SECONDS = 0.02  # approximate time between two agreements; at the end of an epoch there always is one
+MOST_STEPS = 1 << 16  # upper limit of the steps between two agreements
 
 
 class CheckpointHook:

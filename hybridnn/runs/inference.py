@@ -41,22 +41,12 @@ BLOCK_ELEMENTS = 2**22
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of an evaluation.
+    """Result of an evaluation."""
 
-    Attributes
-    ----------
-    data : str
-        File, or name of the data set.
-    part : {"test", "train", "all"}
-    metrics : Metrics
-        In the units of the training: standardized if the run standardized its data.
-    ignored : tuple of str
-        Columns of a ``.csv`` file that are neither inputs of the run nor targets; on rank 0.
-    """
-
-    data: str
-    part: str
-    metrics: Metrics
+    data: str  # file, or name of the data set
+    part: str  # one of "test", "train", "all"
+    metrics: Metrics  # in the units of the training: standardized if the run standardized its data
+    # columns of a ``.csv`` file that are neither inputs of the run nor targets; on rank 0
     ignored: tuple[str, ...] = ()
 
 
@@ -164,24 +154,12 @@ def _require_same_kind(run: TrainedRun, data: Dataset) -> None:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions in the order of the samples.
+    """Predictions in the order of the samples."""
 
-    Attributes
-    ----------
-    columns : tuple of str
-        Of `values`.
-    values : ndarray of float64, shape (samples, outputs)
-        Probabilities of the classes, or targets in their original units.
-    classes : ndarray of int64, shape (samples,), or None
-        The most probable class; None for regression.
-    ignored : tuple of str
-        Columns of the file that are neither inputs nor targets of the run.
-    """
-
-    columns: tuple[str, ...]
-    values: NDArray[np.float64]
-    classes: NDArray[np.int64] | None
-    ignored: tuple[str, ...] = ()
+    columns: tuple[str, ...]  # of `values`
+    values: NDArray[np.float64]  # probabilities of the classes, or targets in their original units
+    classes: NDArray[np.int64] | None  # the most probable class; None for regression
+    ignored: tuple[str, ...] = ()  # columns of the file that are neither inputs nor targets of the run
 
     def to_csv(self) -> bytes:
         """A header line and a line per sample, with all digits of the numbers."""

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 TRAIN_COLOR, TEST_COLOR = "#2a6fbb", "#d9822b"
-LOG_SCALE_RATIO = 10.0
-"""Ratio of the largest to the smallest loss from which the axis is logarithmic."""
+LOG_SCALE_RATIO = 10.0  # ratio of the largest to the smallest loss from which the axis is logarithmic
 
 Points = list[tuple[int, float]]
 

@@ -13,8 +13,7 @@ from hybridnn.errors import SettingError
 
 LOCK = ".lock"
 
-PROBE_SECONDS = 0.05
-"""Delay of the second try to lock: longer than `FolderLock.holder` holds a free lock."""
+PROBE_SECONDS = 0.05  # delay of the second try to lock: longer than `FolderLock.holder` holds a free lock
 
 
 class FolderInUse(SettingError):  # noqa: N818 - no error if several processes share the work

@@ -19,59 +19,30 @@ def best_epoch(epochs: Sequence[EpochRecord]) -> EpochRecord | None:
 
 @dataclass(frozen=True)
 class PredictedStep(Record):
-    """Prediction of a step's time by a cost model, as means over the ranks.
-
-    Attributes
-    ----------
-    machine : str
-        Name of the machine file.
-    seconds_per_step, seconds_per_epoch : float
-    bytes_per_step : int
-        Sent by all ranks.
-    parts : mapping of str to float
-        Seconds per step of ``computing``, ``communication`` (exposed), ``communication_hidden``, ``bubble`` and
-        ``overhead``.
-    instructions : mapping of str to float
-        Seconds per step of every kind of instruction: ``forward``, ``backward``, ``update`` and so on.
-    """
+    """Prediction of a step's time by a cost model, as means over the ranks."""
 
     kind = "prediction"
 
-    machine: str
+    machine: str  # name of the machine file
     seconds_per_step: float
     seconds_per_epoch: float
-    bytes_per_step: int
+    bytes_per_step: int  # sent by all ranks
+    # seconds per step of ``computing``, ``communication`` (exposed), ``communication_hidden``, ``bubble`` and
+    # ``overhead``
     parts: Mapping[str, float]
+    # seconds per step of every kind of instruction: ``forward``, ``backward``, ``update`` and so on
     instructions: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class RunHeader(Record):
-    """Header of a run: its layout, data, model and device, shown as the first lines of output.
-
-    Attributes
-    ----------
-    memory : tuple of MemoryBreakdown
-        The largest of the ranks of every stage.
-    device, device_why : str
-        ``"cpu"`` or ``"gpu"``, and its name or the reason for the choice.
-    transport : str or None
-        Transport of a GPU's arrays; None on the CPU.
-    transport_why : str
-        The reason for the transport.
-    wire : str or None
-        Element type of the gradients between nodes, as text; None if it is not shown.
-    task : str
-        The task of a user's data file and the reason for it; empty for a named data set.
-    threads_why : str
-        The reason for the number of BLAS threads per rank.
-    """
+    """Header of a run: its layout, data, model and device, shown as the first lines of output."""
 
     kind = "header"
 
     ranks: int
     layout: Layout
-    memory: tuple[MemoryBreakdown, ...]
+    memory: tuple[MemoryBreakdown, ...]  # the largest of the ranks of every stage
     nodes: int
     threads_per_rank: int
     data: str
@@ -83,32 +54,26 @@ class RunHeader(Record):
     optimizer: str
     versions: dict[str, str]
     folder: str
+    # ``"cpu"`` or ``"gpu"``, and its name or the reason for the choice
     device: str = "cpu"
     device_why: str = ""
-    transport: str | None = None
-    transport_why: str = ""
-    wire: str | None = None
-    task: str = ""
-    threads_why: str = ""
+    transport: str | None = None  # transport of a GPU's arrays; None on the CPU
+    transport_why: str = ""  # the reason for the transport
+    wire: str | None = None  # element type of the gradients between nodes, as text; None if it is not shown
+    task: str = ""  # the task of a user's data file and the reason for it; empty for a named data set
+    threads_why: str = ""  # the reason for the number of BLAS threads per rank
 
 
 @dataclass(frozen=True)
 class ResumeRecord(Record):
-    """Continuation of a run from a checkpoint.
-
-    Attributes
-    ----------
-    step, epoch : int
-        Progress of the checkpoint.
-    checkpoint : str
-        Name of the checkpoint.
-    """
+    """Continuation of a run from a checkpoint."""
 
     kind = "resumed"
 
+    # progress of the checkpoint
     step: int
     epoch: int
-    checkpoint: str
+    checkpoint: str  # name of the checkpoint
 
 
 @dataclass(frozen=True)
@@ -126,24 +91,12 @@ class EndRecord(Record):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Summary of a completed run.
-
-    Attributes
-    ----------
-    seconds : float
-        Of training, since the start or the last resumption of the run.
-    metric : float or None
-        After the last epoch.
-    steps : int
-        Steps of the run, including those before a resumption.
-    resumed_at : int
-        Steps done before the last resumption.
-    """
+    """Summary of a completed run."""
 
     folder: str
     epochs: list[EpochRecord]
-    seconds: float
+    seconds: float  # of training, since the start or the last resumption of the run
     metric_name: str
-    metric: float | None
-    steps: int
-    resumed_at: int = 0
+    metric: float | None  # after the last epoch
+    steps: int  # steps of the run, including those before a resumption
+    resumed_at: int = 0  # steps done before the last resumption

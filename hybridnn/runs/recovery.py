@@ -40,57 +40,34 @@ if TYPE_CHECKING:
     from hybridnn.runs.report import RunView
 
 
-RANK_LOST = 1
-"""Status flag that the ranks combine after an attempt: a rank was lost. The bits above are an exit code."""
-
-EXIT_CODE_SHIFT = 1
-"""Bit offset of the exit code."""
-
-RESTART_EXIT_CODE = 1
-"""Exit code of a run that the user has to resume."""
+RANK_LOST = 1  # status flag that the ranks combine after an attempt: a rank was lost. The bits above are an exit code.
+EXIT_CODE_SHIFT = 1  # bit offset of the exit code
+RESTART_EXIT_CODE = 1  # exit code of a run that the user has to resume
 
 REQUIREMENT = "to go on without takes a grid of the batch axis alone, on one node"
 
-RESTART_FACTOR = 10
-"""Time limit of a restart in multiples of `output.stall_seconds`, since data are read again."""
+RESTART_FACTOR = 10  # time limit of a restart in multiples of `output.stall_seconds`, since data are read again
 
 ViewOf = Callable[["RankLoss | None"], "AbstractContextManager[RunView]"]
 
 
 @dataclass(frozen=True)
 class RankLoss:
-    """Loss of one or several ranks.
+    """Loss of one or several ranks."""
 
-    Attributes
-    ----------
-    lost : tuple of int
-        Ranks of the job that were lost, as the launcher numbered them.
-    remaining : int
-        Number of surviving ranks.
-    is_first : bool
-        Whether this rank is the first surviving one, which prints.
-    """
-
-    lost: tuple[int, ...]
-    remaining: int
-    is_first: bool
+    lost: tuple[int, ...]  # ranks of the job that were lost, as the launcher numbered them
+    remaining: int  # number of surviving ranks
+    is_first: bool  # whether this rank is the first surviving one, which prints
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """End of a run.
+    """End of a run."""
 
-    Attributes
-    ----------
-    loss : RankLoss or None
-        The last one. After a loss MPI cannot be finalized, and every process has to end by `exit_without_mpi`.
-    error : HybridnnError or None
-        Error that ended the run after the loss, if this rank raised it.
-    """
-
+    # the last one. After a loss MPI cannot be finalized, and every process has to end by `exit_without_mpi`.
     loss: RankLoss | None = None
     exit_code: int = 0
-    error: HybridnnError | None = None
+    error: HybridnnError | None = None  # error that ended the run after the loss, if this rank raised it
 
 
 def train_on_survivors(

@@ -54,16 +54,10 @@ RESOLVED_KEYS = ("batch", "microbatches", "chunks", "partition")
 
 @dataclass(frozen=True)
 class Resumed:
-    """State of a resumed run: its checkpoint, the records of the completed epochs, and damage.
-
-    Attributes
-    ----------
-    problems : list of str
-        Newer checkpoints, which were skipped, and the damaged end of the history.
-    """
+    """State of a resumed run: its checkpoint, the records of the completed epochs, and damage."""
 
     checkpoint: Checkpoint
-    problems: list[str]
+    problems: list[str]  # newer checkpoints, which were skipped, and the damaged end of the history
     epochs: list[EpochRecord]
 
 

@@ -36,41 +36,23 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-TRACED_EVENTS = 1 << 16
-"""Events that a trace keeps of every rank: the last ones of the run."""
+TRACED_EVENTS = 1 << 16  # events that a trace keeps of every rank: the last ones of the run
 
 
 @dataclass
 class Attempt:
-    """An attempt at a run; with what is left of it, `hybridnn.runs.recovery` makes another one if a rank is lost.
+    """An attempt at a run; with what is left of it, `hybridnn.runs.recovery` makes another one if a rank is lost."""
 
-    Attributes
-    ----------
-    settings : Settings
-        The same on every rank.
-    view : RunView
-        Receives the progress on rank 0.
-    start : str
-        ``"resume"`` continues the run in `output.folder` from its newest valid checkpoint, ``"again"`` restarts it.
-    forced : bool
-        Resume even if settings differ that change the training.
-    comm : MPI.Intracomm or None
-        Ranks to train on; None: all ranks of the job.
-    recovers : bool
-        Whether the caller continues after a lost rank. If not, errors name the command that resumes the run.
-    path : Path or None
-        Run folder, once it is open.
-    hook : CheckpointHook or None
-        Set before the first step, when the history has begun.
-    """
-
-    settings: Settings
-    view: RunView
+    settings: Settings  # the same on every rank
+    view: RunView  # receives the progress on rank 0
+    # ``"resume"`` continues the run in `output.folder` from its newest valid checkpoint, ``"again"`` restarts it
     start: Start = "new"
-    forced: bool = False
-    comm: MPI.Intracomm | None = None
+    forced: bool = False  # resume even if settings differ that change the training
+    comm: MPI.Intracomm | None = None  # ranks to train on; None: all ranks of the job
+    # whether the caller continues after a lost rank. If not, errors name the command that resumes the run.
     recovers: bool = False
-    path: Path | None = field(default=None, init=False)
+    path: Path | None = field(default=None, init=False)  # run folder, once it is open
+    # set before the first step, when the history has begun
     hook: CheckpointHook | None = field(default=None, init=False)
 
     def train(self, on_training: Callable[[], None] = lambda: None) -> RunSummary:

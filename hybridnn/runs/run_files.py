@@ -48,28 +48,14 @@ RecordClass = TypeVar("RecordClass", bound=Record)
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A finished run.
-
-    Attributes
-    ----------
-    settings : Settings
-        As it ran, with its process grid.
-    header : RunHeader
-        Of the last start, where the run was resumed.
-    epochs : tuple of EpochRecord
-        At least one.
-    prediction : PredictedStep or None
-        None if the run had no machine file.
-    measured : tuple of MeasuredStep
-        One per epoch, or none.
-    """
+    """A finished run."""
 
     folder: Path
-    settings: Settings
-    header: RunHeader
-    epochs: tuple[EpochRecord, ...]
-    prediction: PredictedStep | None
-    measured: tuple[MeasuredStep, ...]
+    settings: Settings  # as it ran, with its process grid
+    header: RunHeader  # of the last start, where the run was resumed
+    epochs: tuple[EpochRecord, ...]  # at least one
+    prediction: PredictedStep | None  # None if the run had no machine file
+    measured: tuple[MeasuredStep, ...]  # one per epoch, or none
 
     @property
     def settled_epochs(self) -> tuple[EpochRecord, ...]:

@@ -18,14 +18,9 @@ from hybridnn.training.data_split import make_split
 from hybridnn.training.engine import Engine, make_engine
 from hybridnn.training.epoch import EpochHooks, train_epoch
 
-RATE = 1e-9
-"""Learning rate, so small that the training does not diverge."""
-
-ROUNDS, STEPS = 3, 6
-"""Number of timed rounds, of which the median is taken, and steps per round."""
-
-MINIBATCHES = 8
-"""Size of the data set in minibatches, so that not all samples stay in the cache."""
+RATE = 1e-9  # learning rate, so small that the training does not diverge
+ROUNDS, STEPS = 3, 6  # number of timed rounds, of which the median is taken, and steps per round
+MINIBATCHES = 8  # size of the data set in minibatches, so that not all samples stay in the cache
 
 
 class TrainingTimer:

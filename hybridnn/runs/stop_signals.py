@@ -22,8 +22,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 INTERRUPTED = b"\ninterrupted: a checkpoint is written at the next step boundary; Ctrl-C again ends the run at once\n"
 
-REPEAT_SECONDS = 1.0
-"""A signal that is repeated within this time counts as one."""
+REPEAT_SECONDS = 1.0  # a signal that is repeated within this time counts as one
 
 
 class StopSignals(AbstractContextManager["StopSignals"]):

@@ -21,28 +21,15 @@ from hybridnn.runs.trace_file import Epoch
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds of a span of time.
+    """Seconds of a span of time."""
 
-    Attributes
-    ----------
-    computing : float
-        Computations, without nested communication; messages that overlap with them are hidden.
-    transfer : float
-        Starting sends and receives, and collectives after all ranks have entered them.
-    transfer_idle : float
-        Waiting for a message that its sender had begun to send, or for the buffer of a sent one.
-    imbalance_idle : float
-        Waiting for a message that was not being sent yet, for ranks that had not entered a collective, at a barrier,
-        and before and after the rank's own part of the epoch.
-    other : float
-        The rest: loading samples, copying messages and weights, Python between the instructions.
-    """
-
-    computing: float
-    transfer: float
-    transfer_idle: float
+    computing: float  # computations, without nested communication; messages that overlap with them are hidden
+    transfer: float  # starting sends and receives, and collectives after all ranks have entered them
+    transfer_idle: float  # waiting for a message that its sender had begun to send, or for the buffer of a sent one
+    # waiting for a message that was not being sent yet, for ranks that had not entered a collective, at a barrier,
+    # and before and after the rank's own part of the epoch
     imbalance_idle: float
-    other: float
+    other: float  # the rest: loading samples, copying messages and weights, Python between the instructions
 
     @property
     def parts(self) -> dict[str, float]:

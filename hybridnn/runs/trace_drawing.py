@@ -23,8 +23,7 @@ COMMUNICATION_KINDS = {
 }
 """Kinds of box by name of the event; other events are "other"."""
 
-MINIBATCHES_PER_STAGE = 4
-"""Minibatches, or microbatches, per stage that are drawn by default: warm-up and steady state."""
+MINIBATCHES_PER_STAGE = 4  # minibatches, or microbatches, per stage that are drawn by default: warm-up and steady state
 
 
 def draw_epoch(epoch: Epoch, start: float, stop: float, what: str) -> Drawing:

@@ -33,22 +33,16 @@ if TYPE_CHECKING:
     from hybridnn.parallel.grid import ProcessGrid
 
 
-TRACE_BYTES = 1 << 30
-"""Most bytes of a trace: about 80 ranks with all events that they keep, and minutes of parsing."""
-
-MOST_RANKS = 1 << 16
-"""Most ranks of a trace."""
-
-MOST_MICROSECONDS = 2**53
-"""Upper bound of the times in a trace: centuries."""
+TRACE_BYTES = 1 << 30  # most bytes of a trace: about 80 ranks with all events that they keep, and minutes of parsing
+MOST_RANKS = 1 << 16  # most ranks of a trace
+MOST_MICROSECONDS = 2**53  # upper bound of the times in a trace: centuries
 
 KINDS = ("compute", "communication", "phase")
 INSTRUCTIONS: Mapping[str, type[Instruction]] = MappingProxyType(
     {kind.name: kind for kind in Instruction.__subclasses__()}
 )
 
-TRAINING = "training"
-"""Name of the phase of an epoch's training."""
+TRAINING = "training"  # name of the phase of an epoch's training
 
 
 @dataclass(frozen=True)
@@ -61,28 +55,16 @@ class RankTrace:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The training of an epoch, without its evaluation.
+    """The training of an epoch, without its evaluation."""
 
-    Attributes
-    ----------
-    number : int
-        From 1.
-    method, stages
-        As for `Trace`.
-    ranks : tuple of RankTrace
-        Instructions and communication, by rank.
-    spans : tuple of (float, float)
-        Start and end of the training on each rank, seconds; where events were dropped, start of the rest.
-    is_complete : bool
-        Whether no events were dropped.
-    """
-
-    number: int
+    number: int  # from 1
+    # as for `Trace`
     method: str
     stages: tuple[tuple[int, int], ...]
-    ranks: tuple[RankTrace, ...]
+    ranks: tuple[RankTrace, ...]  # instructions and communication, by rank
+    # start and end of the training on each rank, seconds; where events were dropped, start of the rest
     spans: tuple[tuple[float, float], ...]
-    is_complete: bool = True
+    is_complete: bool = True  # whether no events were dropped
 
     @property
     def start(self) -> float:
@@ -123,24 +105,12 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Trace:
-    """Events of all ranks of a run.
+    """Events of all ranks of a run."""
 
-    Attributes
-    ----------
-    method : str
-        Name of the pipeline method, for display; may be empty.
-    stages : tuple of (int, int)
-        Batch and model ranks of every stage.
-    ranks : tuple of RankTrace
-        By rank; times in seconds of one clock.
-    complete_since : float
-        Time before which events of some rank may have been dropped.
-    """
-
-    method: str
-    stages: tuple[tuple[int, int], ...]
-    ranks: tuple[RankTrace, ...]
-    complete_since: float = 0.0
+    method: str  # name of the pipeline method, for display; may be empty
+    stages: tuple[tuple[int, int], ...]  # batch and model ranks of every stage
+    ranks: tuple[RankTrace, ...]  # by rank; times in seconds of one clock
+    complete_since: float = 0.0  # time before which events of some rank may have been dropped
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:

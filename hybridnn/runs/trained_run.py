@@ -48,43 +48,27 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class WeightsSource:
-    """Weights file or checkpoint that weights are read from.
-
-    Attributes
-    ----------
-    step : int or None
-        Updates of the weights; None if the history of the run does not have them.
-    read : callable
-        Returns the global arrays ``layers.<i>.weight`` and ``layers.<i>.bias``; `DataError` if a file cannot be read.
-    damaged : tuple of str
-        Newer checkpoints that were skipped, and why.
-    """
+    """Weights file or checkpoint that weights are read from."""
 
     path: Path
-    step: int | None
+    step: int | None  # updates of the weights; None if the history of the run does not have them
+    # returns the global arrays ``layers.<i>.weight`` and ``layers.<i>.bias``; `DataError` if a file cannot be read
     read: Callable[[], Mapping[str, Array]]
-    damaged: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()  # newer checkpoints that were skipped, and why
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run folder and its weights.
-
-    Attributes
-    ----------
-    weights : mapping of str to ndarray
-        Global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``.
-    standardizer : Standardizer or None
-        Of the run's training samples; None if the run did not standardize.
-    """
+    """A run folder and its weights."""
 
     folder: Path
     settings: Settings
     task: Task
     model: MLP
+    # global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``
     weights: Mapping[str, Array]
     source: WeightsSource
-    standardizer: Standardizer | None
+    standardizer: Standardizer | None  # of the run's training samples; None if the run did not standardize
 
     @property
     def features(self) -> int:

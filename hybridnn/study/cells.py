@@ -19,31 +19,18 @@ from hybridnn.pipeline.partition.stage_partition import check_stages
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.study.study_file import Study, format_value
 
-LONGEST_ID = 150
-"""Characters of an id before it is cut and a hash appended."""
-
-Combination = dict[str, Any]
-"""Value of every axis by its label."""
+LONGEST_ID = 150  # characters of an id before it is cut and a hash appended
+Combination = dict[str, Any]  # value of every axis by its label
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study.
+    """One run of a study."""
 
-    Attributes
-    ----------
-    id : str
-        Labels and values of the axes, ``ranks-4_grid-2x2_width-512_seed-0``; also the name of the cell's folder.
-    values : dict
-        Value of every axis by its label; grids as text.
-    settings : Settings
-        Complete but for the folder.
-    """
-
-    id: str
+    id: str  # labels and values of the axes, ``ranks-4_grid-2x2_width-512_seed-0``; also the name of the cell's folder
     ranks: int
-    values: dict[str, Any]
-    settings: Settings
+    values: dict[str, Any]  # value of every axis by its label; grids as text
+    settings: Settings  # complete but for the folder
 
 
 @dataclass(frozen=True)

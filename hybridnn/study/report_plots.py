@@ -36,8 +36,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 MOST_MAPS = 6
 MAPS_PER_ROW = 3
 MOST_CURVES = 8
-LOG_SCALE_RATIO = 50.0
-"""Times that span at least this factor are drawn on a logarithmic axis."""
+LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
 
 LEAST_R2 = -0.2
 """Lower end of the axis of R²: smaller values, before the network has learned, would hide the rest of the plot."""
@@ -49,8 +48,7 @@ MEASURES: dict[str, Callable[[EpochRecord], float | None]] = {
 }
 
 
-Bar = tuple[str, float | None, float | None]
-"""Label, measured and predicted seconds."""
+Bar = tuple[str, float | None, float | None]  # label, measured and predicted seconds
 
 
 def draw_plots(results: StudyResults) -> dict[str, tuple[str, bytes]]:

@@ -15,8 +15,7 @@ from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
 from hybridnn.study.quantities import RunFigures, efficiency_warning, figures_of, threads_warning
 from hybridnn.study.study_folder import FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
 
-REPEATED = frozenset({"repeat", "seed"})
-"""Axes of repetitions; a point is the median over them."""
+REPEATED = frozenset({"repeat", "seed"})  # axes of repetitions; a point is the median over them
 
 LAYOUT = frozenset({"ranks", "grid"})
 WORK = frozenset(

@@ -31,14 +31,9 @@ from hybridnn.utils.files import read_tail
 
 WILDCARDS = "*?["
 RANKS, NODES = "{ranks}", "{nodes}"
-GRACE = 10.0
-"""Seconds between SIGTERM to a launcher and SIGKILL."""
-
-CHECKPOINT_GRACE = 60.0
-"""Seconds for a run to write a checkpoint before its launcher is sent SIGTERM."""
-
-TWICE_SECONDS = 1.0
-"""Interval within which a repeated signal is ignored: a batch system may send it twice."""
+GRACE = 10.0  # seconds between SIGTERM to a launcher and SIGKILL
+CHECKPOINT_GRACE = 60.0  # seconds for a run to write a checkpoint before its launcher is sent SIGTERM
+TWICE_SECONDS = 1.0  # interval within which a repeated signal is ignored: a batch system may send it twice
 
 STDOUT, STDERR = "stdout.log", "stderr.log"
 ERROR_LINE = re.compile(r"Error\b|[A-Za-z_.]*(Error|Exception|Interrupt|Problem)\b.*:")
@@ -52,8 +47,7 @@ DEATHS = (
 )
 """Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
 
-TrainCommand = Callable[[Path, Path], list[str]]
-"""``train(settings_file, folder)`` returns the command that trains."""
+TrainCommand = Callable[[Path, Path], list[str]]  # ``train(settings_file, folder)`` returns the command that trains
 
 RankCommand = Callable[[int, Sequence[str]], list[str]]
 """``command(ranks, program)`` returns the command that starts a program on several ranks."""

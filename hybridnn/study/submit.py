@@ -26,14 +26,9 @@ SCRIPT = "study_array.sbatch"
 COPY = "study.toml"
 JOBS = "jobs.json"
 
-QUERY_SECONDS = 60
-"""Time limit of a query to Slurm."""
-
-SBATCH_SECONDS = 120
-"""Time limit of sbatch."""
-
-MAX_ARRAY_SIZE = 1001
-"""Slurm's default bound of array indices."""
+QUERY_SECONDS = 60  # time limit of a query to Slurm
+SBATCH_SECONDS = 120  # time limit of sbatch
+MAX_ARRAY_SIZE = 1001  # Slurm's default bound of array indices
 
 UNKNOWN_JOB = "Invalid job id"
 
@@ -60,22 +55,12 @@ class SlurmOptions:
 
 @dataclass(frozen=True)
 class CellArray:
-    """A job array: missing cells with one number of ranks.
-
-    Attributes
-    ----------
-    cells : tuple of int
-        Numbers of the cells, as ``hybridnn study run --cell`` takes them.
-    offset : int
-        Number of a cell less the index of its array task.
-    placement : tuple of (int, int) or None
-        Nodes, and ranks per node; None leaves them to Slurm.
-    """
+    """A job array: missing cells with one number of ranks."""
 
     ranks: int
-    cells: tuple[int, ...]
-    offset: int = 0
-    placement: tuple[int, int] | None = None
+    cells: tuple[int, ...]  # numbers of the cells, as ``hybridnn study run --cell`` takes them
+    offset: int = 0  # number of a cell less the index of its array task
+    placement: tuple[int, int] | None = None  # nodes, and ranks per node; None leaves them to Slurm
 
     @property
     def indices(self) -> list[int]:
@@ -94,27 +79,19 @@ class CellArray:
 
 @dataclass(frozen=True)
 class Submission:
-    """A planned submission, before anything is written.
-
-    Attributes
-    ----------
-    job_folder : Path
-        Folder for the script, a copy of the study file and the output of the jobs. With the copy the numbers of the
-        cells stay valid when the file is edited before a job starts.
-    arrays : tuple of CellArray
-        Empty if no cell is missing.
-    queued : mapping of str to str
-        Missing cells in pending or running jobs of earlier submissions: number of the job by id of the cell.
-    """
+    """A planned submission, before anything is written."""
 
     study: Study
     plan: CellPlan
     folder: StudyFolder
     source: Path
+    # folder for the script, a copy of the study file and the output of the jobs. With the copy the numbers of the
+    # cells stay valid when the file is edited before a job starts.
     job_folder: Path
     script: str
-    arrays: tuple[CellArray, ...]
+    arrays: tuple[CellArray, ...]  # empty if no cell is missing
     options: SlurmOptions
+    # missing cells in pending or running jobs of earlier submissions: number of the job by id of the cell
     queued: Mapping[str, str]
 
     @property

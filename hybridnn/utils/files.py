@@ -34,26 +34,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-TOML_BYTES = 64 << 20
-"""Size limit of settings; those of a run on a table of a million columns name them all, in 15 MB."""
-
-JSON_BYTES = 16 << 20
-"""Size limit of a file that the library writes once: a manifest of some 60,000 arrays."""
-
-LINE_BYTES = 1 << 20
-"""Size limit of a line in a file of any number of lines."""
-
-MAX_NESTING = 100
-"""Levels of lists and tables; the parsers and their callers are recursive."""
+TOML_BYTES = 64 << 20  # size limit of settings; those of a run on a table of a million columns name them all, in 15 MB
+JSON_BYTES = 16 << 20  # size limit of a file that the library writes once: a manifest of some 60,000 arrays
+LINE_BYTES = 1 << 20  # size limit of a line in a file of any number of lines
+MAX_NESTING = 100  # levels of lists and tables; the parsers and their callers are recursive
 
 MAX_DOTS = 10**7
 """Limit of the sum, over the lines, of the squared number of dots: tomllib is quadratic in the parts of a key."""
 
-INTEGER_LIMIT = 2**63
-"""Integers must be below, as in TOML: many operations fail on larger ones."""
-
-DEFLATE_RATIO = 1032
-"""Most bytes that one compressed byte expands to."""
+INTEGER_LIMIT = 2**63  # integers must be below, as in TOML: many operations fail on larger ones
+DEFLATE_RATIO = 1032  # most bytes that one compressed byte expands to
 
 
 class FileError(DataError):

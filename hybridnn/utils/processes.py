@@ -13,22 +13,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ChildResult:
-    """Result of a child process.
+    """Result of a child process."""
 
-    Attributes
-    ----------
-    code : int
-        Exit code, negative for a signal.
-    output, errors : str
-        Standard output and standard error.
-    timed_out : bool
-        Whether it was killed at the time limit.
-    """
-
-    code: int
+    code: int  # exit code, negative for a signal
+    # standard output and standard error
     output: str
     errors: str
-    timed_out: bool
+    timed_out: bool  # whether it was killed at the time limit
 
     @property
     def summary(self) -> str:

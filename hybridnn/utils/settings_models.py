@@ -107,8 +107,7 @@ def list_as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-SECONDS = re.compile(r"(\d+(?:\.\d*)?) *s")
-"""Seconds in a settings file: ``90 s``."""
+SECONDS = re.compile(r"(\d+(?:\.\d*)?) *s")  # seconds in a settings file: ``90 s``
 
 
 def seconds_of(interval: int | str) -> float | None:

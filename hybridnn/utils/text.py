@@ -12,8 +12,7 @@ from hybridnn.errors import one_line
 
 STEP = " by "
 
-MAX_RANKS = 1 << 20
-"""Ranks that `parse_ranks` accepts: its text may come from a damaged file."""
+MAX_RANKS = 1 << 20  # ranks that `parse_ranks` accepts: its text may come from a damaged file
 
 
 def plural(noun: str, number: int) -> str:

@@ -27,8 +27,7 @@ from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK
 from hybridnn.utils.text import counted
 
 DTYPES = ("float32", "float64")
-COMMUNICATION_SHARE, OVERLAP_SHARE = 0.5, 0.1
-"""Fractions of the time; computing has the rest."""
+COMMUNICATION_SHARE, OVERLAP_SHARE = 0.5, 0.1  # fractions of the time; computing has the rest
 
 
 @dataclass(frozen=True)

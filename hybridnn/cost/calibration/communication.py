@@ -28,13 +28,11 @@ SIZES = {"send": 42, "allreduce": 42, "allgather": 42, "iallreduce": 21, "broadc
 """Sizes per operation; multiples of three, so that neither the smallest nor the largest is held out."""
 
 LEAST_BYTES, MOST_BYTES = 8, 1 << 26
-ITEMSIZE = 4
-"""Bytes of an element of float32."""
+ITEMSIZE = 4  # bytes of an element of float32
 
 BYTES_PER_SECOND = 1 << 22
 """Largest size per second of a short measurement, so that every size has several turns at a few hundred MB/s."""
-LEAST_RANGE = 1 << 18
-"""The largest size is at least this."""
+LEAST_RANGE = 1 << 18  # the largest size is at least this
 
 TURN_SECONDS = 2e-4
 """Short operations are repeated for about this long, against the noise of the clock and of the barrier before them."""
@@ -250,10 +248,8 @@ ACTIONS: Mapping[str, Callable[[Group, Array], Any]] = MappingProxyType(
 
 # -- reduction and overlap -------------------------------------------------------------------------------------------
 
-LAYERS = 16
-"""Layers of the gradient for the overlap, with one bucket each."""
-WIDTH = 128
-"""Rows and columns of the matrices; their product takes about a tenth of a millisecond."""
+LAYERS = 16  # layers of the gradient for the overlap, with one bucket each
+WIDTH = 128  # rows and columns of the matrices; their product takes about a tenth of a millisecond
 
 
 def measure_reduction(group: Group) -> float:

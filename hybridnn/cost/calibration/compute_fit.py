@@ -31,21 +31,16 @@ PASSES = LayerSeconds._fields
 CACHES = tuple(2.0**power for power in range(17, 26))
 """Candidates for the size of the cache, in bytes: 128 KiB to 32 MiB."""
 
-HELD_OUT = 4
-"""One network in so many is held out of the fit."""
+HELD_OUT = 4  # one network in so many is held out of the fit
 
 BUDGET_SHARES = {"passes": 0.5, "elements": 0.1, "steps": 0.4}
 
-WEIGHTS = {"float32": 2, "float64": 1}
-"""Most training is in float32, and so is most of the time."""
-
-LEAST_SECONDS = 1e-7
-"""Replaces times below the resolution of the clock."""
+WEIGHTS = {"float32": 2, "float64": 1}  # most training is in float32, and so is most of the time
+LEAST_SECONDS = 1e-7  # replaces times below the resolution of the clock
 
 QUARTILES = 0.25, 0.75
 
-TRIMMED = 0.1
-"""Fraction of the networks left out at both ends of the trimmed mean of the noise."""
+TRIMMED = 0.1  # fraction of the networks left out at both ends of the trimmed mean of the noise
 
 
 @dataclass(frozen=True)

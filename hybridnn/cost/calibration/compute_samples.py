@@ -24,8 +24,7 @@ from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.nn.mlp import MLP
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds, layer_timer
 
-WIDTHS = 4, 2600
-"""Widths of layers, drawn evenly on a logarithmic scale; the network's last layer may be narrower."""
+WIDTHS = 4, 2600  # widths of layers, drawn evenly on a logarithmic scale; the network's last layer may be narrower
 
 NARROWEST = 1
 SAMPLES = 4, 640
@@ -33,8 +32,7 @@ LAYERS = 1, 5
 MOST_MULTIPLY_ADDS = 2e9
 """Of one forward and backward pass; larger networks are as fast per multiply-add and take longer to time."""
 
-MOST_STEP_MULTIPLY_ADDS = 2e8
-"""Of a timed training step: in longer ones, updates, losses and Python are a small part."""
+MOST_STEP_MULTIPLY_ADDS = 2e8  # of a timed training step: in longer ones, updates, losses and Python are a small part
 
 SIZE_CLASSES = tuple((2**power, 2 ** (power + 3)) for power in (6, 19, 12, 16, 9))
 """Sizes of arrays for element-wise work, in an order in which few samples cover the range."""
@@ -208,8 +206,7 @@ class StepTime:
         return self.seconds - sum(self.computing.values())
 
 
-StepTimer = Callable[[StepCase], StepTime]
-"""Times a step on this rank alone."""
+StepTimer = Callable[[StepCase], StepTime]  # times a step on this rank alone
 
 StepSample = tuple[StepCase, StepTime]
 

@@ -22,17 +22,10 @@ from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, counts
 from hybridnn.cost.machine import CollectiveCost, Segment
 
-Timing = tuple[int, float]
-"""Bytes and seconds."""
-
-SEGMENTS = 3
-"""Eager, rendezvous and large messages."""
-
-LEAST_POINTS = 3
-"""Sizes in a segment; two would fit any noise."""
-
-CLOCK_ERROR = 0.01
-"""Relative error below which a better fit is not significant."""
+Timing = tuple[int, float]  # bytes and seconds
+SEGMENTS = 3  # eager, rendezvous and large messages
+LEAST_POINTS = 3  # sizes in a segment; two would fit any noise
+CLOCK_ERROR = 0.01  # relative error below which a better fit is not significant
 
 LEAST_STEP = 0.8
 """Least ratio of the seconds at the start of a segment to those at the end of the one before.
@@ -49,8 +42,7 @@ DEFAULT_ALGORITHM = {
 }
 """Algorithm of an operation if the measurements do not distinguish them: one size of group fits all equally well."""
 
-LARGE_BYTES = 1 << 16
-"""Sizes for which the accuracy of a machine file is stated."""
+LARGE_BYTES = 1 << 16  # sizes for which the accuracy of a machine file is stated
 
 NONBLOCKING = {"iallreduce": "allreduce"}
 

@@ -36,23 +36,15 @@ from hybridnn.utils.text import counted
 
 @dataclass(frozen=True)
 class Plan:
-    """The fastest layouts of a number of ranks.
-
-    Attributes
-    ----------
-    layouts : int
-        Number of feasible ones, including those that do not fit the memory.
-    options : tuple of Prediction
-        The fastest that fit the memory, in order of time; an exact one is appended if there is none among them.
-    best_exact, runner_up : Prediction or None
-        The fastest that trains as one rank does, and the fastest such one on another process grid, if any.
-    """
+    """The fastest layouts of a number of ranks."""
 
     workload: Workload
     machine: Machine
     ranks: int
-    layouts: int
+    layouts: int  # number of feasible ones, including those that do not fit the memory
+    # the fastest that fit the memory, in order of time; an exact one is appended if there is none among them
     options: tuple[Prediction, ...]
+    # the fastest that trains as one rank does, and the fastest such one on another process grid, if any
     best_exact: Prediction | None
     runner_up: Prediction | None
 

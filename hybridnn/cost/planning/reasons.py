@@ -14,8 +14,7 @@ from hybridnn.utils.text import format_bytes, format_seconds, plural
 
 MOST_DOUBLINGS = 3
 
-DOMINANT_SHARE = 0.75
-"""Share of all communication from which on a sentence names its largest item alone."""
+DOMINANT_SHARE = 0.75  # share of all communication from which on a sentence names its largest item alone
 
 LIMITS = {"communication": "communication-bound", "bubble": "bubble-bound", "overhead": "overhead-bound"}
 

@@ -107,8 +107,7 @@ class Groups:
         return Collective(operation, axis, nbytes, ranks, seconds)
 
 
-CACHE_SIZE = 1 << 12
-"""Stages, and pairs of stages: the layouts of a plan have many grids in common."""
+CACHE_SIZE = 1 << 12  # stages, and pairs of stages: the layouts of a plan have many grids in common
 
 
 @lru_cache(CACHE_SIZE)

@@ -25,35 +25,19 @@ from hybridnn.pipeline.schedules.instructions import Instruction
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted cost of a layout.
-
-    Attributes
-    ----------
-    seconds_per_step : float
-        Per minibatch; in the steady state, where minibatches overlap.
-    seconds_per_epoch : float
-        Includes warm-up and drain of the pipeline.
-    breakdown : TimeBreakdown
-        Of a step, the mean over the ranks.
-    bytes_per_step : int
-        Sent by all ranks, counted as in ``hybridnn.comm.recorder``.
-    memory_bytes : int
-        Of the rank that needs most.
-    instructions : dict
-        Seconds per step by kind of instruction, the mean over the stages: ``forward``, ``backward``, ``input
-        gradient``, ``weight gradient``, ``recompute``, ``reduce gradients``, ``loss``, ``update``; collectives of the
-        model group are part of the passes.
-    largest_collective : tuple of (str, int, float)
-        Name, bytes and seconds per step of the communication that takes longest.
-    """
+    """Predicted cost of a layout."""
 
     layout: Layout
-    seconds_per_step: float
-    seconds_per_epoch: float
-    breakdown: TimeBreakdown
-    bytes_per_step: int
-    memory_bytes: int
+    seconds_per_step: float  # per minibatch; in the steady state, where minibatches overlap
+    seconds_per_epoch: float  # includes warm-up and drain of the pipeline
+    breakdown: TimeBreakdown  # of a step, the mean over the ranks
+    bytes_per_step: int  # sent by all ranks, counted as in ``hybridnn.comm.recorder``
+    memory_bytes: int  # of the rank that needs most
+    # seconds per step by kind of instruction, the mean over the stages: ``forward``, ``backward``, ``input
+    # gradient``, ``weight gradient``, ``recompute``, ``reduce gradients``, ``loss``, ``update``; collectives of the
+    # model group are part of the passes
     instructions: dict[str, float]
+    # name, bytes and seconds per step of the communication that takes longest
     largest_collective: tuple[str, int, float]
 
 

@@ -30,8 +30,7 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import Message
 
-LOSS_BYTES = 8
-"""The loss, which the last stage of an exact pipeline broadcasts."""
+LOSS_BYTES = 8  # the loss, which the last stage of an exact pipeline broadcasts
 
 ROUNDING_COPIES = {"bfloat16": 12, "float16": 65}
 """Cost of rounding an element, adding, rounding again and reading it, as a number of copies in the cache; measured."""

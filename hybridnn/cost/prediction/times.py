@@ -17,27 +17,14 @@ from hybridnn.utils.checks import require_whole
 
 @dataclass(frozen=True, slots=True)
 class TimeBreakdown:
-    """Seconds of an instruction, a stage or a step, by activity.
+    """Seconds of an instruction, a stage or a step, by activity."""
 
-    Attributes
-    ----------
-    computing : float
-        Passes, loss and update.
-    communication : float
-        Exposed communication: the messages and collectives that the rank waits for.
-    bubble : float
-        Waiting for other stages.
-    overhead : float
-        Loading samples, copying messages, and Python between instructions. Simulations count it as computing.
-    communication_hidden : float
-        Communication during computation; not part of the total.
-    """
-
-    computing: float = 0.0
-    communication: float = 0.0
-    bubble: float = 0.0
+    computing: float = 0.0  # passes, loss and update
+    communication: float = 0.0  # exposed communication: the messages and collectives that the rank waits for
+    bubble: float = 0.0  # waiting for other stages
+    # loading samples, copying messages, and Python between instructions. Simulations count it as computing.
     overhead: float = 0.0
-    communication_hidden: float = 0.0
+    communication_hidden: float = 0.0  # communication during computation; not part of the total
 
     @property
     def total(self) -> float:

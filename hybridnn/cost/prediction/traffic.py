@@ -12,23 +12,13 @@ from hybridnn.pipeline.schedules.schedule import Channel
 
 
 class Traffic(NamedTuple):
-    """One kind of communication of a stage, named as in ``hybridnn.comm.recorder``: collectives, or ``"send"``.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of one operation.
-    seconds : float
-        Seconds of all operations of a step, without overlap.
-    bytes_sent : int
-        Bytes that all ranks together send in a step.
-    """
+    """One kind of communication of a stage, named as in ``hybridnn.comm.recorder``: collectives, or ``"send"``."""
 
     operation: str
     axis: str
-    nbytes: int
-    seconds: float
-    bytes_sent: int
+    nbytes: int  # bytes of one operation
+    seconds: float  # seconds of all operations of a step, without overlap
+    bytes_sent: int  # bytes that all ranks together send in a step
 
 
 def traffic_of(costs: StageCosts) -> tuple[Traffic, ...]:

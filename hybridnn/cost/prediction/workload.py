@@ -17,31 +17,16 @@ OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType({"sgd": SGD(momentum=0.0)
 
 @dataclass(frozen=True)
 class Workload:
-    """A training run, independent of its layout.
-
-    Attributes
-    ----------
-    samples : int
-        Training samples of an epoch.
-    batch_size : int
-        Samples of a minibatch, over all ranks.
-    dtype : {"float32", "float64"}
-    classification : bool
-        Whether targets are labels.
-    clips : bool
-        Whether gradients are clipped to a norm.
-    distribution : {"local", "scatter", "scatter-broadcast"}
-        How minibatches are distributed to the ranks; the last two only without a pipeline.
-    """
+    """A training run, independent of its layout."""
 
     model: MLP
-    samples: int
-    batch_size: int
-    dtype: str = "float32"
+    samples: int  # training samples of an epoch
+    batch_size: int  # samples of a minibatch, over all ranks
+    dtype: str = "float32"  # one of "float32", "float64"
     optimizer: Optimizer = field(default_factory=SGD)
-    classification: bool = True
-    clips: bool = False
-    distribution: str = "local"
+    classification: bool = True  # whether targets are labels
+    clips: bool = False  # whether gradients are clipped to a norm
+    distribution: str = "local"  # how minibatches are distributed to the ranks; the last two only without a pipeline
 
     @property
     def itemsize(self) -> int:

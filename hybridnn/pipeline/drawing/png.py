@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 DPI = 150
 FONT = 8.0
 CHARACTER = 0.62 * FONT / 72  # width of a character in inches
-
-ROW_INCHES, LEGEND_INCHES = 0.27, 1.15
-"""Height of a row, and width of an entry of the legend."""
-
+ROW_INCHES, LEGEND_INCHES = 0.27, 1.15  # height of a row, and width of an entry of the legend
 MOST_INCHES = 60.0  # widest time axis: 9,000 pixels; beyond it, boxes have no number
 
 MUTED, IDLE, RULE = "#5f6b7a", "#ffffff", "#d7dce2"

@@ -22,9 +22,7 @@ CHARACTER = 0.62 * FONT  # upper bound of the width of a digit in sans-serif fon
 
 ROW, GAP, EDGE = 26.0, 6.0, 14.0
 ARROW_GAP = 24.0  # space between rows if there are arrows
-
 LEAST_PIXELS = 640.0  # narrowest time axis of a drawing of messages, whose boxes have no labels
-
 LEAST_EDGED = 6.0  # widest box of a message without an edge
 
 TICK_PIXELS = 60.0

@@ -23,11 +23,8 @@ from hybridnn.pipeline.drawing.drawing import (
 )
 
 IDLE = "."
-MOST_BANDS = 4
-"""Most bands of a drawing that is wider than the page; the rest is left out."""
-
-TICK_COLUMNS = 8
-"""Fewest columns between two ticks of the time axis."""
+MOST_BANDS = 4  # most bands of a drawing that is wider than the page; the rest is left out
+TICK_COLUMNS = 8  # fewest columns between two ticks of the time axis
 
 
 Cell = tuple[str, str]  # text and its style

@@ -17,25 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryBreakdown:
-    """Bytes of a rank's arrays, without the samples of the data set; of arrays that ranks share, this rank's share.
+    """Bytes of a rank's arrays, without the samples of the data set; of arrays that ranks share, this rank's share."""
 
-    Attributes
-    ----------
-    weight_bytes, optimizer_bytes : int
-        Current weights with their gradients, and the optimizer state.
-    weight_version_bytes : int
-        Stashed and predicted weights.
-    activation_bytes : int
-        Inputs and activations of the microbatches in flight.
-    buffer_bytes : int
-        Messages, gradients of activations, and microbatches concatenated for one product.
-    """
-
+    # current weights with their gradients, and the optimizer state
     weight_bytes: int
     optimizer_bytes: int
-    weight_version_bytes: int
-    activation_bytes: int
-    buffer_bytes: int
+    weight_version_bytes: int  # stashed and predicted weights
+    activation_bytes: int  # inputs and activations of the microbatches in flight
+    buffer_bytes: int  # messages, gradients of activations, and microbatches concatenated for one product
 
     @classmethod
     def of_rank(

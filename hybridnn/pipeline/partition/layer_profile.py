@@ -26,28 +26,18 @@ from hybridnn.utils.checks import require_whole
 from hybridnn.utils.files import FileError, read_json
 from hybridnn.utils.text import shown_path
 
-REPEATS = 20
-"""Timed passes, of which the median is taken."""
+REPEATS = 20  # timed passes, of which the median is taken
 
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """Costs of one layer, for one minibatch or microbatch on one rank.
+    """Costs of one layer, for one minibatch or microbatch on one rank."""
 
-    Attributes
-    ----------
-    forward_seconds, backward_seconds : float
-        Time of the forward pass, and of the complete backward pass.
-    output_bytes : float
-        Activations for the next layer, and also their gradient.
-    parameter_bytes : float
-        Weights and biases.
-    """
-
+    # time of the forward pass, and of the complete backward pass
     forward_seconds: float
     backward_seconds: float
-    output_bytes: float
-    parameter_bytes: float
+    output_bytes: float  # activations for the next layer, and also their gradient
+    parameter_bytes: float  # weights and biases
 
 
 def time_layers(

@@ -47,8 +47,7 @@ class LinkCost:
 
 
 FREE_LINK = LinkCost()
-TYPICAL_LINK = LinkCost(alpha=5e-6, beta=2e-10)
-"""Order of magnitude inside a node; not measured."""
+TYPICAL_LINK = LinkCost(alpha=5e-6, beta=2e-10)  # order of magnitude inside a node; not measured
 
 
 # -- counts of layers ------------------------------------------------------------------------------------------------
@@ -130,23 +129,13 @@ def replicated_partition(
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """A partition and its expected costs.
+    """A partition and its expected costs."""
 
-    Attributes
-    ----------
-    stages : tuple of int
-        Layers of every stage.
-    replicas : tuple of int
-        Ranks that share the samples of every stage.
-    stage_seconds : tuple of float
-        Per minibatch: the passes on the rank with the most samples, or the all-reduce of the gradients if longer.
-    message_seconds : tuple of float
-        Activations forward and their gradient back, at every boundary: one fewer than the stages.
-    """
-
-    stages: tuple[int, ...]
-    replicas: tuple[int, ...]
+    stages: tuple[int, ...]  # layers of every stage
+    replicas: tuple[int, ...]  # ranks that share the samples of every stage
+    # per minibatch: the passes on the rank with the most samples, or the all-reduce of the gradients if longer
     stage_seconds: tuple[float, ...]
+    # activations forward and their gradient back, at every boundary: one fewer than the stages
     message_seconds: tuple[float, ...]
 
     @property

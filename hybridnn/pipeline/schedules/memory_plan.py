@@ -27,7 +27,6 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.schedule import Schedule
 
 Part = tuple[int, int, int]  # minibatch, microbatch and chunk
-
 Lifetime = tuple[int, int]  # positions in the list of the first write and of the last read
 
 Key = TypeVar("Key")
