@@ -15,8 +15,7 @@ import pytest
 import tomli_w
 
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
-from hybridnn.config.file import load_settings, to_toml
-from hybridnn.config.settings import Settings
+from hybridnn.config.settings import Settings, load_settings, to_toml
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.diagnostics.stalls.diagnosis import stall_report
 from hybridnn.diagnostics.stalls.files import read_stall

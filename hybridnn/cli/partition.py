@@ -64,7 +64,7 @@ def partition(
     if save_profile is not None:
         require_place("--save-profile", save_profile)
 
-    from hybridnn.config.file import load_settings
+    from hybridnn.config.settings import load_settings
 
     settings = None if profile and not (config or overrides) else load_settings(config, overrides or ())
 

@@ -36,14 +36,14 @@ def plan(
     output_format: OutputFormat = Format.text,
 ) -> None:
     """List the fastest layouts of a number of ranks, as the machine file predicts them."""
-    from hybridnn.config.file import load_settings
+    from hybridnn.config.settings import load_settings
 
     settings = load_settings(config, overrides or ())
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cost.machine_file import require_machine
+    from hybridnn.cost.planning.plan import best_by_ranks
     from hybridnn.cost.planning.plan import plan as make_plan
-    from hybridnn.cost.planning.reasons import best_by_ranks
     from hybridnn.runs.workload import fixed_constraints, workload_from_settings
 
     with first_rank_alone():
@@ -60,7 +60,7 @@ def plan(
 
 def _facts(plan: Plan, best: Mapping[int, Prediction] | None) -> Facts:
     """All figures of a plan, named with their units; `best` is the result of `best_by_ranks`, None without any."""
-    from hybridnn.cost.planning.reasons import bottleneck_sentence, reason_sentence
+    from hybridnn.cost.planning.plan import bottleneck_sentence, reason_sentence
     from hybridnn.cost.prediction.memory import data_bytes
 
     return {

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from hybridnn.pipeline.checks.lint import StalenessRow
     from hybridnn.pipeline.checks.simulated_schedule import Durations, TimedInstruction, Timeline
-    from hybridnn.pipeline.checks.staleness import StalenessRow
     from hybridnn.pipeline.schedules.schedule import Schedule
     from hybridnn.pipeline.schedules.weight_policies import WeightRead
 
@@ -68,9 +68,8 @@ def schedule(
     out: PictureFile = None,
 ) -> None:
     """Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock."""
-    from hybridnn.pipeline.checks.lint import lint
+    from hybridnn.pipeline.checks.lint import audit, lint
     from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
-    from hybridnn.pipeline.checks.staleness import audit
     from hybridnn.pipeline.drawing.drawing import draw_timeline
     from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 

@@ -94,7 +94,7 @@ def simulate(
         raise SettingError("--format", picture.value, "a curve is text, json or png")
 
     with first_rank_alone():
-        from hybridnn.config.file import load_settings
+        from hybridnn.config.settings import load_settings
         from hybridnn.cost.machine_file import require_machine
 
         slow_ranks = _slow_ranks(slow or ())

@@ -62,8 +62,7 @@ def trace(
     out: PictureFile = None,
 ) -> None:
     """Break down where the time of a traced epoch went, and draw what every rank did."""
-    from hybridnn.runs.trace_breakdown import break_down
-    from hybridnn.runs.trace_drawing import draw_epoch
+    from hybridnn.runs.trace_breakdown import break_down, draw_epoch
     from hybridnn.runs.trace_file import read_trace
 
     picture = choose_format(output_format, out)
@@ -95,7 +94,7 @@ def _choose_epoch(run: Path, trace: Trace, number: int | None) -> Epoch:
 
 def _choose_window(epoch: Epoch, begin: float | None, end: float | None, minibatches: str | None) -> TimeWindow:
     """Return the span of time that the user chose, or that of the first few minibatches."""
-    from hybridnn.runs.trace_drawing import readable_minibatches, span_of_minibatches
+    from hybridnn.runs.trace_breakdown import readable_minibatches, span_of_minibatches
 
     if minibatches is not None:
         if begin is not None or end is not None:

@@ -64,7 +64,7 @@ def train(
 ) -> None:
     """Train a multi-layer perceptron; -n or --in-process starts it on several ranks, as mpirun and srun do."""
     require_one_way(ranks, in_process)
-    from hybridnn.config.file import load_settings
+    from hybridnn.config.settings import load_settings
 
     _require_one_source(overrides or (), data, file)
     numbers = (hidden, epochs, batch_size, seed, lr, pipeline, batch, model)

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from hybridnn.cost.collectives import ALGORITHMS, counts, rounds_of
-from hybridnn.cost.node_contention import Crossings, crossings_of
+from hybridnn.cost.collectives import ALGORITHMS, Crossings, counts, crossings_of, rounds_of
 from hybridnn.utils.checks import AtLeastZero, Count, Fraction, Positive
 from hybridnn.utils.settings_models import Section, Text, list_as_tuple, refused
 

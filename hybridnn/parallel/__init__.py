@@ -5,7 +5,7 @@ Algorithms 1 (batch), 2 (model) and 3 (integrated parallelism) of Laugier et al.
 ==================================  =====  =====  =======  ===========================================================
 line                                1      2      3        code
 ==================================  =====  =====  =======  ===========================================================
-layers_init, loss_init              2      2      2        `ModelChunk` (`model_chunk`), `hybridnn.nn.initializers`
+layers_init, loss_init              2      2      2        `ModelChunk` (`model_chunk`), `hybridnn.nn.parameters`
 for epoch                           3      3      3        `Trainer.fit`
 CreateMiniBatches                   4, 5   4, 5   4, 5     `epoch_order`, `minibatches` (`hybridnn.training.data_split`)
 for miniBatch                       6      6      6        `Engine.train`

@@ -19,8 +19,7 @@ import numpy as np
 
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.progress import Progress
-from hybridnn.config.file import to_toml
-from hybridnn.config.settings import Settings
+from hybridnn.config.settings import Settings, to_toml
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.runs.lock import FolderLock
 from hybridnn.runs.records import EndRecord, ResumeRecord, RunSummary

@@ -16,8 +16,7 @@ from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.checkpoints.shards import array_shapes
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import running_ranks
-from hybridnn.config.file import load_settings
-from hybridnn.config.settings import ParallelSettings, Settings
+from hybridnn.config.settings import ParallelSettings, Settings, load_settings
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.learning_rates import Cosine, WarmupLinear
 from hybridnn.pipeline.schedules.methods import METHODS

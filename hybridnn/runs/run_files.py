@@ -16,8 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from hybridnn.config.file import load_settings
-from hybridnn.config.settings import Settings
+from hybridnn.config.settings import Settings, load_settings
 from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.runs.records import EndRecord, PredictedStep, ResumeRecord, RunHeader
 from hybridnn.training.records import EpochRecord, MeasuredStep, Record, StepRecord

@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.cost.calibration.compute_samples import StepCase, StepTime
+from hybridnn.cost.calibration.computation import StepCase, StepTime
 from hybridnn.cost.prediction.workload import OPTIMIZERS
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout

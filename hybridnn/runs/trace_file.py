@@ -23,7 +23,7 @@ from hybridnn._version import __version__
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.recorder import Event
 from hybridnn.errors import DataError
-from hybridnn.pipeline.execution.routes import StagePosition
+from hybridnn.pipeline.execution.point_to_point import StagePosition
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.runs.run_files import TRACE
 from hybridnn.utils.files import FileError, read_json, write_atomically

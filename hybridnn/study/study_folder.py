@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hybridnn.checkpoints.folder import checkpoint_folders
-from hybridnn.config.file import load_settings, to_toml
+from hybridnn.config.settings import load_settings, to_toml
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.lock import FolderLock
 from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, run_status

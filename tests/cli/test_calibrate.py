@@ -14,7 +14,7 @@ from rich.console import Console
 from hybridnn.cli.calibrate import _fit_table
 from hybridnn.cli.output import print_table
 from hybridnn.cost.calibration.communication import TimedCase
-from hybridnn.cost.calibration.compute_fit import ComputeError
+from hybridnn.cost.calibration.computation import ComputeError
 from hybridnn.cost.calibration.fit import fit_operations
 from hybridnn.cost.machine_file import read_machine
 from mpi_runner.launch import JobResult

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hybridnn.config.file import load_settings
+from hybridnn.config.settings import load_settings
 from hybridnn.cost.machine_file import write_machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings

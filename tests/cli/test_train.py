@@ -20,8 +20,8 @@ from hybridnn.config.settings import Settings
 from hybridnn.pipeline.execution.memory import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.runs import report as run_report
-from hybridnn.runs.learning_curve import draw_learning_curve
 from hybridnn.runs.records import RunHeader, RunSummary
+from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, run_status
 from hybridnn.training.records import EpochRecord, StepRecord
 from mpi_runner.slowness import deadline

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridnn import SGD, Adam, AdamW, DeviceOptions, RMSprop, Step, Trainer
-from hybridnn.config.file import load_settings, to_toml
-from hybridnn.config.settings import Settings, settings_from, with_stages
+from hybridnn.config.settings import Settings, load_settings, settings_from, to_toml, with_stages
 from hybridnn.errors import SettingError
 
 

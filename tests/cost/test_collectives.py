@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from hybridnn.cost import collectives
-from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, Rounds, counts
+from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, Rounds, counts, crossings_of
 from hybridnn.cost.machine import CollectiveCost
-from hybridnn.cost.node_contention import crossings_of
 from hybridnn.errors import SettingError
 from reference.machines import make_machine
 from reference.message_counts import algorithms, carry_out

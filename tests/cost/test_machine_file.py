@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hybridnn.cost.collectives import crossings_of
 from hybridnn.cost.machine import CollectiveCost, Machine, Segment
 from hybridnn.cost.machine_file import read_machine, shipped_machines, write_machine
-from hybridnn.cost.node_contention import crossings_of
 from hybridnn.errors import DataError, EnvironmentProblem
 
 PASS = {"call_seconds": 1e-6, "multiply_add_seconds": 1e-10}

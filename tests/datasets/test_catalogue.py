@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.config.file import load_settings
+from hybridnn.config.settings import load_settings
 from hybridnn.datasets import catalogue, dataset_info, load
 from hybridnn.datasets.download import open_members
 from hybridnn.datasets.info import DatasetInfo, Member, RemoteFile

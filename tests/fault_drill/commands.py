@@ -44,9 +44,9 @@ def _run(arguments: Sequence[str], output: Path) -> None:
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     from hybridnn.cli.main import main as hybridnn
-    from hybridnn.runs import learning_curve
+    from hybridnn.runs import report
 
-    learning_curve.draw_learning_curve = lambda epochs, path: None
+    report.draw_learning_curve = lambda epochs, path: None
     hybridnn(list(arguments))
 
 

@@ -42,9 +42,9 @@ def main() -> None:
 
 def _disable_learning_curve() -> None:
     """Disable the learning curve, which takes a third of the time of a short run."""
-    from hybridnn.runs import learning_curve
+    from hybridnn.runs import report
 
-    learning_curve.draw_learning_curve = lambda epochs, path: None
+    report.draw_learning_curve = lambda epochs, path: None
 
 
 def _injection(markers: Path, rank: int, error: str | None, *, waits: bool) -> Callable[[], None]:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from hybridnn import MLP, Trainer
 from hybridnn.kernels.activations import ACTIVATIONS
-from hybridnn.nn.initializers import initialize_rows
 from hybridnn.nn.mlp import INITIALIZERS, DenseLayer
+from hybridnn.nn.parameters import initialize_rows
 from reference import network as net
 from reference.network import Network
 

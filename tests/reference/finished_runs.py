@@ -9,8 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hybridnn.config.file import to_toml
-from hybridnn.config.settings import settings_from
+from hybridnn.config.settings import settings_from, to_toml
 from hybridnn.pipeline.layout import Layout
 from hybridnn.runs.run_files import CONFIG_END
 

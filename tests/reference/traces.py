@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridnn.comm.recorder import Event
-from hybridnn.pipeline.execution.routes import StagePosition
+from hybridnn.pipeline.execution.point_to_point import StagePosition
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,

@@ -42,8 +42,8 @@ NETWORK = Network((FEATURES, 7, 6, 3), "tanh")
 HYBRIDNN_WITHOUT_CURVE = (
     sys.executable,
     "-c",
-    "from hybridnn.runs import learning_curve\n"
-    "learning_curve.draw_learning_curve = lambda epochs, path: None\n"
+    "from hybridnn.runs import report\n"
+    "report.draw_learning_curve = lambda epochs, path: None\n"
     "from hybridnn.cli.main import main; main()",
 )
 """The command ``hybridnn`` without the learning curve, which would take most of the time of a small run."""

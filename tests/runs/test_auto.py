@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hybridnn.config.file import load_settings
-from hybridnn.config.settings import ParallelSettings, Settings
+from hybridnn.config.settings import ParallelSettings, Settings, load_settings
 from hybridnn.cost.machine_file import write_machine
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.errors import HybridnnError

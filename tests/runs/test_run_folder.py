@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from hybridnn.checkpoints.progress import Progress
-from hybridnn.config.file import load_settings
-from hybridnn.config.settings import Settings
+from hybridnn.config.settings import Settings, load_settings
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.folder import RunFolder
-from hybridnn.runs.learning_curve import draw_learning_curve
 from hybridnn.runs.records import RunSummary
+from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
 from hybridnn.training.records import EpochRecord, StepRecord
 

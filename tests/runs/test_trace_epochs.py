@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hybridnn.comm.recorder import Event
-from hybridnn.pipeline.execution.routes import StagePosition
+from hybridnn.pipeline.execution.point_to_point import StagePosition
 from hybridnn.pipeline.schedules.instructions import Forward
 from hybridnn.runs.trace_file import RankTrace, Trace, positions_of
 from reference.traces import compute

@@ -12,7 +12,7 @@ import pytest
 from hybridnn import ProcessGrid
 from hybridnn.comm.recorder import Event, Recorder
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError
-from hybridnn.pipeline.execution.routes import StagePosition
+from hybridnn.pipeline.execution.point_to_point import StagePosition
 from hybridnn.pipeline.schedules.instructions import (
     Forward,
     Instruction,

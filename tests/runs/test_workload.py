@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hybridnn.config.file import load_settings
+from hybridnn.config.settings import load_settings
 from hybridnn.cost.prediction.memory import stage_memory
 from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
 from hybridnn.runs.records import RunHeader

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.config.file import load_settings
+from hybridnn.config.settings import load_settings
 from hybridnn.errors import SettingError
 from hybridnn.study.runner import error_line, rank_command, run_process, train_command
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.config.file import to_toml
+from hybridnn.config.settings import to_toml
 from hybridnn.datasets import dataset_info
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.study.study_file import load_study

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, ProcessGrid, Trainer
-from hybridnn.config.file import load_settings
+from hybridnn.config.settings import load_settings
 from hybridnn.errors import SettingError
 from hybridnn.runs.workload import layout_from_settings
 from hybridnn.training.layout_choice import overlaps

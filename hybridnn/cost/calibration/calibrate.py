@@ -17,8 +17,7 @@ from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
 from hybridnn.cost.calibration.communication import measure_communication, measure_overlap, measure_reduction
-from hybridnn.cost.calibration.compute_fit import ComputeError, calibrate_compute
-from hybridnn.cost.calibration.compute_samples import StepTimer
+from hybridnn.cost.calibration.computation import ComputeError, StepTimer, calibrate_compute
 from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations
 from hybridnn.cost.machine import Compute, Machine, NetworkLink, Overlap, Quality, Segment
 from hybridnn.errors import SettingError

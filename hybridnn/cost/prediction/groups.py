@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.recorder import bytes_sent_by_rank
+from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of, one_per_node
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.node_contention import Crossings, concurrent_messages, crossings_of, one_per_node
 from hybridnn.pipeline.layout import Layout, Placement, StageShapes, nodes_of_stage
 
 

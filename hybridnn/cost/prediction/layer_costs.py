@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hybridnn.cost.machine import Compute, Overlap
-from hybridnn.cost.prediction.dry_run import layer_collectives
 from hybridnn.cost.prediction.groups import Collective, Groups
+from hybridnn.cost.prediction.memory import layer_collectives
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard, ParameterLayout

@@ -1,12 +1,29 @@
-"""Memory of a layout: the bytes of the arrays that the trainer's own code allocates in a dry run."""
+"""Memory of a layout: the bytes of the arrays that the trainer's own code allocates in a dry run.
+
+The objects of a rank are made by their constructors on arrays that take no memory, without MPI.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
-from hybridnn.cost.prediction.dry_run import DRY_KERNELS, DryGrid
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hybridnn.comm.group import DONE, Group, Request
+from hybridnn.comm.recorder import Recorder, capture_calls
 from hybridnn.cost.prediction.workload import Workload
+from hybridnn.kernels.backend import Kernels
+from hybridnn.nn.mlp import DenseLayer
+from hybridnn.nn.parameters import LayerShard, ParameterLayout
+from hybridnn.parallel.dense import parallel_dense
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
+from hybridnn.parallel.node_memory import NodeMemory
+from hybridnn.parallel.sharing import OwnedSlice, Sharing
+from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, make_runtime, plan_chunk
 from hybridnn.pipeline.execution.memory import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout, Placement
@@ -70,3 +87,125 @@ def _chunk_plans(pipeline: Layout) -> tuple[tuple[ChunkPlan, ...], ...]:
     return tuple(
         tuple(plan_chunk(schedules, stage, chunk) for chunk in chunks) for stage in range(len(pipeline.stages))
     )
+
+
+class DryArray(np.ndarray[Any, np.dtype[Any]]):
+    """An array of any shape whose elements are all the same one in memory; assignments have no effect."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+def dry_array(shape: tuple[int, ...], dtype: DTypeLike) -> DryArray:
+    """An array that takes the memory of one element; ``nbytes`` is that of all."""
+    return DryArray(shape, dtype, np.zeros(1, dtype), strides=(0,) * len(shape))
+
+
+class _DryKernels:
+    """Kernels that allocate dry arrays and compute nothing."""
+
+    on_host = True
+    empty = zeros = staticmethod(dry_array)
+
+    def to_device(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+DRY_KERNELS = cast(Kernels, _DryKernels())
+
+
+class DryGroup(Group):
+    """The first rank of a group: calls are recorded and nothing is sent."""
+
+    def __init__(self, axis: str, ranks: int, recorder: Recorder) -> None:
+        super().__init__(None, axis, recorder, members=range(ranks))
+
+    def split(self, color: int, axis: str, *, on_device: bool = True) -> DryGroup:
+        """The same ranks."""
+        return self
+
+    def allreduce(self, array: NDArray[Any], operation: str = "sum") -> None:
+        """Record the call."""
+        self._note("allreduce", array)
+
+    def iallreduce(self, array: NDArray[Any], operation: str = "sum") -> Request:
+        """Record the call."""
+        self._note("allreduce", array)
+        return DONE
+
+    def allgather_rows(self, array: NDArray[Any]) -> None:
+        """Record the call."""
+        self._note("allgather", array)
+
+    def _note(self, name: str, array: NDArray[Any]) -> None:
+        if self.size > 1:
+            self._finish(self._begin(name, array.nbytes))
+
+
+class DryGrid(ProcessGrid):
+    """The first rank of a stage, of a process grid in which every batch group spans nodes."""
+
+    batch_spans_nodes = True
+
+    def __init__(self, stages: Sequence[tuple[int, int]], stage: int) -> None:
+        self.stages, self.pipeline, self.pipeline_rank = tuple(stages), len(stages), stage
+        self.batch, self.model = stages[stage]
+        self.batch_rank = self.model_rank = 0
+        self.recorder = Recorder()
+        self.world = DryGroup("world", 1, self.recorder)  # its size has no effect on a rank's arrays
+        self.batch_group = DryGroup("batch", self.batch, self.recorder)
+        self.model_group = DryGroup("model", self.model, self.recorder)
+
+    def share_replicas(self, placement: Sequence[int]) -> Sharing:
+        """Sharing of replicas as on the node with the fewest ranks of a batch group, with `placement` on each node."""
+        sharers, slices = min(placement), max(placement)
+        owners = DryGroup("batch", len(placement), self.recorder) if len(placement) > 1 else None
+        owned = (OwnedSlice(number, owners) for number in range(slices) if number * sharers < slices)
+        return Sharing(DryMemory(DryGroup("batch", sharers, self.recorder)), self.batch_group, slices, tuple(owned))
+
+
+class DryMemory(NodeMemory):
+    """Shared memory of dry arrays."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """A dry array."""
+        return dry_array(shape, dtype)
+
+    def publish(self, synchronize: object = None) -> None:
+        """Nothing is written."""
+
+
+class LayerCollectives(NamedTuple):
+    """Collectives of a layer in its model group, each as an operation and the bytes of its vector for one sample."""
+
+    forward: tuple[tuple[str, int], ...]
+    backward: tuple[tuple[str, int], ...]
+
+
+def layer_collectives(shard: LayerShard, ranks: int, itemsize: int) -> LayerCollectives:
+    """Collectives of both passes of a layer, given its shard on the first of `ranks` ranks."""
+    rows, columns = shard.weight_shape
+    return _recorded(shard.layer, rows, columns, shard.by_inputs, shard.gathers, ranks, itemsize)
+
+
+@lru_cache(1 << 14)
+def _recorded(
+    layer: DenseLayer, rows: int, columns: int, by_inputs: bool, gathers: bool, ranks: int, itemsize: int
+) -> LayerCollectives:
+    shard = LayerShard(layer, slice(0, rows), slice(0, columns), slice(0, 1), by_inputs, gathers)
+    recorder, dtype, layout = Recorder(), np.dtype(f"V{itemsize}"), ParameterLayout([shard])
+    dense = parallel_dense(shard, DryGroup("model", ranks, recorder), False, DRY_KERNELS)
+    (arrays,) = Workspace([shard], 1, dtype, StageRole(layer.index == 0), kernels=DRY_KERNELS).arrays(1).layers
+    (parameters,) = layout.views(dry_array((layout.size,), dtype))
+
+    def backward() -> None:
+        dense.backward_input(parameters, arrays)
+
+    passes = [capture_calls(recorder, work) for work in (lambda: dense.forward(parameters, arrays), backward)]
+    return LayerCollectives(*(tuple((call[0], call[3]) for call, _ in calls) for calls in passes))

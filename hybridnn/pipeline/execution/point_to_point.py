@@ -3,21 +3,80 @@
 A channel is one kind of message (activations or gradients) from one chunk to the next; its messages arrive in the order
 of the schedule. Sent arrays are copied to a buffer of the sender and received ones out of a buffer of the receiver, so
 the layers never access a buffer that belongs to a started MPI operation.
+
+A stage distributes the samples of a microbatch over its batch ranks by the block partition. Two stages with different
+numbers of batch ranks distribute them differently, so a block may be sent in several pieces. All ranks of a model group
+hold the same columns of a stage's output and of its input gradient; every model rank of the receiving stage receives
+from one model rank of the sending stage.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from numpy.typing import DTypeLike
 
+from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Request
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.execution.routes import ColumnRoute
 from hybridnn.pipeline.schedules.instructions import Instruction
+
+
+class StagePosition(NamedTuple):
+    """Coordinates of a rank: its stage, and its batch and model rank within the stage."""
+
+    stage: int
+    batch_rank: int
+    model_rank: int
+
+
+class ColumnRoute(NamedTuple):
+    """Columns ``start`` to ``stop - 1`` of this rank's block of a microbatch, and the rank at the other end."""
+
+    peer: StagePosition
+    start: int
+    stop: int
+
+
+def pieces_sent(
+    widths: Sequence[tuple[int, int]], sender: StagePosition, stage: int, samples: int
+) -> list[ColumnRoute]:
+    """Pieces that `sender` sends to `stage`.
+
+    Parameters
+    ----------
+    widths : sequence of (int, int)
+        Number of batch ranks and of model ranks of every stage.
+    samples : int
+        Samples of the microbatch, over all ranks.
+    """
+    receivers = range(sender.model_rank, widths[stage][1], widths[sender.stage][1])
+    return [piece for model_rank in receivers for piece in _pieces(widths, sender, stage, model_rank, samples)]
+
+
+def pieces_received(
+    widths: Sequence[tuple[int, int]], receiver: StagePosition, stage: int, samples: int
+) -> list[ColumnRoute]:
+    """Pieces that `receiver` receives from `stage`; parameters as for `pieces_sent`."""
+    return _pieces(widths, receiver, stage, receiver.model_rank % widths[stage][1], samples)
+
+
+def _pieces(
+    widths: Sequence[tuple[int, int]], own: StagePosition, stage: int, model_rank: int, samples: int
+) -> list[ColumnRoute]:
+    """Intersections of this rank's block with the blocks of the batch ranks of the other stage."""
+    first, end = block_bounds(samples, widths[own.stage][0], own.batch_rank)
+    pieces = []
+    for batch_rank in range(widths[stage][0]):
+        other_first, other_end = block_bounds(samples, widths[stage][0], batch_rank)
+        start, stop = max(first, other_first), min(end, other_end)
+        if start < stop:
+            pieces.append(ColumnRoute(StagePosition(stage, batch_rank, model_rank), start - first, stop - first))
+    return pieces
+
 
 About = tuple[Instruction, int]  # the instruction of a message, and the number of its optimizer step
 

@@ -11,7 +11,7 @@ from hybridnn.cost.calibration import calibrate as module
 from hybridnn.cost.calibration import communication
 from hybridnn.cost.calibration.calibrate import Calibration, assess_quality, calibrate, memory_bytes_per_rank
 from hybridnn.cost.calibration.communication import TimedCase
-from hybridnn.cost.calibration.compute_fit import ComputeError
+from hybridnn.cost.calibration.computation import ComputeError
 from hybridnn.cost.calibration.fit import FittedOperation, fit_operations
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.errors import SettingError

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP
-from hybridnn.cost.prediction.dry_run import dry_array, layer_collectives
-from hybridnn.cost.prediction.memory import largest_memory
+from hybridnn.cost.prediction.memory import dry_array, largest_memory, layer_collectives
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.dense import split_layers
 from hybridnn.pipeline.layout import Layout

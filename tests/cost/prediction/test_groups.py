@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP
-from hybridnn.cost.collectives import pairs, rounds_of
+from hybridnn.cost.collectives import crossings_of, pairs, rounds_of
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.node_contention import crossings_of
 from hybridnn.cost.planning.plan import plan
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.grid import place_ranks
-from hybridnn.pipeline.execution.routes import StagePosition, pieces_sent
+from hybridnn.pipeline.execution.point_to_point import StagePosition, pieces_sent
 from hybridnn.pipeline.layout import Layout
 from reference.machines import make_machine
 from reference.message_counts import Algorithm, algorithms

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hybridnn.config.settings import ParallelSettings
-from hybridnn.pipeline.checks.staleness import audit
+from hybridnn.pipeline.checks.lint import audit
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.text import counted

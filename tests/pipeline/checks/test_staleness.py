@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridnn.pipeline.checks.staleness import audit
+from hybridnn.pipeline.checks.lint import audit
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 
 # Per method: staleness of minibatch t at stage k of K (k, t from 0), and whether both passes agree.

@@ -11,8 +11,14 @@ import pytest
 from hybridnn.comm.blocks import block_slice
 from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.execution.point_to_point import ChannelBuffers, Receiver, Sender
-from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
+from hybridnn.pipeline.execution.point_to_point import (
+    ChannelBuffers,
+    Receiver,
+    Sender,
+    StagePosition,
+    pieces_received,
+    pieces_sent,
+)
 from hybridnn.pipeline.schedules.instructions import SendActivations
 
 if TYPE_CHECKING:

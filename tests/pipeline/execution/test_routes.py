@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
+from hybridnn.pipeline.execution.point_to_point import StagePosition, pieces_received, pieces_sent
 
 WIDTHS = st.tuples(st.integers(1, 5), st.integers(1, 4))
 

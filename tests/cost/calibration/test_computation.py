@@ -10,14 +10,15 @@ import pytest
 from hybridnn import MLP, ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
-from hybridnn.cost.calibration import compute_fit, compute_samples
-from hybridnn.cost.calibration.compute_fit import calibrate_compute, fit_noise
-from hybridnn.cost.calibration.compute_samples import (
+from hybridnn.cost.calibration import computation
+from hybridnn.cost.calibration.computation import (
     PassSample,
     StepCase,
     StepTime,
     TimedNetwork,
+    calibrate_compute,
     draw_shape,
+    fit_noise,
     measure_elements,
     measure_passes,
     measure_steps,
@@ -67,13 +68,13 @@ def synthetic_elements(
     dtype: str, budget: float, generator: np.random.Generator, ranks: Group
 ) -> dict[str, list[tuple[float, float]]]:
     sizes = [int(2 ** generator.uniform(6, 22)) for _ in range(20)]
-    kinds = enumerate(compute_samples.ELEMENT_KINDS, 1)
+    kinds = enumerate(computation.ELEMENT_KINDS, 1)
     return {kind: [(n, 1e-6 * number + n * 1e-9) for n in sizes] for number, kind in kinds}
 
 
 def test_known_costs_are_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute_fit, "measure_passes", synthetic_passes)
-    monkeypatch.setattr(compute_fit, "measure_elements", synthetic_elements)
+    monkeypatch.setattr(computation, "measure_passes", synthetic_passes)
+    monkeypatch.setattr(computation, "measure_elements", synthetic_elements)
     (found,), errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, synthetic_step)
     assert found.cache_bytes == 2**20
     for kind, call in (("forward", 3e-6), ("input_gradient", 4e-6), ("weight_gradient", 5e-6)):
@@ -90,7 +91,7 @@ def test_known_costs_are_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.instruction_seconds == pytest.approx(4e-6, rel=0.01)
     assert found.load.number_seconds == pytest.approx(1e-9, rel=0.01)
     assert found.packing.number_seconds == pytest.approx(1e-9, rel=0.01)
-    place = compute_samples.ELEMENT_KINDS.index("gradient tanh")
+    place = computation.ELEMENT_KINDS.index("gradient tanh")
     assert found.activations["tanh"].gradient.call_seconds == pytest.approx(1e-6 * (place + 1), rel=0.01)
     for name, arrays in (("sgd", 2), ("momentum", 3), ("adam", 4)):
         update = found.updates[name]
@@ -104,15 +105,15 @@ def test_known_costs_are_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_held_out_networks_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     fitted: list[int] = []
-    original = compute_fit._fit_pass
+    original = computation._fit_pass
 
     def counting(samples: Any, kind: str, cache: float) -> Any:
         fitted.append(len(samples))
         return original(samples, kind, cache)
 
-    monkeypatch.setattr(compute_fit, "measure_passes", synthetic_passes)
-    monkeypatch.setattr(compute_fit, "measure_elements", synthetic_elements)
-    monkeypatch.setattr(compute_fit, "_fit_pass", counting)
+    monkeypatch.setattr(computation, "measure_passes", synthetic_passes)
+    monkeypatch.setattr(computation, "measure_elements", synthetic_elements)
+    monkeypatch.setattr(computation, "_fit_pass", counting)
     _, errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, synthetic_step)
     assert {error.samples for error in errors} == {3 * 37}
     assert set(fitted) == {3 * (150 - 37)}
@@ -138,7 +139,7 @@ def test_everything_is_measured(dtype: str) -> None:
     assert [layer.first for layer in networks[0].layers] == [True] + [False] * (len(networks[0].layers) - 1)
     assert all(len(one.rounds) >= 5 and min(one.rounds) > 0 for one in networks)
     elements = measure_elements(dtype, 0.05, generator, alone)
-    assert set(elements) == set(compute_samples.ELEMENT_KINDS)
+    assert set(elements) == set(computation.ELEMENT_KINDS)
     assert all(seconds > 0 for samples in elements.values() for _, seconds in samples)
 
 
