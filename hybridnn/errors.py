@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-INTERRUPTED = 130
-"""Exit code after an interrupt from the keyboard, as in shells: 128 + SIGINT."""
-
-MAX_CHARACTERS = 1000
-"""Length of a value or a reason in a message: it may come from a file and be arbitrarily long."""
+INTERRUPTED = 130  # exit code after an interrupt from the keyboard, as in shells: 128 + SIGINT
+MAX_CHARACTERS = 1000  # length of a value or a reason in a message: it may come from a file and be arbitrarily long
 
 
 def shorten(text: str, limit: int = MAX_CHARACTERS) -> str:

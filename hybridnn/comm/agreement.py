@@ -19,11 +19,8 @@ from hybridnn.utils.text import name_ranks
 
 Result = TypeVar("Result")
 
-SHOWN_VALUES = 4
-"""Different values of one name in a message."""
-
-SHOWN_CHARACTERS = 120
-"""Length of a value in a message."""
+SHOWN_VALUES = 4  # different values of one name in a message
+SHOWN_CHARACTERS = 120  # length of a value in a message
 
 
 def agree(group: Group, action: Callable[[], Result]) -> Result:
@@ -87,17 +84,10 @@ def gather_texts(group: Group, text: str) -> list[str]:
 
 
 class UnequalValue(NamedTuple):
-    """A value that is not the same on all ranks.
-
-    Attributes
-    ----------
-    name : str
-    text : str
-        The name, and the ranks that have each value, those of the fewest ranks first.
-    """
+    """A value that is not the same on all ranks."""
 
     name: str
-    text: str
+    text: str  # the name, and the ranks that have each value, those of the fewest ranks first
 
 
 def unequal_values(

@@ -21,23 +21,15 @@ from numpy.typing import NDArray
 
 from hybridnn.utils.files import open_regular
 
-CHUNK = 1 << 20
-"""Bytes read at a time for a digest: they stay in cache until they are hashed."""
+CHUNK = 1 << 20  # bytes read at a time for a digest: they stay in cache until they are hashed
 
 
 @dataclass(frozen=True)
 class Rectangle:
-    """A block of a matrix in C order; a vector is a matrix of one column.
+    """A block of a matrix in C order; a vector is a matrix of one column."""
 
-    Attributes
-    ----------
-    shape : (int, int)
-        Of the matrix.
-    rows, columns : slice
-        The block.
-    """
-
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # of the matrix
+    # the block
     rows: slice
     columns: slice
 

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from hybridnn.comm.transports.device import Device
     from hybridnn.comm.transports.factory import TransportFactory
 
-MESSAGE_LIMIT = 2**30
-"""Bytes of one MPI call at most; far below the 2 GiB where 32-bit counts and some networks fail."""
+MESSAGE_LIMIT = 2**30  # bytes of one MPI call at most; far below the 2 GiB where 32-bit counts and some networks fail
 
 REDUCE_PIECE = 2**21
 """Bytes of one blocking all-reduce. Pieces stay in the processor's cache between their steps: see

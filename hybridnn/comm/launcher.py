@@ -39,8 +39,7 @@ FAMILIES: Mapping[str, str] = {
 }
 """Words in the version texts of libraries and launchers, in the order of the search, and their family."""
 
-VERSION_SECONDS = 60.0
-"""Time limit of a program that prints a version or a list."""
+VERSION_SECONDS = 60.0  # time limit of a program that prints a version or a list
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
@@ -50,15 +49,9 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class RankLauncher:
-    """A launcher that fits the MPI library which mpi4py loads.
+    """A launcher that fits the MPI library which mpi4py loads."""
 
-    Attributes
-    ----------
-    prefix : tuple of str
-        The command up to the option before the number of ranks: ``("/usr/bin/mpirun", "-n")``.
-    """
-
-    prefix: tuple[str, ...]
+    prefix: tuple[str, ...]  # the command up to the option before the number of ranks: ``("/usr/bin/mpirun", "-n")``
 
     @classmethod
     def find(cls, environment: Mapping[str, str]) -> RankLauncher:

@@ -149,8 +149,7 @@ SIZE_VARIABLES = {
 STEP_SIZE, STEP_RANK = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
 """Number of tasks of a Slurm step, and the task. A batch script has the second without being a step."""
 
-INTERACTIVE_STEP = str(0xFFFFFFFA)
-"""``SLURM_STEP_ID`` of the shell that salloc starts on a node of the allocation."""
+INTERACTIVE_STEP = str(0xFFFFFFFA)  # ``SLURM_STEP_ID`` of the shell that salloc starts on a node of the allocation
 
 
 @dataclass(frozen=True)

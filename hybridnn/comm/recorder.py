@@ -23,11 +23,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-REMEMBERED = 16
-"""Last collectives of a group that are kept: ranks that disagree are rarely further apart."""
-
-WAITS = frozenset({"receive.wait", "barrier"})
-"""Calls in which a rank only waits for another one."""
+REMEMBERED = 16  # last collectives of a group that are kept: ranks that disagree are rarely further apart
+WAITS = frozenset({"receive.wait", "barrier"})  # calls in which a rank only waits for another one
 
 
 class CollectiveProgress:
@@ -59,37 +56,17 @@ CallRecord = tuple[str, CollectiveProgress, int, int, "np.dtype[Any] | None", in
 
 
 class Call(NamedTuple):
-    """A communication call: ``Call._make`` of its `CallRecord`.
+    """A communication call: ``Call._make`` of its `CallRecord`."""
 
-    Attributes
-    ----------
-    name : str
-        Operation, as for `bytes_sent_by_rank`.
-    number : int
-        Number of the collective in its group, from 1; 0 for a message.
-    nbytes : int
-        Bytes of the full vector, as for `bytes_sent_by_rank`.
-    dtype : dtype or None
-        None where there is no array.
-    peer : int
-        Root of a collective, or the other rank of a message, as a rank in the group; -1 for none.
-    detail : str, int or None
-        Reduction of an all-reduce, or tag of a message.
-    start : float
-        Seconds of ``time.perf_counter``.
-    about : object
-        Purpose, such as an instruction of a schedule; None where none was given.
-    """
-
-    name: str
+    name: str  # operation, as for `bytes_sent_by_rank`
     channel: CollectiveProgress
-    number: int
-    nbytes: int
-    dtype: np.dtype[Any] | None
-    peer: int
-    detail: str | int | None
-    start: float
-    about: object
+    number: int  # number of the collective in its group, from 1; 0 for a message
+    nbytes: int  # bytes of the full vector, as for `bytes_sent_by_rank`
+    dtype: np.dtype[Any] | None  # None where there is no array
+    peer: int  # root of a collective, or the other rank of a message, as a rank in the group; -1 for none
+    detail: str | int | None  # reduction of an all-reduce, or tag of a message
+    start: float  # seconds of ``time.perf_counter``
+    about: object  # purpose, such as an instruction of a schedule; None where none was given
 
     @property
     def signature(self) -> str:
@@ -100,51 +77,28 @@ class Call(NamedTuple):
         return f"{self.name}{reduction}{array}{root}"
 
 
-EventRecord = tuple[str, str, str, float, float, int, object]
-"""The fields of an `Event`."""
+EventRecord = tuple[str, str, str, float, float, int, object]  # the fields of an `Event`
 
 
 class Event(NamedTuple):
-    """A finished instruction, communication call or phase: ``Event._make`` of its `EventRecord`.
+    """A finished instruction, communication call or phase: ``Event._make`` of its `EventRecord`."""
 
-    Attributes
-    ----------
-    kind : {"compute", "communication", "phase"}
-    name : str
-        Instruction, collective or message, or phase.
-    axis : str
-        Axis of the group of a communication call; else empty.
-    start, stop : float
-        Seconds of ``time.perf_counter``.
-    nbytes : int
-        Bytes sent, as `bytes_sent_by_rank` counts them.
-    about : object
-        As for `Call`.
-    """
-
-    kind: str
-    name: str
-    axis: str
+    kind: str  # one of "compute", "communication", "phase"
+    name: str  # instruction, collective or message, or phase
+    axis: str  # axis of the group of a communication call; else empty
+    # seconds of ``time.perf_counter``
     start: float
     stop: float
-    nbytes: int
-    about: object = None
+    nbytes: int  # bytes sent, as `bytes_sent_by_rank` counts them
+    about: object = None  # as for `Call`
 
 
 @dataclass(frozen=True)
 class RecordedTotals:
-    """Sums over all events of a recorder.
+    """Sums over all events of a recorder."""
 
-    Attributes
-    ----------
-    communication_seconds : float
-        Time inside communication calls, with waiting.
-    waiting_seconds : float
-        The part of it in which the rank waited for messages and at barriers.
-    """
-
-    communication_seconds: float
-    waiting_seconds: float
+    communication_seconds: float  # time inside communication calls, with waiting
+    waiting_seconds: float  # the part of it in which the rank waited for messages and at barriers
     bytes_sent: int
     messages: int
 
@@ -271,8 +225,7 @@ class Recorder:
         return tuple(islice(events, count))[::-1]
 
 
-CapturedCalls = Sequence[tuple[CallRecord, int]]
-"""Calls in their order, with the bytes that this rank sends in each."""
+CapturedCalls = Sequence[tuple[CallRecord, int]]  # calls in their order, with the bytes that this rank sends in each
 
 
 def capture_calls(recorder: Recorder, work: Callable[[], None]) -> CapturedCalls:

@@ -14,34 +14,24 @@ from scipy.special import expit
 from hybridnn.kernels.backend import HostArray
 
 SELU_ALPHA = 1.6732632423543772
-SELU_SCALE = 1.0507009873554805
-"""Klambauer et al. 2017, equation 2 and the fixed point for mean 0 and variance 1."""
+SELU_SCALE = 1.0507009873554805  # klambauer et al. 2017, equation 2 and the fixed point for mean 0 and variance 1.
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation function.
+    """An activation function."""
 
-    Attributes
-    ----------
-    apply : callable
-        ``apply(z, scratch)`` replaces `z` by its activation, in place. NaN stays NaN.
-    gradient : callable
-        ``gradient(y, dy, out, scratch)`` writes the gradient with respect to the function's input to `out`, from its
-        output `y` and the gradient `dy` of that; `out` may be `dy`. `scratch` of both functions is an array of the same
-        shape and dtype, which they may overwrite.
-    cuda_value, cuda_slope : str
-        The function of ``z`` and its derivative as a function of the output ``y``, as expressions of CUDA C of type
-        ``REAL``.
-    initializer : {"he", "glorot", "lecun"}
-        Initial weights with ``initializer="auto"``.
-    """
-
+    # ``apply(z, scratch)`` replaces `z` by its activation, in place. NaN stays NaN.
     apply: Callable[[HostArray, HostArray], None]
+    # ``gradient(y, dy, out, scratch)`` writes the gradient with respect to the function's input to `out`, from its
+    # output `y` and the gradient `dy` of that; `out` may be `dy`. `scratch` of both functions is an array of the same
+    # shape and dtype, which they may overwrite.
     gradient: Callable[[HostArray, HostArray, HostArray, HostArray], None]
+    # the function of ``z`` and its derivative as a function of the output ``y``, as expressions of CUDA C of type
+    # ``REAL``
     cuda_value: str
     cuda_slope: str
-    initializer: str
+    initializer: str  # initial weights with ``initializer="auto"``
 
 
 def _relu(z: HostArray, scratch: HostArray) -> None:

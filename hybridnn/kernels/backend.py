@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 from numpy.typing import DTypeLike, NDArray
 
-Array = Any
-"""An array of the device."""
+Array = Any  # an array of the device
 
 HostArray = NDArray[Any]
 

@@ -25,36 +25,21 @@ Encoded = NDArray[np.uint16]
 
 COMPRESSED_ITEMSIZE = 2
 
-QUIET_NAN = 0x40
-"""The bit that makes a bfloat16 with the exponent of infinity a NaN, whatever bits are cut off."""
-
-SCALED_EXPONENT = 15
-"""The largest scaled element is below 2^15, so that none can round to infinity."""
+QUIET_NAN = 0x40  # the bit that makes a bfloat16 with the exponent of infinity a NaN, whatever bits are cut off
+SCALED_EXPONENT = 15  # the largest scaled element is below 2^15, so that none can round to infinity
 
 
 @dataclass(frozen=True)
 class CompressedFormat:
-    """A 16-bit floating-point format.
+    """A 16-bit floating-point format."""
 
-    Attributes
-    ----------
-    name : {"bfloat16", "float16"}
-    header : int
-        Items of an encoded array ahead of those of the elements.
-    roundoff : float
-        Largest relative error of rounding a float32 that does not underflow.
-    encode : callable
-        ``encode(values, encoded, scratch)``: `values` of float32 or float64, shape (n,); `encoded` of uint16, shape
-        (header + n,); `scratch` of the dtype of `values`, shape (2, at least n), overwritten.
-    decode : callable
-        ``decode(encoded, values)``, the inverse.
-    """
-
-    name: str
-    header: int
-    roundoff: float
+    name: str  # one of "bfloat16", "float16"
+    header: int  # items of an encoded array ahead of those of the elements
+    roundoff: float  # largest relative error of rounding a float32 that does not underflow
+    # ``encode(values, encoded, scratch)``: `values` of float32 or float64, shape (n,); `encoded` of uint16, shape
+    # (header + n,); `scratch` of the dtype of `values`, shape (2, at least n), overwritten
     encode: Callable[[HostArray, Encoded, HostArray], None]
-    decode: Callable[[Encoded, HostArray], None]
+    decode: Callable[[Encoded, HostArray], None]  # ``decode(encoded, values)``, the inverse
 
 
 def _encode_bfloat16(values: HostArray, encoded: Encoded, scratch: HostArray) -> None:

@@ -35,8 +35,7 @@ from hybridnn.kernels.cupy_launch import (
     tiled_rows,
 )
 from hybridnn.kernels.cupy_loading import load_cupy
-from hybridnn.kernels.device_events import Progress, record_event, wait_for
-from hybridnn.kernels.pinned_memory import PinnedMemory
+from hybridnn.kernels.device_events import PinnedMemory, Progress, record_event, wait_for
 
 COPIES_AHEAD = 4
 """Inputs and targets of two minibatches: the host reads ahead while the device computes, with bounded memory."""

@@ -17,22 +17,17 @@ from hybridnn.kernels.activations import cuda_source
 FOLDER = Path(__file__).parent / "cuda"
 FILES = ("common", "arrays", "layers", "losses", "updates")
 
-OPTIONS = ("--std=c++17", "-default-device")
-"""For NVRTC; the second makes lambdas device functions, as in nvcc."""
+OPTIONS = ("--std=c++17", "-default-device")  # for NVRTC; the second makes lambdas device functions, as in nvcc
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 REALS = {FLOAT32: "float", FLOAT64: "double"}
 
 THREADS = 256
 WARP = 32
-PACK_BYTES = 16
-"""Bytes that a thread loads at once."""
-MOST_BLOCKS = 1 << 16
-"""Of a grid; with more elements, threads process several packs each."""
-MOST_BLOCKS_ALONG_Y = (1 << 16) - 1
-"""Limit of the hardware."""
-ENOUGH_THREADS = 1 << 18
-"""Threads that occupy a large device."""
+PACK_BYTES = 16  # bytes that a thread loads at once
+MOST_BLOCKS = 1 << 16  # of a grid; with more elements, threads process several packs each
+MOST_BLOCKS_ALONG_Y = (1 << 16) - 1  # limit of the hardware
+ENOUGH_THREADS = 1 << 18  # threads that occupy a large device
 MOST_PARTS = 1024
 """Most blocks of a reduction: each writes a partial sum, and the last block to finish adds the partial sums."""
 

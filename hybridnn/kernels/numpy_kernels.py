@@ -418,5 +418,4 @@ class NumpyKernels:
         scalars[: len(values)] = values
 
 
-NUMPY: Kernels = NumpyKernels()
-"""The host's arithmetic; it has no state."""
+NUMPY: Kernels = NumpyKernels()  # the host's arithmetic; it has no state

@@ -32,8 +32,7 @@ from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.backend import Array
 from hybridnn.kernels.compressed_formats import COMPRESSED_ITEMSIZE, CompressedFormat
 
-PIECE_ELEMENTS = 1 << 18
-"""Elements that are summed at a time, so that the workspace is small and stays in the cache."""
+PIECE_ELEMENTS = 1 << 18  # elements that are summed at a time, so that the workspace is small and stays in the cache
 
 
 def piece_sizes(elements: int, limit: int = PIECE_ELEMENTS) -> list[int]:

@@ -33,19 +33,10 @@ from hybridnn.nn.parameters import LayerParameters, LayerShard
 
 @dataclass
 class WeightGradientArrays:
-    """The arrays from which a weight gradient is computed, of one microbatch or of several concatenated ones.
+    """The arrays from which a weight gradient is computed, of one microbatch or of several concatenated ones."""
 
-    Attributes
-    ----------
-    x : ndarray, shape (features, n)
-        Input.
-    dz : ndarray, shape (features, n)
-        Gradient with respect to the activation's input on this rank's rows.
-    ones : ndarray, shape (n,)
-    """
-
-    x: Array
-    dz: Array
+    x: Array  # input
+    dz: Array  # gradient with respect to the activation's input on this rank's rows
     ones: Array
 
 

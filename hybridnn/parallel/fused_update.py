@@ -33,26 +33,17 @@ from hybridnn.parallel.sharing import NodeReplica, slice_bounds
 Layers = Sequence[WeightGradientArrays]
 Views = Sequence[LayerParameters]
 
-ROWS = 16
-"""Ranks own multiples of so many rows, except at the end of a layer: blocks of a matrix product."""
+ROWS = 16  # ranks own multiples of so many rows, except at the end of a layer: blocks of a matrix product
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a layer's weights that one rank updates, and those of this rank's biases among them.
-
-    Attributes
-    ----------
-    bias : slice
-        Among the layer's biases on this rank.
-    bias_rows : slice
-        The same biases among the rows of the layer.
-    """
+    """Rows of a layer's weights that one rank updates, and those of this rank's biases among them."""
 
     layer: int
     rows: slice
-    bias: slice
-    bias_rows: slice
+    bias: slice  # among the layer's biases on this rank
+    bias_rows: slice  # the same biases among the rows of the layer
 
     @classmethod
     def of(cls, layout: ParameterLayout, layer: int, rows: slice) -> _Rows:

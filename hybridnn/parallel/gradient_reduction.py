@@ -40,22 +40,13 @@ whose cores are all busy, overlap gains nothing."""
 
 @dataclass(frozen=True)
 class BucketConfig:
-    """Division of an overlapped all-reduce into messages.
+    """Division of an overlapped all-reduce into messages."""
 
-    Attributes
-    ----------
-    bucket_bytes : int
-        Smallest size of a bucket, except for the last one.
-    piece_bytes, in_flight : int
-        Size of the pieces of a bucket, and how many of them are in flight at a time.
-    single_blocks : bool
-        Whether a buffer of one bucket is reduced by a blocking call.
-    """
-
-    bucket_bytes: int
+    bucket_bytes: int  # smallest size of a bucket, except for the last one
+    # size of the pieces of a bucket, and how many of them are in flight at a time
     piece_bytes: int
     in_flight: int
-    single_blocks: bool
+    single_blocks: bool  # whether a buffer of one bucket is reduced by a blocking call
 
 
 HOST_BUCKETS = BucketConfig(BUCKET_BYTES, PIECE_BYTES, IN_FLIGHT, single_blocks=True)

@@ -39,23 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplicaConfig:
-    """Replication of a stage over its batch group.
+    """Replication of a stage over its batch group."""
 
-    Attributes
-    ----------
-    sharing : Sharing or None
-        The ranks of the node that share a replica; None for private replicas.
-    arrays : int
-        Arrays of a shared replica: versions of the weights, and slots of the optimizer.
-    wire_dtype : {"same", "bfloat16", "float16"}
-        Element type of gradients between nodes, for batch groups that span several.
-    fused_update : bool
-        Compute weight gradients during the update (`FusedUpdateReplica`); for batch groups on one node.
-    """
-
-    sharing: Sharing | None = None
-    arrays: int = 1
-    wire_dtype: str = "same"
+    sharing: Sharing | None = None  # the ranks of the node that share a replica; None for private replicas
+    arrays: int = 1  # arrays of a shared replica: versions of the weights, and slots of the optimizer
+    wire_dtype: str = "same"  # element type of gradients between nodes, for batch groups that span several
+    # compute weight gradients during the update (`FusedUpdateReplica`); for batch groups on one node
     fused_update: bool = False
 
 

@@ -16,8 +16,7 @@ from hybridnn.comm.mpi import import_mpi, ranks_within
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.grid import ProcessGrid
 
-SHARED_MEMORY = "/dev/shm"
-"""Folder in which MPI libraries create windows on Linux."""
+SHARED_MEMORY = "/dev/shm"  # folder in which MPI libraries create windows on Linux
 
 
 class NodeMemory:

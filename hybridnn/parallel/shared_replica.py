@@ -25,26 +25,17 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, CompressedReducer, CompressionWorkspace
 from hybridnn.parallel.sharing import NodeReplica, Sharing, slice_bounds
 
-SUM_BLOCK = 1 << 16
-"""Elements that are summed and, while in the cache, updated: measured fastest between 2^12 and 2^24."""
+SUM_BLOCK = 1 << 16  # elements that are summed and, while in the cache, updated: measured fastest between 2^12 and 2^24
 
 
 @dataclass(frozen=True)
 class _Block:
-    """A cache block of a slice of this rank.
-
-    Attributes
-    ----------
-    of_ranks : tuple of ndarray
-        The gradients of every rank of the node, in the order of the ranks.
-    workspace : ndarray
-        Of the same shape; shared by all blocks.
-    """
+    """A cache block of a slice of this rank."""
 
     where: slice
     own: HostArray
-    of_ranks: tuple[HostArray, ...]
-    workspace: HostArray
+    of_ranks: tuple[HostArray, ...]  # the gradients of every rank of the node, in the order of the ranks
+    workspace: HostArray  # of the same shape; shared by all blocks
 
     def sum_into(self, out: HostArray) -> HostArray:
         """Sum the gradients of the node's ranks into `out`, the workspace or the own ones, and return the sum."""

@@ -25,34 +25,20 @@ from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
 
 @dataclass(frozen=True)
 class OwnedSlice:
-    """A slice that this rank owns.
-
-    Attributes
-    ----------
-    owners : Group or None
-        Its owners on all nodes; None if one node holds the whole batch group.
-    """
+    """A slice that this rank owns."""
 
     number: int
-    owners: Group | None
+    owners: Group | None  # its owners on all nodes; None if one node holds the whole batch group
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """The ranks of this node that share a replica, in a batch group that may span several nodes.
-
-    Attributes
-    ----------
-    slices : int
-        Slices of the replica, on every node the same.
-    owned : tuple of OwnedSlice
-        The slices that this rank owns, in order.
-    """
+    """The ranks of this node that share a replica, in a batch group that may span several nodes."""
 
     memory: NodeMemory
     batch: Group
-    slices: int
-    owned: tuple[OwnedSlice, ...]
+    slices: int  # slices of the replica, on every node the same
+    owned: tuple[OwnedSlice, ...]  # the slices that this rank owns, in order
 
     @property
     def is_whole(self) -> bool:

@@ -20,8 +20,7 @@ from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.parameters import LayerShard
 from hybridnn.parallel.dense import LayerArrays
 
-NARROW = 48
-"""Most samples for which input gradients are computed as a transposed product: see `matmul_transposed`."""
+NARROW = 48  # most samples for which input gradients are computed as a transposed product: see `matmul_transposed`
 
 WIDE, STEP = 128, 16
 
@@ -45,65 +44,36 @@ def weight_gradient_input_sizes(shards: Sequence[LayerShard], capacity: int) -> 
 
 
 class StageRole(NamedTuple):
-    """Whether a stage is at an end of the pipeline.
+    """Whether a stage is at an end of the pipeline."""
 
-    Attributes
-    ----------
-    loads_input, loads_target : bool
-        Whether its input is data, and whether its output is compared with targets.
-    """
-
+    # whether its input is data, and whether its output is compared with targets
     loads_input: bool = True
     loads_target: bool = True
 
 
 @dataclass(frozen=True)
 class MicrobatchBuffers:
-    """Buffers for the microbatches in flight.
+    """Buffers for the microbatches in flight."""
 
-    Attributes
-    ----------
-    inputs, activations : int
-        Buffers for inputs (with their targets), and sets of activations.
-    keeps_dz : bool
-        Whether each set stores ``dz``, because weight gradients are computed later than input gradients.
-    """
-
+    # buffers for inputs (with their targets), and sets of activations
     inputs: int = 1
     activations: int = 1
+    # whether each set stores ``dz``, because weight gradients are computed later than input gradients
     keeps_dz: bool = False
 
 
 @dataclass(frozen=True)
 class StageArrays:
-    """All arrays of a stage for n samples on this rank.
+    """All arrays of a stage for n samples on this rank."""
 
-    Attributes
-    ----------
-    samples : ndarray, shape (n, features)
-        The transpose of `input`; inputs are loaded here if the stage loads them.
-    targets : ndarray, shape (n, outputs), or of int64 and shape (n,)
-        Targets are loaded here if the stage loads them; else empty.
-    columns : ndarray of int64, shape (n,)
-        0 … n-1.
-    input : ndarray, shape (features, n)
-        Input of the first layer.
-    input_gradient : ndarray, shape (features, n), or None
-        Gradient with respect to it; None if the stage loads its input.
-    outputs : ndarray, shape (outputs, n)
-        Output of the last layer.
-    output_gradient : ndarray, shape (outputs, n)
-        Gradient with respect to it, which the loss or the next stage writes.
-    """
-
-    samples: Array
-    targets: Array
-    columns: NDArray[np.int64]
+    samples: Array  # the transpose of `input`; inputs are loaded here if the stage loads them
+    targets: Array  # targets are loaded here if the stage loads them; else empty
+    columns: NDArray[np.int64]  # 0 … n-1
     layers: list[LayerArrays]
-    input: Array
-    input_gradient: Array | None
-    outputs: Array
-    output_gradient: Array
+    input: Array  # input of the first layer
+    input_gradient: Array | None  # gradient with respect to it; None if the stage loads its input
+    outputs: Array  # output of the last layer
+    output_gradient: Array  # gradient with respect to it, which the loss or the next stage writes
 
 
 @dataclass(frozen=True)

@@ -50,36 +50,20 @@ def minibatches(order: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[n
 
 @dataclass(frozen=True)
 class DeviceSamples:
-    """All samples of a data split, on this rank's device.
+    """All samples of a data split, on this rank's device."""
 
-    Attributes
-    ----------
-    x : array, shape (samples, features), or None
-        None unless this rank has the first stage.
-    y : array, shape (samples,) or (samples, outputs), or None
-        None unless this rank has the last stage.
-    """
-
-    x: Array | None
-    y: Array | None
+    x: Array | None  # None unless this rank has the first stage
+    y: Array | None  # None unless this rank has the last stage
 
 
 @dataclass(frozen=True)
 class DataSplit:
-    """The training samples, or the test samples.
+    """The training samples, or the test samples."""
 
-    Attributes
-    ----------
-    rows : Rows or None
-        The samples; None on a rank that receives its minibatches from rank 0.
-    on_device : DeviceSamples or None
-        None if the host reads the samples of every minibatch.
-    """
-
-    rows: Rows | None
+    rows: Rows | None  # the samples; None on a rank that receives its minibatches from rank 0
     samples: int
     task: str
-    on_device: DeviceSamples | None = None
+    on_device: DeviceSamples | None = None  # None if the host reads the samples of every minibatch
 
 
 def make_split(

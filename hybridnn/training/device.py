@@ -27,20 +27,12 @@ Capture = Callable[[Callable[[], None]], Replay]
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """A device and the reason for it.
-
-    Attributes
-    ----------
-    index : int
-        Index of the GPU among those that are visible to CUDA on this rank; -1 for the CPU.
-    cupy : module or None
-        CuPy, for a GPU, which is its current device.
-    """
+    """A device and the reason for it."""
 
     kind: Literal["cpu", "gpu"]
-    index: int
+    index: int  # index of the GPU among those that are visible to CUDA on this rank; -1 for the CPU
     why: str
-    cupy: Any = None
+    cupy: Any = None  # cuPy, for a GPU, which is its current device
 
 
 def choose_device(name: str, node_rank: int, load: Callable[[], Any] = load_cupy) -> DeviceChoice:
@@ -108,25 +100,14 @@ def _gpu(cupy: Any, index: int) -> DeviceChoice:
 
 @dataclass(frozen=True)
 class TrainingDevice:
-    """A device with compiled kernels, and its transport.
-
-    Attributes
-    ----------
-    kind : {"cpu", "gpu"}
-        The same on every rank.
-    why : str
-        Name of the device, or the reason for its choice.
-    transport : {"staging", "mpi", "nccl"} or None
-        Transport of its arrays; None on the CPU, where MPI reads and writes them in place.
-    record : callable or None
-        Captures steps as CUDA graphs; None if kernels are launched one by one.
-    """
+    """A device with compiled kernels, and its transport."""
 
     kernels: Kernels = field(repr=False)
-    kind: str
-    why: str = field(repr=False)
-    transport: str | None = None
+    kind: str  # the same on every rank
+    why: str = field(repr=False)  # name of the device, or the reason for its choice
+    transport: str | None = None  # transport of its arrays; None on the CPU, where MPI reads and writes them in place
     transport_why: str = field(default="", repr=False)
+    # captures steps as CUDA graphs; None if kernels are launched one by one
     record: Capture | None = field(default=None, repr=False)
 
 

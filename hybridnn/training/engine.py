@@ -33,12 +33,10 @@ from hybridnn.training.losses import Metrics, MetricSums, MinibatchLosses, broad
 if TYPE_CHECKING:
     from hybridnn.parallel.sharing import Sharing
     from hybridnn.pipeline.execution.memory import MemoryBreakdown
-    from hybridnn.training.cuda_graphs import CudaGraphSteps
-    from hybridnn.training.device_samples import DeviceSampleCache
+    from hybridnn.training.cuda_graphs import CudaGraphSteps, DeviceSampleCache
 
 
-KEPT_EXECUTORS = 4
-"""Executors in the cache: for training, for evaluation, and for shorter last epochs of both."""
+KEPT_EXECUTORS = 4  # executors in the cache: for training, for evaluation, and for shorter last epochs of both
 
 
 class Engine:
@@ -94,7 +92,7 @@ class Engine:
         self.samples: DeviceSampleCache | None = None
         self._graphs: CudaGraphSteps | None = None
         if not kernels.on_host:
-            from hybridnn.training.device_samples import DeviceSampleCache  # not needed on the CPU
+            from hybridnn.training.cuda_graphs import DeviceSampleCache  # not needed on the CPU
 
             self.samples = DeviceSampleCache(kernels, grid, self.dtype)
         if record is not None:

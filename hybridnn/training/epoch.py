@@ -55,37 +55,24 @@ class StepClock:
 
 
 class StepPosition(NamedTuple):
-    """Position of the training between two steps.
-
-    Attributes
-    ----------
-    minibatches : int
-        Updates done in the current epoch; 0 after the end of an epoch.
-    progress : callable
-        Returns the progress that a checkpoint stores. Fetches losses that are still on a device, so it is collective
-        and may raise `NonFiniteLossError`.
-    """
+    """Position of the training between two steps."""
 
     step: int
-    minibatches: int
+    minibatches: int  # updates done in the current epoch; 0 after the end of an epoch
+    # returns the progress that a checkpoint stores. Fetches losses that are still on a device, so it is collective
+    # and may raise `NonFiniteLossError`.
     progress: Callable[[], Progress]
 
 
 @dataclass(frozen=True)
 class EpochHooks:
-    """Functions that are called during an epoch.
+    """Functions that are called during an epoch."""
 
-    Attributes
-    ----------
-    log : callable
-        Called with each record; with an asynchronous method at the end of the epoch, when the losses are fetched.
-    should_stop : callable or None
-        Called on every rank after each step but the last; True stops the training there. Only with an exact method,
-        whose pipeline is empty between steps.
-    """
-
+    # called with each record; with an asynchronous method at the end of the epoch, when the losses are fetched
     log: Callable[[StepRecord], None]
     log_every: int
+    # called on every rank after each step but the last; True stops the training there. Only with an exact method,
+    # whose pipeline is empty between steps.
     should_stop: Callable[[StepPosition], bool] | None = None
 
 

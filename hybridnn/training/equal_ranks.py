@@ -28,28 +28,16 @@ from hybridnn.nn.learning_rates import SCHEDULES
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import DeviceOptions
 
-REPORTED = 3
-"""Largest number of differing settings in a message."""
-
-NAMED_RATES = 2**12
-"""Learning rates of an epoch that are compared one by one, after their digests differ."""
-
-SHORT_DIGEST = 12
-"""Hexadecimal digits of a digest of settings in a message."""
-
-SAMPLED_ROWS = 64
-"""Rows of the inputs, or of an array of weights, in a digest."""
-
-SAMPLED_TARGETS = 2**16
-"""Samples whose targets enter a digest."""
-
-NAMED_TARGETS = 2**12
-"""Samples whose targets are compared one by one, after the digests differ."""
+REPORTED = 3  # largest number of differing settings in a message
+NAMED_RATES = 2**12  # learning rates of an epoch that are compared one by one, after their digests differ
+SHORT_DIGEST = 12  # hexadecimal digits of a digest of settings in a message
+SAMPLED_ROWS = 64  # rows of the inputs, or of an array of weights, in a digest
+SAMPLED_TARGETS = 2**16  # samples whose targets enter a digest
+NAMED_TARGETS = 2**12  # samples whose targets are compared one by one, after the digests differ
 
 BLOCK_ROWS = 4096
 
-SHOWN_DIGITS = 16
-"""Hexadecimal digits of a digest of data in a message."""
+SHOWN_DIGITS = 16  # hexadecimal digits of a digest of data in a message
 
 
 def require_same_settings(group: Group, settings: Callable[[], Mapping[str, str]]) -> None:

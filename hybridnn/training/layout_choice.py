@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 WEIGHT_GRADS = ("auto", "merged", "per-microbatch")
 
-MICROBATCHES_PER_STAGE = 4
-"""Default number of microbatches per stage: enough for a small bubble in a flushed pipeline."""
+MICROBATCHES_PER_STAGE = 4  # default number of microbatches per stage: enough for a small bubble in a flushed pipeline
 
 
 def choose_layout(config: TrainConfig, grid: ProcessGrid, *, on_host: bool) -> Layout:

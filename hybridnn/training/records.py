@@ -21,24 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Speed:
-    """Throughput, times and traffic of an interval of training.
+    """Throughput, times and traffic of an interval of training."""
 
-    Attributes
-    ----------
-    samples_per_second : float
-        Of all ranks together.
-    compute_seconds, communication_seconds : float
-        This rank's time outside and inside communication calls.
-    bytes_sent : int
-        By all ranks, counted by the rule of ``comm/recorder.py``.
-    waiting_seconds : float
-        The part of `communication_seconds` that was spent waiting for messages of other stages and at barriers.
-    """
-
-    samples_per_second: float
+    samples_per_second: float  # of all ranks together
+    # this rank's time outside and inside communication calls
     compute_seconds: float
     communication_seconds: float
-    bytes_sent: int
+    bytes_sent: int  # by all ranks, counted by the rule of ``comm/recorder.py``
+    # the part of `communication_seconds` that was spent waiting for messages of other stages and at barriers
     waiting_seconds: float
 
 
@@ -85,28 +75,15 @@ Figure = Annotated[float, BeforeValidator(lambda value: nan if value is None els
 
 @dataclass(frozen=True)
 class StepRecord(Record):
-    """One optimizer step.
-
-    Attributes
-    ----------
-    step : int
-        Steps done, including this one.
-    epoch : int
-        Epoch of the step, from 1.
-    train_loss : float
-        Mean loss over the global minibatch, before the update.
-    learning_rate : float
-        Learning rate of the update.
-    samples_per_second, compute_seconds, communication_seconds, bytes_sent, waiting_seconds
-        As in `EpochRecord`, for the steps since the previous record, or since the start of the epoch.
-    """
+    """One optimizer step."""
 
     kind = "step"
 
-    step: int
-    epoch: int
-    train_loss: Figure
-    learning_rate: Figure
+    step: int  # steps done, including this one
+    epoch: int  # epoch of the step, from 1
+    train_loss: Figure  # mean loss over the global minibatch, before the update
+    learning_rate: Figure  # learning rate of the update
+    # as in `EpochRecord`, for the steps since the previous record, or since the start of the epoch
     samples_per_second: Figure
     compute_seconds: Figure
     communication_seconds: Figure
@@ -116,38 +93,26 @@ class StepRecord(Record):
 
 @dataclass(frozen=True)
 class EpochRecord(Record):
-    """One pass over the training samples.
-
-    Attributes
-    ----------
-    train_loss : float
-        Mean of the minibatch losses over all samples of the epoch.
-    test_loss, test_accuracy, test_r2 : float or None
-        None if the epoch was not evaluated, or if the metric does not apply to the task.
-    samples_per_second : float
-        Training samples of all ranks per second of wall time, evaluation excluded.
-    compute_seconds, communication_seconds : float
-        Rank 0's training time of the epoch outside and inside communication calls.
-    bytes_sent : int
-        Bytes that all ranks sent during the epoch's training, counted by the rule in ``comm/recorder.py``.
-    waiting_seconds : float
-        The part of `communication_seconds` that rank 0 spent waiting for messages of other stages and at barriers; in a
-        pipeline, its bubble.
-    """
+    """One pass over the training samples."""
 
     kind = "epoch"
 
     step: int
     epoch: int
-    train_loss: Figure
+    train_loss: Figure  # mean of the minibatch losses over all samples of the epoch
     learning_rate: Figure
+    # None if the epoch was not evaluated, or if the metric does not apply to the task
     test_loss: float | None
     test_accuracy: float | None
     test_r2: float | None
-    samples_per_second: Figure
+    samples_per_second: Figure  # training samples of all ranks per second of wall time, evaluation excluded
+    # rank 0's training time of the epoch outside and inside communication calls
     compute_seconds: Figure
     communication_seconds: Figure
+    # bytes that all ranks sent during the epoch's training, counted by the rule in ``comm/recorder.py``
     bytes_sent: int
+    # the part of `communication_seconds` that rank 0 spent waiting for messages of other stages and at barriers; in a
+    # pipeline, its bubble
     waiting_seconds: Figure = 0.0
 
     @property
@@ -166,29 +131,15 @@ class EpochRecord(Record):
 
 @dataclass(frozen=True)
 class MeasuredStep(Record):
-    """Measured time of the steps of one epoch, as means over the ranks in seconds per step.
-
-    Attributes
-    ----------
-    epoch : int
-        From 1.
-    seconds_per_step : float
-        Wall time.
-    instructions : mapping of str to float
-        Seconds by kind of instruction.
-    communication : float
-        Inside communication calls, without `waiting`.
-    waiting : float
-        Waiting for messages of other stages, and at barriers.
-    """
+    """Measured time of the steps of one epoch, as means over the ranks in seconds per step."""
 
     kind = "measured"
 
-    epoch: int
-    seconds_per_step: float
-    instructions: Mapping[str, float]
-    communication: float
-    waiting: float
+    epoch: int  # from 1
+    seconds_per_step: float  # wall time
+    instructions: Mapping[str, float]  # seconds by kind of instruction
+    communication: float  # inside communication calls, without `waiting`
+    waiting: float  # waiting for messages of other stages, and at barriers
 
 
 @dataclass

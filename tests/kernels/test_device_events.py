@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hybridnn.kernels.device_events import is_complete, wait_for
-from hybridnn.kernels.pinned_memory import PinnedMemory
+from hybridnn.kernels.device_events import PinnedMemory, is_complete, wait_for
 
 
 class DeviceError(RuntimeError):

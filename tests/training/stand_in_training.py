@@ -18,9 +18,8 @@ from hybridnn import ProcessGrid
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.kernels.cupy_kernels import CupyKernels
-from hybridnn.kernels.device_events import Progress, record_event, wait_for
+from hybridnn.kernels.device_events import PinnedMemory, Progress, record_event, wait_for
 from hybridnn.kernels.numpy_kernels import NUMPY
-from hybridnn.kernels.pinned_memory import PinnedMemory
 from hybridnn.training.device import TrainingDevice
 from reference.stand_in_device import STALE, DeviceArray, StandInCupy
 

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.kernels.backend import Array
-from hybridnn.kernels.device_events import is_complete, record_event, wait_for
-from hybridnn.kernels.pinned_memory import PinnedMemory
+from hybridnn.kernels.device_events import PinnedMemory, is_complete, record_event, wait_for
 
-CHUNK_BYTES = 2**22
-"""Bytes of one staged message: the copy of a chunk overlaps with the messages of earlier chunks."""
+CHUNK_BYTES = 2**22  # bytes of one staged message: the copy of a chunk overlaps with the messages of earlier chunks
 
 
 class DeferredCalls:

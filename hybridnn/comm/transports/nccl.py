@@ -24,8 +24,7 @@ from hybridnn.comm.transports.staging import Staging
 from hybridnn.kernels.backend import Array
 from hybridnn.kernels.device_events import is_complete
 
-START_SECONDS = 120.0
-"""Time limit for connecting the ranks."""
+START_SECONDS = 120.0  # time limit for connecting the ranks
 
 POLL_SECONDS = 0.001
 FAILURE_TAG = 32_766

@@ -18,13 +18,11 @@ from hybridnn.comm.transport import Transport, copy_rows, is_on_host
 from hybridnn.comm.transports.device import Device
 from hybridnn.kernels.backend import Array
 
-STAGING_TAG = 32_767
-"""Tag of the messages that a collective consists of: the highest that every MPI library has."""
+STAGING_TAG = 32_767  # tag of the messages that a collective consists of: the highest that every MPI library has
 
 ALL = slice(None)
 
-StartCall = Callable[[Array], Any]
-"""Starts an MPI call on an array and returns the request."""
+StartCall = Callable[[Array], Any]  # starts an MPI call on an array and returns the request
 
 
 @dataclass
