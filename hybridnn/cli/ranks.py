@@ -28,7 +28,7 @@ from hybridnn.comm.launcher import RANK_VARIABLES
 from hybridnn.comm.mpi import INTERACTIVE_STEP, STEP_RANK, STEP_SIZE
 from hybridnn.diagnostics.failsafe import all_ranks_arrive, lower_rank_reports, notify_higher_ranks, running_world
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
-from hybridnn.runs.hooks import REPEAT_SECONDS
+from hybridnn.runs.stop_signals import REPEAT_SECONDS
 
 LEAD_SECONDS = 0.5
 """Delay of the other processes before they exit: a launcher may end the job before rank 0 has printed."""
@@ -169,7 +169,7 @@ def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bo
     program : sequence of str
         Arguments of the Python interpreter.
     stops_on_signals : bool
-        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.hooks`. A launcher that
+        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.stop_signals`. A launcher that
         does not forward them is run as a child of this process, which does.
     """
     if launch_rank() is not None:

@@ -38,7 +38,7 @@ LITTLE_GPU_MEMORY = 0.1  # fraction of a GPU's memory that is free below which a
 COARSE_SECONDS = 1e-5
 CLOCK_READINGS = 2000
 SLEEP_SECONDS = 0.02
-EARLIEST_TIME = 1.7e9  # november 2023 in seconds since 1970: no clock of a running machine is right before
+EARLIEST_TIME = 1.7e9  # November 2023 in seconds since 1970: no clock of a running machine is right before
 
 CHILD_SECONDS = 30.0
 GPU_SECONDS = 2 * CHILD_SECONDS

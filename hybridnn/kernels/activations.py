@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
 
 from hybridnn.kernels.backend import HostArray
 
 SELU_ALPHA = 1.6732632423543772
-SELU_SCALE = 1.0507009873554805  # klambauer et al. 2017, equation 2 and the fixed point for mean 0 and variance 1.
+SELU_SCALE = 1.0507009873554805  # Klambauer et al. 2017, equation 2 and the fixed point for mean 0 and variance 1.
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,8 @@ def _tanh_gradient(y: HostArray, dy: HostArray, out: HostArray, scratch: HostArr
 
 
 def _sigmoid(z: HostArray, scratch: HostArray) -> None:
+    from scipy.special import expit  # only here: commands load this module, and SciPy takes long to load
+
     expit(z, out=z)
 
 

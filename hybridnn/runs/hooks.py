@@ -2,36 +2,27 @@
 
 Signals and elapsed time, which differ between ranks, are agreed on by a small all-reduce about every
 `AGREEMENT_SECONDS`, not after every step.
-
-Slurm sends SIGUSR1 before the time limit (``--signal`` in batch scripts) and SIGTERM for ``scancel`` and preemption;
-Ctrl-C sends SIGINT, replaced by SIGUSR2 where a launcher would end the ranks on SIGINT (`hybridnn.cli.ranks`).
-`Trainer.fit` installs no handlers: there Ctrl-C raises ``KeyboardInterrupt`` as in any Python program. A second signal
-ends the process immediately, unless it follows so soon that a launcher must have sent the first one twice.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from math import inf
 from pathlib import Path
-from time import monotonic, perf_counter
-from types import FrameType
-from typing import Any
+from time import perf_counter
 
 import numpy as np
 
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.comm.agreement import agree
-from hybridnn.comm.mpi import is_in_process
 from hybridnn.config.settings import TrainingSettings
 from hybridnn.errors import DataError, EnvironmentProblem, StoppedBySignal
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights
+from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.training.epoch import StepPosition
 from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
@@ -197,57 +188,3 @@ class BestWeights:
         except OSError as error:
             raise EnvironmentProblem(f"{error.filename}: cannot be removed: {error.strerror}") from error
         return -inf
-
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-
-INTERRUPTED = b"\ninterrupted: a checkpoint is written at the next step boundary; Ctrl-C again ends the run at once\n"
-
-REPEAT_SECONDS = 1.0  # a signal that is repeated within this time counts as one
-
-
-class StopSignals(AbstractContextManager["StopSignals"]):
-    """Context that handles `SIGNALS` by recording the first; in threads other than the main one it does nothing.
-
-    If SIGINT is ignored, as in background commands of a shell, it stays ignored. Of ranks in one process, which leave
-    the context in any order, only the one with `announces` installs handlers.
-
-    Parameters
-    ----------
-    announces : bool
-        Print on standard error, once, that an interrupt was received.
-
-    Attributes
-    ----------
-    received : int
-        Number of the first signal, or 0.
-    """
-
-    def __init__(self, *, announces: bool = False) -> None:
-        self._announces = announces
-        self.received = 0
-        self._when = 0.0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignals:
-        """Install the handlers."""
-        installs = self._announces or not is_in_process()
-        if installs and threading.current_thread() is threading.main_thread():
-            ignored = {signal.SIGINT} if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else set()
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS if number not in ignored}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Restore the previous handlers."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        number = signal.SIGINT if number == signal.SIGUSR2 else number
-        if self.received and monotonic() - self._when > REPEAT_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        if not self.received:
-            self.received, self._when = number, monotonic()
-            if self._announces and number == signal.SIGINT:
-                os.write(2, INTERRUPTED)  # the signal may have come in the middle of a print

@@ -18,11 +18,12 @@ from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.runs.data import PlacedData, place_data
 from hybridnn.runs.folder import RunFolder, Start, resume_advice
-from hybridnn.runs.hooks import BestWeights, CheckpointHook, StopSignals
+from hybridnn.runs.hooks import BestWeights, CheckpointHook
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import RunReport, RunView, summarize
 from hybridnn.runs.resume import data_identity, resume
 from hybridnn.runs.run_files import CHECKPOINTS, TRACE
+from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step
 from hybridnn.training.device import TrainingDevice, resolve_device

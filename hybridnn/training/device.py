@@ -32,7 +32,7 @@ class DeviceChoice:
     kind: Literal["cpu", "gpu"]
     index: int  # index of the GPU among those that are visible to CUDA on this rank; -1 for the CPU
     why: str
-    cupy: Any = None  # cuPy, for a GPU, which is its current device
+    cupy: Any = None  # CuPy, for a GPU, which is its current device
 
 
 def choose_device(name: str, node_rank: int, load: Callable[[], Any] = load_cupy) -> DeviceChoice:

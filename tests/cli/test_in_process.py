@@ -18,8 +18,8 @@ from hybridnn.cli.ranks import require_one_way
 from hybridnn.cli.train_view import TrainView
 from hybridnn.errors import SettingError
 from hybridnn.in_process import run_ranks
-from hybridnn.runs.hooks import INTERRUPTED, SIGNALS, StopSignals
 from hybridnn.runs.run_files import run_status
+from hybridnn.runs.stop_signals import INTERRUPTED, SIGNALS, StopSignals
 from hybridnn.training.records import StepRecord
 from hybridnn.training.trainer import Trainer
 from mpi_runner.launch import run_mpi

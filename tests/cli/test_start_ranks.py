@@ -18,7 +18,7 @@ import pytest
 
 from hybridnn.cli.output import make_console
 from hybridnn.comm.launcher import RankLauncher
-from hybridnn.runs.hooks import REPEAT_SECONDS
+from hybridnn.runs.stop_signals import REPEAT_SECONDS
 from mpi_runner.launch import find_mpirun, job_environment, marked_processes, started_job
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line

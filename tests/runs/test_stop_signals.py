@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, Trainer
-from hybridnn.runs.hooks import SIGNALS, StopSignals
+from hybridnn.runs.stop_signals import SIGNALS, StopSignals
 from hybridnn.training.records import StepRecord
 from mpi_runner.slowness import deadline
 
 PROGRAM = """
 import os, signal, time
-from hybridnn.runs import hooks
+from hybridnn.runs import stop_signals
 signal.signal(signal.SIGINT, signal.default_int_handler)
-hooks.REPEAT_SECONDS = 1.0
-with hooks.StopSignals() as signals:
+stop_signals.REPEAT_SECONDS = 1.0
+with stop_signals.StopSignals() as signals:
     os.kill(os.getpid(), signal.{first})
     os.kill(os.getpid(), signal.{first})
     print("recorded", signals.received, flush=True)
