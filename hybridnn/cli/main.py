@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
                 args=None if arguments is None else list(arguments), prog_name="hybridnn", standalone_mode=False
             )
     except USAGE_ERROR as error:
-        leave(error.format_message(), error.exit_code)  # type: ignore[attr-defined]  # attributes of the parser's base
+        message: str = error.format_message()  # type: ignore[attr-defined]  # attributes of the parser's base
+        leave(message.replace("Value error, ", ""), error.exit_code)  # type: ignore[attr-defined]
     except HybridnnError as error:
         leave(str(error), error.exit_code, together=not isinstance(error, FirstRankError))
     except (KeyboardInterrupt, typer.Abort):

@@ -57,7 +57,8 @@ def partition(
 ) -> None:
     """Time the layers on this machine and divide them into stages: by their number, and by their time."""
     if stages is None and ranks is None:
-        raise SettingError("--stages", "", "give the number of stages, or --ranks to have it chosen")
+        message = "give --stages, the number of stages, or --ranks to have it chosen"
+        raise SettingError("--stages", stages, message, message)
     for name, value in (("--samples", samples), ("--threads", threads)):
         if profile is not None and value is not None:
             raise SettingError(name, value, "nothing is timed where --profile is given")

@@ -105,7 +105,10 @@ def _print_plan(plan: Plan, facts: Facts, parallel: ParallelSettings) -> None:
     print_machine(console, machine, plan.ranks)
     console.print(_table(plan, facts["options"]))
     memory, samples = format_bytes(facts["memory_bytes_per_rank"]), format_bytes(facts["data_bytes_per_node"])
-    console.print(f"times and bytes of a step; memory of the fullest rank, of {memory}; samples take {samples} a node")
+    console.print(
+        "times and bytes of a step; memory is that of the fullest rank, "
+        f"and a rank has {memory}; samples take {samples} a node"
+    )
     for sentence in (facts["why"], facts["bottleneck"]):
         if sentence is not None:
             console.print(sentence, soft_wrap=True)

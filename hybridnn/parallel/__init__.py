@@ -22,6 +22,7 @@ AllReduce of the input gradient            15     17       `ColumnDense.backward
 ApplyGradient                       15     16     18       `update` of the replicas (`replica`) and of the optimizers
 ==================================  =====  =====  =======  ===========================================================
 
-The algorithms apply the gradient of each layer within the backward loop; here one update follows the loop. Algorithm 3
-all-reduces the weight gradients layer by layer; here they are all-reduced in buckets, or once after the loop.
+Algorithms 2 and 3 apply the gradient of each layer within the backward loop; here one update follows the loop, as in
+Algorithm 1. Algorithm 3 all-reduces the weight gradients layer by layer; here, and as section 5 of the paper describes
+for Algorithm 1, they are all-reduced after the loop, or in buckets.
 """

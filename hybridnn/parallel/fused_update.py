@@ -28,7 +28,7 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
-from hybridnn.parallel.sharing import NodeReplica, slice_bounds
+from hybridnn.parallel.replica_sharing import NodeReplica, slice_bounds
 
 Layers = Sequence[WeightGradientArrays]
 Views = Sequence[LayerParameters]

@@ -31,8 +31,8 @@ from hybridnn.parallel.workspace import (
 
 if TYPE_CHECKING:
     from hybridnn.parallel.fused_update import FusedUpdateReplica
+    from hybridnn.parallel.replica_sharing import Sharing
     from hybridnn.parallel.shared_replica import SharedReplica
-    from hybridnn.parallel.sharing import Sharing
 
     Replica = PrivateReplica | SharedReplica | FusedUpdateReplica
 

@@ -23,7 +23,7 @@ from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, CompressedReducer, CompressionWorkspace
-from hybridnn.parallel.sharing import NodeReplica, Sharing, slice_bounds
+from hybridnn.parallel.replica_sharing import NodeReplica, Sharing, slice_bounds
 
 SUM_BLOCK = 1 << 16  # elements that are summed and, while in the cache, updated: measured fastest between 2^12 and 2^24
 

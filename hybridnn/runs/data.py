@@ -15,7 +15,7 @@ from hybridnn.comm.blocks import block_bounds
 from hybridnn.datasets import ArrayRows, Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
-from hybridnn.training.equal_ranks import require_same_data, sample_blocks
+from hybridnn.training.rank_comparison import require_same_data, sample_blocks
 
 SHARED_BYTES = 2**30
 """Generated data up to this size are written once into the node's memory; larger ones are generated when used."""

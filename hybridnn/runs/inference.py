@@ -23,7 +23,7 @@ from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.data import place_data
 from hybridnn.runs.trained_run import TrainedRun
-from hybridnn.training.losses import Metrics
+from hybridnn.training.metrics import Metrics
 from hybridnn.utils.files import npz_bytes
 
 FILES = (".csv", ".npz")

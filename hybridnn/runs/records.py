@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from hybridnn.pipeline.execution.memory import MemoryBreakdown
+from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.records import EpochRecord, Record
 

@@ -27,7 +27,7 @@ from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step
 from hybridnn.training.device import TrainingDevice, resolve_device
-from hybridnn.training.equal_ranks import describe_value, require_same_settings
+from hybridnn.training.rank_comparison import describe_value, require_same_settings
 from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import read_npz

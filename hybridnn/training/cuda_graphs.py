@@ -31,7 +31,7 @@ from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.data_split import DataSplit, DeviceSamples
 from hybridnn.training.device import Capture, Replay
-from hybridnn.training.equal_ranks import digest_of
+from hybridnn.training.rank_comparison import digest_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -93,7 +93,7 @@ def make_split(
     if scattered:
         grid.world.broadcast(facts)
     elif grid.size > 1 and rows is not None:
-        from hybridnn.training.equal_ranks import require_same_data, row_details, rows_facts
+        from hybridnn.training.rank_comparison import require_same_data, row_details, rows_facts
 
         require_same_data(
             grid.world,
@@ -117,7 +117,7 @@ def has_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
     if distribution != "local":
         grid.world.broadcast(flag)
     elif grid.size > 1:
-        from hybridnn.training.equal_ranks import require_same_data
+        from hybridnn.training.rank_comparison import require_same_data
 
         require_same_data(grid.world, "test data", lambda: {"validation samples": "some" if given else "none"})
     return bool(flag[0])

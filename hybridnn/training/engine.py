@@ -28,11 +28,11 @@ from hybridnn.training.data_split import DataSplit, Loader, minibatches
 from hybridnn.training.device import Capture
 from hybridnn.training.global_arrays import GlobalArrays
 from hybridnn.training.layout_choice import choose_sharing, uses_fused_update
-from hybridnn.training.losses import Metrics, MetricSums, MinibatchLosses, broadcast_from_last_stage
+from hybridnn.training.metrics import Metrics, MetricSums, MinibatchLosses, broadcast_from_last_stage
 
 if TYPE_CHECKING:
-    from hybridnn.parallel.sharing import Sharing
-    from hybridnn.pipeline.execution.memory import MemoryBreakdown
+    from hybridnn.parallel.replica_sharing import Sharing
+    from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
     from hybridnn.training.cuda_graphs import CudaGraphSteps, DeviceSampleCache
 
 
@@ -306,14 +306,14 @@ class Engine:
 
     def memory(self, task: str) -> MemoryBreakdown:
         """Bytes on this rank, including all buffers for training on data of `task`."""
-        from hybridnn.pipeline.execution.memory import MemoryBreakdown
+        from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 
         return MemoryBreakdown.of_rank(self.chunks, self.states, self._runtimes_for(task))
 
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated on this rank so far."""
-        from hybridnn.pipeline.execution.memory import MemoryBreakdown
+        from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 
         return MemoryBreakdown.of_rank(self.chunks, self.states, self._runtimes).total
 

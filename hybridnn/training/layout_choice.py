@@ -1,4 +1,4 @@
-"""Choice of the layout: the wishes of a configuration, resolved for the ranks of a training, and shared replicas."""
+"""Choice of the layout: the requested layout, resolved for the ranks of a training, and shared replicas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hybridnn.training.config import TrainConfig
 from hybridnn.utils.checks import require_choice
 
 if TYPE_CHECKING:
-    from hybridnn.parallel.sharing import Sharing
+    from hybridnn.parallel.replica_sharing import Sharing
 
 
 WEIGHT_GRADS = ("auto", "merged", "per-microbatch")
@@ -199,7 +199,7 @@ def choose_sharing(
     else:
         # Imported here: a single rank shares no replica.
         from hybridnn.diagnostics.lost_ranks import tolerates_losses
-        from hybridnn.parallel.sharing import share_replicas
+        from hybridnn.parallel.replica_sharing import share_replicas
 
         reason = "not available in a job that was started to survive lost ranks"
         if not tolerates_losses():

@@ -1,4 +1,4 @@
-"""Records of a run: header, logged steps, epochs, predictions and the end; and the meter of training speed."""
+"""Records of a training: logged steps, epochs and predictions; and the meter of training speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hybridnn.comm.recorder import RecordedTotals
 from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
-    from hybridnn.training.losses import Metrics
+    from hybridnn.training.metrics import Metrics
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
 from hybridnn.training.engine import Engine
-from hybridnn.training.losses import Metrics
+from hybridnn.training.metrics import Metrics
 
 if TYPE_CHECKING:
-    from hybridnn.pipeline.execution.memory import MemoryBreakdown
+    from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 
 
 class TrainedNetwork:
@@ -119,7 +119,7 @@ class TrainedNetwork:
     def _require_same_arrays(self, what: str, arrays: Mapping[str, HostArray]) -> None:
         if self.grid.size == 1:
             return
-        from hybridnn.training.equal_ranks import array_facts, require_same_data
+        from hybridnn.training.rank_comparison import array_facts, require_same_data
 
         facts = partial(array_facts, arrays, self._engine.dtype, complete=self.grid.check_collectives)
         require_same_data(self.grid.world, what, facts)

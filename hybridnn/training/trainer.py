@@ -177,7 +177,7 @@ class Trainer(TrainedNetwork):
         require_number("output.stall_seconds", stall_seconds, at_least=0)
         self._end_watch = None if grid.stall_watchdog is None else grid.stall_watchdog.start(self, stall_seconds)
         if grid.size > 1:  # a single rank has nothing to compare
-            from hybridnn.training.equal_ranks import require_same_trainer
+            from hybridnn.training.rank_comparison import require_same_trainer
 
             extra = {"initial_weights": initial_weights is not None, "device": device}
             require_same_trainer(grid, config.items() | extra)
@@ -268,7 +268,7 @@ class Trainer(TrainedNetwork):
         """Compare the settings of `fit` between ranks, with the attributes, which a script may have changed."""
         if self.grid.size == 1:
             return
-        from hybridnn.training.equal_ranks import require_same_settings, trainer_facts
+        from hybridnn.training.rank_comparison import require_same_settings, trainer_facts
 
         names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every", "evaluate_every"
         settings: dict[str, Any] = {name: getattr(self, name) for name in names}
@@ -292,7 +292,7 @@ class Trainer(TrainedNetwork):
         steps = range(self.step, self.step + len(batches))
         rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, updates) for step in steps]
         if self.grid.size > 1:
-            from hybridnn.training.equal_ranks import require_same_rates
+            from hybridnn.training.rank_comparison import require_same_rates
 
             require_same_rates(self.grid.world, steps, rates)
 

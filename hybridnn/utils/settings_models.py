@@ -182,7 +182,7 @@ class FieldsOf:
         if len(self.kinds) > 1:
             names = {kind.name: kind for kind in self.kinds}
             name = values.pop("name", kind.name)
-            if name not in names:
+            if not isinstance(name, str) or name not in names:
                 raise refused("name", name, must_be_one_of(names))
             kind, beside = names[name], f"name = {name!r}"
         own = fields_by_key(kind)

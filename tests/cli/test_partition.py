@@ -145,7 +145,7 @@ def test_the_data_determine_the_first_and_last_width(run: Run, settings: list[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--stages = '': give the number of stages, or --ranks"),
+        ([], "give --stages, the number of stages, or --ranks"),
         (["--stages", "0"], "--stages"),
         (["--stages", "4"], "parallel.pipeline = 4: at most 3, the number of layers"),
         (["--stages", "2", "--ranks", "1"], "ranks = 1: at least 2, one for each stage"),

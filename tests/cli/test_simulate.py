@@ -127,6 +127,7 @@ def test_an_efficiency_above_100_percent_is_explained(simulate: Run, tmp_path: P
     ("arguments", "message"),
     [
         (["--ranks", "7"], "does not fit 7 ranks"),
+        (["--ranks", "8", "--curve", "steep"], "Invalid value for '--curve': 'steep' is not one of 'strong', 'weak'"),
         (["--ranks", "256", "--set", "parallel.model=128"], "32"),
         (["--ranks", "8", "--jitter", "-0.1"], "jitter"),
         (["--ranks", "8", "--jitter", "nan"], "jitter"),

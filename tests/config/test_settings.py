@@ -55,6 +55,8 @@ def test_defaults_depend_on_the_optimizer(overrides: list[str], lr: float, weigh
         ("data.synthetic.samples=9", "data.synthetic = {'samples': 9}: does not belong to name = 'digits'"),
         ("optimizer.lr=nan", "optimizer.lr = nan: must be a finite number"),
         ("optimizer.name=adm", "optimizer.name = 'adm': must be 'sgd', 'adam', 'adamw' or 'rmsprop'"),
+        ("optimizer.name=[]", "optimizer.name = []: must be 'sgd', 'adam', 'adamw' or 'rmsprop'"),
+        ("parallel.method=[]", "parallel.method = []: must be one of sequential, gpipe"),
         ("optimizer.momentum=1", "optimizer.momentum = 1: must be less than 1"),
         ("device.name=tpu", "device.name = 'tpu': must be 'auto', 'cpu' or 'gpu'"),
         ("optimizer.betas=[0.9, 0.99]", "optimizer.betas = [0.9, 0.99]: does not belong to name = 'sgd'"),

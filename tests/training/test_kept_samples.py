@@ -105,7 +105,7 @@ def test_batch_ranks_copy_together_where_one_of_them_was_given_others(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the samples differed between the rows that are compared.
-    monkeypatch.setattr("hybridnn.training.equal_ranks.require_same_data", lambda *how: None)
+    monkeypatch.setattr("hybridnn.training.rank_comparison.require_same_data", lambda *how: None)
     on_device, on_cpu, brought = trainers(ProcessGrid(comm, batch=2))
     x, y = data(ONE_EPOCH)
     shifted = x + comm.rank

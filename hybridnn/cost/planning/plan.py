@@ -332,7 +332,7 @@ def bottleneck_sentence(best: Mapping[int, Prediction]) -> str:
         return f"Compute-bound up to {_ranks(ranks[-1])}: {share}."
     first, limit = best[ranks[bound]], str(limits[bound])
     where = f"above {_ranks(ranks[bound - 1])}" if bound else f"from {_ranks(ranks[0])} on"
-    at = f" at {ranks[bound]}" if bound else ""
+    at = f" at {ranks[bound]:,}" if bound else ""
     return f"{LIMITS[limit].capitalize()} {where}: {_detail(first, limit)} of {_time(first.seconds_per_step)}{at}."
 
 

@@ -14,7 +14,7 @@ from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.compressed_allreduce import compressed_bytes, piece_sizes
 from hybridnn.parallel.gradient_reduction import compressed_piece_sizes
-from hybridnn.parallel.sharing import slice_bounds
+from hybridnn.parallel.replica_sharing import slice_bounds
 from hybridnn.pipeline.layout import Layout, Placement
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,

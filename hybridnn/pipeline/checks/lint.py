@@ -1,4 +1,4 @@
-"""The linter: refuses a schedule that cannot run or that computes something else than its method.
+"""Checks of a schedule: an error for one that cannot run, or that computes something else than its method.
 
 The rules follow from the data: whatever an instruction reads must have been computed before, on its stage or, by way of
 a message, on another. They hold for every method and refer to none by name.

@@ -3,7 +3,7 @@
 The methods of the papers:
 
 =====================================  ==============================  ===================================
-Kang 2019                              order, in `orders`              weights, in `weight_policies`
+Kang 2019                              order, `computation_orders`     weights, `weight_policies`
 =====================================  ==============================  ===================================
 Table 2, naive sequential              `gpipe` with one microbatch     `EXACT`
 Table 3, delayed gradients (DDG)       `delayed_gradients`             `STASHED`
@@ -25,8 +25,9 @@ The lines of Kang's tables, as `instructions`:
 "send h to next device"                       `SendActivations`
 "receive gradient from next device"           `ReceiveGradients`
 "recompute activation with w"                 `Recompute`
+"calculate loss"                              part of the last stage's `Backward`
 "do the backward pass to update the weight"   `Backward` with the loss and the input's gradient; then `Update`
 "send gradient to former block"               `SendGradients`
-"store" and "pop" of a deque                  none: buffers of `memory_plan`
+"store" and "pop" of a deque                  none: buffers of `memory_plan`; of gradients, those of a receiver
 ============================================  ==================================================================
 """

@@ -1,6 +1,7 @@
 """Pipeline methods by name, and the schedules that they define.
 
-A method is an order of computations (`orders`) and a rule for the weights that are read (`weight_policies`).
+A method is an order of computations (`computation_orders`) and a rule for the weights that it reads
+(`weight_policies`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.schedules import orders
+from hybridnn.pipeline.schedules import computation_orders as orders
+from hybridnn.pipeline.schedules.computation_orders import Order, ScheduleSize
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.pipeline.schedules.message_placement import place_messages
-from hybridnn.pipeline.schedules.orders import Order, ScheduleSize
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import (
     CURRENT,
@@ -183,12 +184,13 @@ WEIGHT_GRADIENTS = ("per-microbatch", "merged")
 """Weight gradients of a minibatch: one product per microbatch, or one over all of them."""
 
 
-def find_method(name: str) -> Method:
-    """The method of a name; a SettingError with the nearest name if there is none."""
-    if name in METHODS:
+def find_method(name: object) -> Method:
+    """The method of a name; a SettingError if there is none, with a name that is close to it."""
+    if isinstance(name, str) and name in METHODS:
         return METHODS[name]
-    nearest = get_close_matches(str(name), METHODS, n=1, cutoff=0.0)[0]
-    raise SettingError("parallel.method", name, f"did you mean {nearest}? Allowed are " + ", ".join(METHODS))
+    close = get_close_matches(str(name).lower(), METHODS, n=1)
+    hint = f"did you mean {close[0]}? Allowed are " if close else "must be one of "
+    raise SettingError("parallel.method", name, hint + ", ".join(METHODS))
 
 
 def too_few_stages(method: str) -> SettingError:

@@ -6,7 +6,8 @@ Kang 2019 gives four of them as Tables 2 to 5, which `hybridnn.pipeline.schedule
 Three details differ from the tables. Where a table does "the backward pass to update the weight" before it sends the
 gradient, the gradient is sent first here, because the previous stage waits for it. The last device receives its input
 before it loads the target. The loss is computed at the start of its backward pass, not at the end of its forward pass.
-The tables' deques of inputs, outputs and gradients are the buffers of `hybridnn.pipeline.schedules.memory_plan`.
+The tables' deques of inputs and outputs are the buffers of `hybridnn.pipeline.schedules.memory_plan`; those of
+gradients are the receive buffers of `hybridnn.pipeline.execution.point_to_point`.
 
 Each function takes the size of the schedule and a stage. K is the number of stages, k = 0 … K-1 the stage, T the number
 of minibatches, M that of microbatches and v that of chunks. Loads and messages are placed among the computations

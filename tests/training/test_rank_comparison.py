@@ -26,7 +26,7 @@ from hybridnn.datasets import (
 from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
 from hybridnn.nn.learning_rates import Cosine, Step, WarmupLinear
 from hybridnn.runs.data import place_data
-from hybridnn.training import equal_ranks
+from hybridnn.training import rank_comparison
 from reference.ranks import allgather_objects, on_nodes
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def test_trainers_that_differ_are_refused_when_they_are_made(
     assert message.startswith("initial weights: layers.1.bias: rank 2 has shape (3,) with digest")
     with monkeypatch.context() as patch:  # as if this rank ran the package in another folder, with other files
         if is_last:
-            patch.setattr(equal_ranks.hybridnn, "__file__", "/elsewhere/hybridnn/__init__.py")
-            patch.setattr(equal_ranks, "source_digest", lambda: "0123456789ab")
+            patch.setattr(rank_comparison.hybridnn, "__file__", "/elsewhere/hybridnn/__init__.py")
+            patch.setattr(rank_comparison, "source_digest", lambda: "0123456789ab")
         message = refusal(comm, SettingError, lambda: trainer_on(comm))
         assert re.match(r"hybridnn: rank 2 has \S+ with source files 0123456789ab, ranks 0, 1 have \S+ with", message)
         patch.undo()

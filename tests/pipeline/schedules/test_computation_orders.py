@@ -250,7 +250,9 @@ def test_without_messages_the_computations_are_the_same(method: str, stages: int
 WRONG = [
     ({"method": "pipdream"}, "parallel.method = 'pipdream': did you mean pipedream?"),
     ({"method": "1F1B"}, "parallel.method = '1F1B': did you mean 1f1b?"),
-    ({"method": None}, "parallel.method = None: did you mean"),
+    ({"method": None}, "parallel.method = None: must be one of sequential, gpipe"),
+    ({"method": ["1f1b"]}, "parallel.method = ['1f1b']: did you mean 1f1b?"),
+    ({"method": []}, "parallel.method = []: must be one of"),
     ({"method": "ddg", "microbatches": 2}, "parallel.microbatches = 2: 1 with ddg, which cuts no minibatches"),
     ({"method": "interleaved", "microbatches": 4}, "parallel.chunks = 1: 2 or more with interleaved"),
     (
