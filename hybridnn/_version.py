@@ -1,4 +1,4 @@
-"""The version of hybridnn, in the one place that everything else reads."""
+"""Version of hybridnn."""
 
 from __future__ import annotations
 

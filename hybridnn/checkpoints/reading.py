@@ -48,7 +48,7 @@ class Checkpoint:
         """
         if (slots := tuple(states[0].slots)) != self.manifest.slots:
             has, needs = (", ".join(names) or "nothing" for names in (self.manifest.slots, slots))
-            raise DataError(f"{self.path}: holds {has} of the optimizer, this one remembers {needs}")
+            raise DataError(f"{self.path}: holds {has} of the optimizer, and this optimizer needs {needs}")
         for state in states:
             state.updates = self.manifest.progress.step
         for shard in local_shards(chunks, states):

@@ -93,7 +93,7 @@ def failed_start(environment: Mapping[str, str], library: str, what: str) -> Fin
     launch = detect_launch(environment)
     through_pmix = "PMIX_NAMESPACE" in environment and "PMI_RANK" not in environment
     if through_pmix and mpi_family(library) in ("MPICH", "Intel MPI"):
-        what += f": {library} does not understand the launcher, which speaks PMIx (PMIX_NAMESPACE is set)"
+        what += f": {library} does not support the launcher, which uses PMIx (PMIX_NAMESPACE is set)"
     elif launch is None or (mpi_family(library) or library) in launch.launcher:
         advice = "see whether every process of the job runs, and what the MPI library says; or try another one"
         return failure(what, advice)

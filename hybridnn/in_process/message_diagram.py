@@ -31,19 +31,36 @@ class Instant(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message or collective of a rank."""
+    """A message or collective of a rank.
+
+    Attributes
+    ----------
+    rank : int
+    name : str
+        The operation.
+    peer : int
+        The other rank of a message, the root of a collective, or -1.
+    nbytes : int
+    begun, waited, ended : Instant
+        The call, the beginning of the wait for it, and the end of that wait.
+    site : Site
+        Line of the call.
+    number : int
+        The same for a send and its receive; -1 for collectives.
+    arrived : bool
+        False where no rank could continue before it ended.
+    """
 
     rank: int
-    name: str  # the operation
-    peer: int  # the other rank of a message, the root of a collective, or -1
+    name: str
+    peer: int
     nbytes: int
-    # the call, the beginning of the wait for it, and the end of that wait
     begun: Instant
     waited: Instant
     ended: Instant
-    site: Site  # line of the call
-    number: int = -1  # the same for a send and its receive; -1 for collectives
-    arrived: bool = True  # False where no rank could continue before it ended
+    site: Site
+    number: int = -1
+    arrived: bool = True
 
 
 def message_of(record: Record) -> Message:

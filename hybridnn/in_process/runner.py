@@ -29,10 +29,17 @@ class RunResult(SvgPicture):
     """Results of a program on several ranks.
 
     Its picture has a row for each rank and an arrow for each message.
+
+    Attributes
+    ----------
+    results : tuple
+        Return value of the function, by rank.
+    clock : tuple of float
+        Seconds of communication by the virtual clock, by rank.
     """
 
-    results: tuple[Any, ...]  # return value of the function, by rank
-    clock: tuple[float, ...]  # seconds of communication by the virtual clock, by rank
+    results: tuple[Any, ...]
+    clock: tuple[float, ...]
     _records: tuple[Record, ...]
 
     @cached_property

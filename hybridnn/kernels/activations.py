@@ -1,4 +1,4 @@
-"""Activation functions: a row of a table has all that the library needs of one.
+"""Table of the activation functions: NumPy form, derivative, CUDA expressions and initializer of each.
 
 The backward pass takes the derivative from the *output*, so that a layer stores one array and not two.
 """

@@ -1,6 +1,6 @@
 """Interface of the array arithmetic of a device: `NumpyKernels` for the host, `CupyKernels` for a GPU.
 
-The NumPy functions (`numpy_kernels`, `numpy_updates`) document shapes and formulas; this module documents the interface
+The NumPy functions (`numpy_kernels`) document shapes and formulas; this module documents the interface
 and the differences between the devices.
 
 Every function writes into arrays that it is given. On a GPU calls are asynchronous: they enqueue work on the current

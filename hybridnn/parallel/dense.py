@@ -10,7 +10,7 @@ method                            Algorithm 2     Algorithm 3     collective
 `ColumnDense.backward_weight`     line 14         line 15         none; `gradient_reduction` has line 16
 ================================  ==============  ==============  =========================================
 
-`RowDense`, a layer split by its inputs, is not in that paper (see `layer_split`): it all-reduces its outputs in the
+`RowDense`, a layer split by its inputs, is not in that paper: it all-reduces its outputs in the
 forward pass and needs no communication in the backward pass.
 
 A layer has no state between calls. Everything it reads and writes is in the `LayerArrays` passed to it, so many

@@ -1,6 +1,7 @@
 """Files of a run: their names, and reading of the settings and of the history.
 
-The history ``history.jsonl`` has one record of `hybridnn.training.records` per line, in order of time.
+The history ``history.jsonl`` has one record per line, in order of time: those of `hybridnn.training.records` and
+`hybridnn.runs.records`.
 """
 
 from __future__ import annotations

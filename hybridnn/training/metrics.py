@@ -100,13 +100,24 @@ class MinibatchLosses:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Loss and accuracy or R² on a set of samples."""
+    """Loss and accuracy or R² on a set of samples.
 
-    loss: float  # mean loss
-    accuracy: float | None  # fraction of samples whose largest output is that of the label; None for regression
-    # coefficient of determination, 1 - SS_res / SS_tot, averaged over the outputs; None for classification
+    Attributes
+    ----------
+    loss : float
+        Mean loss.
+    accuracy : float or None
+        Fraction of samples whose largest output is that of the label; None for regression.
+    r2 : float or None
+        Coefficient of determination, 1 - SS_res / SS_tot, averaged over the outputs; None for classification.
+    samples : int
+        Samples counted.
+    """
+
+    loss: float
+    accuracy: float | None
     r2: float | None
-    samples: int  # samples counted
+    samples: int
 
     def to_array(self) -> NDArray[np.float64]:
         """The attributes as an array, shape (4,), with NaN for None."""

@@ -1,4 +1,4 @@
-"""Records of a training: logged steps, epochs and predictions; and the meter of training speed."""
+"""Records of a training: logged steps and epochs; and the meter of training speed."""
 
 from __future__ import annotations
 
@@ -75,15 +75,28 @@ Figure = Annotated[float, BeforeValidator(lambda value: nan if value is None els
 
 @dataclass(frozen=True)
 class StepRecord(Record):
-    """One optimizer step."""
+    """One optimizer step.
+
+    Attributes
+    ----------
+    step : int
+        Steps done, including this one.
+    epoch : int
+        Epoch of the step, from 1.
+    train_loss : float
+        Mean loss over the global minibatch, before the update.
+    learning_rate : float
+        Learning rate of the update.
+    samples_per_second, compute_seconds, communication_seconds, bytes_sent, waiting_seconds
+        As in `EpochRecord`, for the steps since the previous record, or since the start of the epoch.
+    """
 
     kind = "step"
 
-    step: int  # steps done, including this one
-    epoch: int  # epoch of the step, from 1
-    train_loss: Figure  # mean loss over the global minibatch, before the update
-    learning_rate: Figure  # learning rate of the update
-    # as in `EpochRecord`, for the steps since the previous record, or since the start of the epoch
+    step: int
+    epoch: int
+    train_loss: Figure
+    learning_rate: Figure
     samples_per_second: Figure
     compute_seconds: Figure
     communication_seconds: Figure
@@ -93,26 +106,38 @@ class StepRecord(Record):
 
 @dataclass(frozen=True)
 class EpochRecord(Record):
-    """One pass over the training samples."""
+    """One pass over the training samples.
+
+    Attributes
+    ----------
+    train_loss : float
+        Mean of the minibatch losses over all samples of the epoch.
+    test_loss, test_accuracy, test_r2 : float or None
+        None if the epoch was not evaluated, or if the metric does not apply to the task.
+    samples_per_second : float
+        Training samples of all ranks per second of wall time, evaluation excluded.
+    compute_seconds, communication_seconds : float
+        Rank 0's training time of the epoch outside and inside communication calls.
+    bytes_sent : int
+        Bytes that all ranks sent during the epoch's training, counted by the rule in ``comm/recorder.py``.
+    waiting_seconds : float
+        The part of `communication_seconds` that rank 0 spent waiting for messages of other stages and at barriers; in a
+        pipeline, its bubble.
+    """
 
     kind = "epoch"
 
     step: int
     epoch: int
-    train_loss: Figure  # mean of the minibatch losses over all samples of the epoch
+    train_loss: Figure
     learning_rate: Figure
-    # None if the epoch was not evaluated, or if the metric does not apply to the task
     test_loss: float | None
     test_accuracy: float | None
     test_r2: float | None
-    samples_per_second: Figure  # training samples of all ranks per second of wall time, evaluation excluded
-    # rank 0's training time of the epoch outside and inside communication calls
+    samples_per_second: Figure
     compute_seconds: Figure
     communication_seconds: Figure
-    # bytes that all ranks sent during the epoch's training, counted by the rule in ``comm/recorder.py``
     bytes_sent: int
-    # the part of `communication_seconds` that rank 0 spent waiting for messages of other stages and at barriers; in a
-    # pipeline, its bubble
     waiting_seconds: Figure = 0.0
 
     @property

@@ -184,7 +184,7 @@ def test_other_networks_optimizers_and_dtypes_are_refused(tmp_path: Path) -> Non
     checkpoint, _ = newest_valid(tmp_path)
     assert checkpoint is not None
     other = LocalArrays.of(import_mpi().COMM_SELF, layout, "adam", "float64")
-    with pytest.raises(DataError, match=r"holds velocity of the optimizer, this one remembers first, second"):
+    with pytest.raises(DataError, match=r"holds velocity of the optimizer, and this optimizer needs first, second"):
         checkpoint.read_into(other.stages, other.states)
     other = LocalArrays.of(import_mpi().COMM_SELF, layout, "momentum", "float32")
     with pytest.raises(DataError, match=r"layers\.0\.weight\.npy: has shape \(13, 5\) of float64, .* of float32"):

@@ -214,7 +214,7 @@ def _start_thread(size: int, rank: int, identifier: Any, cupy: Any) -> Future[An
         try:
             cupy.cuda.runtime.setDevice(gpu)  # the current device is a property of the thread
             start.set_result(cupy.cuda.nccl.NcclCommunicator(size, identifier, rank))
-        except Exception as error:  # CuPy raises KeyError for NCCL errors that it does not know
+        except Exception as error:  # CuPy raises KeyError for NCCL errors that it has no name for
             start.set_exception(error)
 
     Thread(target=connect, daemon=True).start()

@@ -272,7 +272,7 @@ class DeviceMpi(Staging):
 
     Sums are staged: Open MPI accepts arrays of a device in messages and in blocking collectives, not in non-blocking
     ones, and copies them to the host for sums (Open MPI, "Running CUDA-aware Open MPI", 3 and 4). No message is started
-    before the device has finished with its array, because MPI does not know streams.
+    before the device has finished with its array, because MPI calls are not ordered with streams.
 
     Parameters are those of `Staging`.
     """

@@ -1,1 +1,1 @@
-"""Measuring a machine."""
+"""Calibration: the coefficients of a machine, fitted to measurements."""

@@ -1,1 +1,1 @@
-"""Which layout is the best."""
+"""Planning: the layouts of a number of ranks, and the fastest of them."""

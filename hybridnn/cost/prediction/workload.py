@@ -1,4 +1,4 @@
-"""Workload: what is trained."""
+"""Workload of a prediction: network, samples, minibatch, optimizer and dtype of a training."""
 
 from __future__ import annotations
 
