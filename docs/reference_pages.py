@@ -180,10 +180,10 @@ def _values(kind: Any) -> Iterator[str]:
 
 
 def algorithms() -> str:
-    """The table of algorithms in the docstring of `hybridnn.parallel`, with the text around it."""
-    import hybridnn.parallel
+    """The table of algorithms in the docstring of `hybridnn.parallel.laugier_algorithms`, with the text around it."""
+    from hybridnn.parallel import laugier_algorithms
 
-    text = hybridnn.parallel.__doc__ or ""
+    text = laugier_algorithms.__doc__ or ""
     rule = re.compile(r"^=[= ]+$\n", re.MULTILINE)
     before, heads, rows, after = rule.split(text)
     starts = [column.start() for column in re.finditer(r"=+", rule.findall(text)[0])]

@@ -347,6 +347,8 @@ def _known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
     return tuple(names)
 
 
+# -- settings file -----------------------------------------------------------------------------------------------------
+
 OVERRIDE_FORM = "must have the form section.key=value, for example training.epochs=20"
 SHORT_FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 """Numbers such as ``.01`` and ``1.``, which TOML does not allow."""

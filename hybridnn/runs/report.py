@@ -180,6 +180,8 @@ def summarize(trainer: Trainer, folder: str, seconds: float, resumed_at: int) ->
 
 
 TRAIN_COLOR, TEST_COLOR = "#2a6fbb", "#d9822b"
+# -- learning curve ----------------------------------------------------------------------------------------------------
+
 LOG_SCALE_RATIO = 10.0  # ratio of the largest to the smallest loss from which the axis is logarithmic
 
 Points = list[tuple[int, float]]

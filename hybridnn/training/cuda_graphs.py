@@ -118,13 +118,15 @@ class CudaGraphSteps:
         return partial(replay_calls, self._group.recorder, calls, replays[0])
 
 
+# -- samples in device memory ------------------------------------------------------------------------------------------
+
 FREE_MEMORY_DIVISOR = 8
 """Samples occupy at most 1/8 of a device's free memory: several ranks may share the device, and there are two data
 splits."""
 
 COPY_ROWS = 1 << 14
 
-Layout = tuple[tuple[tuple[int, ...], np.dtype[Any]] | None, ...]
+SampleLayout = tuple[tuple[tuple[int, ...], np.dtype[Any]] | None, ...]
 """Shape and dtype of inputs and of targets; None for those that this rank does not read."""
 
 
@@ -188,7 +190,7 @@ class DeviceSampleCache:
         """Remove all entries."""
         self._entries.clear()
 
-    def _memory_for(self, keep_as: str | None, layout: Layout) -> DeviceSamples | None:
+    def _memory_for(self, keep_as: str | None, layout: SampleLayout) -> DeviceSamples | None:
         """Device memory for samples, reused or new; None if a batch rank has not enough."""
         old = None if keep_as is None else self._entries.pop(keep_as, None)
         is_shared = old is not None and any(entry.samples is old.samples for entry in self._entries.values())
@@ -200,7 +202,7 @@ class DeviceSampleCache:
             return None
         return DeviceSamples(*(None if array is None else self._kernels.empty(*array) for array in layout))
 
-    def _layout(self, rows: Rows) -> Layout:
+    def _layout(self, rows: Rows) -> SampleLayout:
         targets = self._dtype if rows.targets_shape else np.dtype(np.int64)
         is_first, is_last = self._grid.pipeline_rank == 0, self._grid.pipeline_rank == self._grid.pipeline - 1
         return (
@@ -215,7 +217,7 @@ class DeviceSampleCache:
         return bool(flags[0])
 
 
-def _layout_of(samples: DeviceSamples) -> Layout:
+def _layout_of(samples: DeviceSamples) -> SampleLayout:
     return tuple(None if array is None else (array.shape, array.dtype) for array in (samples.x, samples.y))
 
 

@@ -237,6 +237,8 @@ def measure_steps(
     return found
 
 
+# -- fits --------------------------------------------------------------------------------------------------------------
+
 PASSES = LayerSeconds._fields
 CACHES = tuple(2.0**power for power in range(17, 26))
 """Candidates for the size of the cache, in bytes: 128 KiB to 32 MiB."""

@@ -21,7 +21,7 @@ from hybridnn.pipeline.partition.stage_partition import balanced_counts
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.utils.checks import require_whole
 
-MICROBATCHES_PER_STAGE = 8
+MOST_MICROBATCHES_PER_STAGE = 8
 """Most microbatches per stage: with so many the bubble of an exact pipeline is below a ninth of its work."""
 
 MOST_MICROBATCHES = 256
@@ -186,7 +186,7 @@ def _microbatches(workload: Workload, method: Method, pipeline: int, batch: int,
     if "microbatches" in wanted:
         counts = {wanted["microbatches"]}
     else:
-        most = min(most, MICROBATCHES_PER_STAGE * pipeline, MOST_MICROBATCHES)
+        most = min(most, MOST_MICROBATCHES_PER_STAGE * pipeline, MOST_MICROBATCHES)
         powers = [1 << bit for bit in range(1, MOST_MICROBATCHES.bit_length())]
         counts = {*powers, pipeline, *(pipeline * power for power in powers)}
     least = pipeline if method.fills_pipeline else 1

@@ -89,6 +89,9 @@ def _chunk_plans(pipeline: Layout) -> tuple[tuple[ChunkPlan, ...], ...]:
     )
 
 
+# -- dry run -----------------------------------------------------------------------------------------------------------
+
+
 class DryArray(np.ndarray[Any, np.dtype[Any]]):
     """An array of any shape whose elements are all the same one in memory; assignments have no effect."""
 

@@ -357,6 +357,9 @@ def _paced(machine: Machine, dtype: str, busy_ranks: int, ranks: int) -> Compute
     return compute.scaled(compute.pace(ranks))
 
 
+# -- traffic -----------------------------------------------------------------------------------------------------------
+
+
 class Traffic(NamedTuple):
     """One kind of communication of a stage, named as in ``hybridnn.comm.recorder``: collectives, or ``"send"``."""
 

@@ -234,6 +234,9 @@ def _tag(chunk: int, gradients: int) -> int:
     return 2 * chunk + gradients
 
 
+# -- weight versions ---------------------------------------------------------------------------------------------------
+
+
 Views = list[LayerParameters]
 
 
