@@ -29,12 +29,15 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.execution.executor import Minibatch
+from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.data_split import DataSplit, DeviceSamples
 from hybridnn.training.device import Capture, Replay
 from hybridnn.training.rank_comparison import digest_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+STEP = Update(0)  # the last instruction of a step stands for all in the recorder
 
 
 class CudaGraphSteps:
@@ -86,7 +89,7 @@ class CudaGraphSteps:
         self._kernels.write_scalars(self._scalars, self._optimizer.step_scalars(self._state, minibatch.rate))
         start = perf_counter()
         self._replay(minibatch.size, partial(run, replace(minibatch, samples=indices)))
-        self._group.recorder.end_compute("step", start)
+        self._group.recorder.end_compute("step", start, (STEP, minibatch.number))
 
     def free(self) -> None:
         """Free all graphs."""

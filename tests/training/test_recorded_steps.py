@@ -13,6 +13,7 @@ from hybridnn.comm.recorder import Call
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
+from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import resolve_device
 from hybridnn.training.records import StepRecord
@@ -40,6 +41,8 @@ def test_replayed_steps_are_the_steps(name: str) -> None:
     check_against_reference(GRAPHS[name], grid, device=device)
     # Of 4 minibatches in 3 epochs, the first of each of the two sizes is trained on without a recording.
     assert kernels_of(device).replays == [8, 2]
+    steps = [event.about for event in grid.recorder.events if event.name == "step"]
+    assert steps == [Update(number) for number in range(12)]
 
 
 def test_recordings_outlive_fits_whose_samples_take_the_same_memory() -> None:
