@@ -119,6 +119,6 @@ def test_nvcc_compiles(tmp_path: Path, architecture: str) -> None:
 
 
 def test_all_source_files_are_compiled() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {
-        line.split('"')[1] for line in source().splitlines() if line.startswith("#line 1 ")
-    }
+    files = {path.name for path in FOLDER.iterdir()}
+    parts = {line.split('"')[1] for line in source().splitlines() if line.startswith("#line 1 ")}
+    assert parts == files | {"activations"}  # these are generated from the table of activation functions
