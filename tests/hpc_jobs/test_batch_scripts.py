@@ -312,8 +312,8 @@ def test_cancelled_job_is_not_requeued(tmp_path: Path, script: str) -> None:
         training = job.wait_until_it_trains()
         job.process.send_signal(signal.SIGTERM)  # Slurm sends it to all processes of the job
         os.kill(training, signal.SIGTERM)
-        assert job.wait()[0] == 75
-        assert job.lines("signals") == ["TERM"]
+        code, out = job.wait()
+        assert (code, job.lines("signals")) == (75, ["TERM"]), out
         assert job.lines("scontrol-calls") == []
 
 
