@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -130,16 +131,27 @@ class Engine:
         executor = self._executor(split.task, True, 1 if self.layout.exact else len(minibatches))
         if not self.layout.exact:
             yield from self._run_schedule(executor, minibatches, losses)
-        elif self._graphs is not None and split.on_device is not None:
-            with self._graphs.of_samples(split.on_device) as graphs:
-                for minibatch in minibatches:
-                    graphs.step(minibatch, partial(self._train_on, executor))
-                    losses.note(minibatch, self.chunks[-1].replica.total_loss)
-                    yield minibatch
         else:
-            for minibatch in minibatches:
-                self._train_on(executor, minibatch, losses)
-                yield minibatch
+            with self._one_step(executor, split, losses) as step:
+                for minibatch in minibatches:
+                    step(minibatch)
+                    yield minibatch
+
+    @contextmanager
+    def _one_step(
+        self, executor: Executor, split: DataSplit, losses: MinibatchLosses
+    ) -> Iterator[Callable[[Minibatch], None]]:
+        """Context of the function that does one update by an exact method, with CUDA graphs if the engine has them."""
+        if self._graphs is None or split.on_device is None:
+            yield partial(self._train_on, executor, losses=losses)
+            return
+
+        def step(minibatch: Minibatch) -> None:
+            graphs.step(minibatch, partial(self._train_on, executor))
+            losses.note(minibatch, self.chunks[-1].replica.total_loss)
+
+        with self._graphs.of_samples(split.on_device) as graphs:
+            yield step
 
     def _train_on(self, executor: Executor, minibatch: Minibatch, losses: MinibatchLosses | None = None) -> None:
         """Do one update, by an exact method."""

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ pytestmark = pytest.mark.timeout(600)
 
 JOBS = Path(str(files("hybridnn.hpc_jobs")))
 REQUEUING = ["train.sbatch", "gpu_train.sbatch"]
-PROGRAM = """#!/bin/bash
+PROGRAM = f"""#!/bin/bash
+[ "$2" != hybridnn.hpc_jobs.run_step ] || exec {sys.executable} "$@"
+"""
+PROGRAM += """
 echo "$@" >>program-calls
 threads="$OMP_NUM_THREADS $OPENBLAS_NUM_THREADS $SRUN_CPUS_PER_TASK"
 echo "threads $threads gpu ${CUDA_VISIBLE_DEVICES:-none}" >>program-calls
