@@ -13,6 +13,7 @@ from typing import Any
 
 from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.results import StudyResults, speed_ups, warnings_of
+from hybridnn.utils.figures import FORMATS, figure_bytes
 from hybridnn.utils.files import write_atomically
 
 MISSING = "-"
@@ -55,14 +56,15 @@ table.facts th, table.facts td { text-align: left; border: 0; vertical-align: to
 
 
 def write_report(results: StudyResults, folder: Path) -> list[Path]:
-    """Write ``results.csv``, ``tables.md``, a PNG per plot and ``index.html`` into `folder`.
+    """Write ``results.csv``, ``tables.md``, PNG, SVG and PDF of every plot, and ``index.html`` into `folder`.
 
     Returns the files, the page last; raises `EnvironmentProblem` if one cannot be written.
     """
     plots = draw_plots(results)
+    drawings = {f"{name}.{kind}": figure_bytes(figure, kind) for name, (_, figure) in plots.items() for kind in FORMATS}
+    pictures = [(caption, drawings[f"{name}.png"]) for name, (caption, _) in plots.items()]
     contents: dict[str, str | bytes] = {"results.csv": csv_text(results), "tables.md": markdown_text(results)}
-    contents |= {name: png for name, (_, png) in plots.items()}
-    contents["index.html"] = page_html(results, plots)
+    contents |= {**drawings, "index.html": page_html(results, pictures)}
     for name, content in contents.items():
         write_atomically(folder / name, content)
     return [folder / name for name in contents]
@@ -177,10 +179,10 @@ def _line(texts: Iterable[str]) -> str:
     return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
 
-def page_html(results: StudyResults, plots: Mapping[str, tuple[str, bytes]]) -> str:
+def page_html(results: StudyResults, pictures: Iterable[tuple[str, bytes]]) -> str:
     """Make the page: plots, warnings, table, unfinished cells, and the conditions of the measurement.
 
-    `plots` are the caption and PNG of each plot by file name; the page embeds them.
+    `pictures` are the caption and PNG of each plot; the page embeds them.
     """
     title = escape(results.title)
     rows = point_rows(results)
@@ -188,7 +190,7 @@ def page_html(results: StudyResults, plots: Mapping[str, tuple[str, bytes]]) -> 
     body = [
         f"<h1>{title}</h1>",
         f"<p>{escape(results.manifest.description)}</p>",
-        *(_figure(caption, png) for caption, png in plots.values()),
+        *(_figure(caption, png) for caption, png in pictures),
         "<h2>Results</h2>",
         *(f'<p class="warning">Warning: {escape(text)}</p>' for text in warnings_of(results)),
         f'<div class="wide"><table><thead><tr>{_cells("th", rows[0])}</tr></thead>',

@@ -1,4 +1,4 @@
-"""Plots of studies and runs as PNG: scaling, maps of grids, learning curves, measured beside predicted times."""
+"""Plots of studies and runs: scaling, maps of grids, learning curves, measured beside predicted times."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 COLORS = ("#2a6fbb", "#d9822b", "#3a8f5c", "#a23b72", "#7a5cc2", "#c94f3d", "#1b8a9e", "#8a6d1d")
@@ -51,32 +52,32 @@ MEASURES: dict[str, Callable[[EpochRecord], float | None]] = {
 Bar = tuple[str, float | None, float | None]  # label, measured and predicted seconds
 
 
-def draw_plots(results: StudyResults) -> dict[str, tuple[str, bytes]]:
-    """Draw the plots of a study whose axes vary; returns the caption and PNG of each by file name."""
-    plots: dict[str, tuple[str, bytes]] = {}
+def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
+    """Draw the plots of a study whose axes vary; returns the caption and figure of each by name."""
+    plots: dict[str, tuple[str, Figure]] = {}
     if lines := strong_lines(results):
-        plots["strong_scaling.png"] = (
+        plots["strong_scaling"] = (
             "Strong scaling: the same work on more ranks. Of several grids the fastest; bars from least to greatest "
             "of repeated runs; dashed: predicted; grey: ideal.",
             _draw_strong(lines),
         )
     if lines := weak_lines(results):
-        plots["weak_scaling.png"] = (
+        plots["weak_scaling"] = (
             "Weak scaling: work that grows with the ranks. Ideal is a level line.",
             _draw_weak(lines),
         )
     if maps := grid_maps(results):
         more = f" Shown are {MOST_MAPS} of {len(maps)}." if len(maps) > MOST_MAPS else ""
-        plots["grids.png"] = (
+        plots["grids"] = (
             "Milliseconds per epoch of process grids, P_r (batch) x P_c (model) ranks; boxed: the fastest." + more,
             _draw_maps(maps[:MOST_MAPS]),
         )
     if curves := draw_curves(results):
-        plots["accuracy.png"] = curves
+        plots["accuracy"] = curves
     return plots
 
 
-def _draw_strong(lines: Sequence[ScalingLine]) -> bytes:
+def _draw_strong(lines: Sequence[ScalingLine]) -> Figure:
     figure = new_figure(10.5, 4.3)
     left, right = figure.subplots(1, 2)
     _draw_seconds(left, lines)
@@ -99,10 +100,10 @@ def _draw_strong(lines: Sequence[ScalingLine]) -> bytes:
     right.set_ylabel(f"speed-up against {base_text}")
     tidy(right)
     left.legend(frameon=False, fontsize=7)
-    return png_bytes(figure)
+    return figure
 
 
-def _draw_weak(lines: Sequence[ScalingLine]) -> bytes:
+def _draw_weak(lines: Sequence[ScalingLine]) -> Figure:
     both = {"epoch": [line for line in lines if not line.per_step], "step": [line for line in lines if line.per_step]}
     by_unit = {unit: chosen for unit, chosen in both.items() if chosen}
     figure = new_figure(5.6 * len(by_unit), 4.3)
@@ -112,7 +113,7 @@ def _draw_weak(lines: Sequence[ScalingLine]) -> bytes:
         axes.set_ylabel(f"seconds per {unit}")
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=7)
-    return png_bytes(figure)
+    return figure
 
 
 def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
@@ -129,7 +130,7 @@ def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
     tidy(axes)
 
 
-def _draw_maps(maps: Sequence[GridMap]) -> bytes:
+def _draw_maps(maps: Sequence[GridMap]) -> Figure:
     columns = min(MAPS_PER_ROW, len(maps))
     rows = -(-len(maps) // columns)
     figure = new_figure(4.2 * columns, 3.8 * rows)
@@ -138,7 +139,7 @@ def _draw_maps(maps: Sequence[GridMap]) -> bytes:
         _draw_map(axes, grids)
     for axes in panels[len(maps) :]:
         axes.set_visible(False)
-    return png_bytes(figure)
+    return figure
 
 
 def _draw_map(axes: Axes, grids: GridMap) -> None:
@@ -199,8 +200,8 @@ def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
     return [curve for curve in curves if curve.epochs]
 
 
-def draw_curves(results: StudyResults) -> tuple[str, bytes] | None:
-    """Draw the first measure that the cells have; None if no run has two epochs. Returns a caption and the PNG."""
+def draw_curves(results: StudyResults) -> tuple[str, Figure] | None:
+    """Draw the first measure that the cells have; None if no run has two epochs. Returns a caption and the figure."""
     found = ((measure, curves_of(results, measure)) for measure in MEASURES)
     measure, curves = next(((name, curves) for name, curves in found if curves), ("", []))
     if not any(len(curve.epochs) > 1 for curve in curves):
@@ -221,9 +222,8 @@ def draw_curves(results: StudyResults) -> tuple[str, bytes] | None:
         left.set_ylim(LEAST_R2, 1.02)
     left.legend(frameon=False, fontsize=7)
     more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
-    return f"{measure[0].upper()}{measure[1:]} against epochs and time, for each network on its fastest grid.{more}", (
-        png_bytes(figure)
-    )
+    caption = f"{measure[0].upper()}{measure[1:]} against epochs and time, for each network on its fastest grid.{more}"
+    return caption, figure
 
 
 def _curve(results: StudyResults, point: StudyPoint, value: Callable[[EpochRecord], float | None]) -> MedianCurve:

@@ -27,6 +27,7 @@ from hybridnn.study.results import (
     weak_lines,
 )
 from hybridnn.study.study_folder import StudyFolder
+from hybridnn.utils.figures import FORMATS, figure_bytes, png_bytes
 from reference.finished_runs import prediction_line, write_run
 
 Runs = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
@@ -112,7 +113,7 @@ def test_grids_make_a_map_and_the_fastest_of_each_ranks_a_line(tmp_path: Path) -
     (line,) = strong_lines(results)
     assert (line.ranks, [spread.median for spread in line.seconds]) == ((4, 8), [1.0, 0.5])
     assert speed_ups(results)["4x1"] == (0.5, 4)
-    assert set(draw_plots(results)) == {"strong_scaling.png", "grids.png"}
+    assert set(draw_plots(results)) == {"strong_scaling", "grids"}
 
 
 def test_one_row_of_grids_is_no_map(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_work_that_grows_with_the_ranks_makes_weak_lines(tmp_path: Path) -> None
     (line,) = weak_lines(results)
     assert not line.per_step
     assert (line.ranks, [spread.median for spread in line.seconds]) == ((1, 2, 4), [4, 5, 6])
-    assert set(draw_plots(results)) == {"weak_scaling.png"}
+    assert set(draw_plots(results)) == {"weak_scaling"}
     assert weak_lines(_strong(tmp_path / "strong")) == []
 
 
@@ -156,7 +157,7 @@ def test_curves_are_medians_against_epochs_and_summed_time(tmp_path: Path) -> No
     (curve,) = curves_of(results, "test accuracy")
     assert (curve.epochs, curve.values) == ((1, 2), (0.35, 0.7))
     assert curve.seconds == (3, 5)  # of 2, 4, 3 and of 3, 7, 5
-    assert set(draw_plots(results)) == {"accuracy.png"}
+    assert set(draw_plots(results)) == {"accuracy"}
     assert curves_of(results, "test R²") == []
 
 
@@ -225,8 +226,7 @@ def test_report_is_complete_and_its_page_self_contained(tmp_path: Path) -> None:
     assert {path.name for path in files} == {
         "results.csv",
         "tables.md",
-        "strong_scaling.png",
-        "grids.png",
+        *(f"{name}.{kind}" for name in ("strong_scaling", "grids") for kind in ("png", "svg", "pdf")),
         "index.html",
     }
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(path.name for path in files)
@@ -244,9 +244,18 @@ def test_report_is_complete_and_its_page_self_contained(tmp_path: Path) -> None:
 
 def test_plots_are_pictures(tmp_path: Path) -> None:
     for results in (_strong(tmp_path / "a"), _grids(tmp_path / "b")):
-        for caption, png in draw_plots(results).values():
+        for caption, figure in draw_plots(results).values():
             assert caption.endswith(".")
-            assert imread(BytesIO(png)).std() > 0
+            assert imread(BytesIO(png_bytes(figure))).std() > 0
+
+
+def test_equal_results_give_equal_small_files_with_text_as_text(tmp_path: Path) -> None:
+    first, second = (draw_plots(_strong(tmp_path / name))["strong_scaling"][1] for name in "ab")
+    for kind in FORMATS:
+        content = figure_bytes(first, kind)
+        assert content == figure_bytes(second, kind)
+        assert len(content) < (30_000 if kind != "png" else 100_000)
+    assert b">seconds per epoch</text>" in figure_bytes(first, "svg")
 
 
 def test_single_cell_has_tables_and_no_plots(tmp_path: Path) -> None:
