@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -61,7 +62,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class _WarmUp:
+class _WarmUp(ABC):
     """A rise from 0 to the base rate, then a fall."""
 
     warmup_epochs: AtLeastZero = 0.0  # epochs of the rise
@@ -77,9 +78,9 @@ class _WarmUp:
             return (update + 1) / (warmup + 1)
         return self._falling((update - warmup) / max(updates - 1 - warmup, 1))
 
+    @abstractmethod
     def _falling(self, progress: float) -> float:
         """Factor when the fraction `progress` of the fall is done."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

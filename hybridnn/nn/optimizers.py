@@ -6,6 +6,7 @@ all of it, up to the last bit.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -56,7 +57,7 @@ class LinearUpdate(NamedTuple):
     step: float | None  # None if `target` is the weights
 
 
-class Optimizer:
+class Optimizer(ABC):
     """Base of optimizers: frozen dataclasses whose fields are the keys of ``[optimizer]``, checked by their types.
 
     An optimizer has to define `name`, `lr`, `slot_names` and `update`.
@@ -85,6 +86,7 @@ class Optimizer:
     def slot_names(self) -> tuple[str, ...]:  # noqa: D102
         return ()
 
+    @abstractmethod
     def update(
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
     ) -> None:
@@ -93,7 +95,6 @@ class Optimizer:
         Called with slices of the parameters. Array operations are those of NumPy's ufuncs, which accept arrays of a GPU
         too, or `Kernels`. While steps are recorded (``state.device_scalars``), new arrays must not be allocated.
         """
-        raise NotImplementedError
 
     @property
     def reads_gradient_once(self) -> bool:  # noqa: D102
@@ -114,6 +115,7 @@ class Optimizer:
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
         """Write the weights expected after `steps` more updates to `out` (Chen et al. 2018, equation 4).
 
+        Optimizers without prediction need not define it, and methods that predict refuse them (`predicts_weights`).
         Equations 5 and 6, which give `steps`, are in `hybridnn.pipeline.schedules.weight_policies`.
         """
         raise NotImplementedError

@@ -1,3 +1,5 @@
+"""The command line: help, version, exit codes, and `hybridnn data`."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""`hybridnn partition`: the stages, their times and bytes, profiles, and wrong input."""
+
 from __future__ import annotations
 
 import json

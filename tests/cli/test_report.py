@@ -1,3 +1,5 @@
+"""`hybridnn report`: one run, tables of several runs, the JSON with the same figures, and wrong input."""
+
 from __future__ import annotations
 
 import json

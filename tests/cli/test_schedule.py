@@ -1,3 +1,5 @@
+"""`hybridnn schedule`: figures, the JSON with every instruction, drawings, and wrong input."""
+
 from __future__ import annotations
 
 import json

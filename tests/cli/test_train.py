@@ -1,3 +1,5 @@
+"""`hybridnn train`: header, tables, summary, progress bar and JSON."""
+
 from __future__ import annotations
 
 import contextlib

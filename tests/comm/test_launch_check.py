@@ -1,3 +1,5 @@
+"""Errors for launches that start one job per process instead of one job."""
+
 from __future__ import annotations
 
 import sys

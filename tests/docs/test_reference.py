@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -79,5 +81,18 @@ def test_page_of_the_python_api_has_every_public_name() -> None:
 
 def test_table_of_algorithms_has_a_row_for_every_line() -> None:
     rows = [line for line in reference_pages.algorithms().splitlines() if line.startswith("| ")]
-    assert len(rows) > 10
     assert {row.count("|") for row in rows} == {6}
+    assert all("` (`" in row for row in rows[2:])
+    for algorithm, lines in ((1, 15), (2, 16), (3, 18)):
+        numbers = re.findall(r"\d+", " ".join(row.split("|")[1 + algorithm] for row in rows[1:]))
+        assert set(map(int, numbers)) == set(range(2, lines + 1)), algorithm
+
+
+def test_table_of_algorithms_names_code_that_exists() -> None:
+    text = reference_pages.algorithms()
+    for names, place in re.findall(r"((?:`[\w.]+`(?:, )?)+) \(`([\w.]+)`\)", text):
+        module = import_module(place if place.startswith("hybridnn") else f"hybridnn.parallel.{place}")
+        for name in re.findall(r"[\w.]+", names):
+            owner, _, attribute = name.rpartition(".")
+            named = attrgetter(owner)(module) if owner else module
+            assert hasattr(named, attribute) or attribute in named.__annotations__, f"{place}: {name}"

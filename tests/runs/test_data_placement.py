@@ -1,4 +1,4 @@
-"""Data reach every rank split, standardized and unharmed; large generated data are never held whole."""
+"""Data on the ranks: split, standardized and unchanged; large generated data are never held whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of an evaluation: those of the run itself on its own data, those of plain formulas on other data."""
+"""Results of an evaluation: those of the run on its own data, those of plain formulas on other data."""
 
 from __future__ import annotations
 

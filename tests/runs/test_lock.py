@@ -1,3 +1,5 @@
+"""The lock of a run folder."""
+
 from __future__ import annotations
 
 import fcntl

@@ -1,4 +1,4 @@
-"""A run trained on one grid, evaluated and asked for predictions on every other."""
+"""Evaluation and predictions of a run on other grids than the one that trained it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions: what plain formulas give, in the units of the targets, in the order of the samples."""
+"""Predictions against plain formulas: in the units of the targets and the order of the samples."""
 
 from __future__ import annotations
 

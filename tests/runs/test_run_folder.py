@@ -1,3 +1,5 @@
+"""Run folders: what a run writes, full disks, and folders that are not overwritten."""
+
 from __future__ import annotations
 
 import errno

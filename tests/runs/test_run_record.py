@@ -1,3 +1,5 @@
+"""Runs read from their folders: figures of the records, and refused records."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Epochs in a trace: their events, incomplete epochs, and the places of ranks in the grid."""
+
 from __future__ import annotations
 
 import pytest

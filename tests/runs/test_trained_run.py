@@ -1,4 +1,4 @@
-"""Which weights are taken, and folders that hold none that can be used."""
+"""Weights found in run folders, and folders without usable ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cost models are told of a run is what the run does: the header that the trainer writes is the witness."""
+"""Layouts and workloads from settings, against the header of the run that the same settings start."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Figures of a run in a study: speed, prediction error, scaling, and what limits it."""
+
 from __future__ import annotations
 
 from io import BytesIO

@@ -1,3 +1,5 @@
+"""Reports of a study: medians, scaling lines, maps, curves, and the files."""
+
 from __future__ import annotations
 
 import csv

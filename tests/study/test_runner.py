@@ -1,3 +1,5 @@
+"""The runner of a study: which cells run, their results, and failures."""
+
 from __future__ import annotations
 
 import os

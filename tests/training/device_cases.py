@@ -1,4 +1,4 @@
-"""Trainings on a stand-in for a device, and what they are compared with."""
+"""Training cases on the stand-in device, and their comparison with the references and the CPU."""
 
 from __future__ import annotations
 

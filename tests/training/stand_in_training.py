@@ -1,7 +1,7 @@
-"""A stand-in for a GPU that trains: the NumPy arithmetic on arrays that the host cannot reach, done when it must be.
+"""Stand-in for a GPU in trainings: NumPy kernels, executed when the host waits, on arrays that the host cannot read.
 
-Everything is put in line in a stream of the stand-in for CuPy, and done when somebody waits for it. Code that looks at
-numbers of the device without `to_host` finds no array, or old numbers in it.
+All calls are enqueued in a stream of the stand-in for CuPy. Code that reads device memory without `to_host` finds no
+NumPy array, or old values.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CHUNK_BYTES = 200
 
 
 class StandInKernels:
-    """Arithmetic of the device: see `hybridnn.kernels.backend.Kernels`.
+    """Kernels of the stand-in device; the interface is `hybridnn.kernels.backend.Kernels`.
 
     Attributes
     ----------
     fetched : list of int
-        Numbers that each call of `to_host`, which waits for the device, brought.
+        Elements that each call of `to_host`, which waits for the device, copied.
     brought : list of int
-        Numbers that each call of `put` and `to_device` took to the device.
+        Elements that each call of `put`, `filling` and `to_device` copied.
     """
 
     on_host = False
@@ -52,7 +52,7 @@ class StandInKernels:
 
     @property
     def replays(self) -> list[int]:
-        """How often each recording was launched."""
+        """Number of launches of each CUDA graph."""
         return self._cupy.launches
 
     @property
@@ -113,7 +113,7 @@ class StandInKernels:
 
 
 def update_from_memory(name: str) -> Callable[..., None]:
-    """As on a GPU, an update reads its scalars when it runs: they may be in memory that is written until then."""
+    """An optimizer update that reads its scalars when it is executed, as on a GPU."""
     compute = getattr(NUMPY, name)
 
     def update(*arguments: Any) -> None:
@@ -123,7 +123,7 @@ def update_from_memory(name: str) -> Callable[..., None]:
 
 
 def memory_of(value: Any) -> Any:
-    """The memory of a device's array; arrays of the host are none that a device could compute with."""
+    """The memory of a device array; arrays of the host are not accepted."""
     assert not isinstance(value, np.ndarray)
     return value._memory if isinstance(value, DeviceArray) else value
 
@@ -136,13 +136,13 @@ def stand_in(
     *,
     graphs: bool = False,
 ) -> TrainingDevice:
-    """A device for the ranks of a grid, which NCCL can connect where `comm` has them and only one axis is used."""
+    """A device for the ranks of a grid. NCCL can connect the ranks of `comm` if the grid has one axis."""
     cupy = StandInCupy(comm)
     device = Device(cupy, CHUNK_BYTES)
     grid.attach_device(TransportFactory(transport, device))
     kernels = StandInKernels(cupy, free, device.progress if grid.size > 1 else None)
     record = kernels.record if graphs else None
-    return TrainingDevice(kernels, "gpu", "a stand-in", transport, "as the test says", record)
+    return TrainingDevice(kernels, "gpu", "a stand-in", transport, "requested", record)
 
 
 def kernels_of(device: TrainingDevice) -> StandInKernels:
@@ -151,7 +151,7 @@ def kernels_of(device: TrainingDevice) -> StandInKernels:
 
 
 def cupy_with_a_gpu(comm: MPI.Intracomm | None = None, place: str = "") -> Any:
-    """A stand-in for CuPy with one GPU that is plugged in at `place`, for those who choose a device."""
+    """Stand-in for CuPy with one GPU at the PCI bus ID `place`, for the choice of a device."""
     cupy = StandInCupy(comm)
     if comm is not None:
         cupy.cuda.nccl.available = True

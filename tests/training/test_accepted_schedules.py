@@ -1,4 +1,4 @@
-"""What the linter accepts trains as one process: random schedules that no method of the table would make, executed."""
+"""Random schedules that the linter accepts, and that no method defines, train what one process trains."""
 
 from __future__ import annotations
 

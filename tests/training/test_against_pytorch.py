@@ -1,4 +1,4 @@
-"""Whole trainings beside PyTorch's: three epochs with a short last minibatch, float64, to 1e-10."""
+"""Three epochs of training against PyTorch, with a short last minibatch: float64, to 1e-10."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that were given different things say so together, and nobody waits for a rank that has left."""
+"""Errors of one rank are raised on all ranks, so that no rank waits for one that has stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def trainer_on(comm: MPI.Intracomm, **options: Any) -> Trainer:
 
 @pytest.mark.in_process(ranks=[2, 3])
 @pytest.mark.parametrize("distribution", ["scatter", "scatter-broadcast"])
-def test_rank_0_alone_may_bring_the_validation_samples(comm: MPI.Intracomm, distribution: str) -> None:
+def test_validation_samples_on_rank_0_only(comm: MPI.Intracomm, distribution: str) -> None:
     trainer = trainer_on(comm, distribution=distribution)
     first = comm.rank == 0
     history = trainer.fit(X if first else None, Y if first else None, epochs=1, validation=(X, Y) if first else None)
@@ -61,7 +61,7 @@ def test_a_model_larger_than_memory_is_refused(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.in_process(ranks=[2, 3])
-def test_what_only_one_rank_was_given_wrong_is_refused_on_all(comm: MPI.Intracomm) -> None:
+def test_an_invalid_argument_of_one_rank_is_refused_on_all(comm: MPI.Intracomm) -> None:
     last = comm.rank == comm.size - 1
     with pytest.raises(HybridnnError, match=r"samples of shape \(12, 3\).* the model takes \(samples, 4\)"):
         trainer_on(comm).predict(X[:, :3] if last else X)

@@ -1,4 +1,4 @@
-"""Ranks of MPI and ranks of one process train the same weights: every pipeline method, and every axis of a grid."""
+"""Ranks under MPI and ranks of one process train the same weights: every pipeline method and axis of a grid."""
 
 from __future__ import annotations
 

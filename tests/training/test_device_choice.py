@@ -1,4 +1,4 @@
-"""Which device and which transport are chosen, and what is said where the one asked for is not there."""
+"""The choice of device and transport, and the errors where the requested one is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def cupy_with(places: list[str], *, nccl: bool = True, answers: bool = True) -> Any:
-    """CuPy that sees GPUs plugged in at `places`."""
+    """Stand-in for CuPy with one GPU at each PCI bus ID of `places`."""
     current = [0]
 
     class CudaError(RuntimeError): ...
@@ -53,7 +53,7 @@ def missing() -> Any:
     raise EnvironmentProblem("a GPU was asked for: CuPy is not installed; pip install 'hybridnn[cuda13]'")
 
 
-def test_the_ranks_of_a_node_take_its_gpus_in_turn() -> None:
+def test_the_ranks_of_a_node_get_its_gpus_in_turn() -> None:
     cupy = cupy_with(["a", "b", "c"])
     for node_rank, index in enumerate([0, 1, 2, 0, 1]):
         choice = choose_device("gpu", node_rank, lambda: cupy)
@@ -61,7 +61,7 @@ def test_the_ranks_of_a_node_take_its_gpus_in_turn() -> None:
         assert (choice.cupy, cupy.current) == (cupy, [index])
 
 
-def test_auto_is_the_cpu_where_there_is_no_gpu_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_cpu_without_a_gpu_and_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupy_loading, "find_spec", lambda name: None)
     choice = choose_device("auto", 0)
     assert (choice.kind, choice.index, choice.cupy) == ("cpu", -1, None)
@@ -71,7 +71,7 @@ def test_auto_is_the_cpu_where_there_is_no_gpu_and_says_why(monkeypatch: pytest.
     assert silent.why.startswith("GPU 0 does not answer (cudaErrorDevicesUnavailable")
 
 
-def test_a_gpu_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requested_gpu_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupy_loading, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem, match=r"a GPU was asked for: CuPy is not installed; .*'hybridnn\[cuda1"):
         choose_device("gpu", 0)
@@ -79,7 +79,7 @@ def test_a_gpu_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) 
         choose_device("gpu", 0, lambda: cupy_with(["a"], answers=False))
 
 
-def test_the_cpu_is_chosen_without_a_look_at_cupy() -> None:
+def test_the_cpu_is_chosen_without_importing_cupy() -> None:
     assert choose_device("cpu", 0, missing).why == "as requested"
 
 
@@ -100,7 +100,7 @@ def test_all_ranks_compute_on_the_same_kind_of_device(comm: MPI.Intracomm) -> No
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-def test_nccl_where_every_rank_has_a_gpu_of_its_own(comm: MPI.Intracomm) -> None:
+def test_nccl_if_every_rank_has_its_own_gpu(comm: MPI.Intracomm) -> None:
     grid, last = ProcessGrid(comm), comm.size - 1
     own, shared = cupy_with([f"bus {comm.rank}"]), cupy_with(["bus 0" if comm.rank == last else f"bus {comm.rank}"])
     without = cupy_with([f"bus {comm.rank}"], nccl=comm.rank != last)
@@ -138,7 +138,7 @@ def test_device_aware_mpi_only_after_its_probe(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_the_probe_fails_in_processes_of_its_own_where_there_is_no_gpu(comm: MPI.Intracomm) -> None:
+def test_the_probe_fails_in_separate_processes_without_a_gpu(comm: MPI.Intracomm) -> None:
     try:
         cupy_loading.load_cupy()
     except EnvironmentProblem:

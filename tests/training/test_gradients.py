@@ -1,4 +1,4 @@
-"""The gradient that the trainer computes, against differences of the loss that it reports and against autograd."""
+"""Gradients of the trainer against finite differences of its loss, and against PyTorch's autograd."""
 
 from __future__ import annotations
 

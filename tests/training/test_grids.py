@@ -1,4 +1,4 @@
-"""Every process grid trains the network that one plain process trains: the reference, to 1e-10 in float64."""
+"""Every process grid trains the weights of the reference, to 1e-10 in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples that stay on a device between fits, and never where their place in the host's memory was written to."""
+"""Samples cached on a device: copied once, and copied again when they have changed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ ONE_EPOCH = Case(epochs=1)
 
 
 def trainers(grid: ProcessGrid) -> tuple[Trainer, Trainer, list[int]]:
-    """One on the stand-in, one on the CPU, and how many numbers each copy took to the device."""
+    """Trainers on the stand-in and on the CPU, and the number of elements of each copy to the device."""
     device = stand_in(grid)
     on_device, on_cpu = (make_trainer(ONE_EPOCH, grid, device=on) for on in (device, "cpu"))
     return on_device, on_cpu, kernels_of(device).brought
 
 
 def copies(brought: list[int], size: int) -> int:
-    """How often an array of so many numbers was copied, since it was last asked."""
+    """Number of copies of arrays of `size` elements since the last call."""
     found = brought.count(size)
     brought.clear()
     return found
 
 
-def test_the_same_samples_are_copied_once_and_changed_ones_anew() -> None:
+def test_samples_are_copied_once_and_again_after_a_change() -> None:
     on_device, on_cpu, brought = trainers(ProcessGrid())
     x, y = data(ONE_EPOCH)
     x = x.copy()
@@ -52,7 +52,7 @@ def test_the_same_samples_are_copied_once_and_changed_ones_anew() -> None:
     assert_arrays_close(on_device.weights(), on_cpu.weights(), "fits", EXACTLY)
 
 
-def test_training_and_test_samples_that_change_places_are_not_mixed_up() -> None:
+def test_exchanged_training_and_test_samples() -> None:
     on_device, on_cpu, brought = trainers(ProcessGrid())
     parts = [tuple(array[first::3] for array in data(Case(samples=90))) for first in range(3)]
     histories = []
@@ -73,7 +73,7 @@ def test_training_and_test_samples_that_change_places_are_not_mixed_up() -> None
     assert copies(brought, parts[2][0].size) == 2  # nothing is kept of what is evaluated by the way
 
 
-def test_rows_of_a_data_set_are_known_by_themselves() -> None:
+def test_rows_of_a_data_set_are_identified_by_their_object() -> None:
     on_device, _, brought = trainers(ProcessGrid())
     x, y = data(ONE_EPOCH)
     pixels = PixelRows(np.clip(x * 99 + 99, 0, 255).astype(np.uint8), y, 255)
@@ -91,7 +91,7 @@ def test_rows_of_a_data_set_are_known_by_themselves() -> None:
     assert len(reads) == 1
 
 
-def test_what_is_freed_is_gone() -> None:
+def test_freed_trainers_keep_no_samples() -> None:
     on_device, _, _ = trainers(ProcessGrid())
     on_device.fit(*data(ONE_EPOCH), epochs=1)
     kept = on_device._engine.samples._entries
@@ -101,7 +101,7 @@ def test_what_is_freed_is_gone() -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_batch_ranks_copy_together_where_one_of_them_was_given_others(
+def test_all_batch_ranks_copy_if_the_samples_of_one_have_changed(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the samples differed between the rows that are compared.

@@ -1,4 +1,4 @@
-"""How much memory the training takes, counted by Python's own tracer, and that its steps ask for no more."""
+"""Memory of a training, as counted by Python's tracer; steps allocate no large arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a span of training, from an invented recording whose waits are given."""
+"""Times of a span of training, from constructed recordings with known waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test metrics against closed forms, through a network that hands its inputs on: it predicts what it is given."""
+"""Test metrics against closed forms, with a network that returns its inputs."""
 
 from __future__ import annotations
 

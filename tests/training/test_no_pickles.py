@@ -1,4 +1,4 @@
-"""Training sends buffers only: with pickling made impossible inside mpi4py, everything still works."""
+"""Training sends buffers only: it works while mpi4py cannot pickle."""
 
 from __future__ import annotations
 

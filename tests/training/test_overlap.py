@@ -1,3 +1,5 @@
+"""Overlap of communication and computation: when it is chosen, and that the weights do not depend on it."""
+
 from __future__ import annotations
 
 from collections import Counter

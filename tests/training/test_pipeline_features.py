@@ -1,4 +1,4 @@
-"""In a pipeline: clipping, rates, records, weights in and out, float32, a diverging run, and what is refused."""
+"""Pipelines with clipping, learning rates, records, given weights, float32 and divergence; refused settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of several ranks, split by samples and by outputs, train what stages of one rank train: the serial replay."""
+"""Pipelines whose stages have several ranks train the weights of the serial replay."""
 
 from __future__ import annotations
 

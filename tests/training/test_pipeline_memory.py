@@ -1,4 +1,4 @@
-"""What pipelines hold: stashes within the papers' bound, and the figures that are reported against Python's tracer."""
+"""Memory of pipelines: stashes within the papers' bounds, and reported bytes against Python's tracer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The serial replays of the pipeline methods, against what is known of them without a replay."""
+"""The serial replays of the pipeline methods against properties that are known without a replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines of one rank per stage train what the serial replays of their methods train, to 1e-10 in float64."""
+"""Pipelines of one rank per stage train the weights of the serial replay of their method, to 1e-10 in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that were given different settings or data are refused on all of them, with names, ranks and values."""
+"""Different settings or data on the ranks are refused on all of them, with names, ranks and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's commands on real data reach the quality it states."""
+"""The README's commands on real data reach the stated quality."""
 
 from __future__ import annotations
 

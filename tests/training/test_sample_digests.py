@@ -1,4 +1,4 @@
-"""What equal samples have in common, however they are held, and what tells others from them."""
+"""Digests of samples: equal for equal samples in any array layout, and different for others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hybridnn.training.rank_comparison import array_facts, describe_value, row_d
 
 X = np.random.default_rng(2).normal(size=(1000, 5)).astype(np.float32)
 Y = np.arange(1000) % 4
-BETWEEN = 9  # 999 / 63 is 15.9: samples 0 and 15 are looked at, and none between them
+SKIPPED_SAMPLE = 9  # 999 / 63 is 15.9: samples 0 and 15 are in the digest, and none between them
 
 
 def facts(x: Any, y: Any = Y, dtype: str = "float32", *, complete: bool = False) -> dict[str, str]:
@@ -32,7 +32,7 @@ def changed(array: NDArray[Any], place: Any, value: float) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize("complete", [False, True])
-def test_samples_that_are_trained_on_alike_have_equal_digests(complete: bool) -> None:
+def test_samples_of_equal_values_have_equal_digests(complete: bool) -> None:
     zero = changed(X, 0, 0.0)
     expected = facts(zero, complete=complete)
     with_gaps = np.repeat(zero, 2, axis=1)[:, ::2]
@@ -46,29 +46,29 @@ def test_samples_that_are_trained_on_alike_have_equal_digests(complete: bool) ->
     }
 
 
-def test_what_float32_does_not_hold_counts_in_float64_alone() -> None:
+def test_differences_below_float32_precision_count_in_float64_only() -> None:
     tiny = X.astype(np.float64) * (1 + 1e-12)
     assert facts(tiny) == facts(X)
     assert facts(tiny, dtype="float64") != facts(X, dtype="float64")
 
 
 @pytest.mark.parametrize("sample", [0, 15, 999])
-def test_rows_at_equal_distances_and_at_both_ends_are_looked_at(sample: int) -> None:
+def test_digests_contain_evenly_spaced_rows_with_both_ends(sample: int) -> None:
     assert facts(changed(X, (sample, 4), 3.0)) != facts(X)
 
 
-def test_all_targets_are_looked_at_and_of_the_inputs_all_where_asked_for() -> None:
-    between = changed(X, (BETWEEN, 4), 3.0)
-    assert facts(between) == facts(X)
-    assert facts(between, complete=True) != facts(X, complete=True)
-    assert facts(X, changed(Y, BETWEEN, 3)) != facts(X)
+def test_digests_contain_all_targets_and_all_inputs_on_request() -> None:
+    skipped = changed(X, (SKIPPED_SAMPLE, 4), 3.0)
+    assert facts(skipped) == facts(X)
+    assert facts(skipped, complete=True) != facts(X, complete=True)
+    assert facts(X, changed(Y, SKIPPED_SAMPLE, 3)) != facts(X)
     assert facts(X[:, :4]) != facts(X)
     assert facts(X[:100]) != facts(X[:101])
-    few = [rows_facts(ArrayRows(x[:64], Y[:64]), np.dtype("float32"), complete=False) for x in (X, between)]
-    assert few[0] != few[1]  # so few are all looked at
+    few = [rows_facts(ArrayRows(x[:64], Y[:64]), np.dtype("float32"), complete=False) for x in (X, skipped)]
+    assert few[0] != few[1]  # of so few, all are in the digest
 
 
-def test_generated_samples_are_described_and_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_samples_are_described_without_generating_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SyntheticRows, "take", None)
     spec = SyntheticSpec(samples=10**9)
     described_so = [
@@ -80,19 +80,19 @@ def test_generated_samples_are_described_and_none_is_made(monkeypatch: pytest.Mo
 
 
 class NotNumbers:
-    """Rows of a script, whose inputs are not numbers."""
+    """Rows of a script whose inputs are NaN."""
 
     samples, features, targets_shape = 300, 2, ()
 
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
-        """Fill both with what is no number, and zeros."""
+        """Fill the inputs with NaN and the targets with zeros."""
         if x is not None:
             x[...] = np.nan
         if y is not None:
             y[...] = 0
 
 
-def test_rows_of_a_script_that_are_not_numbers_equal_themselves() -> None:
+def test_nan_inputs_of_a_script_equal_themselves() -> None:
     rows = cast(Rows, NotNumbers())
     assert rows_facts(rows, np.dtype("float32"), complete=False) == rows_facts(
         rows, np.dtype("float32"), complete=False
@@ -100,7 +100,7 @@ def test_rows_of_a_script_that_are_not_numbers_equal_themselves() -> None:
     assert row_details(rows, np.dtype("float32"))["inputs of sample 299"].startswith("[nan, nan] with digest ")
 
 
-def test_weights_count_in_the_precision_of_the_training() -> None:
+def test_digests_of_weights_have_the_precision_of_the_training() -> None:
     weights = {"layers.0.weight": X, "layers.0.bias": X[0]}
     wide = {name: array.astype(np.float64) for name, array in weights.items()}
     assert array_facts(weights, "float32", complete=False) == array_facts(wide, "float32", complete=False)
@@ -111,7 +111,7 @@ def test_weights_count_in_the_precision_of_the_training() -> None:
     ] == ["layers.0.bias"]
 
 
-def test_values_of_any_type_are_written_alike() -> None:
+def test_equal_values_of_any_type_have_equal_text() -> None:
     assert describe_value("a", 3) == describe_value("a", np.int64(3)) == describe_value("a", 3.0) == {"a": "3"}
     assert describe_value("a", 0.1) == describe_value("a", np.float64(0.1)) == {"a": "0.1"}
     assert describe_value("a", np.float32(0.1)) != describe_value("a", 0.1)
@@ -131,7 +131,7 @@ def test_values_of_any_type_are_written_alike() -> None:
     )
 
 
-def test_ranks_are_named_from_the_fewest_to_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_listed_from_the_rarest_value_to_the_most_common(monkeypatch: pytest.MonkeyPatch) -> None:
     values = ["5", "5", "5", "6", "6", "7", "8", "9", "5", "x" * 200]
     monkeypatch.setattr(agreement, "same_text_on_all", lambda group, text: False)
     monkeypatch.setattr(agreement, "gather_texts", lambda group, text: [json.dumps({"a": text}) for text in values])

@@ -1,4 +1,4 @@
-"""Scripts of users whose ranks do different things: every job ends, and names the rank and its line of the script."""
+"""User scripts whose ranks diverge: every job ends, and names the rank and the line of the script."""
 
 from __future__ import annotations
 

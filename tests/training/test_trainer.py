@@ -1,4 +1,4 @@
-"""The trainer as a script uses it: fit, evaluate, predict, weights in and out, and what it refuses."""
+"""The trainer as scripts use it: fit, evaluate, predict, weights, and invalid arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on a device that the host cannot look into, against the references and against the CPU."""
+"""Training on a stand-in device, whose arrays the host cannot read, against the references and the CPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_one_rank(name: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["in one part", "minibatch by minibatch"])
-def test_samples_go_to_the_device_once_where_they_fit(part: str) -> None:
+def test_samples_are_copied_to_the_device_once_if_they_fit(part: str) -> None:
     grid, case = ProcessGrid(), Case(epochs=2)
     device = stand_in(grid, free=1 << 40 if part == "in one part" else 0)
     check(case, grid, device)
@@ -51,13 +51,13 @@ def test_samples_go_to_the_device_once_where_they_fit(part: str) -> None:
     trainer.fit(x, y, epochs=2)
     brought = kernels_of(device).brought[start:]
     if part == "in one part":
-        # The samples and their labels; as the first step comes, 0 to n-1; the order of each epoch.
+        # The samples and their labels; in the first step the indices 0 to n-1; the order of each epoch.
         assert sorted(brought) == sorted([x.size, y.size, 10, len(x), len(x)])
     else:
         assert sum(brought) == 2 * (x.size + y.size) + 10
 
 
-def test_the_host_reads_minibatches_ahead_and_no_more_than_two() -> None:
+def test_the_host_reads_at_most_two_minibatches_ahead() -> None:
     grid, case = ProcessGrid(), Case(epochs=1, samples=300)
     device = stand_in(grid, free=0)
     cupy = kernels_of(device)._cupy
@@ -83,7 +83,7 @@ def test_the_host_reads_minibatches_ahead_and_no_more_than_two() -> None:
 
 
 @pytest.mark.parametrize("case", [Case(), CLIPPED], ids=["plain", "clipped"])
-def test_no_step_waits_for_the_device_before_it_is_logged(case: Case) -> None:
+def test_only_logged_steps_wait_for_the_device(case: Case) -> None:
     grid = ProcessGrid()
     device = stand_in(grid)
     trainer = make_trainer(case, grid, device=device)
@@ -114,7 +114,7 @@ def test_batch_and_model_ranks(comm: MPI.Intracomm, transport: str) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_minibatches_that_rank_0_sends(comm: MPI.Intracomm) -> None:
+def test_minibatches_that_rank_0_distributes(comm: MPI.Intracomm) -> None:
     for axes in ({"batch": 2}, {"model": 2}):
         for distribution in ("scatter", "scatter-broadcast"):
             grid = ProcessGrid(comm, **axes)
@@ -122,7 +122,7 @@ def test_minibatches_that_rank_0_sends(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_every_method_of_a_pipeline(comm: MPI.Intracomm) -> None:
+def test_every_pipeline_method(comm: MPI.Intracomm) -> None:
     clipped = replace(MOMENTUM, clip_norm=0.05)
     cases = [*exact_cases(2).values(), *DELAYED_CASES.values(), PipelineCase("spectrain", ADAM)]
     cases += [PipelineCase("interleaved", clipped, microbatches=2, chunks=2), PipelineCase("1f1b", clipped)]
@@ -145,7 +145,7 @@ def test_two_axes_at_once(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_collectives_that_are_compared(comm: MPI.Intracomm) -> None:
+def test_checked_collectives(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, batch=2, check_collectives=True)
     check(Case(epochs=1), grid, stand_in(grid))
 
@@ -153,10 +153,10 @@ def test_collectives_that_are_compared(comm: MPI.Intracomm) -> None:
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("where", [("gpu", "gpu"), ("cpu", "gpu"), ("gpu", "cpu")])
 @pytest.mark.parametrize("beside", [False, True])
-def test_training_goes_on_from_a_checkpoint(
+def test_training_resumes_from_a_checkpoint(
     comm: MPI.Intracomm, where: tuple[str, str], beside: bool, tmp_path: Path
 ) -> None:
-    """Also from a device to the CPU and back, and with losses of the epoch that were never logged."""
+    """From the device to the CPU and back too, and with losses of the epoch that were not logged."""
     case = Case(optimizer="adam")
     x, y = data(case)
     for number, axes in enumerate(({"batch": 2}, {"model": 2}, {"pipeline": 2})):
@@ -198,7 +198,7 @@ def test_training_goes_on_from_a_checkpoint(
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("axes", [{"batch": 2}, {"model": 2}, {"pipeline": 2}])
-def test_a_checkpoint_fetches_each_number_once_and_is_read_without_fetching(
+def test_a_checkpoint_copies_each_element_to_the_host_once_and_is_read_without_copies(
     comm: MPI.Intracomm, axes: dict[str, int], mpi_tmp_path: Path
 ) -> None:
     case, grid = Case(optimizer="adam"), ProcessGrid(comm, **axes)
@@ -224,9 +224,7 @@ def test_a_checkpoint_fetches_each_number_once_and_is_read_without_fetching(
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("axes", [{"batch": 2}, {"model": 2}, {"pipeline": 2}])
-def test_a_loss_that_is_not_finite_stops_all_ranks_when_it_is_looked_at(
-    comm: MPI.Intracomm, axes: dict[str, int]
-) -> None:
+def test_a_loss_that_is_not_finite_stops_all_ranks_at_the_next_check(comm: MPI.Intracomm, axes: dict[str, int]) -> None:
     grid = ProcessGrid(comm, **axes)
     trainer = Trainer(MLP([3, 8, 2]), SGD(1e200), grid=grid, batch_size=4, dtype="float64", device=stand_in(grid))
     x = np.random.default_rng(0).standard_normal((40, 3))
@@ -235,7 +233,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_when_it_is_looked_at(
     assert trainer.step == 10
 
 
-def test_shared_replicas_and_rounding_are_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_replicas_and_compressed_all_reduce_need_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = ProcessGrid()
     recording = stand_in(grid, graphs=True)
     Trainer(MLP([3, 2]), grid=grid, device=recording, wire_dtype="float16")  # on one node it means nothing
@@ -247,7 +245,7 @@ def test_shared_replicas_and_rounding_are_the_hosts(monkeypatch: pytest.MonkeyPa
     Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), wire_dtype="float16")
 
 
-def test_a_run_says_on_what_it_computed(
+def test_records_of_a_run_name_its_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[DeviceOptions] = []
@@ -270,7 +268,7 @@ def test_a_run_says_on_what_it_computed(
     assert asked == [DeviceOptions(graphs=True)]
     record = read_run(tmp_path / "run")
     assert (record.header.device, record.header.device_why) == ("gpu", "a stand-in")
-    assert (record.header.transport, record.header.transport_why) == ("staging", "as the test says")
+    assert (record.header.transport, record.header.transport_why) == ("staging", "requested")
     assert (record.settings.device.name, record.settings.device.graphs) == ("gpu", True)
     weights = find_weights(tmp_path / "run").read()
     monkeypatch.undo()

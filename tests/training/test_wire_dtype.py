@@ -1,4 +1,4 @@
-"""Trainings whose gradients are rounded between nodes are those of a serial replay that rounds the same sums."""
+"""Trainings whose gradients are rounded between nodes, against a serial replay that rounds the same sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that a device records and replays, against the references and against steps without recordings."""
+"""CUDA graphs of training steps, on a stand-in device: replayed steps against the references."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ GRAPHS = {
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_replayed_steps_are_the_steps(name: str) -> None:
+def test_replayed_steps_compute_what_the_reference_computes(name: str) -> None:
     """Rates, samples and Adam's corrections change from step to step, and the last minibatch is smaller."""
     grid = ProcessGrid()
     device = stand_in(grid, graphs=True)
     check_against_reference(GRAPHS[name], grid, device=device)
-    # Of 4 minibatches in 3 epochs, the first of each of the two sizes is trained on without a recording.
+    # 4 minibatches in 3 epochs; the first minibatch of each of the two sizes is computed without a graph.
     assert kernels_of(device).replays == [8, 2]
     steps = [event.about for event in grid.recorder.events if event.name == "step"]
     assert steps == [Update(number) for number in range(12)]
 
 
-def test_recordings_outlive_fits_whose_samples_take_the_same_memory() -> None:
+def test_graphs_are_kept_for_later_fits_with_samples_in_the_same_memory() -> None:
     case, grid = Case(), ProcessGrid()
     device = stand_in(grid, graphs=True)
     (x, y), found, expected = data(case), *(make_trainer(case, grid, device=on) for on in (device, "cpu"))
@@ -62,7 +62,7 @@ def test_recordings_outlive_fits_whose_samples_take_the_same_memory() -> None:
     assert sum(kernels_of(device).replays[2:]) > 0
 
 
-def test_samples_that_do_not_fit_are_trained_on_without_recordings() -> None:
+def test_no_graphs_where_the_samples_do_not_fit_the_device() -> None:
     grid = ProcessGrid()
     device = stand_in(grid, free=0, graphs=True)
     check_against_reference(CASES["adam"], grid, device=device)
@@ -71,7 +71,7 @@ def test_samples_that_do_not_fit_are_trained_on_without_recordings() -> None:
 
 @pytest.mark.mpi(ranks=[2, 3])
 def test_batch_ranks_replay_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 21 samples the last minibatch has one, and some ranks none; small buckets travel beside what is computed."""
+    """Of 21 samples the last minibatch has one, and some ranks none; small buckets overlap the computation."""
     uneven = Case(samples=21, optimizer="adamw", schedule="warmup-linear")
     for bucket_bytes in (DEVICE_BUCKETS.bucket_bytes, 8):
         monkeypatch.setattr(
@@ -111,7 +111,7 @@ def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
 
 
 def recorded(comm: MPI.Intracomm) -> tuple[Trainer, StandInCupy]:
-    """A trainer of two ranks that has recorded steps of both sizes of minibatch."""
+    """A trainer of two ranks with graphs of both sizes of minibatch."""
     grid = ProcessGrid(comm, batch=2)
     device = stand_in(grid, "nccl", comm, graphs=True)
     cupy = kernels_of(device)._cupy
@@ -121,8 +121,8 @@ def recorded(comm: MPI.Intracomm) -> tuple[Trainer, StandInCupy]:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_recordings_go_before_the_connection_that_they_use(comm: MPI.Intracomm) -> None:
-    """NCCL would wait for them for ever: here when somebody has the grid connected anew while a trainer lives."""
+def test_graphs_are_destroyed_before_their_connection(comm: MPI.Intracomm) -> None:
+    """NCCL would wait for them for ever: here a grid is connected again while its trainer exists."""
     trainer, cupy = recorded(comm)
     trainer.grid.attach_device(TransportFactory("nccl", Device(cupy)))
     assert cupy.ended == ["graph", "graph", "connection"]
@@ -136,7 +136,7 @@ def test_recordings_go_before_the_connection_that_they_use(comm: MPI.Intracomm) 
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_steps_are_not_recorded_without_a_connection(comm: MPI.Intracomm) -> None:
+def test_no_graphs_without_a_connection(comm: MPI.Intracomm) -> None:
     trainer, cupy = recorded(comm)
     trainer.grid.disconnect()
     assert cupy.ended == ["graph", "graph", "connection"]
@@ -147,7 +147,7 @@ def test_steps_are_not_recorded_without_a_connection(comm: MPI.Intracomm) -> Non
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("way", ["at once", "in a cycle"])
-def test_recordings_go_first_where_nobody_ends_anything(comm: MPI.Intracomm, way: str) -> None:
+def test_graphs_are_destroyed_first_without_an_explicit_end(comm: MPI.Intracomm, way: str) -> None:
     trainer, cupy = recorded(comm)
     if way == "in a cycle":
         trainer.itself = trainer
@@ -157,7 +157,7 @@ def test_recordings_go_first_where_nobody_ends_anything(comm: MPI.Intracomm, way
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_one_rank_without_room_for_the_samples_keeps_all_from_recording(comm: MPI.Intracomm) -> None:
+def test_no_graphs_on_any_rank_if_the_samples_of_one_do_not_fit(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, batch=2)
     device = stand_in(grid, "nccl", comm, free=0 if comm.rank else 1 << 40, graphs=True)
     check(Case(epochs=2), grid, device)
@@ -165,7 +165,7 @@ def test_one_rank_without_room_for_the_samples_keeps_all_from_recording(comm: MP
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_batch_ranks_record_steps_where_nccl_connects_them(comm: MPI.Intracomm) -> None:
+def test_batch_ranks_capture_graphs_with_nccl(comm: MPI.Intracomm) -> None:
     def make(*, tf32: bool, progress: Any) -> Any:
         return kernels_of(stand_in(ProcessGrid(comm)))
 

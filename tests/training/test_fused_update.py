@@ -1,4 +1,4 @@
-"""Trainings that keep no gradients, but add each weight gradient as a product where the optimizer wants it."""
+"""Training with the fused update, which stores no weight gradients, against the references."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LARGE = Case(sizes=(16, 256, 256, 3), epochs=2)
 """70,915 parameters; minibatches of 10, the last one of 7."""
 
 FOR_TWO, FOR_THREE = (9, 260, 260, 260, 1), (9, 320, 320, 320, 4)
-"""Above 2^17 and 3 * 2^16 parameters: for so many ranks that share the weights."""
+"""More than 2^17 and 3 * 2^16 parameters: enough for a fused update when 2 or 3 ranks divide the weights."""
 
 CASES = (
     replace(LARGE, optimizer="plain", samples=31, schedule="cosine"),  # a last minibatch of one sample
@@ -57,21 +57,21 @@ CASES = (
         samples=8,
         schedule="warmup-linear",
     ),
-    # Numbers of a sample side by side, where they are many and a multiple of 16, else the samples of a number.
+    # Wide layers of a multiple of 16, whose activations are stored sample by sample.
     replace(
         LARGE, sizes=(4, 512, 512, 2), classification=False, activation="selu", batch_size=128, samples=179, epochs=1
     ),
 )
 
 SPLITS = {2: (2, FOR_TWO), 3: (3, FOR_THREE), 4: (2, FOR_THREE)}
-"""Model ranks and sizes of the network, by the ranks of the job."""
+"""Model ranks and layer sizes of the network, by the number of ranks."""
 
 
 def replica_of(trainer: Trainer) -> object:
     return trainer._engine.chunks[0].replica
 
 
-def takes_products(trainer: Trainer) -> bool:
+def has_fused_update(trainer: Trainer) -> bool:
     return isinstance(replica_of(trainer), FusedUpdateReplica)
 
 
@@ -88,9 +88,9 @@ def split_cases(comm: MPI.Intracomm) -> list[tuple[Case, ProcessGrid]]:
 
 
 def check_exactly(case: Case, grid: ProcessGrid) -> None:
-    """As `check_against_reference`, the numbers of the network to the last digits."""
+    """As `check_against_reference`, but weights and slots agree to 1e-12."""
     trainer, expected = check_against_reference(case, grid), reference(case)
-    assert takes_products(trainer), str(case)
+    assert has_fused_update(trainer), str(case)
     assert_arrays_close(trainer.weights(), expected.weights, str(case), 1e-12)
     for name, slot in trainer.optimizer_slots().items():
         assert_arrays_close(slot, expected.slots[name], f"{case}: {name}", 1e-12)
@@ -112,7 +112,7 @@ def test_trains_as_the_reference_where_the_layers_are_split(comm: MPI.Intracomm)
 def test_trains_in_single_precision(comm: MPI.Intracomm) -> None:
     for case in CASES:
         trainer, expected = run(case, ProcessGrid(comm), "float32"), reference(case)
-        assert takes_products(trainer)
+        assert has_fused_update(trainer)
         assert trainer.weights()["layers.0.weight"].dtype == np.float32
         assert_arrays_close(trainer.weights(), expected.weights, str(case), 1e-5)
         assert_arrays_close(trainer.gradients(), expected.gradients, str(case), 1e-5)
@@ -121,21 +121,21 @@ def test_trains_in_single_precision(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.in_process(ranks=[4])
-def test_batch_groups_on_one_node_and_on_two_train_together(comm: MPI.Intracomm) -> None:
+def test_batch_groups_on_one_node_and_on_two_in_one_grid(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(on_nodes(comm, (0, 0, 0, 1)), model=2)
     case = replace(LARGE, sizes=FOR_TWO, model_split="alternating", classification=False)
     trainer = check_against_reference(case, grid)
-    assert takes_products(trainer) == (grid.rank in (0, 2)), "only one of the two groups is on one node"
+    assert has_fused_update(trainer) == (grid.rank in (0, 2)), "only one of the two groups is on one node"
 
 
 @pytest.mark.in_process(ranks=[2])
 @pytest.mark.parametrize("distribution", ["scatter", "scatter-broadcast"])
-def test_minibatches_may_come_from_one_rank(comm: MPI.Intracomm, distribution: str) -> None:
-    assert takes_products(check_against_reference(replace(CASES[0], distribution=distribution), ProcessGrid(comm)))
+def test_minibatches_that_rank_0_distributes(comm: MPI.Intracomm, distribution: str) -> None:
+    assert has_fused_update(check_against_reference(replace(CASES[0], distribution=distribution), ProcessGrid(comm)))
 
 
 @pytest.mark.in_process(ranks=[1, 2])
-def test_gradients_are_kept_where_something_else_wants_them(comm: MPI.Intracomm) -> None:
+def test_choice_of_the_fused_update(comm: MPI.Intracomm) -> None:
     model, pays = MLP([16, 256, 256, 3]), SGD(momentum=0.9)
 
     def kind(optimizer: Any = pays, sizes: MLP = model, grid: dict[str, int] | None = None, **settings: Any) -> type:
@@ -145,36 +145,36 @@ def test_gradients_are_kept_where_something_else_wants_them(comm: MPI.Intracomm)
         trainer.free()
         return found
 
-    with_gradients: type = PrivateReplica if comm.size == 1 else SharedReplica
+    stored: type = PrivateReplica if comm.size == 1 else SharedReplica
     for optimizer in (pays, SGD(momentum=0.0), SGD(momentum=0.5, dampening=0.5)):
         assert kind(optimizer) is FusedUpdateReplica
     for optimizer in (SGD(weight_decay=0.1), SGD(momentum=0.0, weight_decay=0.1), SGD(nesterov=True), Adam()):
-        assert kind(optimizer) is with_gradients
-    assert kind(clip_norm=1e9) is with_gradients
-    assert kind(sizes=MLP([16, 240, 240, 3])) is with_gradients, "62,643 parameters"
-    # Each rank's samples, twice, in arrays of 531 numbers: not more than 70,915.
+        assert kind(optimizer) is stored
+    assert kind(clip_norm=1e9) is stored
+    assert kind(sizes=MLP([16, 240, 240, 3])) is stored, "62,643 parameters"
+    # Two arrays of 531 elements for each sample of a rank: at most as many elements as the 70,915 parameters.
     assert kind(batch_size=66 * comm.size) is FusedUpdateReplica
-    assert kind(batch_size=67 * comm.size) is with_gradients
+    assert kind(batch_size=67 * comm.size) is stored
     if comm.size == 1:
-        assert kind(shared_replicas=False) is FusedUpdateReplica, "there is nobody to share with"
+        assert kind(shared_replicas=False) is FusedUpdateReplica, "one rank has no replica to share"
         return
     assert kind(shared_replicas=True) is FusedUpdateReplica
     assert kind(shared_replicas=False) is PrivateReplica
     assert kind(grid={"pipeline": 2, "batch": 1}) is PrivateReplica
-    assert kind(grid={"batch": 1, "model": 2}) is PrivateReplica, "half of the weights are too few"
+    assert kind(grid={"batch": 1, "model": 2}) is PrivateReplica, "half of the parameters are fewer than 2^16"
     assert kind(sizes=MLP([16, 352, 352, 3]), grid={"batch": 1, "model": 2}) is FusedUpdateReplica, "131,299 parameters"
 
 
 @pytest.mark.in_process(ranks=[2, 3])
-def test_two_nodes_keep_gradients(comm: MPI.Intracomm) -> None:
+def test_ranks_on_two_nodes_store_gradients(comm: MPI.Intracomm) -> None:
     nodes = (0, 1) if comm.size == 2 else (0, 0, 1)
     trainer = make_trainer(LARGE, ProcessGrid(on_nodes(comm, nodes)))
     assert type(replica_of(trainer)) is (PrivateReplica if comm.size == 2 else SharedReplica)
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads weights or samples that are being written, or that are not there yet."""
+def test_delayed_ranks_compute_the_same(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank reads weights or activations before or while another rank writes them."""
     draw = Random(comm.rank)
 
     def late(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,14 +193,14 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
         monkeypatch.setattr(owner, name, late(getattr(owner, name)))
     for case in CASES[:3]:
         trainer = make_trainer(case, ProcessGrid(comm))
-        trainer.log_every = 10**6  # what a record tells of all ranks would bring them together
+        trainer.log_every = 10**6  # a record is a collective, which would synchronize the ranks
         trainer.fit(*data(case), epochs=case.epochs)
         assert_arrays_close(trainer.weights(), reference(case).weights, str(case))
         assert_arrays_close(trainer.gradients(), reference(case).gradients, str(case))
 
 
 @pytest.mark.in_process(ranks=[2, 3])
-def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm) -> None:
+def test_a_step_synchronizes_twice_and_sends_only_the_loss(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     trainer = make_trainer(LARGE, grid)
     steps: list[Counter[tuple[str, int]]] = []
@@ -218,7 +218,7 @@ def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm) 
 
 
 def gradients_of_steps(case: Case) -> list[Weights]:
-    """Of every step of the reference's training."""
+    """Gradients of every step of the reference."""
     gradients: list[Weights] = []
 
     def noted(network: Network, weights: Weights, x: Array, y: Array) -> tuple[float, Weights]:
@@ -231,7 +231,7 @@ def gradients_of_steps(case: Case) -> list[Weights]:
 
 
 @pytest.mark.in_process(ranks=[1, 2, 3, 4])
-def test_gradients_can_be_asked_for_at_any_time(comm: MPI.Intracomm) -> None:
+def test_gradients_are_available_at_any_time(comm: MPI.Intracomm) -> None:
     plain = (replace(LARGE, optimizer="plain", samples=31), ProcessGrid(comm))
     for case, grid in (plain, *split_cases(comm)[-1:]):
         expected, trainer = gradients_of_steps(case), make_trainer(case, grid)
@@ -256,12 +256,12 @@ def test_gradients_can_be_asked_for_at_any_time(comm: MPI.Intracomm) -> None:
         require(trainer, zeros, "before any step, after an evaluation")
         trainer.fit(*local_data(case, grid), epochs=case.epochs, on_step=ask)
         assert asked == len(expected)
-        assert takes_products(trainer)
+        assert has_fused_update(trainer)
         check_state(trainer, reference(case), str(case))
 
 
 @pytest.mark.in_process(ranks=[1, 2])
-def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(comm: MPI.Intracomm) -> None:
+def test_a_loss_that_is_not_finite_changes_nothing(comm: MPI.Intracomm) -> None:
     x, y = data(replace(LARGE, classification=False, samples=60))
     for dtype, lr in (("float32", 1e25), ("float64", 1e160)):
         for momentum in (0.0, 0.9):
@@ -273,7 +273,7 @@ def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(comm: MPI.Intraco
                 dtype=dtype,
                 log_every=1,
             )
-            assert takes_products(trainer)
+            assert has_fused_update(trainer)
             kept: list[list[Weights]] = []
 
             def keep(_: Any, trainer: Trainer = trainer, kept: list[list[Weights]] = kept) -> None:
@@ -281,7 +281,7 @@ def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(comm: MPI.Intraco
 
             with pytest.raises(NonFiniteLossError) as caught, np.errstate(all="ignore"):
                 trainer.fit(x, y, epochs=3, on_step=keep)
-            assert kept, "the first step is a good one"
+            assert kept, "the loss of the first step is finite"
             assert f"step {len(kept) + 1} " in str(caught.value)
             assert trainer.step == len(kept)
             left = [trainer.weights(), *trainer.optimizer_slots().values()]

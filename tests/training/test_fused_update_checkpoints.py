@@ -1,4 +1,4 @@
-"""Trainings without gradients in memory that stop, and go on from a checkpoint."""
+"""Checkpoints of trainings with the fused update: resumed on any ranks, and without the fused update."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 CASE = Case(sizes=(16, 352, 352, 3), schedule="cosine", samples=31, epochs=3, model_split="alternating")
-"""131,299 parameters: enough to be split in two."""
+"""131,299 parameters: enough for a fused update on each of two model ranks."""
 
 STOPS_AT = 6
 """The second step of the second epoch of four."""
@@ -32,7 +32,7 @@ def trainer_on(grid: ProcessGrid, case: Case = CASE) -> Trainer:
 
 
 def first_part(grid: ProcessGrid, folder: Path, case: Case = CASE) -> None:
-    """Train up to the stop, and leave a checkpoint in the folder."""
+    """Train until step `STOPS_AT`, and write a checkpoint there."""
     trainer = trainer_on(grid, case)
     writer = trainer.checkpoint_writer(folder, "numbers")
 
@@ -47,7 +47,7 @@ def first_part(grid: ProcessGrid, folder: Path, case: Case = CASE) -> None:
 
 
 def rest(grid: ProcessGrid, folder: Path, case: Case = CASE) -> Trainer:
-    """Go on from the checkpoint to the end."""
+    """Resume from the checkpoint and train to the end."""
     trainer = trainer_on(grid, case)
     checkpoint, problems = newest_valid(folder, grid.world)
     assert checkpoint is not None
@@ -59,7 +59,7 @@ def rest(grid: ProcessGrid, folder: Path, case: Case = CASE) -> Trainer:
 
 
 def first_ranks(comm: MPI.Intracomm, count: int) -> MPI.Intracomm | None:
-    """The first ranks of a communicator, on these."""
+    """Communicator of the first ranks; None on the others."""
     part = comm.Split(0 if comm.rank < count else 1, comm.rank)
     return part if comm.rank < count else None
 
@@ -68,11 +68,11 @@ GRIDS: dict[int, tuple[tuple[tuple[int, int], tuple[int, int]], ...]] = {
     3: (((3, 1), (2, 1)), ((2, 1), (3, 1)), ((1, 1), (3, 1)), ((3, 1), (1, 2))),
     4: (((2, 2), (3, 1)), ((1, 2), (2, 2)), ((4, 1), (1, 1))),
 }
-"""Batch and model ranks before and behind a checkpoint, by the ranks of the job."""
+"""Batch and model ranks before and after the checkpoint, by the number of ranks."""
 
 
 @pytest.mark.in_process(ranks=list(GRIDS))
-def test_goes_on_with_other_ranks_as_one_process_does(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+def test_resumes_on_other_ranks(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     expected = reference(CASE)
     for number, (before, after) in enumerate(GRIDS[comm.size]):
         folder = mpi_tmp_path / str(number)
@@ -92,7 +92,7 @@ def test_goes_on_with_other_ranks_as_one_process_does(comm: MPI.Intracomm, mpi_t
 
 
 @pytest.mark.in_process(ranks=[1, 2, 3])
-def test_goes_on_with_the_same_ranks_to_the_last_bit(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+def test_resumes_on_the_same_ranks_bit_by_bit(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for optimizer in ("momentum", "plain"):
         case, grid = replace(CASE, optimizer=optimizer), ProcessGrid(comm)
         whole = trainer_on(grid, case)
@@ -109,8 +109,8 @@ def test_goes_on_with_the_same_ranks_to_the_last_bit(comm: MPI.Intracomm, mpi_tm
 
 
 @pytest.mark.in_process(ranks=[3])
-def test_goes_on_where_gradients_are_kept(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    """A checkpoint says nothing of how the gradients were taken."""
+def test_resumes_without_the_fused_update(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    """A checkpoint does not depend on whether the update is fused."""
     first_part(ProcessGrid(comm), mpi_tmp_path)
     grid = ProcessGrid(on_nodes(comm, (0, 0, 1)))
     trainer = make_trainer(CASE, grid)

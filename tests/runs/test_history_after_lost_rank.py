@@ -1,4 +1,4 @@
-"""After the loss of a rank the history is completed from the records that every remaining rank has in memory."""
+"""History of a run after a lost rank: completed from the records that every remaining rank has in memory."""
 
 from __future__ import annotations
 
