@@ -209,7 +209,8 @@ def _print_versions(console: Console, schedule: Schedule, rows: Sequence[Stalene
             f"shown: {stages} of {schedule.stages} stages and {minibatches} of {schedule.minibatches} minibatches; "
             "--format json has all"
         )
-    console.print(f"forward and backward pass use the same weights: {_consistency(schedule, rows)}")
+    consistent = all(row.consistent for row in rows)
+    console.print(f"forward and backward pass use the same weights: {'yes' if consistent else 'no'}")
 
 
 def _version_table(cells: dict[tuple[int, int], str], staleness: list[int], minibatches: int) -> Table:
@@ -220,16 +221,6 @@ def _version_table(cells: dict[tuple[int, int], str], staleness: list[int], mini
         for minibatch in range(minibatches)
     ]
     return new_table((), titles, rows, footers=("staleness", *map(str, staleness)))
-
-
-def _consistency(schedule: Schedule, rows: Sequence[StalenessRow]) -> str:
-    """Text of the first minibatch, counted from 1, from which on both passes use one version at every stage."""
-    last_inconsistent = max((row.minibatch for row in rows if not row.consistent), default=-1)
-    if last_inconsistent < 0:
-        return "yes"
-    if last_inconsistent == schedule.minibatches - 1:
-        return "no"
-    return f"from minibatch {last_inconsistent + 2} on"
 
 
 def _version(weights: WeightRead) -> str:

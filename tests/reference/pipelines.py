@@ -35,21 +35,30 @@ class Pipeline:
         first = sum(self.layers[:stage])
         return range(first, first + self.layers[stage])
 
-    def forward_read(self, k: int, t: int) -> tuple[int, int]:
+    def forward_read(self, k: int, t: int, minibatches: int) -> tuple[int, int]:
         """Version that the forward pass of minibatch t reads on stage k, and number of predicted updates."""
         K = self.stages
         if self.vertical_sync:
             return max(0, t - (K - 1)), 0
         if self.method == "pipedream-2bw":
             return max(0, t - 1), 0
-        ahead = k // 2 + K - k - 1 if self.method == "spectrain" else 0
-        return max(0, t - (K - 1 - k)), ahead
+        version = max(0, t - (K - 1 - k))
+        return version, self.aim(k, t, minibatches) - version if self.method == "spectrain" else 0
 
-    def backward_read(self, k: int, t: int) -> tuple[int, int]:
+    def backward_read(self, k: int, t: int, minibatches: int) -> tuple[int, int]:
         """The same for the backward pass."""
         if self.method in ("ddg", "pipedream", "pipedream-2bw"):
-            return self.forward_read(k, t)
-        return t, k // 2 if self.method == "spectrain" else 0
+            return self.forward_read(k, t, minibatches)
+        return t, self.aim(k, t, minibatches) - t if self.method == "spectrain" else 0
+
+    def aim(self, k: int, t: int, minibatches: int) -> int:
+        """Version that SpecTrain predicts: updates by other minibatches when the round trip of minibatch t ends.
+
+        Counted on a clock of passes that take one unit: the backward pass of minibatch i on stage k ends at
+        2i + 2K - k, that on stage 0 ends the round trip.
+        """
+        ends = [2 * i + 2 * self.stages - k for i in range(minibatches) if i != t]
+        return sum(end <= 2 * t + 2 * self.stages for end in ends)
 
 
 def uniform(layers: int, stages: int) -> tuple[int, ...]:
@@ -90,19 +99,19 @@ def direction(rule: Rule, slots: dict[str, Weights], name: str, weights: Array, 
 
 
 def passes(
-    network: Network, pipeline: Pipeline, versions: Versions, t: int, x: Array, y: Array
+    network: Network, pipeline: Pipeline, versions: Versions, position: tuple[int, int], x: Array, y: Array
 ) -> tuple[float, Weights]:
-    """Loss and gradient of minibatch t; each stage reads the weights that the method defines."""
+    """Loss and gradient of minibatch t of so many, `position`; each stage reads the weights that the method defines."""
     stages = [pipeline.layers_of(k) for k in range(pipeline.stages)]
     inputs, saved = [], []
     for k, layers in enumerate(stages):
         inputs.append(x)
-        x, steps = net.forward(network, versions.read(*pipeline.forward_read(k, t), layers), x, layers)
+        x, steps = net.forward(network, versions.read(*pipeline.forward_read(k, *position), layers), x, layers)
         saved.append(steps)
     loss, dy = net.loss(network, x, y), net.loss_slope(network, x, y)
     gradients: Weights = {}
     for k, layers in reversed(list(enumerate(stages))):
-        weights = versions.read(*pipeline.backward_read(k, t), layers)
+        weights = versions.read(*pipeline.backward_read(k, *position), layers)
         if pipeline.method == "fr":
             _, saved[k] = net.forward(network, weights, inputs[k], layers)
         dy, of_stage = net.backward(network, weights, saved[k], dy)
@@ -131,7 +140,7 @@ def train(
             step = len(out.rates)
             rate = plan.rule.lr * plan.schedule.at(step, len(starts), updates)
             versions.add(dict(weights), slots, step, rate)
-            loss, out.gradients = passes(network, pipeline, versions, t, x[picked], y[picked])
+            loss, out.gradients = passes(network, pipeline, versions, (t, len(starts)), x[picked], y[picked])
             total += loss * len(picked)
             for name, gradient in out.gradients.items():
                 kept = {slot: slots[slot][name] for slot in slots}

@@ -47,11 +47,12 @@ class Definition:
     def stashes(self) -> bool:
         return self.method in ("ddg", "pipedream", "pipedream-2bw")
 
-    def ahead(self, stage: int) -> tuple[int, int]:
+    def ahead(self, stage: int, t: int) -> tuple[int, int]:
         """Updates predicted in the forward and in the backward pass."""
         if self.method != "spectrain":
             return 0, 0
-        return stage // 2 + self.stages - stage - 1, stage // 2
+        later = min(stage // 2, self.minibatches - 1 - t)
+        return t - self.forward_version(stage, t) + later, later
 
     def most_versions(self, stage: int) -> int:
         if self.vertical_sync:
@@ -102,15 +103,15 @@ def defined(definition: Definition, symbol: Symbols) -> Outcome:
             saved = []
             for s in range(last + 1):
                 k = s % K
-                read = _read(symbol, weights[k][definition.forward_version(k, t)], definition.ahead(k)[0])
-                current = _read(symbol, weights[k][definition.backward_version(k, t)], definition.ahead(k)[1])
+                read = _read(symbol, weights[k][definition.forward_version(k, t)], definition.ahead(k, t)[0])
+                current = _read(symbol, weights[k][definition.backward_version(k, t)], definition.ahead(k, t)[1])
                 of_backward = symbol("activations", s, value, current)
                 value = symbol("activations", s, value, read)
                 saved.append(of_backward if definition.method == "fr" else value)
             losses[t, m] = value = symbol("loss", value, symbol("target", t, m))
             for s in reversed(range(last + 1)):
                 k = s % K
-                current = _read(symbol, weights[k][definition.backward_version(k, t)], definition.ahead(k)[1])
+                current = _read(symbol, weights[k][definition.backward_version(k, t)], definition.ahead(k, t)[1])
                 inner = symbol("inner gradients", s, saved[s], value, current)
                 gradients[k].append(symbol("weight gradient", inner))
                 value = symbol("input gradient", inner)
@@ -141,7 +142,7 @@ class _Rank:
         if of.stashes and version >= len(self.versions):
             raise WrongSchedule("a missing weight version")
         current = self.versions[version] if of.stashes else self.versions[-1]
-        return _read(self.symbol, current, of.ahead(self.stage)[backward])
+        return _read(self.symbol, current, of.ahead(self.stage, t)[backward])
 
     def get(self, name: str, part: Part) -> int:
         if (name, part) not in self.values:

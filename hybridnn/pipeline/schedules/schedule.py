@@ -83,12 +83,17 @@ class Schedule:
         return (stage + 1, chunk) if stage < self.stages - 1 else (0, chunk + 1)
 
     def weights_read(self, stage: int, instruction: Instruction) -> WeightRead | None:
-        """Weights that an instruction reads; None if it reads none."""
+        """Weights that an instruction reads; None if it reads none.
+
+        Predictions aim at most at the version before the last update: no more updates follow.
+        """
         if isinstance(instruction, Forward):
-            return self.policy.forward(stage, self.stages, instruction.minibatch)
-        if isinstance(instruction, READS_BACKWARD_WEIGHTS):
-            return self.policy.backward(stage, self.stages, instruction.minibatch)
-        return None
+            read = self.policy.forward(stage, self.stages, instruction.minibatch)
+        elif isinstance(instruction, READS_BACKWARD_WEIGHTS):
+            read = self.policy.backward(stage, self.stages, instruction.minibatch)
+        else:
+            return None
+        return WeightRead(read.version, min(read.ahead, self.minibatches - 1 - read.version)) if read.ahead else read
 
     def versions(self, stage: int) -> Iterator[tuple[int, Instruction, int, WeightRead | None]]:
         """Each position of a stage: its instruction, the number of updates before it, and the weights that it reads."""

@@ -2,7 +2,9 @@
 
 `PREDICTED` is weight prediction (SpecTrain, Chen et al. 2018): equation 4 extrapolates the weights by s updates
 (`predict` of the optimizers in `hybridnn.nn.optimizers`), and equations 5 and 6 give s for the forward and for the
-backward pass (`_predicted_forward` and `_predicted_backward` here).
+backward pass (`_predicted_forward` and `_predicted_backward` here). Both count the updates that the stage makes with
+other minibatches until the round trip of the minibatch ends. The equations assume a full pipeline. While it fills,
+fewer updates follow; at its end, `Schedule.weights_read` in `hybridnn.pipeline.schedules.schedule` limits the number.
 
 A stage's weight version is the number of its updates since the epoch began. K is the number of stages, k = 0 … K-1 the
 stage and t = 0, 1, … the minibatch.
@@ -54,12 +56,21 @@ def _previous(stage: int, stages: int, minibatch: int) -> WeightRead:
 
 
 def _predicted_forward(stage: int, stages: int, minibatch: int) -> WeightRead:
-    """Chen et al. 2018, equation 5: s = floor(k/2) + K - k - 1."""
-    return WeightRead(_delayed(stage, stages, minibatch).version, stage // 2 + stages - stage - 1)
+    """Chen et al. 2018, equation 5: s = floor(k/2) + K - k - 1 in a full pipeline.
+
+    Before the backward pass the stage applies the minibatches in flight, K - k - 1 of them once the pipeline is full,
+    and after it floor(k/2) later ones.
+    """
+    version = _delayed(stage, stages, minibatch).version
+    return WeightRead(version, minibatch - version + stage // 2)
 
 
 def _predicted_backward(stage: int, stages: int, minibatch: int) -> WeightRead:
-    """Chen et al. 2018, equation 6: s = floor(k/2)."""
+    """Chen et al. 2018, equation 6: s = floor(k/2).
+
+    With passes of equal length, stage k applies minibatch i in time unit 2i + 2K - k, and the round trip of minibatch t
+    ends in unit 2t + 2K: floor(k/2) later minibatches are applied until then.
+    """
     return WeightRead(minibatch, stage // 2)
 
 

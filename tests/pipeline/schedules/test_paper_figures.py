@@ -166,21 +166,27 @@ class TestSpecTrainFigure7:
 
 
 @pytest.mark.parametrize("stages", range(1, 9))
-def test_spectrain_predicts_the_end_of_the_round_trip(stages: int) -> None:
-    """Equations 5 and 6, with tasks of one unit in alternation, forward of i at 2i + k, backward at 2i + 2K - 1 - k.
+@pytest.mark.parametrize("epoch", ["short", "long"])
+def test_spectrain_predicts_the_end_of_the_round_trip(stages: int, epoch: str) -> None:
+    """Counted on the clock of the figure: an update lands when its backward pass ends, one unit after it began.
 
-    The version predicted at stage k is the number of its updates that have landed when minibatch i has made its round
-    trip, without the one that lands last.
+    The version predicted at stage k is the number of its updates that have landed when minibatch t has made its round
+    trip, without its own. With equations 5 and 6 where the pipeline is full.
     """
-    minibatches = 4 * stages
-    t = 3 * stages - 1
-    reads = reads_of(timeline_of("spectrain", stages, minibatches), t + 1)
-    end_of_trip = 2 * t + 2 * stages
-    for k, read in enumerate(reads):
-        lands = [2 * i + 2 * stages - k for i in range(minibatches)]
-        at_forward = sum(landing <= 2 * t + k for landing in lands)
-        at_backward = sum(landing <= 2 * t + 2 * stages - 1 - k for landing in lands)
-        target = sum(landing <= end_of_trip for landing in lands) - 1
-        assert read["F"] == (at_forward, target - at_forward)
-        assert read["B"] == (at_backward, target - at_backward)
-        assert read["F"][1] - read["B"][1] == stages - 1 - k  # the versions in flight, less one
+    minibatches = stages if epoch == "short" else 5 * stages
+    timeline = timeline_of("spectrain", stages, minibatches)
+    passes = [
+        {(timed.instruction.name, timed.instruction.minibatch): timed for timed in stage if timed.read is not None}
+        for stage in timeline.stages
+    ]
+    for t in range(minibatches):
+        end_of_trip = passes[0]["backward", t].end
+        for k, stage in enumerate(passes):
+            others = [stage["backward", i].end for i in range(minibatches) if i != t]
+            aim = sum(end <= end_of_trip for end in others)
+            for name in ("forward", "backward"):
+                landed = sum(end <= stage[name, t].start for end in others)
+                assert stage[name, t].read == (landed, aim - landed)
+            if stages - 1 - k <= t < minibatches - k // 2:
+                assert stage["forward", t].read.ahead == k // 2 + stages - k - 1
+                assert stage["backward", t].read.ahead == k // 2
