@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hybridnn.cli.options import Config, Format, InProcess, OutputFormat, Overrides, Ranks, option
 from hybridnn.cli.ranks import launch_rank, on_ranks, require_one_way, start_ranks
 from hybridnn.errors import SettingError
+
+if TYPE_CHECKING:
+    from hybridnn.config.settings import Settings
 
 Override = str | None  # a short option, parsed to the text that ``--set`` takes
 
@@ -71,6 +75,8 @@ def train(
     names = (data, file, optimizer, method, split, device, out)
     changes = [*(overrides or ()), *filter(None, (*numbers, *names))]
     settings = None if resume not in (None, "auto") and config is None else load_settings(config, changes)
+    if ranks is not None:
+        _require_fitting_layout(settings, resume, changes, ranks)
     start_ranks(ranks, stops_on_signals=True)
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
@@ -99,6 +105,17 @@ def train(
             print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")
     elif ended.loss is not None:
         leave_after_loss(ended)
+
+
+def _require_fitting_layout(settings: Settings | None, resume: str | None, changes: Sequence[str], ranks: int) -> None:
+    """Refuse settings that do not fit `ranks` ranks before these are started."""
+    from hybridnn.runs.workload import require_fitting_layout
+
+    if settings is None:
+        from hybridnn.runs.resume import settings_of_run
+
+        settings = settings_of_run(Path(resume or ""), changes, ranks)
+    require_fitting_layout(settings, ranks)
 
 
 def _require_one_source(overrides: Sequence[str], data: Override, file: Override) -> None:

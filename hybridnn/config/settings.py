@@ -23,7 +23,8 @@ from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
 from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.parallel.distribution import DISTRIBUTIONS
-from hybridnn.pipeline.layout import PARTITIONS
+from hybridnn.parallel.grid import resolve_axes, resolve_stages
+from hybridnn.pipeline.layout import PARTITIONS, StageShapes
 from hybridnn.pipeline.schedules.methods import WEIGHT_GRADIENTS, find_method, too_few_stages
 from hybridnn.training.config import DTYPES, WIRE_DTYPES, DeviceOptions, Pipelining, TrainConfig
 from hybridnn.utils.checks import AtLeastZero, Count, OneOf, Positive, Range, Seed
@@ -137,6 +138,15 @@ def with_stages(parallel: ParallelSettings, ranks: int) -> ParallelSettings:
     if stages == 1 and parallel.method != "sequential":
         raise too_few_stages(parallel.method)
     return parallel.model_copy(update={"pipeline": stages})
+
+
+def stage_shapes(parallel: ParallelSettings, ranks: int) -> StageShapes:
+    """Batch and model ranks of every stage on `ranks` ranks; `SettingError` or `GridError` if they do not fit."""
+    parallel = with_stages(parallel, ranks)
+    if parallel.stages:
+        return resolve_stages(ranks, [(stage.batch, stage.model) for stage in parallel.stages])
+    pipeline, batch, model = resolve_axes(ranks, parallel.pipeline, parallel.batch, parallel.model)
+    return ((batch, model),) * pipeline
 
 
 class DataSettings(Section):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.mpi import running_ranks
-from hybridnn.config.settings import ParallelSettings, Settings, with_stages
+from hybridnn.config.settings import ParallelSettings, Settings, stage_shapes, with_stages
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import find_machine, read_machine, require_machine
 from hybridnn.cost.planning.layouts import balanced_layers
@@ -19,7 +19,7 @@ from hybridnn.datasets import Dataset, DatasetInfo, count_tests
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.dense import split_layers
-from hybridnn.parallel.grid import ProcessGrid, resolve_axes, resolve_stages
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.records import PredictedStep
@@ -79,15 +79,10 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     SettingError, GridError
         As the trainer would.
     """
-    parallel = with_stages(settings.parallel, ranks)
-    if parallel.stages:
-        stages = resolve_stages(ranks, [(stage.batch, stage.model) for stage in parallel.stages])
-    else:
-        pipeline, batch, model_ranks = resolve_axes(ranks, parallel.pipeline, parallel.batch, parallel.model)
-        stages = ((batch, model_ranks),) * pipeline
+    stages = stage_shapes(settings.parallel, ranks)
     node_ranks = ranks if machine is None else machine.node_ranks(ranks)
     layout = resolve_layout(settings.train_config(model), stages, node_ranks)
-    if parallel.partition == "profile" and len(stages) > 1:
+    if settings.parallel.partition == "profile" and len(stages) > 1:
         if machine is None:
             raise SettingError("parallel.partition", "profile", "needs a machine file where no layers are timed")
         # Only the size of the minibatch matters here.
@@ -98,6 +93,15 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
         for chunk in layout.layers_of(model, stage):
             split_layers(chunk, layout.model_split, model_ranks, 0)  # refuses empty shards
     return layout
+
+
+def require_fitting_layout(settings: Settings, ranks: int) -> None:
+    """Raise what a training on `ranks` ranks would raise about its layout, as far as no data file is read for that."""
+    if settings.parallel.auto:
+        return
+    stage_shapes(settings.parallel, ranks)
+    if settings.data.file is None and settings.parallel.partition != "profile":
+        layout_from_settings(settings, ranks, workload_from_settings(settings).model)
 
 
 def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, task: str) -> PredictedStep | None:

@@ -11,10 +11,10 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from hybridnn.config.settings import Settings, settings_from, with_stages
+from hybridnn.config.settings import Settings, settings_from, stage_shapes, with_stages
 from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.parallel.dense import split_layers
-from hybridnn.parallel.grid import fitting_grids, resolve_axes, resolve_stages
+from hybridnn.parallel.grid import fitting_grids
 from hybridnn.pipeline.partition.stage_partition import check_stages
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.study.study_file import Study, format_value
@@ -150,11 +150,7 @@ def _with_stages(settings: Settings, ranks: int, *, named: bool) -> Settings:
 def _require_possible(settings: Settings, ranks: int) -> None:
     """Raise `GridError` for layouts that the run itself would refuse only after its start."""
     parallel = settings.parallel
-    if parallel.stages:
-        resolve_stages(ranks, [(stage.batch, stage.model) for stage in parallel.stages])
-        stages = len(parallel.stages)
-    else:
-        stages, _, _ = resolve_axes(ranks, parallel.pipeline, parallel.batch, parallel.model)
+    stages = len(stage_shapes(parallel, ranks))
     if settings.data.file is not None:  # its features and outputs are read by the run
         return
     shape = settings.data.describe()
