@@ -124,7 +124,8 @@ def _print_groups(groups: Sequence[ScalingGroup]) -> None:
 def _run_facts(run: RunRecord, figures: RunFigures, instructions: Sequence[InstructionFigures]) -> dict[str, Any]:
     prediction = None if run.prediction is None else asdict(run.prediction)
     facts = [{**asdict(item), "error": item.error} for item in instructions]
-    return {**_facts(figures), "prediction": prediction, "instructions": facts}
+    staleness = {"mean_staleness": run.header.mean_staleness, "stage_staleness": run.header.stage_staleness}
+    return {**_facts(figures), **staleness, "prediction": prediction, "instructions": facts}
 
 
 def _facts(figures: RunFigures) -> dict[str, Any]:

@@ -212,6 +212,9 @@ def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
         return []
     cut = f", {layout.microbatches} microbatches" if layout.microbatches > 1 else ""
     rows = [("pipeline", f"{layout.method_text}{cut}")]
+    if header.mean_staleness:
+        of_stages = ", ".join(f"{updates:.2f}" for updates in header.stage_staleness)
+        rows.append(("staleness", f"{header.mean_staleness:.2f} updates on average; of the stages {of_stages}"))
     for stage, memory_of_stage in enumerate(header.memory):
         indices = list(chain.from_iterable(layout.layer_indices(stage)))
         layers = f"{plural('layer', len(indices))} {', '.join(map(str, indices))}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, chain
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -97,6 +97,21 @@ class Layout:
             return "inconsistent"
         ages = {full - forward.version for forward, _ in reads}
         return f"stale by {'up to ' * (len(ages) > 1)}{counted(max(ages), 'update')}"
+
+    def mean_staleness(self, minibatches: int) -> tuple[float, ...]:
+        """Mean staleness of every stage over so many minibatches, from the filling of the pipeline to its drain.
+
+        The staleness of a minibatch is the number of updates between the version that its forward pass reads and the
+        version that its gradient is applied to.
+        """
+        stages = len(self.stages)
+        if self.exact:
+            return (0.0,) * stages
+        from hybridnn.pipeline.execution.program import make_program  # not needed by exact methods
+
+        schedule = partial(self.schedule, messages=False)
+        programs = [make_program(schedule, stage, stages, minibatches) for stage in range(stages)]
+        return tuple(program.mean_staleness(minibatches) for program in programs)
 
     def parallel_settings(self) -> dict[str, Any]:
         """Keys and values of the settings section ``[parallel]``, for a layout whose stages have one shape."""

@@ -62,6 +62,10 @@ class RunHeader(Record):
     wire: str | None = None  # element type of the gradients between nodes, as text; None if it is not shown
     task: str = ""  # the task of a user's data file and the reason for it; empty for a named data set
     threads_why: str = ""  # the reason for the number of BLAS threads per rank
+    # updates between the version that the forward pass of a minibatch reads and the one that its gradient is applied
+    # to, as means over the minibatches of the run: of every stage, and of all stages (None in older files)
+    stage_staleness: tuple[float, ...] = ()
+    mean_staleness: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -122,6 +123,7 @@ class RunReport:
 
     def _header(self, folder: Path) -> RunHeader:
         settings, trainer, data = self._settings, self._trainer, self._data
+        staleness = trainer.layout.mean_staleness(-(-data.train_samples // settings.training.batch_size))
         return RunHeader(
             ranks=trainer.grid.size,
             layout=trainer.layout,
@@ -150,6 +152,8 @@ class RunReport:
                 "MPI": library_version(),
             },
             folder=str(folder),
+            stage_staleness=staleness,
+            mean_staleness=fmean(staleness),
         )
 
 

@@ -57,6 +57,26 @@ def test_header_and_history_have_the_memory_of_every_stage(run_hybridnn: Run) ->
 LAYERS_OF = [[(32, 64), (32, 32)], [(32, 32)] * 2, [(32, 32)] * 2, [(32, 32), (10, 32)]]
 
 
+def test_header_report_and_output_have_the_mean_staleness(run_hybridnn: Run) -> None:
+    options = ["--set", "data.rows=60", "--set", "data.test_fraction=0.2", "--batch-size", "8", "--epochs", "1"]
+    code, out, err = run_hybridnn(*ON_FOUR, *DIGITS, *options, "--method", "vanilla", "--out", "run")
+    assert code == 0, err
+    header = records_of("run")[0]
+    minibatches = -(-header["train_samples"] // 8)
+    of_stages = [sum(min(t, 3 - k) for t in range(minibatches)) / minibatches for k in range(4)]
+    assert header["stage_staleness"] == pytest.approx(of_stages)
+    assert header["mean_staleness"] == pytest.approx(sum(of_stages) / 4)
+    shown = f"{header['mean_staleness']:.2f} updates on average; of the stages "
+    assert shown + ", ".join(f"{mean:.2f}" for mean in of_stages) in out
+    facts = json.loads(run_hybridnn("report", "run", "--format", "json")[1])
+    assert facts["mean_staleness"] == header["mean_staleness"]
+    assert facts["stage_staleness"] == header["stage_staleness"]
+    assert shown in run_hybridnn("report", "run")[1]
+    exact = ["--method", "1f1b", "--out", "exact"]
+    assert "staleness" not in run_hybridnn(*ON_FOUR, *DIGITS, *options, *exact)[1]
+    assert records_of("exact")[0]["mean_staleness"] == 0
+
+
 def test_written_settings_repeat_the_run(run_hybridnn: Run) -> None:
     assert run_hybridnn(*ON_FOUR, *DIGITS, "--epochs", "1", "--method", "gpipe", "--out", "first")[0] == 0
     assert run_hybridnn(*ON_FOUR, "first/config.toml", "--out", "again")[0] == 0

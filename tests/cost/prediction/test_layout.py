@@ -76,3 +76,13 @@ def test_parallel_settings() -> None:
     rounded = replace(layout, wire_dtype="bfloat16")
     assert rounded.parallel_settings()["wire_dtype"] == "bfloat16"
     assert "method" not in Layout(((4, 2),), (4,)).parallel_settings()
+
+
+@pytest.mark.parametrize(("minibatches", "of_first_stage"), [(12, 65 / 12), (391, 3855 / 391)])
+def test_the_drain_after_few_minibatches_lowers_the_mean_staleness(minibatches: int, of_first_stage: float) -> None:
+    """Stage 0 of 11 is stale by min(t, 10)."""
+    found = pipeline("pipedream", 11).mean_staleness(minibatches)
+    assert found[0] == pytest.approx(of_first_stage)
+    assert found[-1] == 0
+    assert list(found) == sorted(found, reverse=True)
+    assert pipeline("1f1b", 3).mean_staleness(minibatches) == (0, 0, 0)

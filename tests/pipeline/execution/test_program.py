@@ -81,6 +81,28 @@ def test_repetitions_use_the_buffers_and_versions_of_the_whole_list(name: str, s
                 assert owner[item.chunk, slot] == minibatch
 
 
+@pytest.mark.parametrize("stages", [2, 3, 5])
+@pytest.mark.parametrize("name", [name for name in makers(2) if "evaluation" not in name])
+def test_mean_staleness_is_that_of_all_minibatches_counted_one_by_one(name: str, stages: int) -> None:
+    """Walked through the whole list: versions read by forward passes, and those that gradients are applied to."""
+    make = makers(stages)[name]
+    for minibatches in (1, 2, 5, 6 * stages + 1, 8 * stages, LONG):
+        full = make(minibatches)
+        for stage in range(stages):
+            read, staleness, updates = {}, [], 0
+            for item in full.orders[stage]:
+                if item.name == "forward":
+                    version = full.weights_read(stage, item)
+                    assert version is not None
+                    read[item.minibatch] = version.version
+                elif item.name == "update":
+                    staleness.append(updates - read[item.minibatch])
+                    updates += 1
+            assert len(staleness) == minibatches
+            found = make_program(make, stage, stages, minibatches).mean_staleness(minibatches)
+            assert found == pytest.approx(sum(staleness) / minibatches, rel=1e-14)
+
+
 def test_schedule_of_a_fixed_number_of_minibatches_runs_only_those() -> None:
     program = StageProgram(make_schedule("1f1b", stages=2, minibatches=1, microbatches=2), 0)
     with pytest.raises(ValueError, match="1 minibatches cannot run 2"):
