@@ -23,7 +23,7 @@ def run_step(command: Sequence[str]) -> int:
     """
     signals = FORWARDED | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    child = os.posix_spawnp(command[0], command, os.environ, setsigmask=before)
+    child = os.posix_spawnp(command[0], list(command), os.environ, setsigmask=before)
     while True:
         received = signal.sigwaitinfo(signals)
         if received.si_signo != signal.SIGCHLD:

@@ -13,6 +13,7 @@ from hybridnn.cli.output import MISSING, make_console, new_table, require_place,
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import DataError, SettingError
 from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK
+from hybridnn.utils.text import format_milliseconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -177,7 +178,7 @@ def _layer_table(costs: LayerCosts) -> Table:
     rows = []
     for index, layer in enumerate(costs.profile):
         widths = MISSING if costs.sizes is None else f"{costs.sizes[index]} > {costs.sizes[index + 1]}"
-        times = (_milliseconds(layer.forward_seconds), _milliseconds(layer.backward_seconds))
+        times = (format_milliseconds(layer.forward_seconds, 3), format_milliseconds(layer.backward_seconds, 3))
         rows.append((str(index), widths, *times, f"{layer.output_bytes:,.0f}", f"{layer.parameter_bytes:,.0f}"))
     titles = ("layer", "widths", "forward\nms", "backward\nms", "output\nbytes", "parameter\nbytes")
     return new_table((), titles, rows)
@@ -189,12 +190,12 @@ def _stage_table(plans: Mapping[str, PartitionPlan]) -> Table:
     table = new_table(("partition",), titles)
     for name, plan in plans.items():
         first = 0
-        heading = (name, _milliseconds(plan.bottleneck), f"{plan.balance:.2f}")
+        heading = (name, format_milliseconds(plan.bottleneck, 3), f"{plan.balance:.2f}")
         stages = zip_longest(plan.stages, plan.replicas, plan.stage_seconds, plan.message_seconds)
         for stage, (layers, ranks, seconds, message) in enumerate(stages):
             span = f"{first}-{first + layers - 1}" if layers > 1 else str(first)
-            sent = "" if message is None else _milliseconds(message)
-            table.add_row(*heading, str(stage), span, str(ranks), _milliseconds(seconds), sent)
+            sent = "" if message is None else format_milliseconds(message, 3)
+            table.add_row(*heading, str(stage), span, str(ranks), format_milliseconds(seconds, 3), sent)
             heading = ("", "", "")
             first += layers
         table.add_section()
@@ -207,7 +208,3 @@ def _settings_text(plan: PartitionPlan) -> str:
     if max(plan.replicas) == 1:
         return text
     return f"{text}, parallel.stages = [{', '.join(f'{{batch = {replicas}}}' for replicas in plan.replicas)}]"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.3f}"

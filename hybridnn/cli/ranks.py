@@ -24,8 +24,8 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 
 from hybridnn.cli.options import count
-from hybridnn.comm.launcher import RANK_VARIABLES
-from hybridnn.comm.mpi import INTERACTIVE_STEP, STEP_RANK, STEP_SIZE
+from hybridnn.comm.launcher import launched_rank
+from hybridnn.comm.mpi import INTERACTIVE_STEP, STEP_SIZE
 from hybridnn.diagnostics.failsafe import all_ranks_arrive, lower_rank_reports, notify_higher_ranks, running_world
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.runs.stop_signals import REPEAT_SECONDS
@@ -46,14 +46,9 @@ Result = TypeVar("Result")
 
 def launch_rank() -> int | None:
     """Rank of this process as its launcher numbered it; None without a launcher. Loads nothing."""
-    # Slurm numbers the batch script itself too, and the shell of `srun --pty`; only a step has several tasks.
+    # A batch script and the shell of `srun --pty` are no ranks; only a step has several tasks.
     by_srun = os.environ.get(STEP_SIZE, "1") != "1" and os.environ.get("SLURM_STEP_ID") != INTERACTIVE_STEP
-    names = (*RANK_VARIABLES, STEP_RANK) if by_srun else RANK_VARIABLES
-    for name in names:
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return None
+    return launched_rank(os.environ, in_step=by_srun)
 
 
 class FirstRankError(HybridnnError):

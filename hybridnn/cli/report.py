@@ -12,6 +12,7 @@ import typer
 from hybridnn.cli.options import Format, OutputFormat, PictureFormat, RunFolder, option
 from hybridnn.cli.output import MISSING, choose_format, make_console, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
+from hybridnn.utils.text import format_milliseconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -180,7 +181,7 @@ def _scaling_table(group: ScalingGroup) -> Table:
 
 
 def _ms(seconds: float | None) -> str:
-    return MISSING if seconds is None else f"{1e3 * seconds:.4g}"
+    return MISSING if seconds is None else format_milliseconds(seconds)
 
 
 def _percent(share: float | None) -> str:

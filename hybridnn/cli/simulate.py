@@ -20,6 +20,7 @@ from hybridnn.cli.output import (
 )
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import SettingError
+from hybridnn.utils.text import format_milliseconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 MOST_MINIBATCHES = 10_000  # more take minutes, and a steady state is reached long before
 
-MILLISECONDS = 1e3
 
 PARTS = ("computing", "communication", "bubble")  # activities that are shown; a simulation counts overhead as computing
 SUPERLINEAR = 1.005  # efficiency that is printed as more than 100 %
@@ -169,10 +169,10 @@ def _print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, mach
     _print_idle(console, step.layout, {step.layout.ranks: step.workload.batch_size})
     per_step = step.seconds_per_step
     rate = f"{step.workload.batch_size / per_step:,.0f} samples/s" if per_step else ""
-    console.print(f"{per_step * MILLISECONDS:.4g} ms per step, {step.seconds_per_epoch:.4g} s per epoch, {rate}")
+    console.print(f"{format_milliseconds(per_step)} ms per step, {step.seconds_per_epoch:.4g} s per epoch, {rate}")
     if step is not calm:
         slower = per_step / calm.seconds_per_step - 1
-        console.print(f"without jitter and slow ranks {calm.seconds_per_step * MILLISECONDS:.4g} ms ({slower:+.1%})")
+        console.print(f"without jitter and slow ranks {format_milliseconds(calm.seconds_per_step)} ms ({slower:+.1%})")
     console.print(_stage_table(step))
     console.print(EXPLANATION)
 
@@ -220,7 +220,7 @@ def _print_curve(console: Console, curve: ScalingCurve, layout: Layout, machine:
         (
             str(point.ranks),
             str(point.batch_size),
-            f"{point.seconds_per_step * MILLISECONDS:.4g}",
+            format_milliseconds(point.seconds_per_step),
             f"{point.batch_size / point.seconds_per_step:,.0f}",
             f"{point.speed_up:.4g}",
             f"{point.efficiency:.1%}",
@@ -270,4 +270,4 @@ def _stage_table(step: SimulatedStep) -> Table:
 
 def _cells(breakdown: TimeBreakdown, total: float) -> list[str]:
     seconds = [breakdown.parts[name] for name in PARTS]
-    return [f"{part * MILLISECONDS:.4g} {part / total if total else 0.0:6.1%}" for part in seconds]
+    return [f"{format_milliseconds(part)} {part / total if total else 0.0:6.1%}" for part in seconds]

@@ -36,15 +36,20 @@ def agree(group: Group, action: Callable[[], Result]) -> Result:
         result.append(action())
     except HybridnnError as error:
         own_error = error
-    # The maximum is that of the lowest failing rank; 0 stands for none.
-    failing = np.array([0 if own_error is None else group.size - group.rank], np.int64)
-    group.allreduce(failing, "max")
-    if not failing[0]:
+    failing = lowest_rank(group, own_error is not None)
+    if failing is None:
         return result[0]
-    message = broadcast_text(group, "" if own_error is None else str(own_error), group.size - int(failing[0]))
+    message = broadcast_text(group, "" if own_error is None else str(own_error), failing)
     if own_error is not None:
         raise own_error
     raise HybridnnError(message)
+
+
+def lowest_rank(group: Group, holds: bool) -> int | None:
+    """The lowest rank of `group` where `holds`, on every rank; None if it holds on none. Collective."""
+    positions = np.array([group.size - group.rank if holds else 0], np.int64)
+    group.allreduce(positions, "max")
+    return group.size - int(positions[0]) if positions[0] else None
 
 
 def same_on_all(group: Group, values: NDArray[np.int64]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridnn.comm.mpi import NO_MPI, srun_option
+from hybridnn.comm.mpi import NO_MPI, STEP_RANK, first_number, srun_option
 from hybridnn.comm.open_mpi import mpirun_settings
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.utils.processes import run_child
@@ -45,6 +45,17 @@ VERSION_SECONDS = 60.0  # time limit of a program that prints a version or a lis
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without the variables that would make a child process a rank of this job."""
     return {name: value for name, value in environment.items() if not name.startswith(LAUNCHER_PREFIXES)}
+
+
+def launched_rank(environment: Mapping[str, str], *, in_step: bool) -> int | None:
+    """Rank of a process as its launcher numbered it; None without a launcher.
+
+    Parameters
+    ----------
+    in_step : bool
+        Whether Slurm's number of the task is a rank: Slurm numbers batch scripts and interactive shells, too.
+    """
+    return first_number(environment, *RANK_VARIABLES, *([STEP_RANK] if in_step else []))
 
 
 @dataclass(frozen=True)

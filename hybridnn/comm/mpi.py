@@ -173,9 +173,9 @@ def detect_launch(environment: Mapping[str, str]) -> Launch | None:
     environment : mapping
         Of the process, before MPI is loaded.
     """
-    step = _number(environment, STEP_SIZE) if STEP_RANK in environment else None
+    step = first_number(environment, STEP_SIZE) if STEP_RANK in environment else None
     for name, launcher in SIZE_VARIABLES.items():
-        ranks = _number(environment, name)
+        ranks = first_number(environment, name)
         if ranks is not None and (name != "PMI_SIZE" or ranks != step):
             return Launch(launcher, False, ranks)
     # The numbering of tasks in heterogeneous steps differs between versions of Slurm.
@@ -184,9 +184,9 @@ def detect_launch(environment: Mapping[str, str]) -> Launch | None:
     return Launch("srun", True, step)
 
 
-def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name, "")
-    return int(text) if text.isdigit() else None
+def first_number(environment: Mapping[str, str], *names: str) -> int | None:
+    """Value of the first of these variables that is a whole number; None if none is."""
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), None)
 
 
 def srun_option(library: str) -> str:

@@ -33,6 +33,7 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.clock import ScheduleTimes, Seconds, run
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Instruction, ReduceGradients, Update
 from hybridnn.utils.checks import require_choice, require_number, require_whole
+from hybridnn.utils.text import MILLISECONDS, format_milliseconds
 
 
 @dataclass(frozen=True)
@@ -345,7 +346,6 @@ def _point(step: SimulatedStep, serial: SimulatedStep) -> ScalingPoint:
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
-MILLISECONDS = 1e3
 
 MOST_ROWS = 24  # stages that are drawn: of more, the first and the last
 MOST_BOXES = 2000  # computations that are drawn: of more, those that start first
@@ -427,4 +427,4 @@ def _left_out(step: SimulatedStep, stages: Sequence[int], lane: int | None, make
         first, last = stages[len(stages) - len(stages) // 2 - 1], stages[len(stages) - len(stages) // 2]
         yield f"stages {first + 1} to {last - 1} left out"
     if makespan < step.seconds * MILLISECONDS:
-        yield f"up to {makespan:.4g} of {step.seconds * MILLISECONDS:.4g} ms"
+        yield f"up to {makespan:.4g} of {format_milliseconds(step.seconds)} ms"

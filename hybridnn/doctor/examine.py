@@ -13,7 +13,7 @@ from typing import Any
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.doctor import mpi_calls
 from hybridnn.doctor.job_checks import JobFacts, RankFacts, check_job, gather_facts
-from hybridnn.doctor.launch import check_job_size, check_launch, check_thread_level, failed_start, launched_rank
+from hybridnn.doctor.launch import check_job_size, check_launch, check_thread_level, failed_start, launched_ranks
 from hybridnn.doctor.mpi_calls import run_check
 from hybridnn.doctor.mpi_trials import MpiTrials
 from hybridnn.doctor.process_checks import check_process, thread_pools
@@ -41,7 +41,7 @@ def examine(
     `format_report` if MPI ends this one while it starts; `print_report` is called on one rank.
     """
     environment = dict(os.environ)  # MPI adds to it
-    launched, _ = launched_rank(environment)
+    launched, _ = launched_ranks(environment)
     findings, library = check_process(environment, limit)
     level = None
     if library is not None:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hybridnn.comm.launcher import LOCAL_RANK_VARIABLES, RANK_VARIABLES, mpi_family, without_launcher
-from hybridnn.comm.mpi import SIZE_VARIABLES, STEP_RANK, STEP_SIZE, detect_launch, srun_option
+from hybridnn.comm.launcher import LOCAL_RANK_VARIABLES, launched_rank, mpi_family, without_launcher
+from hybridnn.comm.mpi import SIZE_VARIABLES, STEP_SIZE, detect_launch, first_number, srun_option
 from hybridnn.doctor.report import Finding, failure, ok, warning
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.utils.processes import run_child
@@ -22,18 +22,13 @@ VERSION = re.compile(r"\d+\.\d+[\w.]*")
 MPIRUN_SECONDS = 10.0
 
 
-def launched_rank(environment: Mapping[str, str]) -> tuple[int | None, int | None]:
+def launched_ranks(environment: Mapping[str, str]) -> tuple[int | None, int | None]:
     """Rank in the job and on the node from the launcher's variables; None without a launcher.
 
     Both are None in a batch script of Slurm, which no launcher started.
     """
-
-    def first_number(names: tuple[str, ...]) -> int | None:
-        return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), None)
-
-    is_step = STEP_SIZE in environment and detect_launch(environment) is not None
-    names = (*RANK_VARIABLES, STEP_RANK) if is_step else RANK_VARIABLES
-    return first_number(names), first_number(LOCAL_RANK_VARIABLES)
+    in_step = STEP_SIZE in environment and detect_launch(environment) is not None
+    return launched_rank(environment, in_step=in_step), first_number(environment, *LOCAL_RANK_VARIABLES)
 
 
 def check_library(load: Callable[[], str], environment: Mapping[str, str]) -> Finding:
@@ -76,7 +71,7 @@ def check_mpirun(library: str, environment: Mapping[str, str], python: str = sys
 def check_launch(environment: Mapping[str, str], size: int, library: str) -> Finding:
     """Whether MPI has as many ranks as the launcher started processes; `environment` is that before MPI started."""
     launch = detect_launch(environment)
-    rank, _ = launched_rank(environment)
+    rank, _ = launched_ranks(environment)
     seen = f"MPI sees {counted(size, 'rank')}"
     if launch is None and (rank is None or rank < size):
         return ok(seen if size > 1 else "one rank, started without a launcher")

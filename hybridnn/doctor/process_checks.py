@@ -20,7 +20,7 @@ from typing import Any
 from hybridnn._version import __version__
 from hybridnn.comm.launcher import without_launcher
 from hybridnn.diagnostics.device_mpi_trial import try_device_mpi
-from hybridnn.doctor.launch import check_library, check_mpirun, check_slurm, launched_rank
+from hybridnn.doctor.launch import check_library, check_mpirun, check_slurm, launched_ranks
 from hybridnn.doctor.mpi_calls import load_mpi, run_check
 from hybridnn.doctor.report import Finding, failure, ok, warning
 from hybridnn.parallel.node_memory import SHARED_MEMORY
@@ -124,7 +124,7 @@ def check_blas(pools: list[dict[str, Any]]) -> Finding:
 
 
 def _check_mpirun(process: ProcessFacts) -> Finding | None:
-    rank, _ = launched_rank(process.environment)
+    rank, _ = launched_ranks(process.environment)
     return None if process.library is None or rank else check_mpirun(process.library, process.environment)
 
 
@@ -293,7 +293,7 @@ def _check_cupy(process: ProcessFacts) -> Finding:
 
 
 def _check_device_mpi(process: ProcessFacts) -> Finding | None:
-    _, rank_on_node = launched_rank(process.environment)
+    _, rank_on_node = launched_ranks(process.environment)
     if process.gpus is None or rank_on_node:
         return None
     return check_device_mpi(process.gpus, process.environment)

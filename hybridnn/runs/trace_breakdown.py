@@ -18,7 +18,7 @@ from hybridnn.pipeline.drawing.drawing import KINDS, Box, Drawing, Numbering, Ro
 from hybridnn.pipeline.execution.point_to_point import StagePosition
 from hybridnn.pipeline.schedules.instructions import Instruction, ReceiveGradients, SendActivations, SendGradients
 from hybridnn.runs.trace_file import Epoch, RankTrace
-from hybridnn.utils.text import counted
+from hybridnn.utils.text import MILLISECONDS, counted, format_milliseconds
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,6 @@ def _innermost(events: Sequence[Event]) -> Iterator[tuple[Event, float, float]]:
     yield from leave(inf)
 
 
-MILLISECONDS = 1e3
 COMMUNICATION_KINDS = {
     "send": "send",
     "send.wait": "wait",
@@ -276,8 +275,8 @@ def _box(numbering: Numbering, event: Event, start: float, stop: float) -> Box:
         parts = [f"{event.name} of {label}" if computes else f"{event.name} ({instruction.name} {label})"]
     if event.axis not in ("", "world"):
         parts.append(f"{event.axis} group")
-    duration = (event.stop - event.start) * MILLISECONDS
-    parts.append(f"from {(event.start - start) * MILLISECONDS:.4g} ms for {duration:.4g} ms")
+    after, duration = (format_milliseconds(seconds) for seconds in (event.start - start, event.stop - event.start))
+    parts.append(f"from {after} ms for {duration} ms")
     return Box(
         (max(event.start, start) - start) * MILLISECONDS,
         (min(event.stop, stop) - start) * MILLISECONDS,

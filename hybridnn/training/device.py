@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
-from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.comm.agreement import agree, broadcast_text, lowest_rank
 from hybridnn.comm.group import Group
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import EnvironmentProblem, SettingError
@@ -73,11 +71,9 @@ def choose_device_together(
     ``"auto"`` is the CPU on all ranks if one of them has no GPU; the reason names this rank.
     """
     choice = agree(group, lambda: choose_device(name, node_rank, load))
-    without = np.array([group.size - group.rank if choice.kind == "cpu" else 0], np.int64)
-    group.allreduce(without, "max")
-    if not without[0]:
+    first = lowest_rank(group, choice.kind == "cpu")
+    if first is None:
         return choice
-    first = group.size - int(without[0])
     why = broadcast_text(group, choice.why, first)
     return choice if choice.kind == "cpu" else _cpu(f"rank {group.members[first]}: {why}")
 

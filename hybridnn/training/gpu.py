@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.agreement import broadcast_text
+from hybridnn.comm.agreement import broadcast_text, lowest_rank
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory, TransportName
 from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial, try_device_mpi
@@ -150,13 +150,8 @@ def _missing_nccl(cupy: Any) -> str:
 
 def first_problem(grid: ProcessGrid, problem: str) -> str:
     """The non-empty `problem` of the lowest rank, with its number, on all ranks; empty if none. Collective."""
-    world = grid.world
-    failing = np.array([world.size - world.rank if problem else 0], np.int64)
-    world.allreduce(failing, "max")
-    if not failing[0]:
-        return ""
-    rank = world.size - int(failing[0])
-    return f"{broadcast_text(world, problem, rank)} on rank {rank}"
+    rank = lowest_rank(grid.world, bool(problem))
+    return "" if rank is None else f"{broadcast_text(grid.world, problem, rank)} on rank {rank}"
 
 
 def _gpu_ids(grid: ProcessGrid, cupy: Any) -> NDArray[np.int64]:

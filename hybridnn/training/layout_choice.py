@@ -17,15 +17,20 @@ from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import PARTITIONS, Layout, StageShapes
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
-from hybridnn.pipeline.schedules.methods import METHODS, Method, find_method, make_schedule, too_few_stages
+from hybridnn.pipeline.schedules.methods import (
+    METHODS,
+    WEIGHT_GRADIENTS,
+    Method,
+    find_method,
+    make_schedule,
+    too_few_stages,
+)
 from hybridnn.training.config import TrainConfig
 from hybridnn.utils.checks import require_choice
 
 if TYPE_CHECKING:
     from hybridnn.parallel.replica_sharing import Sharing
 
-
-WEIGHT_GRADS = ("auto", "merged", "per-microbatch")
 
 MICROBATCHES_PER_STAGE = 4  # default number of microbatches per stage: enough for a small bubble in a flushed pipeline
 
@@ -55,7 +60,7 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
     Raises `SettingError` if a setting is not allowed, or conflicts with another.
     """
     pipelining, count = config.pipelining, len(stages)
-    require_choice("parallel.weight_grad", pipelining.weight_grad, WEIGHT_GRADS)
+    require_choice("parallel.weight_grad", pipelining.weight_grad, ("auto", *WEIGHT_GRADIENTS))
     method, microbatches, chunks = find_method(pipelining.method), pipelining.microbatches, pipelining.chunks
     if chunks is None:
         chunks = 2 if method.chunked else 1

@@ -12,6 +12,8 @@ from hybridnn.errors import one_line
 
 STEP = " by "
 
+MILLISECONDS = 1e3  # in a second
+
 MAX_RANKS = 1 << 20  # ranks that `parse_ranks` accepts: its text may come from a damaged file
 
 
@@ -58,6 +60,11 @@ def format_seconds(seconds: float, micro: str = "us") -> str:
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e6:.3g} {micro}"
+
+
+def format_milliseconds(seconds: float, decimals: int | None = None) -> str:
+    """Seconds as milliseconds without the unit: four significant digits, or fixed decimals for a column of a table."""
+    return f"{seconds * MILLISECONDS:.4g}" if decimals is None else f"{seconds * MILLISECONDS:.{decimals}f}"
 
 
 def format_numbers(numbers: Iterable[int]) -> str:

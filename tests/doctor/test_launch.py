@@ -15,7 +15,7 @@ from hybridnn.doctor.launch import (
     check_slurm,
     check_thread_level,
     failed_start,
-    launched_rank,
+    launched_ranks,
 )
 from hybridnn.errors import EnvironmentProblem
 
@@ -94,7 +94,7 @@ def test_a_failed_start_names_the_launcher() -> None:
     ],
 )
 def test_rank_in_the_job_and_on_the_node(environment: dict[str, str], ranks: tuple[int | None, int | None]) -> None:
-    assert launched_rank(environment) == ranks
+    assert launched_ranks(environment) == ranks
 
 
 @pytest.mark.parametrize(("size", "verdict"), [(4, "ok"), (1, "warning"), (6, "warning")])
