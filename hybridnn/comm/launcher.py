@@ -9,12 +9,15 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from hybridnn.comm.mpi import NO_MPI, STEP_RANK, first_number, srun_option
 from hybridnn.comm.open_mpi import mpirun_settings
-from hybridnn.errors import EnvironmentProblem
+from hybridnn.comm.placement import Placement, mpirun_options, srun_options
+from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.processes import run_child
+from hybridnn.utils.text import counted
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 """Rank of the process, set by mpirun, mpiexec and srun before MPI is loaded."""
@@ -29,6 +32,8 @@ NODE_LISTS = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOS
 """Nodes of a job of a batch system. ``mpirun`` reads them, so the cores of this node are not the limit."""
 
 RANKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
+
+ANYWHERE = Placement()
 
 FAMILIES: Mapping[str, str] = {
     "open mpi": "Open MPI",
@@ -87,18 +92,30 @@ class RankLauncher:
         """Whether SIGINT and SIGTERM end the ranks without reaching them, as under Open MPI's ``mpirun``."""
         if self.is_srun:
             return False
-        return _family_of_program(self.prefix[0], environment) == "Open MPI"
+        return family_of_program(self.prefix[0], environment) == "Open MPI"
 
-    def command(self, ranks: int, program: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    def command(
+        self,
+        ranks: int,
+        program: Sequence[str],
+        environment: Mapping[str, str],
+        placement: Placement = ANYWHERE,
+    ) -> list[str]:
         """The command that starts a program on `ranks` ranks.
 
-        With ``srun``, in a job with a number of ranks per node, they fill one node before the next.
+        With ``srun``, in a job with a number of ranks per node, they fill one node before the next, unless the
+        placement names the nodes. Raises `SettingError` if the launcher cannot place the ranks so.
         """
-        per_node = environment.get(RANKS_PER_NODE, "")
-        nodes = [f"--nodes={-(-ranks // int(per_node))}"] if self.is_srun and per_node.isdigit() else []
-        return [*self.prefix[:-1], *nodes, self.prefix[-1], str(ranks), *program]
+        if self.is_srun:
+            per_node = environment.get(RANKS_PER_NODE, "")
+            fills = placement.nodes is None and per_node.isdigit()
+            options = [f"--nodes={-(-ranks // int(per_node))}"] if fills else []
+            options += srun_options(placement)
+        else:
+            options = self._mpirun_options(ranks, environment, placement)
+        return [*self.prefix[:-1], *options, self.prefix[-1], str(ranks), *program]
 
-    def settings(self, ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
+    def settings(self, ranks: int, environment: Mapping[str, str], placement: Placement = ANYWHERE) -> dict[str, str]:
         """Variables that starting `ranks` ranks needs and the environment does not have."""
         if self.is_srun:
             # From version 22.05 on, srun does not take the cores of a rank from the job by itself.
@@ -106,10 +123,33 @@ class RankLauncher:
             needed = mpirun_settings(as_root=False, oversubscribed=False, bound=True)
             needed |= {"SRUN_CPUS_PER_TASK": cores} if cores else {}
         else:
-            in_job = any(environment.get(name) for name in NODE_LISTS)
-            crowded = not in_job and ranks > _physical_cores()
-            needed = mpirun_settings(as_root=os.geteuid() == 0, oversubscribed=crowded, bound=not (crowded or in_job))
+            crowded, in_job = _is_crowded(ranks, environment), _in_job(environment)
+            bound = placement.binding is not None or not (crowded or in_job)
+            needed = mpirun_settings(as_root=os.geteuid() == 0, oversubscribed=crowded, bound=bound)
         return {name: value for name, value in needed.items() if name not in environment}
+
+    def _mpirun_options(self, ranks: int, environment: Mapping[str, str], placement: Placement) -> list[str]:
+        if placement.is_free and placement.threads == 1:
+            return []
+        if (placement.nodes or 1) > 1 and not _in_job(environment):
+            raise SettingError(
+                "nodes", placement.nodes, "needs a job of a batch system, or a --launcher with its hosts"
+            )
+        crowded = _is_crowded(ranks, environment)
+        if placement.binding == "core" and _is_crowded(ranks * placement.threads, environment):
+            needs = f"{ranks} ranks of {counted(placement.threads, 'thread')} need more cores than this machine has"
+            raise SettingError("binding", placement.binding, needs)
+        return mpirun_options(family_of_program(self.prefix[0], environment), placement, crowded=crowded)
+
+
+def _in_job(environment: Mapping[str, str]) -> bool:
+    """Whether a batch system names the nodes."""
+    return any(environment.get(name) for name in NODE_LISTS)
+
+
+def _is_crowded(ranks: int, environment: Mapping[str, str]) -> bool:
+    """Whether there are more ranks than cores, outside of a job."""
+    return not _in_job(environment) and ranks > _physical_cores()
 
 
 def find_mpirun(environment: Mapping[str, str]) -> str | None:
@@ -139,8 +179,14 @@ def _output(command: Sequence[str], environment: Mapping[str, str]) -> str:
     return result.output + result.errors
 
 
-def _family_of_program(program: str, environment: Mapping[str, str]) -> str:
-    return mpi_family(_output([program, "--version"], without_launcher(environment)))
+def family_of_program(program: str, environment: Mapping[str, str]) -> str:
+    """Family of an ``mpirun``, by the version that it prints."""
+    return _family_of_program(program, tuple(sorted(without_launcher(environment).items())))
+
+
+@lru_cache(maxsize=8)
+def _family_of_program(program: str, variables: tuple[tuple[str, str], ...]) -> str:
+    return mpi_family(_output([program, "--version"], dict(variables)))
 
 
 def _fitting_mpirun(environment: Mapping[str, str]) -> str:
@@ -156,7 +202,7 @@ def _fitting_mpirun(environment: Mapping[str, str]) -> str:
     library = _library(environment)
     if program is None:
         raise EnvironmentProblem(f"mpi4py uses {library}, but there is no mpirun beside {sys.executable} or on PATH")
-    found, needed = _family_of_program(program, environment), mpi_family(library)
+    found, needed = family_of_program(program, environment), mpi_family(library)
     if found and needed and found != needed:
         raise EnvironmentProblem(f"{program} is of {found}, but mpi4py uses {library}: each rank would be alone")
     return program

@@ -11,6 +11,8 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from hybridnn.comm.launcher import ANYWHERE
+from hybridnn.comm.placement import Placement
 from hybridnn.config.settings import Settings, settings_from, stage_shapes, with_stages
 from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.parallel.dense import split_layers
@@ -31,6 +33,7 @@ class Cell:
     ranks: int
     values: dict[str, Any]  # value of every axis by its label; grids as text
     settings: Settings  # complete but for the folder
+    placement: Placement = ANYWHERE
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def make_cells(study: Study) -> CellPlan:
             skipped[name] = refusal = error
         else:
             try:
-                cell = _make_cell(name, combination, ranks, settings)
+                cell = _make_cell(name, combination, ranks, settings, _placement(study, combination, ranks))
             except GridError as error:
                 skipped[name] = error
             else:
@@ -91,9 +94,9 @@ def _combinations(study: Study) -> Iterator[Combination]:
         if not isinstance(chosen, str):
             yield combination
             continue
-        if "ranks" not in combination:
+        ranks = _ranks_of(combination)
+        if ranks is None:
             raise SettingError("axes.grids", chosen, "needs the axis ranks, or grids with numbers, for example '2x4'")
-        ranks = combination["ranks"]
         grids = {"batch": [(ranks, 1)], "model": [(1, ranks)], "all": fitting_grids(ranks)}[chosen]
         for batch, model in grids:
             yield {**combination, "grid": (1, batch, model)}
@@ -110,9 +113,7 @@ def _name(combination: Combination) -> str:
 
 def _settings_of(study: Study, combination: Combination) -> tuple[int, Settings]:
     """Number of ranks and settings of a combination."""
-    ranks = combination.get("ranks")
-    if ranks is None and "grid" in combination:
-        ranks = prod(combination["grid"])
+    ranks = _ranks_of(combination)
     if ranks is None:  # those of the grid in the settings
         parallel = settings_from(_apply_axes(study, combination, 1)).parallel
         grid = parallel.pipeline * (parallel.batch or 1) * parallel.model
@@ -120,12 +121,37 @@ def _settings_of(study: Study, combination: Combination) -> tuple[int, Settings]
     return ranks, settings_from(_apply_axes(study, combination, ranks))
 
 
-def _make_cell(name: str, combination: Combination, ranks: int, settings: Settings) -> Cell:
+def _ranks_of(combination: Combination) -> int | None:
+    """Ranks by the axes of ranks, grids with numbers, or nodes and ranks per node; None without any of them."""
+    if "ranks" in combination:
+        return int(combination["ranks"])
+    if isinstance(grid := combination.get("grid"), tuple):
+        return prod(grid)
+    if "nodes" in combination and "ranks-per-node" in combination:
+        return int(combination["nodes"] * combination["ranks-per-node"])
+    return None
+
+
+def _placement(study: Study, combination: Combination, ranks: int) -> Placement:
+    """Nodes, cores and threads; raises `GridError` where so many ranks do not fill the nodes."""
+    nodes, per_node = combination.get("nodes"), combination.get("ranks-per-node")
+    if nodes is not None and nodes > ranks:
+        raise GridError(f"{ranks} ranks are too few for {nodes} nodes")
+    if nodes is not None and per_node is not None and -(-ranks // per_node) != nodes:
+        raise GridError(f"{ranks} ranks do not fill {nodes} nodes with {per_node} ranks each")
+    if nodes is None and per_node is not None:
+        nodes = -(-ranks // per_node)
+    elif nodes is not None and per_node is None:
+        per_node = -(-ranks // nodes)
+    return Placement(nodes, per_node, combination.get("threads", study.threads), combination.get("binding"))
+
+
+def _make_cell(name: str, combination: Combination, ranks: int, settings: Settings, placement: Placement) -> Cell:
     """The cell of a combination; raises `GridError` where its values exclude each other."""
     settings = _with_stages(settings, ranks, named="method" in combination)
     _require_possible(settings, ranks)
     values = {label: format_value(value) if label == "grid" else value for label, value in combination.items()}
-    return Cell(name, ranks, values, settings)
+    return Cell(name, ranks, values, settings, placement)
 
 
 def _apply_axes(study: Study, combination: Combination, ranks: int) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,17 +18,17 @@ from time import monotonic, perf_counter
 from types import FrameType
 from typing import Literal, Protocol
 
-from hybridnn.comm.launcher import RANKS_PER_NODE, RankLauncher
 from hybridnn.comm.threads import THREAD_VARIABLES
+from hybridnn.cost.machine_file import MACHINE_VARIABLE, read_machine
 from hybridnn.errors import INTERRUPTED, EnvironmentProblem, SettingError, StoppedBySignal
 from hybridnn.runs.lock import FolderInUse
 from hybridnn.study.cells import Cell, CellPlan, make_cells
+from hybridnn.study.rank_command import RankCommand, rank_command
 from hybridnn.study.study_file import Study
 from hybridnn.study.study_folder import SETTINGS, Failure, StudyFolder
 from hybridnn.utils.files import read_tail
 
 WILDCARDS = "*?["
-RANKS, NODES = "{ranks}", "{nodes}"
 GRACE = 10.0  # seconds between SIGTERM to a launcher and SIGKILL
 CHECKPOINT_GRACE = 60.0  # seconds for a run to write a checkpoint before its launcher is sent SIGTERM
 TWICE_SECONDS = 1.0  # interval within which a repeated signal is ignored: a batch system may send it twice
@@ -48,9 +46,6 @@ DEATHS = (
 """Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
 
 TrainCommand = Callable[[Path, Path], list[str]]  # ``train(settings_file, folder)`` returns the command that trains
-
-RankCommand = Callable[[int, Sequence[str]], list[str]]
-"""``command(ranks, program)`` returns the command that starts a program on several ranks."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +95,17 @@ class StudyRun:
     def command(self, cell: Cell, train: TrainCommand = train_command) -> list[str]:
         """Return the command that runs a cell, or resumes it where the study resumes cells.
 
-        It sets the number of BLAS threads on every node and under any launcher.
+        It sets the number of BLAS threads and the machine file on every node and under any launcher. Raises
+        `SettingError` if the launcher cannot place the ranks as the cell requires.
         """
         folder = self.folder.cell(cell.id)
-        threads = [f"{name}={self.study.threads}" for name in THREAD_VARIABLES]
+        variables = dict.fromkeys(THREAD_VARIABLES, str(cell.placement.threads))
+        if self.study.machine is not None:
+            variables[MACHINE_VARIABLE] = self.study.machine
+        settings = [f"{name}={value}" for name, value in variables.items()]
         resume = ["--resume", "auto"] if self.resumes else []
-        return self.launcher(cell.ranks, ["env", *threads, *train(folder / SETTINGS, folder), *resume])
+        program = ["env", *settings, *train(folder / SETTINGS, folder), *resume]
+        return self.launcher(cell.ranks, program, cell.placement)
 
     @property
     def resumes(self) -> bool:
@@ -125,6 +125,8 @@ def plan_study(
     ------
     SettingError
         If no cell can run or matches, the folder has another study, or the launcher lacks ``{ranks}``.
+    DataError
+        If the machine file of the study is missing or invalid.
     EnvironmentProblem
         If the launcher is not found.
     """
@@ -142,41 +144,9 @@ def plan_study(
             raise SettingError("--only", only, f"matches no cell; the first of {number} is {first}")
     cells = StudyFolder(folder)
     cells.check(study, plan)
+    if study.machine is not None:
+        read_machine(study.machine)
     return StudyRun(study, plan, chosen, cells, rank_command(launcher, max(cell.ranks for cell in chosen)))
-
-
-def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
-    """Check a launcher, and return the function that makes its commands.
-
-    It is split as a shell does; ``{ranks}`` stands for the number of ranks, which it must hold where a run has several,
-    and ``{nodes}`` for the nodes that they fill, in a Slurm job with a number of ranks per node. None is the launcher
-    of this environment. Raises `SettingError` if it is no such command, `EnvironmentProblem` without its program.
-    """
-    if launcher is None:
-        found = RankLauncher.find(os.environ)
-
-        def command_of_found(ranks: int, program: Sequence[str]) -> list[str]:
-            settings = [f"{name}={value}" for name, value in found.settings(ranks, os.environ).items()]
-            return ["env", *settings, *found.command(ranks, program, os.environ)]
-
-        return command_of_found
-    try:
-        template = shlex.split(launcher)
-    except ValueError as error:
-        raise SettingError("--launcher", launcher, f"cannot be split into words: {error}") from error
-    if most_ranks > 1 and RANKS not in launcher:
-        raise SettingError("--launcher", launcher, f"must hold {RANKS}, for example 'mpirun -n {RANKS}'")
-    if template and shutil.which(template[0]) is None:
-        raise EnvironmentProblem(f"--launcher: there is no program {template[0]!r}")
-    per_node = os.environ.get(RANKS_PER_NODE, "")
-    if NODES in launcher and (not per_node.isdigit() or int(per_node) == 0):
-        raise SettingError("--launcher", launcher, f"{NODES} needs a Slurm job that was given --ntasks-per-node")
-
-    def command(ranks: int, program: Sequence[str]) -> list[str]:
-        nodes = str(-(-ranks // int(per_node))) if NODES in launcher else ""
-        return [*(part.replace(RANKS, str(ranks)).replace(NODES, nodes) for part in template), *program]
-
-    return command
 
 
 def run_study(
@@ -192,13 +162,17 @@ def run_study(
     ------
     EnvironmentProblem
         If the folder cannot be written or the launcher cannot be started.
+    SettingError
+        If the launcher cannot place the ranks of a cell as the study requires.
     StoppedBySignal
         After that warning, if the next run of the study resumes the cell or continues with the next one.
     KeyboardInterrupt
         After SIGINT or SIGTERM, when the running cell has been ended.
     """
-    run.folder.begin(run.study, run.plan)
     missing = [cell for cell in run.chosen if not run.folder.is_finished(cell.id)]
+    for cell in missing:
+        run.command(cell, train)  # refuses a placement that the launcher cannot do, before anything runs
+    run.folder.begin(run.study, run.plan)
     view.on_start(len(missing))
     outcomes = []
     for cell in missing:

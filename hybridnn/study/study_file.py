@@ -5,6 +5,7 @@ A cell is one combination of the axes' values. Every axis checks its values and 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -15,8 +16,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from hybridnn.comm.placement import BINDINGS
 from hybridnn.errors import SettingError
-from hybridnn.utils.checks import Count, require_whole
+from hybridnn.utils.checks import Count, must_be_one_of, require_whole
 from hybridnn.utils.files import FileError, read_toml
 from hybridnn.utils.settings_models import Section, by_dotted_name, setting_error
 from hybridnn.utils.text import shown_path
@@ -35,13 +37,15 @@ class Axis:
 
     `name` is that in the study file: ``"widths"``, or the dotted name of a setting; `label` is that in the names of
     cells and the columns of tables: ``"width"``. ``apply(settings, value, ranks)`` changes nested plain settings;
-    ``check(value)`` returns the value in its standard form, or raises `SettingError`.
+    ``check(value)`` returns the value in its standard form, or raises `SettingError`; `description` is that of the
+    reference.
     """
 
     name: str
     label: str
     apply: Apply
     check: Callable[[Any], Any] = lambda value: value
+    description: str = ""
 
 
 def _set_value(settings: Values, name: str, value: Any) -> None:
@@ -96,18 +100,24 @@ def _find_axis(name: str) -> Axis:
     return Axis(name, name, _setting(name))
 
 
-def _whole_axis(name: str, label: str, apply: Apply, least: int = 1) -> Axis:
+def _whole_axis(name: str, label: str, apply: Apply, description: str, least: int = 1) -> Axis:
     """An axis of whole numbers."""
 
     def check(value: Any) -> Any:
         require_whole(f"axes.{name}", value, least)
         return value
 
-    return Axis(name, label, apply, check)
+    return Axis(name, label, apply, check, description)
+
+
+def _check_binding(value: Any) -> Any:
+    if value not in BINDINGS:
+        raise SettingError("axes.binding", value, must_be_one_of(BINDINGS))
+    return value
 
 
 def _apply_nothing(settings: Values, value: Any, ranks: int) -> None:
-    """Change no setting, for axes of the number of ranks and of repetitions."""
+    """Change no setting, for axes of ranks, their placement, and repetitions."""
 
 
 def _apply_grid(settings: Values, value: Any, ranks: int) -> None:
@@ -152,18 +162,47 @@ def _per_rank(dotted: str) -> Apply:
 
 
 _KNOWN_AXES = (
-    _whole_axis("ranks", "ranks", _apply_nothing),
-    Axis("grids", "grid", _apply_grid, _parse_grid),
-    _whole_axis("depths", "depth", _apply_depth),
-    _whole_axis("widths", "width", _apply_width),
-    _whole_axis("batch_sizes", "batch", _setting("training.batch_size")),
-    _whole_axis("batch_per_rank", "batch-per-rank", _per_rank("training.batch_size")),
-    _whole_axis("samples_per_rank", "samples-per-rank", _per_rank("data.synthetic.samples")),
-    Axis("methods", "method", _setting("parallel.method")),
-    Axis("splits", "split", _setting("parallel.model_split")),
-    Axis("dtypes", "dtype", _setting("training.dtype")),
-    _whole_axis("seeds", "seed", _setting("training.seed"), least=0),
-    _whole_axis("repeats", "repeat", _apply_nothing),
+    _whole_axis("ranks", "ranks", _apply_nothing, "Ranks of a run."),
+    _whole_axis(
+        "nodes",
+        "nodes",
+        _apply_nothing,
+        "Nodes on which the ranks are; with `ranks_per_node`, `ranks` may be left out.",
+    ),
+    _whole_axis("ranks_per_node", "ranks-per-node", _apply_nothing, "Ranks on a node; the last node may have fewer."),
+    Axis(
+        "grids",
+        "grid",
+        _apply_grid,
+        _parse_grid,
+        "Process grids: `'2x4'` (batch x model), `'2x2x1'` (pipeline x batch x model), a list or a table of these; "
+        "`'batch'` or `'model'`, all ranks along one axis; `'all'`, every grid of batch x model that the ranks allow.",
+    ),
+    _whole_axis("depths", "depth", _apply_depth, "Hidden layers, all of the width in `base.model.hidden`."),
+    _whole_axis("widths", "width", _apply_width, "Width of every hidden layer."),
+    _whole_axis("batch_sizes", "batch", _setting("training.batch_size"), "Samples of a minibatch over all ranks."),
+    _whole_axis(
+        "batch_per_rank", "batch-per-rank", _per_rank("training.batch_size"), "Samples of a minibatch for each rank."
+    ),
+    _whole_axis(
+        "samples_per_rank",
+        "samples-per-rank",
+        _per_rank("data.synthetic.samples"),
+        "Samples of generated data for each rank.",
+    ),
+    Axis("methods", "method", _setting("parallel.method"), description="Values of `parallel.method`."),
+    Axis("splits", "split", _setting("parallel.model_split"), description="Values of `parallel.model_split`."),
+    Axis("dtypes", "dtype", _setting("training.dtype"), description="Values of `training.dtype`."),
+    _whole_axis("threads", "threads", _apply_nothing, "BLAS threads of every rank, in place of the key `threads`."),
+    Axis(
+        "binding",
+        "binding",
+        _apply_nothing,
+        _check_binding,
+        "Cores to which the launcher binds a rank: `'core'`, one for each of its threads; `'socket'`; `'none'`.",
+    ),
+    _whole_axis("seeds", "seed", _setting("training.seed"), "Values of `training.seed`.", least=0),
+    _whole_axis("repeats", "repeat", _apply_nothing, "Number of repetitions, not a list."),
 )
 AXES = {axis.name: axis for axis in _KNOWN_AXES}
 """The known axes, in the order in which they are applied and named: a width needs the depth before it."""
@@ -175,21 +214,33 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 class _Reduced(Section):
     """``[reduced]``: changes for the short form of a study."""
 
-    base: Table = Field(default_factory=dict)
-    axes: Table = Field(default_factory=dict)
+    base: Table = Field(default_factory=dict, description="Settings in place of those in `base`.")
+    axes: Table = Field(default_factory=dict, description="Axes in place of those in `axes`.")
 
 
-class _StudyFile(Section):
-    """Schema of a study file."""
+class StudyFile(Section):
+    """Schema of a study file; the descriptions of its keys are those of the reference."""
 
-    name: Name
-    description: str = ""
-    threads: Count = 1
-    interrupted: Literal["restart", "resume"] = "restart"
-    base: Table = Field(default_factory=dict)
-    axes: Table
-    variants: dict[Name, Table] = Field(default_factory=dict)
-    reduced: _Reduced | None = None
+    name: Name = Field(description="Name of the study, and of its folder: letters, digits, `.`, `_` and `-`.")
+    description: str = Field("", description="One line for lists and reports.")
+    threads: Count = Field(1, description="BLAS threads of every rank of every cell.")
+    interrupted: Literal["restart", "resume"] = Field(
+        "restart",
+        description="How a cell runs again that did not end: `'restart'` from the beginning, so that its times are "
+        "those of one run; `'resume'` from its newest checkpoint.",
+    )
+    machine: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="Machine file for predictions: a `.toml` or `.json` file, from the working folder, or the name of "
+        "one that ships with hybridnn. Without it that of `hybridnn train`.",
+    )
+    base: Table = Field(default_factory=dict, description="Settings that all cells share, as in a settings file.")
+    axes: Table = Field(description="Lists of values by axis. Every combination of values is a cell.")
+    variants: dict[Name, Table] = Field(
+        default_factory=dict,
+        description="Settings by name. The names are an axis; `axes.variants` may choose some.",
+    )
+    reduced: _Reduced | None = Field(None, description="Changes for the short form of the study, `--reduced`.")
 
 
 @dataclass(frozen=True)
@@ -197,7 +248,8 @@ class Study:
     """A study with checked axes, in the order in which cells are named, and the nested settings that all cells share.
 
     With `reduced`, ``[reduced]`` has been applied. `threads` are the BLAS threads of every rank of every cell. An
-    `interrupted` cell starts again, as timings need it, or resumes from its newest checkpoint.
+    `interrupted` cell starts again, as timings need it, or resumes from its newest checkpoint. `machine` is the
+    absolute path of a machine file, or the name of one that ships with the package.
     """
 
     name: str
@@ -207,6 +259,7 @@ class Study:
     axes: tuple[tuple[Axis, list[Any]], ...]
     threads: int = 1
     interrupted: Literal["restart", "resume"] = "restart"
+    machine: str | None = None
 
 
 def ready_studies() -> dict[str, Path]:
@@ -228,13 +281,13 @@ def load_study(name: Path | str, *, reduced: bool = False) -> Study:
     try:
         return _make_study(values, str(name), reduced=reduced)
     except ValidationError as error:
-        raise setting_error(error, tuple(_StudyFile.model_fields)).in_file(shown_path(path)) from None
+        raise setting_error(error, tuple(StudyFile.model_fields)).in_file(shown_path(path)) from None
     except SettingError as error:
         raise error.in_file(shown_path(path)) from None
 
 
 def _make_study(values: Table, name: str, *, reduced: bool) -> Study:
-    file = _StudyFile.model_validate(values)
+    file = StudyFile.model_validate(values)
     base, axes = deepcopy(file.base), file.axes
     if reduced:
         if file.reduced is None:
@@ -242,7 +295,8 @@ def _make_study(values: Table, name: str, *, reduced: bool) -> Study:
         _merge(base, file.reduced.base)
         axes = {**axes, **file.reduced.axes}
     checked = _check_axes(axes, file.variants)
-    return Study(file.name, file.description, reduced, base, checked, file.threads, file.interrupted)
+    machine = os.path.abspath(file.machine) if file.machine and Path(file.machine).suffix else file.machine
+    return Study(file.name, file.description, reduced, base, checked, file.threads, file.interrupted, machine)
 
 
 def _read(path: Path) -> Table:

@@ -8,12 +8,15 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hybridnn.comm.launcher import ANYWHERE
+from hybridnn.comm.placement import Placement
+from hybridnn.cost.machine_file import read_machine
 from hybridnn.datasets import dataset_info, is_fetched
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.study.cells import Cell, CellPlan, make_cells
@@ -21,6 +24,7 @@ from hybridnn.study.study_file import Study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, write_json
 from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_text, write_atomically
 from hybridnn.utils.processes import ChildResult, run_child
+from hybridnn.utils.text import counted
 
 SCRIPT = "study_array.sbatch"
 COPY = "study.toml"
@@ -55,12 +59,12 @@ class SlurmOptions:
 
 @dataclass(frozen=True)
 class CellArray:
-    """A job array: missing cells with one number of ranks."""
+    """A job array: missing cells with one number of ranks and one placement."""
 
     ranks: int
     cells: tuple[int, ...]  # numbers of the cells, as ``hybridnn study run --cell`` takes them
     offset: int = 0  # number of a cell less the index of its array task
-    placement: tuple[int, int] | None = None  # nodes, and ranks per node; None leaves them to Slurm
+    placement: Placement = ANYWHERE  # nodes that are None are left to Slurm
 
     @property
     def indices(self) -> list[int]:
@@ -69,12 +73,12 @@ class CellArray:
 
     def arguments(self) -> list[str]:
         """Return array and placement as arguments of sbatch."""
-        arguments = [f"--array={format_indices(self.indices)}", f"--ntasks={self.ranks}"]
-        if self.placement is not None:
-            nodes, ranks_per_node = self.placement
-            arguments.insert(1, f"--nodes={nodes}")
-            arguments.append(f"--ntasks-per-node={ranks_per_node}")
-        return arguments
+        arguments = [f"--array={format_indices(self.indices)}"]
+        arguments += [f"--nodes={self.placement.nodes}"] if self.placement.nodes else []
+        arguments += [f"--ntasks={self.ranks}"]
+        per_node = self.placement.ranks_per_node
+        arguments += [f"--ntasks-per-node={per_node}"] if per_node else []
+        return [*arguments, f"--cpus-per-task={self.placement.threads}"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Submission:
 
     def array_command(self, array: CellArray) -> list[str]:
         """Return the command that submits an array."""
-        arguments = [*array.arguments(), f"--cpus-per-task={self.study.threads}", *self.options.arguments()]
+        arguments = [*array.arguments(), *self.options.arguments()]
         offset = [str(array.offset)] * (array.offset > 0)
         return [*self._sbatch(f"{self.study.name}-{array.ranks}", "%A_%a", arguments), *offset]
 
@@ -128,7 +132,7 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
     SettingError
         If no cell can run, the folder has another study, or the partition is too small for a cell.
     DataError
-        If data of a cell are not on disk, or the record of an earlier submission is damaged.
+        If data of a cell or the machine file are not on disk, or the record of an earlier submission is damaged.
     EnvironmentProblem
         If the study was submitted before and Slurm does not list its queued jobs.
     """
@@ -139,7 +143,9 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
     queued = {cell.id: job_of_cell[cell.id] for cell in missing if cell.id in job_of_cell}
     to_submit = [cell for cell in missing if cell.id not in queued]
     _require_data(to_submit)
-    arrays = _make_arrays(study, plan, to_submit, options)
+    if study.machine is not None:
+        read_machine(study.machine)
+    arrays = _make_arrays(plan, to_submit, options)
     job_folder = next(path for n in count(1) if not (path := folder / "slurm" / str(n)).exists())
     values = {
         "python": sys.executable,
@@ -208,17 +214,21 @@ def _require_data(cells: Sequence[Cell]) -> None:
             raise DataError(f"data.name = {name!r}: {problem}; first: hybridnn data fetch {name}")
 
 
-def _make_arrays(study: Study, plan: CellPlan, cells: Sequence[Cell], options: SlurmOptions) -> tuple[CellArray, ...]:
-    """One array for each number of ranks, or several where it has too many cells for one."""
+def _make_arrays(plan: CellPlan, cells: Sequence[Cell], options: SlurmOptions) -> tuple[CellArray, ...]:
+    """One array for each number of ranks and placement, or several where it has too many cells for one."""
     if not cells:
         return ()
     wanted = {cell.id for cell in cells}
     is_elsewhere = any(option.startswith(("--partition", "-p", "--clusters", "-M")) for option in options.more)
     partition, limit = None if is_elsewhere else _find_partition(options.partition), _array_limit()
+    groups: dict[tuple[int, Placement], list[int]] = {}
+    for number, cell in enumerate(plan.cells):
+        if cell.id in wanted:
+            # The launcher of the cell binds its ranks, not sbatch.
+            groups.setdefault((cell.ranks, replace(cell.placement, binding=None)), []).append(number)
     arrays = []
-    for ranks in sorted({cell.ranks for cell in cells}):
-        placement = _placement(ranks, study.threads, partition, options.ranks_per_node)
-        numbers = [n for n, cell in enumerate(plan.cells) if cell.ranks == ranks and cell.id in wanted]
+    for (ranks, wish), numbers in sorted(groups.items(), key=lambda group: (group[0][0], group[1])):
+        placement = _placement(ranks, wish, partition, options.ranks_per_node)
         arrays += [CellArray(ranks, chunk, offset, placement) for offset, chunk in _chunks(numbers, limit)]
     return tuple(arrays)
 
@@ -242,21 +252,28 @@ class Partition(NamedTuple):
     cores_per_node: int
 
 
-def _placement(
-    ranks: int, threads: int, partition: Partition | None, ranks_per_node: int | None
-) -> tuple[int, int] | None:
-    """Nodes and ranks per node of a cell; None where the partition is not known or its nodes differ."""
+def _placement(ranks: int, wish: Placement, partition: Partition | None, ranks_per_node: int | None) -> Placement:
+    """Nodes and ranks per node of a cell; as in `wish` where the partition is not known or its nodes differ."""
+    threads = wish.threads
     if partition is not None and ranks * threads > partition.cpus:
         needs = f"{ranks * threads} CPUs, and partition {partition.name} has {partition.cpus}"
         raise SettingError("ranks", ranks, f"a cell needs {needs}; nothing was submitted")
+    if wish.nodes is not None:
+        if ranks_per_node is not None:
+            problem = "the study has nodes or ranks_per_node as an axis; nothing was submitted"
+            raise SettingError("--ranks-per-node", ranks_per_node, problem)
+        if partition is not None and wish.nodes > partition.nodes:
+            problem = f"partition {partition.name} has {counted(partition.nodes, 'node')}; nothing was submitted"
+            raise SettingError("nodes", wish.nodes, problem)
+        return wish
     if ranks_per_node is None:
         if partition is None or threads > partition.cores_per_node:
-            return None
+            return wish
         ranks_per_node = partition.cores_per_node // threads
     nodes = -(-ranks // ranks_per_node)
     if partition is not None and nodes > partition.nodes:
-        return None  # its nodes differ, and the smallest are too few
-    return nodes, -(-ranks // nodes)
+        return wish  # its nodes differ, and the smallest are too few
+    return replace(wish, nodes=nodes, ranks_per_node=-(-ranks // nodes))
 
 
 def _find_partition(name: str | None) -> Partition | None:

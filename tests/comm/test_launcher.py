@@ -11,7 +11,8 @@ import pytest
 from hybridnn.comm import launcher
 from hybridnn.comm.launcher import RankLauncher
 from hybridnn.comm.open_mpi import set_rank_settings
-from hybridnn.errors import EnvironmentProblem
+from hybridnn.comm.placement import Placement, mpirun_options, srun_options
+from hybridnn.errors import EnvironmentProblem, SettingError
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
@@ -153,3 +154,51 @@ def test_a_rank_yields_where_its_node_is_crowded(monkeypatch: pytest.MonkeyPatch
     environment = {"OMPI_MCA_btl": "tcp,self"}
     set_rank_settings(environment)
     assert environment == {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_osc": "^ucx"}
+
+
+@pytest.mark.parametrize(
+    ("placement", "srun", "open_mpi", "mpich"),
+    [
+        (Placement(), "", "", ""),
+        (Placement(threads=2), "--cpus-per-task=2", "--bind-to none", ""),
+        (Placement(2, 4), "--nodes=2 --ntasks-per-node=4 --cpus-per-task=1", "--map-by ppr:4:node", "-ppn 4"),
+        (Placement(binding="none"), "--cpus-per-task=1 --cpu-bind=none", "--bind-to none", "-bind-to none"),
+        (Placement(binding="core"), "--cpus-per-task=1 --cpu-bind=cores", "--bind-to core", "-bind-to core"),
+        (
+            Placement(threads=3, binding="core"),
+            "--cpus-per-task=3 --cpu-bind=cores",
+            "--map-by slot:PE=3 --bind-to core",
+            "-bind-to core:3",
+        ),
+        (
+            Placement(1, 8, 2, "socket"),
+            "--nodes=1 --ntasks-per-node=8 --cpus-per-task=2 --cpu-bind=sockets",
+            "--map-by ppr:8:node --bind-to socket",
+            "-ppn 8 -bind-to socket",
+        ),
+    ],
+)
+def test_each_launcher_has_its_options_for_a_placement(
+    placement: Placement, srun: str, open_mpi: str, mpich: str
+) -> None:
+    assert " ".join(srun_options(placement)) == srun
+    assert " ".join(mpirun_options("Open MPI", placement)) == open_mpi
+    assert " ".join(mpirun_options("MPICH", placement)) == mpich
+
+
+def test_what_a_launcher_cannot_do_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = site(OPEN_MPI, mpirun="mpirun (Open MPI) 5.0.11")
+    monkeypatch.setattr(launcher, "_physical_cores", lambda: 4)
+    with pytest.raises(SettingError, match="^binding = 'socket': the mpirun of Intel MPI has no option"):
+        mpirun_options("Intel MPI", Placement(binding="socket"))
+    with pytest.raises(SettingError, match="^nodes = 2: needs a job of a batch system"):
+        MPIRUN.command(4, [], environment, Placement(2, 2))
+    with pytest.raises(SettingError, match="^binding = 'core': 3 ranks of 2 threads need more cores"):
+        MPIRUN.command(3, [], environment, Placement(threads=2, binding="core"))
+    crowded = MPIRUN.command(5, ["x"], environment, Placement(1, 5))
+    assert crowded == ["mpirun", "--map-by", "ppr:5:node:OVERSUBSCRIBE", "-n", "5", "x"]
+    in_job = environment | {"SLURM_JOB_NODELIST": "n[1-2]"}
+    assert "ppr:5:node" in MPIRUN.command(10, ["x"], in_job, Placement(2, 5))
+    bound = MPIRUN.settings(2, in_job, Placement(binding="core"))
+    assert not UNBOUND & set(bound)
+    assert set(MPIRUN.settings(2, in_job)) >= UNBOUND

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.comm.placement import Placement
 from hybridnn.config.settings import load_settings
 from hybridnn.errors import SettingError
-from hybridnn.study.runner import error_line, rank_command, run_process, train_command
+from hybridnn.study.rank_command import rank_command
+from hybridnn.study.runner import error_line, run_process, train_command
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -73,8 +75,38 @@ def test_launcher_fills_one_node_before_the_next(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("per_node", ["", "0", "many"])
 def test_nodes_need_a_job_with_ranks_per_node(monkeypatch: pytest.MonkeyPatch, per_node: str) -> None:
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", per_node)
+    command = rank_command("env -N{nodes} {ranks}", 8)
     with pytest.raises(SettingError, match=r"--launcher = .*\{nodes\} needs a Slurm job"):
-        rank_command("env -N{nodes} {ranks}", 8)
+        command(8, [])
+    assert command(8, [], Placement(4, 2))[1:] == ["-N4", "8"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "placed"),
+    [
+        (
+            "srun --mpi=pmix -n {ranks}",
+            "--nodes=2 --ntasks-per-node=3 --cpus-per-task=2 --cpu-bind=cores --mpi=pmix -n 6",
+        ),
+        ("mpirun --bind-to none -n {ranks}", "--map-by ppr:3:node:PE=2 --bind-to core -n 6"),
+        ("mpiexec.hydra -n {ranks}", "-ppn 3 -bind-to core:2 -n 6"),
+        ("own {nodes} {ranks_per_node} {threads} {binding} {ranks}", "2 3 2 core 6"),
+    ],
+)
+def test_launchers_are_told_the_placement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, placed: str
+) -> None:
+    for name, version in (("srun", ""), ("mpirun", "Open MPI"), ("mpiexec.hydra", "HYDRA"), ("own", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {version}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert rank_command(launcher, 6)(6, ["x"], Placement(2, 3, 2, "core"))[1:] == [*placed.split(), "x"]
+
+
+def test_unknown_launcher_that_lacks_a_part_of_the_placement_is_refused() -> None:
+    command = rank_command("env N={ranks} NODES={nodes}", 8)
+    with pytest.raises(SettingError, match=r"does not place ranks: binding = core needs \{binding\} in it"):
+        command(8, ["x"], Placement(nodes=2, binding="core"))
 
 
 @pytest.mark.parametrize(

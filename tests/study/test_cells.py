@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.comm.placement import Placement
 from hybridnn.errors import SettingError
 from hybridnn.study.cells import CellPlan, make_cells
 from hybridnn.study.study_file import load_study, ready_studies
@@ -260,7 +261,7 @@ def test_settings_that_exclude_each_other_are_skipped(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("axes = {width = [1]}", r"not an axis; known are ranks, grids, depths, widths"),
+        ("axes = {width = [1]}", r"not an axis; known are ranks, nodes, ranks_per_node, grids, depths"),
         ('axes = {"optimizer.lrr" = [1.0]}', r"unknown setting optimizer\.lrr; did you mean optimizer\.lr\?"),
         ('axes = {widths = [8, "a"]}', r"axes\.widths = 'a': a whole number, 1 or more"),
         ("axes = {widths = 8}", r"axes\.widths = 8: must be a list"),
@@ -316,3 +317,33 @@ def test_reduced_ready_studies_need_no_network_and_two_cores() -> None:
         assert {cell.settings.data.name for cell in cells} <= {"synthetic", "digits"}
         assert max(cell.ranks for cell in cells) <= 4
         assert len(cells) <= 20
+
+
+def test_placement_follows_from_nodes_and_ranks_per_node(plan_of: PlanOf) -> None:
+    plan = plan_of("threads = 3\naxes = {nodes = [1, 2], ranks_per_node = [2, 4], grids = ['batch']}")
+    placements = {cell.id: (cell.ranks, cell.placement) for cell in plan.cells}
+    assert placements["nodes-2_ranks-per-node-4_grid-8x1"] == (8, Placement(2, 4, 3))
+    assert {ranks for ranks, _ in placements.values()} == {2, 4, 8}
+    assert plan.cells[0].settings.parallel.batch == 2
+
+
+def test_nodes_that_ranks_do_not_fill_are_skipped(plan_of: PlanOf) -> None:
+    plan = plan_of("axes = {ranks = [1, 4, 5], nodes = [1, 2]}")
+    assert plan.skipped == {"ranks-1_nodes-2": "1 ranks are too few for 2 nodes"}
+    assert [cell.placement.ranks_per_node for cell in plan.cells] == [1, 4, 2, 5, 3]
+    plan = plan_of("axes = {ranks = [4], nodes = [1, 2], ranks_per_node = [2]}")
+    assert plan.skipped == {"ranks-4_nodes-1_ranks-per-node-2": "4 ranks do not fill 1 nodes with 2 ranks each"}
+    assert plan_of("axes = {ranks = [5], ranks_per_node = [2]}").cells[0].placement == Placement(3, 2)
+
+
+def test_threads_and_binding_are_axes(plan_of: PlanOf) -> None:
+    cells = plan_of('axes = {ranks = [2], threads = [1, 2], binding = ["none", "core"]}').cells
+    assert cells[3].id == "ranks-2_threads-2_binding-core"
+    assert [(cell.placement.threads, cell.placement.binding) for cell in cells] == [
+        (1, "none"),
+        (1, "core"),
+        (2, "none"),
+        (2, "core"),
+    ]
+    with pytest.raises(SettingError, match=r"axes\.binding = 'cores': must be 'none', 'core' or 'socket'"):
+        plan_of('axes = {binding = ["cores"]}')

@@ -325,3 +325,32 @@ def test_missing_data_are_refused(tmp_path: Path, calls: Path, monkeypatch: pyte
         assert len(_plan(tmp_path, text.format(source=f'name = "{info.name}"')).arrays) == 1
     for name in ("digits", "synthetic"):
         assert len(_plan(tmp_path, text.format(source=f'name = "{name}"')).arrays) == 1
+
+
+def test_placements_have_arrays_of_their_own(tmp_path: Path, slurm: FakeSlurm) -> None:
+    axes = 'ranks_per_node = [1, 2], nodes = [1, 2], threads = [1, 2], binding = ["core", "none"]'
+    submission = _plan(tmp_path, f'name = "s"\naxes = {{{axes}}}')
+    commands = [" ".join(array.arguments()) for array in submission.arrays]
+    assert commands == [
+        "--array=0-1 --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1",
+        "--array=2-3 --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2",
+        "--array=4-5 --nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=1",
+        "--array=6-7 --nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=2",
+        "--array=8-9 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1",
+        "--array=10-11 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=2",
+        "--array=12-13 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=1",
+        "--array=14-15 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2",
+    ]
+
+
+def test_placements_that_the_partition_lacks_are_refused(tmp_path: Path, slurm: FakeSlurm) -> None:
+    text = 'name = "s"\naxes = {nodes = [5], ranks_per_node = [1]}'
+    with pytest.raises(SettingError, match=r"nodes = 5: partition main has 4 nodes; nothing was submitted"):
+        _plan(tmp_path, text)
+    with pytest.raises(SettingError, match=r"--ranks-per-node = 2: the study has nodes or ranks_per_node as an axis"):
+        _plan(tmp_path, text.replace("5", "2"), SlurmOptions(ranks_per_node=2))
+
+
+def test_missing_machine_file_is_refused_before_a_submission(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.toml"):
+        _plan(tmp_path, f'machine = "{tmp_path}/none.toml"\n{STUDY}')
