@@ -172,7 +172,7 @@ def test_study_does_not_run_inside_a_job(run_mpi: Callable[..., JobResult], tmp_
     ("arguments", "message"),
     [
         (["study", "run", "none.toml"], "study = 'none.toml': cannot be read"),
-        (["study", "run", "bad.toml"], "axes = 'colour': not an axis; known are ranks, grids"),
+        (["study", "run", "bad.toml"], "axes = 'colour': not an axis; known are ranks, nodes, ranks_per_node"),
         (["study", "run", "tiny.toml", "--only", "zz", "--launcher", "env {ranks}"], "--only = 'zz': matches no cell"),
         (["study", "run", "tiny.toml", "--cell", "2", "--launcher", "env {ranks}"], "--cell = 2: must be 0 to 1"),
         (["study", "submit", "none.toml"], "study = 'none.toml': cannot be read"),

@@ -189,11 +189,11 @@ def test_each_launcher_has_its_options_for_a_placement(
 def test_what_a_launcher_cannot_do_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = site(OPEN_MPI, mpirun="mpirun (Open MPI) 5.0.11")
     monkeypatch.setattr(launcher, "_physical_cores", lambda: 4)
-    with pytest.raises(SettingError, match="^binding = 'socket': the mpirun of Intel MPI has no option"):
+    with pytest.raises(SettingError, match=r"^binding = 'socket': the mpirun of Intel MPI has no option"):
         mpirun_options("Intel MPI", Placement(binding="socket"))
-    with pytest.raises(SettingError, match="^nodes = 2: needs a job of a batch system"):
+    with pytest.raises(SettingError, match=r"^nodes = 2: needs a job of a batch system"):
         MPIRUN.command(4, [], environment, Placement(2, 2))
-    with pytest.raises(SettingError, match="^binding = 'core': 3 ranks of 2 threads need more cores"):
+    with pytest.raises(SettingError, match=r"^binding = 'core': 3 ranks of 2 threads need more cores"):
         MPIRUN.command(3, [], environment, Placement(threads=2, binding="core"))
     crowded = MPIRUN.command(5, ["x"], environment, Placement(1, 5))
     assert crowded == ["mpirun", "--map-by", "ppr:5:node:OVERSUBSCRIBE", "-n", "5", "x"]
