@@ -383,6 +383,17 @@ class Machine(Section):
         """Ranks of the whole machine."""
         return self.nodes * self.ranks_per_node
 
+    @property
+    def processor(self) -> str:
+        """Model of the processor that was calibrated; empty in a file that was written by hand."""
+        return self.about.get("processor", "")
+
+    @property
+    def calibrated_ranks(self) -> int | None:
+        """Ranks of the calibration; None in a file that was written by hand."""
+        text = self.about.get("ranks", "")
+        return int(text) if text.isdigit() else None
+
     def node_ranks(self, ranks: int) -> int:
         """Ranks on a full node of a job; more ranks than the machine has are spread evenly over its nodes."""
         return max(self.ranks_per_node, ceil(ranks / self.nodes))

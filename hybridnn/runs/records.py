@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from hybridnn.comm.hosts import Hosts
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.records import EpochRecord, Record
@@ -32,6 +33,9 @@ class PredictedStep(Record):
     parts: Mapping[str, float]
     # seconds per step of every kind of instruction: ``forward``, ``backward``, ``update`` and so on
     instructions: Mapping[str, float]
+    # of the machine file, where it says so
+    processor: str = ""
+    calibrated_ranks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class RunHeader(Record):
     # to, as means over the minibatches of the run: of every stage, and of all stages (None in older files)
     stage_staleness: tuple[float, ...] = ()
     mean_staleness: float | None = None
+    hosts: Hosts | None = None  # None in the record of an earlier version
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import scipy
 from numpy.typing import NDArray
 
 from hybridnn._version import __version__
+from hybridnn.comm.hosts import describe_hosts
 from hybridnn.comm.mpi import library_version
 from hybridnn.config.settings import Settings
 from hybridnn.runs.data import PlacedData
@@ -55,7 +56,7 @@ class RunView(Protocol):
 class RunReport:
     """Writes the run folder and calls the view, on rank 0; on other ranks, without a folder, it does nothing.
 
-    Collective to make: the ranks report their memory.
+    Collective to make: the ranks report their memory and hosts.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class RunReport:
         self._settings, self._trainer, self._data = settings, trainer, data
         self._view, self._folder, self._predicted = view, folder, predicted
         self._memory = trainer.stage_memory(data.task)
+        self._hosts = describe_hosts(trainer.grid.world)
         self._wire = describe_wire_dtype(settings.parallel.wire_dtype, rounds=trainer.rounds_gradients())
 
     def start(self, resumed: Resumed | None) -> None:
@@ -131,6 +133,7 @@ class RunReport:
             nodes=trainer.grid.nodes,
             threads_per_rank=trainer.threads.count,
             threads_why=trainer.threads.why,
+            hosts=self._hosts,
             data=settings.data.name or str(settings.data.file),
             train_samples=data.train_samples,
             test_samples=data.test_samples,

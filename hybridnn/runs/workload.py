@@ -131,6 +131,8 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
             predicted.bytes_per_step,
             asdict(predicted.breakdown),
             predicted.instructions,
+            machine.processor,
+            machine.calibrated_ranks,
         )
 
     return agree(trainer.grid.world, predict_on_first_rank)

@@ -14,6 +14,7 @@ from statistics import mean
 import numpy as np
 
 from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.comm.hosts import blas_library, proc_value, processor_name
 from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
 from hybridnn.cost.calibration.communication import measure_communication, measure_overlap, measure_reduction
@@ -189,9 +190,9 @@ def host_facts(grid: ProcessGrid, threads: int) -> dict[str, str]:
     facts = {
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",
         "host": platform.node(),
-        "processor": _proc_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "processor": processor_name(),
         "mpi": library_version(),
-        "numpy": f"{np.__version__}, {_blas()}",
+        "numpy": f"{np.__version__}, {blas_library()}",
         "threads_per_rank": str(threads),
         "ranks": str(grid.size),
         "nodes": str(grid.nodes),
@@ -216,26 +217,10 @@ def memory_bytes_per_rank(grid: ProcessGrid) -> float:
 
 def _available_memory() -> float:
     """Bytes that this node could give to new processes."""
-    available = _proc_value("/proc/meminfo", "MemAvailable")
+    available = proc_value(Path("/proc/meminfo"), "MemAvailable")
     if available:
         return 1024.0 * int(available.split()[0])
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):
         raise SettingError("--memory", None, "this system does not say how much is free; give bytes per rank") from None
-
-
-def _proc_value(path: str, key: str) -> str:
-    """Text after the first ``key:`` of a file of ``/proc``; empty if there is none."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")
-
-
-def _blas() -> str:
-    from threadpoolctl import threadpool_info
-
-    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-    return f"{pools[0]['internal_api']} {pools[0]['version']}" if pools else "unknown BLAS"

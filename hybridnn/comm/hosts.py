@@ -1,0 +1,104 @@
+"""Hosts of a job: names, processors, cores, binding of the ranks, launcher and BLAS, for the record of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from hybridnn.comm.agreement import gather_texts
+from hybridnn.comm.group import Group
+from hybridnn.comm.mpi import detect_launch, is_in_process
+
+CPU_INFO = Path("/proc/cpuinfo")
+MOST_MASKS = 8  # cores of different ranks that are listed one by one
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts of a job; nodes are in the order of their lowest rank."""
+
+    names: tuple[str, ...]  # of every node
+    ranks: tuple[int, ...]  # on every node
+    processors: tuple[str, ...]  # models of the nodes' processors, each once
+    cores: tuple[int, ...]  # hardware threads of a node, each number once
+    binding: str  # ``none``, or the cores of a rank and their numbers: ``1 core per rank: 0, 1, 2, 3``
+    launcher: str  # empty without one
+    blas: str  # of rank 0
+
+
+def describe_hosts(group: Group) -> Hosts:
+    """Hosts of the ranks of `group`; collective, with one small message of each rank."""
+    own = {
+        "host": socket.gethostname(),
+        "processor": processor_name(),
+        "machine_cores": os.cpu_count() or 1,
+        "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+    }
+    ranks = [json.loads(text) for text in gather_texts(group, json.dumps(own))]
+    nodes: dict[str, list[dict[str, Any]]] = {}
+    for facts in ranks:
+        nodes.setdefault(facts["host"], []).append(facts)
+    launch = detect_launch(os.environ)
+    return Hosts(
+        names=tuple(nodes),
+        ranks=tuple(map(len, nodes.values())),
+        processors=_distinct(facts["processor"] for facts in ranks),
+        cores=_distinct(facts["machine_cores"] for facts in ranks),
+        binding=describe_binding([(facts["machine_cores"], facts["cores"]) for facts in ranks]),
+        launcher="one process" if is_in_process() else "" if launch is None else launch.launcher,
+        blas=blas_library(),
+    )
+
+
+def describe_binding(ranks: Sequence[tuple[int, Sequence[int] | None]]) -> str:
+    """The cores of the ranks as text, from the cores of the machine and those of each rank (None: not known)."""
+    masks = [tuple(cores) for machine, cores in ranks if cores is not None and len(cores) < machine]
+    if not masks:
+        return "none"
+    widths = sorted({len(cores) if cores is not None else machine for machine, cores in ranks})
+    width = "-".join(map(str, dict.fromkeys((widths[0], widths[-1]))))
+    listed = list(dict.fromkeys(map(_spans, masks)))
+    more = ", …" if len(listed) > MOST_MASKS else ""
+    return f"{width} core{'s' * (widths != [1])} per rank: {', '.join(listed[:MOST_MASKS])}{more}"
+
+
+def processor_name() -> str:
+    """Model of this node's processor."""
+    return proc_value(CPU_INFO, "model name") or platform.processor() or platform.machine()
+
+
+def proc_value(path: Path, key: str) -> str:
+    """Text after the first ``key:`` of a file of ``/proc``; empty if there is none."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:  # long on many cores; the first line is enough
+            return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")
+    except OSError:
+        return ""
+
+
+def blas_library() -> str:
+    """Name and version of NumPy's BLAS."""
+    from threadpoolctl import threadpool_info
+
+    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return f"{pools[0]['internal_api']} {pools[0]['version']}" if pools else "unknown BLAS"
+
+
+def _spans(cores: Sequence[int]) -> str:
+    """Rising numbers as text: ``0-3+8``."""
+    spans = []
+    for _, group in groupby(enumerate(cores), lambda pair: pair[1] - pair[0]):
+        span = [core for _, core in group]
+        spans.append(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}")
+    return "+".join(spans)
+
+
+def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
