@@ -117,7 +117,7 @@ def test_a_system_that_does_not_state_its_memory(monkeypatch: pytest.MonkeyPatch
     def unknown(name: str) -> int:
         raise ValueError(name)
 
-    monkeypatch.setattr(module, "_proc_value", lambda path, key: "")
+    monkeypatch.setattr(module, "proc_value", lambda path, key: "")
     monkeypatch.setattr(os, "sysconf", unknown)
     with pytest.raises(SettingError, match="--memory = None: this system does not say how much is free"):
         quick(ProcessGrid())
