@@ -239,21 +239,21 @@ def capture_calls(recorder: Recorder, work: Callable[[], None]) -> CapturedCalls
     return captured
 
 
-def replay_calls(recorder: Recorder, calls: CapturedCalls, work: Callable[[], None]) -> None:
+def replay_calls(recorder: Recorder, calls: CapturedCalls, work: Callable[[], None], about: object) -> None:
     """Run `work`, which replays `calls` in a CUDA graph, and note them.
 
-    They count in the totals and in the progress of each group. The time of `work` is the time to begin them, so each
+    Their purpose is `about`, the replayed step, not the captured one. They count in the totals and in the progress of each group. The time of `work` is the time to begin them, so each
     has a duration of zero.
     """
     for record, _ in calls:
-        call = Call._make(record)._replace(start=perf_counter())
+        call = Call._make(record)._replace(start=perf_counter(), about=about)
         if call.number:  # 0 for messages
             call.channel.entered += 1
             call = call._replace(number=call.channel.entered)
             call.channel.recent.append(call)
         recorder.current_call = call
     work()
-    for (name, channel, *_, about), sent in calls:
+    for (name, channel, *_), sent in calls:
         recorder.end_communication(name, channel.axis, perf_counter(), sent, 1, about)
 
 

@@ -58,7 +58,7 @@ class CudaGraphSteps:
         self._indices = self._kernels.empty((batch_size,), np.int64)
         self._scalars = self._kernels.zeros((3,), np.float64)
         self._tried: set[int] = set()
-        self._replays: dict[int, Replay] = {}
+        self._replays: dict[int, Callable[[object], None]] = {}
         # The transport keeps a reference to this mapping: it must free the graphs before it disconnects the ranks.
         finalize(self, self._replays.clear)
 
@@ -87,9 +87,9 @@ class CudaGraphSteps:
         indices = self._indices[: minibatch.size]
         self._kernels.copy(minibatch.samples, indices)
         self._kernels.write_scalars(self._scalars, self._optimizer.step_scalars(self._state, minibatch.rate))
-        start = perf_counter()
-        self._replay(minibatch.size, partial(run, replace(minibatch, samples=indices)))
-        self._group.recorder.end_compute("step", start, (STEP, minibatch.number))
+        start, about = perf_counter(), (STEP, minibatch.number)
+        self._replay(minibatch.size, partial(run, replace(minibatch, samples=indices)), about)
+        self._group.recorder.end_compute("step", start, about)
 
     def free(self) -> None:
         """Free all graphs."""
@@ -97,10 +97,10 @@ class CudaGraphSteps:
         self._tried.clear()
         self._replays.clear()
 
-    def _replay(self, size: int, run: Callable[[], None]) -> None:
+    def _replay(self, size: int, run: Callable[[], None], about: object) -> None:
         """Run the first step of a size, which allocates and compiles; capture the second; replay later ones.
 
-        Steps are run without capture if the ranks are no longer connected.
+        `about` is the purpose of the replayed calls. Steps are run without capture if the ranks are no longer connected.
         """
         if size not in self._tried or not self._group.transport.register_graphs(self._replays):
             self._tried.add(size)
@@ -108,13 +108,13 @@ class CudaGraphSteps:
             return
         updates = self._state.updates
         if size in self._replays:
-            self._replays[size]()
+            self._replays[size](about)
         else:
             self._replays[size] = self._capture(run)
         self._state.updates = updates + 1
 
-    def _capture(self, run: Callable[[], None]) -> Replay:
-        """Capture a step, run it once, and return a function that replays it."""
+    def _capture(self, run: Callable[[], None]) -> Callable[[object], None]:
+        """Capture a step, run it once, and return a function that replays it and takes the purpose of its calls."""
         replays: list[Replay] = []
         calls = capture_calls(self._group.recorder, lambda: replays.append(self._record(run)))
         replays[0]()  # the capture computed nothing, but its calls are already in the recorder

@@ -107,6 +107,12 @@ def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
         trainer.fit(*data(case), epochs=2, on_step=at_step)
         told.append([(recorder.totals - before).bytes_sent, (recorder.totals - before).messages, *figures])
         assert grid.batch_group._channel.entered > entered + 8
+        summed = [event for event in recorder.events if (event.name, event.axis) == ("allreduce", "batch")]
+        named = [(event.about, event.stop) for event in summed if event.about is not None]
+        steps = {event.about: (event.start, event.stop) for event in recorder.events if event.name == "step"}
+        # Of minibatches 0 to 7, 0 and 3 are the first of their size, and 1 and 7 are captured.
+        assert {about for about, _ in named} == ({Update(number) for number in (2, 4, 5, 6)} if graphs else set())
+        assert all(steps[about][0] <= stop <= steps[about][1] for about, stop in named)
     assert told[0] == told[1]
 
 
