@@ -242,8 +242,8 @@ def capture_calls(recorder: Recorder, work: Callable[[], None]) -> CapturedCalls
 def replay_calls(recorder: Recorder, calls: CapturedCalls, work: Callable[[], None], about: object) -> None:
     """Run `work`, which replays `calls` in a CUDA graph, and note them.
 
-    Their purpose is `about`, the replayed step, not the captured one. They count in the totals and in the progress of each group. The time of `work` is the time to begin them, so each
-    has a duration of zero.
+    Their purpose is `about`, the replayed step, not the captured one. They count in the totals and in the progress of
+    each group. The time of `work` is the time to begin them, so each has a duration of zero.
     """
     for record, _ in calls:
         call = Call._make(record)._replace(start=perf_counter(), about=about)

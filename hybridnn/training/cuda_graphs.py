@@ -100,7 +100,7 @@ class CudaGraphSteps:
     def _replay(self, size: int, run: Callable[[], None], about: object) -> None:
         """Run the first step of a size, which allocates and compiles; capture the second; replay later ones.
 
-        `about` is the purpose of the replayed calls. Steps are run without capture if the ranks are no longer connected.
+        Steps are run without capture if the ranks are no longer connected. `about` is the purpose of replayed calls.
         """
         if size not in self._tried or not self._group.transport.register_graphs(self._replays):
             self._tried.add(size)
