@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from hybridnn.study.quantities import InstructionFigures, RunFigures, ScalingGroup
 
 
+NAMED = frozenset({"data", "data.train_samples", "model.sizes"})  # conditions that every title has
+
+
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
     out: Annotated[Path | None, option("Draw measured beside predicted times into a PNG.", "FILE.png")] = None,
@@ -103,15 +106,19 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
 
 
 def _print_groups(groups: Sequence[ScalingGroup]) -> None:
-    """Print the strong-scaling table of each network and data set."""
+    """Print the strong-scaling table of each group, with the conditions that distinguish it from the others."""
+    from hybridnn.study.quantities import distinguishing_conditions
     from hybridnn.utils.text import counted
 
     console = make_console()
-    for group in groups:
+    differing = distinguishing_conditions([group.base for group in groups])
+    for group, conditions in zip(groups, differing, strict=True):
         base = group.base
         data = f"{base.data} ({base.train_samples:,} training samples)"
         base_text = f"{counted(base.ranks, 'rank')}, {base.folder}"
-        console.print(f"{base.network} on {data}; speed-up against {base_text}", soft_wrap=True)
+        shown = [f"{name} = {value}" for name, value in conditions.items() if name not in NAMED]
+        title = ", ".join([f"{base.network} on {data}", *shown])
+        console.print(f"{title}; speed-up against {base_text}", soft_wrap=True)
         console.print(_scaling_table(group))
         for row in group.rows:
             figures = row.figures

@@ -184,11 +184,12 @@ def _print_submitted(submission: Submission, jobs: Sequence[str], report: str) -
 def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any]:
     """The points, warnings and unfinished cells of a study, and the files of its report."""
     from hybridnn.study.report_files import point_facts
-    from hybridnn.study.results import warnings_of
+    from hybridnn.study.scaling import baseline_text, warnings_of
 
     return {
         "study": results.manifest.name,
         "reduced": results.manifest.reduced,
+        "speed_ups_against": baseline_text(results),
         "finished_cells": len(results.cells),
         "unfinished": [{"id": cell.id, **asdict(cell.state)} for cell in results.unfinished],
         "warnings": warnings_of(results),
@@ -199,8 +200,8 @@ def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any
 
 def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     """Print the table of points, warnings, the unfinished cells with their reasons, and the files of the report."""
-    from hybridnn.study.report_files import THREADS, point_rows
-    from hybridnn.study.results import warnings_of
+    from hybridnn.study.report_files import THREADS, conditions_text, point_rows
+    from hybridnn.study.scaling import warnings_of
 
     rows = point_rows(results)
     threads = {row[THREADS] for row in rows}
@@ -211,6 +212,7 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     make_console().print(new_table((), titles, cells, wraps=True, show_edge=False))
     if len(threads) == 1:
         print(f"BLAS {THREADS}: {threads.pop()}")
+    print(conditions_text(results))
     for warning in warnings_of(results):
         print(f"warning: {warning}")
     if results.unfinished:

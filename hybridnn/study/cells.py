@@ -19,7 +19,7 @@ from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import fitting_grids
 from hybridnn.pipeline.partition.stage_partition import check_stages
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
-from hybridnn.study.study_file import Study, format_value
+from hybridnn.study.study_file import REPEATED, Study, format_value, has_values
 
 LONGEST_ID = 150  # characters of an id before it is cut and a hash appended
 Combination = dict[str, Any]  # value of every axis by its label
@@ -38,7 +38,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellPlan:
-    """All combinations of a study's axes: the cells, and for the ids of the others the reasons why they cannot run."""
+    """All combinations of a study's axes: the cells, and for the ids of the others the reasons why they cannot run.
+
+    The cells are in the order in which they run, round by round: all of the first repeat, then all of the second.
+    """
 
     cells: tuple[Cell, ...]
     skipped: dict[str, str]
@@ -53,7 +56,8 @@ def make_cells(study: Study) -> CellPlan:
     Raises
     ------
     SettingError
-        If a value is not allowed in any of its combinations, two combinations have one name, or no cell can run.
+        If a value is not allowed in any of its combinations, two combinations have one name, no cell can run, or none
+        is the baseline.
     """
     cells: dict[str, Cell] = {}
     skipped: dict[str, HybridnnError] = {}
@@ -75,6 +79,8 @@ def make_cells(study: Study) -> CellPlan:
                     raise SettingError("axes", name, "two cells have this name; give their values other names")
         for label, value in combination.items():
             errors_by_value.setdefault((label, format_value(value)), []).append(refusal)
+        if combination.get("repeat", 1) != 1:
+            skipped.pop(name, None)  # named once: what cannot run cannot be repeated
     for errors in errors_by_value.values():
         # A value without any valid combination is a mistake; otherwise only its combination with others is.
         if errors[0] is not None and all(errors):
@@ -82,14 +88,19 @@ def make_cells(study: Study) -> CellPlan:
     if not cells:
         reason = str(next(iter(skipped.values()), "it has no axes"))
         raise SettingError("axes", study.name, f"no cell of this study can run: {reason}")
+    if not any(has_values(cell.values, study.baseline) for cell in cells.values()):
+        wanted = ", ".join(f"{label} = {value}" for label, value in study.baseline.items())
+        raise SettingError("baseline", wanted, "no cell of this study has these values")
     return CellPlan(tuple(cells.values()), {name: str(error) for name, error in skipped.items()})
 
 
 def _combinations(study: Study) -> Iterator[Combination]:
-    """The product of the axes, with the names in `ALL_GRIDS` replaced by grids."""
+    """The product of the axes, repetitions slowest, with the names in `ALL_GRIDS` replaced by grids."""
     labels = [axis.label for axis, _ in study.axes]
-    for values in product(*(values for _, values in study.axes)):
-        combination = dict(zip(labels, values, strict=True))
+    slowest_first = sorted(study.axes, key=lambda pair: (*REPEATED, pair[0].label).index(pair[0].label))
+    for values in product(*(values for _, values in slowest_first)):
+        by_label = dict(zip((axis.label for axis, _ in slowest_first), values, strict=True))
+        combination = {label: by_label[label] for label in labels}
         chosen = combination.get("grid")
         if not isinstance(chosen, str):
             yield combination
@@ -103,8 +114,11 @@ def _combinations(study: Study) -> Iterator[Combination]:
 
 
 def _name(combination: Combination) -> str:
+    """The id; the first repeat has the name of a cell that is not repeated, so that repeats can be added later."""
     text = "_".join(
-        f"{label}-{re.sub(r'[^A-Za-z0-9.+-]+', '-', format_value(value))}" for label, value in combination.items()
+        f"{label}-{re.sub(r'[^A-Za-z0-9.+-]+', '-', format_value(value))}"
+        for label, value in combination.items()
+        if (label, value) != ("repeat", 1)
     )
     if len(text) <= LONGEST_ID:
         return text or "base"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import mean, median
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean, mean, median
 from typing import Literal
 
 from hybridnn.runs.run_files import RunRecord
+from hybridnn.utils.settings_models import by_dotted_name
 
 COSTLY_SHARE = 0.25
 """Share of a step from which on communication, waiting or overhead limits a run: without it, the run would take at most
@@ -23,6 +24,9 @@ FLOPS_PER_WEIGHT = 6
 MOST_EFFICIENCY = 1.2
 """Parallel efficiency above which a speed-up is doubtful. Larger caches give a few percent more than the ranks."""
 
+LAYOUT_OF_DATA = frozenset({"data.distribution", "data.inputs", "data.name", "data.file", "model.hidden"})
+"""Settings of data and model that change no result, or that the header of a run has in another form."""
+
 
 @dataclass(frozen=True)
 class TimeShares:
@@ -30,11 +34,60 @@ class TimeShares:
 
     `communication` is the time inside communication calls, without `waiting` where that is known: waiting for messages
     of other stages, which is the bubble, and at barriers. `overhead` is in no instruction and no communication call.
+    These are means over the ranks; `most_computing` is the computing time of the rank that computes most.
     """
 
     communication: float
     waiting: float | None = None
     overhead: float | None = None
+    most_computing: float | None = None
+
+    @property
+    def computing(self) -> float:
+        """The rest: computations, without nested communication."""
+        return max(0.0, 1 - self.communication - (self.waiting or 0.0) - (self.overhead or 0.0))
+
+    @property
+    def load_balance(self) -> float | None:
+        """Mean over greatest computing time of the ranks; None where the latter was not recorded."""
+        return self.computing / self.most_computing if self.most_computing else None
+
+    @property
+    def communication_efficiency(self) -> float | None:
+        """Greatest computing time of the ranks over the time of a step.
+
+        The parallel efficiency, the share of computing, is its product with the load balance: POP Centre of Excellence,
+        "POP Standard Metrics for Parallel Performance Analysis"; Rosas, Giménez and Labarta 2014. Overhead between the
+        computations counts as lost time here, as communication does.
+        """
+        return self.most_computing
+
+
+def mean_shares(shares: Sequence[TimeShares]) -> TimeShares:
+    """Means of the shares of at least one run; a share that is missing in one of them is missing."""
+
+    def means() -> Iterator[float | None]:
+        for field in fields(TimeShares):
+            found = [getattr(item, field.name) for item in shares]
+            yield None if None in found else fmean(found)
+
+    return TimeShares(*means())  # type: ignore[arg-type]  # the communication is never missing
+
+
+def karp_flatt_fraction(speed_up: float, ranks: float) -> float | None:
+    """Return the experimentally determined serial fraction, ``(1/S - 1/p) / (1 - 1/p)``; None of one rank.
+
+    It is the part that cannot be parallel in Amdahl's law. Where it grows with the ranks, overhead of the parallel run
+    limits the speed-up rather than a serial part (Karp and Flatt 1990, Measuring parallel processor performance).
+
+    Parameters
+    ----------
+    speed_up : float
+        S, for the same work.
+    ranks : float
+        p, as a multiple of the ranks of the base.
+    """
+    return (1 / speed_up - 1 / ranks) / (1 - 1 / ranks) if ranks > 1 else None
 
 
 @dataclass(frozen=True)
@@ -71,7 +124,8 @@ class RunFigures:
 
     Seconds are of training on rank 0: the median of the epochs, without the first if there are more. Bytes are sent by
     all ranks. `network` has the widths of the layers, `method` is None without a pipeline, and `metric` is the test
-    accuracy or R² of the last epoch.
+    accuracy or R² of the last epoch. `conditions` are the settings, by name and as text, that change the work or the
+    training; runs can be compared in time where these are equal.
     """
 
     folder: str
@@ -97,6 +151,7 @@ class RunFigures:
     predicted_seconds_per_epoch: float | None
     predicted_bytes_per_step: float | None
     verdict: Bottleneck
+    conditions: Mapping[str, str]
 
     @property
     def prediction_error(self) -> float | None:
@@ -154,7 +209,27 @@ def figures_of(run: RunRecord) -> RunFigures:
         predicted_seconds_per_epoch=None if prediction is None else prediction.seconds_per_epoch,
         predicted_bytes_per_step=None if prediction is None else float(prediction.bytes_per_step),
         verdict=judge(shares, flops),
+        conditions=conditions_of(run),
     )
+
+
+def conditions_of(run: RunRecord) -> dict[str, str]:
+    """Settings that change the work or the training of a run, by dotted name.
+
+    Those of the layout are among them only where its method is not exact, so that the stages change the training. The
+    seed and the number of epochs are not: they change neither the work of an epoch nor its kind.
+    """
+    header, settings = run.header, run.settings
+    sections = settings.model_dump(include={"data", "model", "optimizer", "schedule"})
+    training = settings.training.model_dump(include={"batch_size", "dtype", "shuffle", "clip_norm"})
+    values = by_dotted_name({**sections, "training": training})
+    values |= {"data": header.data, "data.train_samples": header.train_samples, "model.sizes": header.sizes}
+    values |= {"device": header.device, "parallel.wire_dtype": header.layout.wire_dtype}
+    if not header.layout.exact:
+        layout = header.layout
+        values |= {"parallel.method": layout.method_text, "parallel.stages": len(layout.stages)}
+        values |= {"parallel.partition": layout.layers, "parallel.microbatches": layout.microbatches}
+    return {name: str(value) for name, value in values.items() if name not in LAYOUT_OF_DATA}
 
 
 def instruction_figures(run: RunRecord) -> list[InstructionFigures]:
@@ -186,7 +261,9 @@ def _time_shares(run: RunRecord) -> TimeShares:
     communication = mean(step.communication for step in steps) / seconds
     waiting = mean(step.waiting for step in steps) / seconds
     computing = mean(sum(step.instructions.values()) for step in steps) / seconds
-    return TimeShares(communication, waiting, max(0.0, 1 - computing - communication - waiting))
+    most = [step.most_computing for step in steps if step.most_computing is not None]
+    overhead = max(0.0, 1 - computing - communication - waiting)
+    return TimeShares(communication, waiting, overhead, fmean(most) / seconds if most else None)
 
 
 @dataclass(frozen=True)
@@ -205,7 +282,7 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class ScalingGroup:
-    """Runs of one network on the same data, by ranks, then by seconds per epoch; `base` is the first of them."""
+    """Runs of the same work and training, by ranks, then by seconds per epoch; `base` is the first of them."""
 
     base: RunFigures
     rows: tuple[ScalingRow, ...]
@@ -237,11 +314,18 @@ def threads_warning(runs: Sequence[RunFigures]) -> str:
 
 
 def compare_runs(runs: Sequence[RunFigures]) -> list[ScalingGroup]:
-    """Group runs by network and data (with the number of training samples), and compare within each group."""
-    groups: dict[tuple[str, str, int], list[RunFigures]] = {}
+    """Group runs of equal `conditions`, and compare within each group."""
+    groups: dict[tuple[tuple[str, str], ...], list[RunFigures]] = {}
     for run in runs:
-        groups.setdefault((run.data, run.network, run.train_samples), []).append(run)
+        groups.setdefault(tuple(sorted(run.conditions.items())), []).append(run)
     return [_compare(group) for group in groups.values()]
+
+
+def distinguishing_conditions(runs: Sequence[RunFigures]) -> list[dict[str, str]]:
+    """The conditions in which the runs differ, for each run."""
+    names = dict.fromkeys(name for run in runs for name in run.conditions)
+    differing = [name for name in names if len({run.conditions.get(name) for run in runs}) > 1]
+    return [{name: run.conditions[name] for name in differing if name in run.conditions} for run in runs]
 
 
 def _compare(runs: list[RunFigures]) -> ScalingGroup:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from hybridnn.study.report_plots import draw_plots
-from hybridnn.study.results import StudyResults, speed_ups, warnings_of
+from hybridnn.study.results import StudyPoint, StudyResults
+from hybridnn.study.scaling import Comparison, baseline_text, compare_points, warnings_of
+from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS
 from hybridnn.utils.figures import FORMATS, figure_bytes
 from hybridnn.utils.files import write_atomically
 
@@ -40,6 +42,12 @@ FIGURES = (
 """Columns of the CSV that are attributes of `RunFigures`."""
 
 TIMES = "the median of a run's epochs, without the first if there are more"
+
+BREAKDOWN = (
+    "Shares of the time of a step, as means over the ranks. The share of computing is the parallel efficiency of the "
+    "POP metrics, the product of load balance and communication efficiency; the serial fraction is that of Karp and "
+    "Flatt."
+)
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -93,66 +101,106 @@ def csv_text(results: StudyResults) -> str:
 
 def point_facts(results: StudyResults) -> list[dict[str, Any]]:
     """Return the points as plain values, with units in the names."""
-    relative = speed_ups(results)
-    facts = []
-    for point in results.points:
-        speed_up, base = relative[point.cells[0].id]
-        facts.append(
-            {
-                "values": point.values,
-                "cells": [cell.id for cell in point.cells],
-                "ranks": point.first.ranks,
-                "grid": point.first.grid,
-                "threads_per_rank": sorted({cell.figures.threads_per_rank for cell in point.cells}),
-                "nodes": sorted({cell.figures.nodes for cell in point.cells}),
-                "network": point.first.network,
-                "seconds_per_epoch": asdict(point.seconds_per_epoch),
-                "seconds_per_step": asdict(point.seconds_per_step),
-                "predicted_seconds_per_epoch": point.predicted_seconds_per_epoch,
-                "speed_up": speed_up,
-                "speed_up_against_ranks": base,
-                "efficiency": speed_up * base / point.first.ranks,
-                "metric_name": point.first.metric_name,
-                "metric": None if point.metric is None else asdict(point.metric),
-                "verdict": point.first.verdict.text,
-            }
-        )
-    return facts
+    comparisons = compare_points(results)
+    return [
+        {
+            "values": point.values,
+            "cells": [cell.id for cell in point.cells],
+            "ranks": point.first.ranks,
+            "grid": point.first.grid,
+            "threads_per_rank": sorted({cell.figures.threads_per_rank for cell in point.cells}),
+            "nodes": sorted({cell.figures.nodes for cell in point.cells}),
+            "network": point.first.network,
+            "seconds_per_epoch": asdict(point.seconds_per_epoch),
+            "seconds_per_step": asdict(point.seconds_per_step),
+            "predicted_seconds_per_epoch": point.predicted_seconds_per_epoch,
+            **_comparison_facts(comparisons.get(point.cells[0].id)),
+            **_share_facts(point),
+            "metric_name": point.first.metric_name,
+            "metric": None if point.metric is None else asdict(point.metric),
+            "verdict": point.first.verdict.text,
+        }
+        for point in results.points
+    ]
+
+
+def _comparison_facts(found: Comparison | None) -> dict[str, Any]:
+    return {
+        "speed_up": None if found is None else asdict(found.speed_up),
+        "speed_up_against": None if found is None else found.base.cells[0].id,
+        "speed_up_against_ranks": None if found is None else found.base.first.ranks,
+        "efficiency": None if found is None else asdict(found.efficiency),
+        "serial_fraction": None if found is None else found.serial_fraction,
+    }
+
+
+def _share_facts(point: StudyPoint) -> dict[str, float | None]:
+    shares = point.shares
+    return {
+        "computing_share": shares.computing,
+        "communication_share": shares.communication,
+        "waiting_share": shares.waiting,
+        "overhead_share": shares.overhead,
+        "load_balance": shares.load_balance,
+        "communication_efficiency": shares.communication_efficiency,
+    }
 
 
 def point_rows(results: StudyResults) -> list[dict[str, str]]:
     """The table of points: cells by title; it has a column of nodes where some cell ran on several."""
     labels = [label for label in results.varying if label not in ("ranks", "grid")]
     on_several_nodes = any(cell.figures.nodes > 1 for cell in results.cells)
+    comparisons = compare_points(results)
     return [
         {
-            "ranks": str(facts["ranks"]),
-            "grid": facts["grid"],
-            THREADS: _distinct(facts["threads_per_rank"]),
-            **({"nodes": _distinct(facts["nodes"])} if on_several_nodes else {}),
+            "ranks": str(point.first.ranks),
+            "grid": point.first.grid,
+            THREADS: _distinct(sorted({cell.figures.threads_per_rank for cell in point.cells})),
+            **({"nodes": _distinct(sorted({cell.figures.nodes for cell in point.cells}))} if on_several_nodes else {}),
             **{label: str(point.values.get(label, MISSING)) for label in labels},
-            "seconds per epoch": _number(facts["seconds_per_epoch"]),
-            "speed-up": _speed_up(facts["speed_up"], facts["speed_up_against_ranks"]),
-            "predicted s per epoch": _number(facts["predicted_seconds_per_epoch"]),
-            results.metric_name: _number(facts["metric"]),
+            "seconds per epoch": point.seconds_per_epoch.format(),
+            **_comparison_row(comparisons.get(point.cells[0].id)),
+            "predicted s per epoch": _number(point.predicted_seconds_per_epoch, ".4g"),
+            results.metric_name: MISSING if point.metric is None else point.metric.format(),
             "limited by": point.first.verdict.limit,
         }
-        for point, facts in zip(results.points, point_facts(results), strict=True)
+        for point in results.points
     ]
 
 
-def _speed_up(ratio: float, base: int) -> str:
-    return f"{ratio:.2f}" + f" (against {base})" * (base > 1)
+def _comparison_row(found: Comparison | None) -> dict[str, str]:
+    if found is None:
+        return dict.fromkeys(("speed-up", "efficiency"), MISSING)
+    base = found.base.first.ranks
+    speed_up = found.speed_up.format(".2f") + f" (against {base})" * (base > 1)
+    return {"speed-up": speed_up, "efficiency": found.efficiency.format(".2f")}
 
 
-def _number(value: float | Mapping[str, float] | None) -> str:
-    """A number, or the median of a `Spread` with its ends."""
-    if value is None:
-        return MISSING
-    if not isinstance(value, Mapping):
-        return f"{value:.4g}"
-    ends = "" if value["least"] == value["most"] else f" ({value['least']:.4g} to {value['most']:.4g})"
-    return f"{value['median']:.4g}{ends}"
+def breakdown_rows(results: StudyResults) -> list[dict[str, str]]:
+    """The table of where the time of the points goes: cells by title; empty where no run has records of its steps."""
+    labels = [label for label in results.varying if label not in ("ranks", "grid")]
+    comparisons = compare_points(results)
+    rows = []
+    for point in results.points:
+        shares, found = point.shares, comparisons.get(point.cells[0].id)
+        if shares.overhead is None:
+            continue
+        named = {label: str(point.values.get(label, MISSING)) for label in labels}
+        parts = ("computing", "communication", "waiting", "overhead")
+        rows.append(
+            {"ranks": str(point.first.ranks), "grid": point.first.grid, **named}
+            | {part: _number(getattr(shares, part), ".1%") for part in parts}
+            | {
+                "load balance": _number(shares.load_balance, ".3f"),
+                "communication efficiency": _number(shares.communication_efficiency, ".3f"),
+                "serial fraction": _number(None if found is None else found.serial_fraction, ".4f"),
+            }
+        )
+    return rows
+
+
+def _number(value: float | None, spec: str) -> str:
+    return MISSING if value is None else f"{value:{spec}}"
 
 
 def _distinct(values: Iterable[object]) -> str:
@@ -165,14 +213,26 @@ def markdown_text(results: StudyResults) -> str:
     rows = point_rows(results)
     lines = [f"# {results.title}", "", results.manifest.description, ""]
     lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
-    lines += [_line(rows[0]), _line(["---"] * len(rows[0])), *(_line(row.values()) for row in rows), ""]
-    repeated = max(len(point.cells) for point in results.points)
-    medians = f"Medians of up to {repeated} runs, with the least and the greatest. " if repeated > 1 else ""
-    lines += [f"{medians}Times are of training alone: {TIMES}.", ""]
+    lines += [*_table(rows), f"{conditions_text(results)} Times are of training alone: {TIMES}.", ""]
+    if breakdown := breakdown_rows(results):
+        lines += ["## Where the time goes", "", *_table(breakdown), BREAKDOWN, ""]
     if results.unfinished:
         lines += [f"Not finished: {len(results.unfinished)} cells ({results.unfinished_counts})", ""]
         lines += [f"* **{cell.state.status}** {cell.text}" for cell in results.unfinished] + [""]
     return "\n".join(lines)
+
+
+def conditions_text(results: StudyResults) -> str:
+    """Return the sentences on what the tables compare, and how: repeats, intervals, base of the speed-ups."""
+    repeated = max(len(point.cells) for point in results.points)
+    medians = f"Medians of up to {repeated} runs" if repeated > 1 else "Single runs"
+    if repeated >= LEAST_REPEATS:
+        medians += f" [{CONFIDENCE:.0%} confidence interval, bootstrap]"
+    return f"{medians}. Speed-up against {baseline_text(results)}."
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    return [_line(rows[0]), _line(["---"] * len(rows[0])), *(_line(row.values()) for row in rows), ""]
 
 
 def _line(texts: Iterable[str]) -> str:
@@ -185,17 +245,18 @@ def page_html(results: StudyResults, pictures: Iterable[tuple[str, bytes]]) -> s
     `pictures` are the caption and PNG of each plot; the page embeds them.
     """
     title = escape(results.title)
-    rows = point_rows(results)
-    table = "".join(f"<tr>{_cells('td', row.values())}</tr>\n" for row in rows)
+    breakdown = breakdown_rows(results)
     body = [
         f"<h1>{title}</h1>",
         f"<p>{escape(results.manifest.description)}</p>",
         *(_figure(caption, png) for caption, png in pictures),
         "<h2>Results</h2>",
         *(f'<p class="warning">Warning: {escape(text)}</p>' for text in warnings_of(results)),
-        f'<div class="wide"><table><thead><tr>{_cells("th", rows[0])}</tr></thead>',
-        f"<tbody>{table}</tbody></table></div>",
+        _html_table(point_rows(results)),
+        f"<p>{escape(conditions_text(results))}</p>",
     ]
+    if breakdown:
+        body += ["<h2>Where the time goes</h2>", _html_table(breakdown), f"<p>{BREAKDOWN}</p>"]
     if results.unfinished:
         body += [f"<h2>Not finished: {len(results.unfinished)} cells ({escape(results.unfinished_counts)})</h2>"]
         body += [_facts((cell.state.status, cell.id, cell.state.reason) for cell in results.unfinished)]
@@ -203,6 +264,12 @@ def page_html(results: StudyResults, pictures: Iterable[tuple[str, bytes]]) -> s
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     lines = "\n".join(body)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{lines}\n</body></html>\n'
+
+
+def _html_table(rows: Sequence[Mapping[str, str]]) -> str:
+    lines = "".join(f"<tr>{_cells('td', row.values())}</tr>\n" for row in rows)
+    head = f"<thead><tr>{_cells('th', rows[0])}</tr></thead>"
+    return f'<div class="wide"><table>{head}<tbody>{lines}</tbody></table></div>'
 
 
 def _figure(caption: str, png: bytes) -> str:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.runs.run_files import RunRecord
-from hybridnn.study.quantities import RunFigures, instruction_figures
-from hybridnn.study.results import (
+from hybridnn.study.quantities import RunFigures, TimeShares, instruction_figures
+from hybridnn.study.results import StudyPoint, StudyResults, point_name
+from hybridnn.study.scaling import (
+    LAYOUT,
+    Comparison,
     GridMap,
     ScalingLine,
-    StudyPoint,
-    StudyResults,
     alike_points,
+    baseline_text,
+    compare_points,
     grid_maps,
-    point_name,
+    same_training,
     strong_lines,
     weak_lines,
 )
+from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
 from hybridnn.training.records import EpochRecord
 from hybridnn.utils.figures import MUTED, new_figure, png_bytes, tidy
 from hybridnn.utils.text import counted
@@ -49,6 +53,12 @@ MEASURES: dict[str, Callable[[EpochRecord], float | None]] = {
 }
 
 
+INTERVALS = f"bars: {CONFIDENCE:.0%} confidence intervals of the medians of {LEAST_REPEATS} or more repeated runs"
+
+PARTS = {"computing": COLORS[0], "communication": COLORS[1], "waiting": COLORS[3], "overhead": MUTED}
+"""Parts of the time of a step, which are attributes of `TimeShares`, from the bottom of a bar, and their colours."""
+
+
 Bar = tuple[str, float | None, float | None]  # label, measured and predicted seconds
 
 
@@ -57,47 +67,55 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
     plots: dict[str, tuple[str, Figure]] = {}
     if lines := strong_lines(results):
         plots["strong_scaling"] = (
-            "Strong scaling: the same work on more ranks. Of several grids the fastest; bars from least to greatest "
-            "of repeated runs; dashed: predicted; grey: ideal.",
-            _draw_strong(lines),
+            f"Strong scaling: the same work on more ranks. Of several grids the fastest; {INTERVALS}; dashed: "
+            f"predicted; grey: ideal. Speed-up against {baseline_text(results)}.",
+            _draw_strong(lines, compare_points(results)),
         )
     if lines := weak_lines(results):
         plots["weak_scaling"] = (
-            "Weak scaling: work that grows with the ranks. Ideal is a level line.",
+            f"Weak scaling: work that grows with the ranks. Ideal is a level line; {INTERVALS}.",
             _draw_weak(lines),
         )
     if maps := grid_maps(results):
         more = f" Shown are {MOST_MAPS} of {len(maps)}." if len(maps) > MOST_MAPS else ""
         plots["grids"] = (
-            "Milliseconds per epoch of process grids, P_r (batch) x P_c (model) ranks; boxed: the fastest." + more,
+            "Milliseconds per epoch of process grids, P_r (model) x P_c (batch) ranks; boxed: the fastest." + more,
             _draw_maps(maps[:MOST_MAPS]),
+        )
+    if bars := breakdowns_of(results):
+        more = f" Shown are {MOST_MAPS} of {len(bars)}." if len(bars) > MOST_MAPS else ""
+        plots["breakdown"] = (
+            "Where the time goes: time of all ranks per training sample, by its parts. Ideal scaling is a level line, "
+            f"all of it computing.{more}",
+            _draw_breakdowns(dict(list(bars.items())[:MOST_MAPS])),
         )
     if curves := draw_curves(results):
         plots["accuracy"] = curves
     return plots
 
 
-def _draw_strong(lines: Sequence[ScalingLine]) -> Figure:
+def _draw_strong(lines: Sequence[ScalingLine], comparisons: Mapping[str, Comparison]) -> Figure:
     figure = new_figure(10.5, 4.3)
     left, right = figure.subplots(1, 2)
     _draw_seconds(left, lines)
     left.set_yscale("log")
     left.set_ylabel("seconds per epoch")
-    bases = {line.ranks[0] for line in lines}
-    for number, line in enumerate(lines):
-        base, style = line.seconds[0].median, _style(number)
-        right.plot(line.ranks, [base / spread.median for spread in line.seconds], label=line.name, **style)
+    found = [[comparisons.get(point.cells[0].id) for point in line.points] for line in lines]
+    for number, (line, compared) in enumerate(zip(lines, found, strict=True)):
+        shown = [(ranks, one.speed_up) for ranks, one in zip(line.ranks, compared, strict=True) if one is not None]
+        style = _style(number)
+        _draw_estimates(right, shown, label=line.name, **style)
         if line.predicted[0] is not None:
             ratios = [(r, line.predicted[0] / p) for r, p in zip(line.ranks, line.predicted, strict=True) if p]
             right.plot(*zip(*ratios, strict=True), color=style["color"], linestyle="--", linewidth=1)
+    bases = {one.base.first.ranks for compared in found for one in compared if one is not None}
     for base_ranks in sorted(bases):
-        most = max(line.ranks[-1] for line in lines if line.ranks[0] == base_ranks)
+        most = max(line.ranks[-1] for line in lines)
         right.plot([base_ranks, most], [1, most / base_ranks], color=MUTED, linewidth=1, label="ideal")
     right.set_yscale("log", base=2)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     _rank_axis(right, [count for line in lines for count in line.ranks])
-    base_text = counted(min(bases), "rank") if len(bases) == 1 else "the fewest ranks of the line"
-    right.set_ylabel(f"speed-up against {base_text}")
+    right.set_ylabel(f"speed-up against {counted(min(bases), 'rank')}" if len(bases) == 1 else "speed-up")
     tidy(right)
     left.legend(frameon=False, fontsize=7)
     return figure
@@ -106,28 +124,40 @@ def _draw_strong(lines: Sequence[ScalingLine]) -> Figure:
 def _draw_weak(lines: Sequence[ScalingLine]) -> Figure:
     both = {"epoch": [line for line in lines if not line.per_step], "step": [line for line in lines if line.per_step]}
     by_unit = {unit: chosen for unit, chosen in both.items() if chosen}
-    figure = new_figure(5.6 * len(by_unit), 4.3)
-    panels = figure.subplots(1, len(by_unit), squeeze=False)[0]
-    for axes, (unit, chosen) in zip(panels, by_unit.items(), strict=True):
-        _draw_seconds(axes, chosen)
-        axes.set_ylabel(f"seconds per {unit}")
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=7)
+    figure = new_figure(10.5, 4.3 * len(by_unit))
+    rows = figure.subplots(len(by_unit), 2, squeeze=False)
+    for (left, right), (unit, chosen) in zip(rows, by_unit.items(), strict=True):
+        _draw_seconds(left, chosen)
+        left.set_ylabel(f"seconds per {unit}")
+        left.legend(frameon=False, fontsize=7)
+        for number, line in enumerate(chosen):
+            _draw_estimates(right, list(zip(line.ranks, line.weak_efficiency, strict=True)), **_style(number))
+        right.axhline(1, color=MUTED, linewidth=1)
+        right.set_ylabel("efficiency")
+        _rank_axis(right, [count for line in chosen for count in line.ranks])
+        tidy(right)
+        for axes in (left, right):
+            axes.set_ylim(bottom=0)
     return figure
 
 
 def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
     for number, line in enumerate(lines):
-        medians = [spread.median for spread in line.seconds]
-        below = [spread.median - spread.least for spread in line.seconds]
-        above = [spread.most - spread.median for spread in line.seconds]
         style = _style(number)
-        axes.errorbar(line.ranks, medians, yerr=[below, above], label=line.name, capsize=2, **style)
+        _draw_estimates(axes, list(zip(line.ranks, line.seconds, strict=True)), label=line.name, **style)
         found = [(r, p) for r, p in zip(line.ranks, line.predicted, strict=True) if p is not None]
         if found:
             axes.plot(*zip(*found, strict=True), color=style["color"], linestyle="--", linewidth=1)
     _rank_axis(axes, [count for line in lines for count in line.ranks])
     tidy(axes)
+
+
+def _draw_estimates(axes: Axes, points: Sequence[tuple[int, Estimate]], **style: Any) -> None:
+    """Draw values over ranks, with their intervals as bars."""
+    values = [found.value for _, found in points]
+    below = [0.0 if found.low is None else found.value - found.low for _, found in points]
+    above = [0.0 if found.high is None else found.high - found.value for _, found in points]
+    axes.errorbar([ranks for ranks, _ in points], values, yerr=[below, above], capsize=2, **style)
 
 
 def _draw_maps(maps: Sequence[GridMap]) -> Figure:
@@ -159,12 +189,65 @@ def _draw_map(axes: Axes, grids: GridMap) -> None:
         axes.text(*position, f"{1e3 * seconds:.3g}", ha="center", va="center", fontsize=8, bbox=box, color=color)
     axes.set_xticks(range(len(models)), [str(model) for model in models])
     axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
-    axes.set_xlabel("P_c (model ranks)")
-    axes.set_ylabel("P_r (batch ranks)")
+    axes.set_xlabel("P_r (model ranks)")
+    axes.set_ylabel("P_c (batch ranks)")
     axes.set_title(grids.name, fontsize=9)
     bar = axes.figure.colorbar(image, ax=axes, label="ms per epoch")
     bar.ax.yaxis.set_major_formatter("{x:g}")
     bar.ax.yaxis.set_minor_formatter("{x:g}")
+
+
+@dataclass(frozen=True)
+class TimeBar:
+    """Time of all ranks per training sample of a point, in seconds, and its shares."""
+
+    label: str
+    seconds: float
+    shares: TimeShares
+
+
+def breakdowns_of(results: StudyResults) -> dict[str, list[TimeBar]]:
+    """Bars of points that differ in ranks, grid and method, by the values of their other axes.
+
+    For each method and number of ranks the fastest grid. Points without the records of their steps have no bar, and
+    fewer than two bars are no breakdown.
+    """
+    panels = {}
+    for points in alike_points(results, LAYOUT | {"method"}, lambda point: ()):
+        fastest: dict[tuple[int, str], TimeBar] = {}
+        for point in sorted(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
+            figures = point.first
+            if figures.shares.overhead is None:
+                continue
+            seconds = point.seconds_per_epoch.value * figures.ranks / figures.train_samples
+            method = str(point.values.get("method", ""))
+            label = f"{figures.ranks}\n{figures.grid}" + f"\n{method}" * bool(method)
+            fastest.setdefault((figures.ranks, method), TimeBar(label, seconds, point.shares))
+        if len(fastest) > 1:
+            panels[point_name(results, points[0], without=LAYOUT | {"method"})] = list(fastest.values())
+    return panels
+
+
+def _draw_breakdowns(panels: Mapping[str, Sequence[TimeBar]]) -> Figure:
+    columns = min(MAPS_PER_ROW, len(panels))
+    rows = -(-len(panels) // columns)
+    most = max(len(bars) for bars in panels.values())
+    figure = new_figure(max(4.2, 0.55 * most + 1.5) * columns, 3.8 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, (name, bars) in zip(grid, panels.items(), strict=False):
+        bottoms = [0.0] * len(bars)
+        for part, color in PARTS.items():
+            heights = [1e6 * bar.seconds * getattr(bar.shares, part) for bar in bars]
+            axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
+            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        axes.set_xticks(range(len(bars)), [bar.label for bar in bars], fontsize=7)
+        axes.set_ylabel("µs of all ranks per sample")
+        axes.set_title(name, fontsize=9)
+        tidy(axes)
+    grid[0].legend(frameon=False, fontsize=7)
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    return figure
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -191,11 +274,8 @@ class MedianCurve:
 
 
 def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
-    """Curves of the points that have the measure, for each network the fastest layout, in the order of the study."""
-    fastest = [
-        min(points, key=lambda point: point.seconds_per_epoch.median)
-        for points in alike_points(results, constant=lambda point: ())
-    ]
+    """Curves of the points that have the measure, for each training its fastest layout, in the order of the study."""
+    fastest = [min(points, key=lambda point: point.seconds_per_epoch.value) for points in same_training(results)]
     curves = [_curve(results, point, MEASURES[measure]) for point in fastest]
     return [curve for curve in curves if curve.epochs]
 
@@ -222,7 +302,7 @@ def draw_curves(results: StudyResults) -> tuple[str, Figure] | None:
         left.set_ylim(LEAST_R2, 1.02)
     left.legend(frameon=False, fontsize=7)
     more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
-    caption = f"{measure[0].upper()}{measure[1:]} against epochs and time, for each network on its fastest grid.{more}"
+    caption = f"{measure[0].upper()}{measure[1:]} against epochs and time, for each training on its fastest grid.{more}"
     return caption, figure
 
 

@@ -1,4 +1,4 @@
-"""Results of a study: its finished cells grouped into points, lines of scaling, maps of grids, and doubtful figures."""
+"""Results of a study: its finished cells grouped into points, and the other cells with the reasons."""
 
 from __future__ import annotations
 
@@ -6,38 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from hybridnn.errors import DataError
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
-from hybridnn.study.quantities import RunFigures, efficiency_warning, figures_of, threads_warning
+from hybridnn.study.quantities import RunFigures, TimeShares, figures_of, mean_shares
+from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of
+from hybridnn.study.study_file import REPEATED
 from hybridnn.study.study_folder import FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
 
-REPEATED = frozenset({"repeat", "seed"})  # axes of repetitions; a point is the median over them
-
-LAYOUT = frozenset({"ranks", "grid"})
-WORK = frozenset(
-    {"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.synthetic.samples", "data.rows"}
-)
-"""Axes that change the number of samples of an epoch or a minibatch."""
-
 Key = tuple[Hashable, ...]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median, least and greatest value of repeated cells."""
-
-    median: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Take the spread of at least one value."""
-        return cls(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True)
@@ -82,14 +63,19 @@ class StudyPoint:
         return len(stages), *stages[0]
 
     @property
-    def seconds_per_epoch(self) -> Spread:
+    def epoch_times(self) -> list[float]:
+        """Seconds per epoch of the cells."""
+        return [cell.figures.seconds_per_epoch for cell in self.cells]
+
+    @cached_property
+    def seconds_per_epoch(self) -> Estimate:
         """Of training, evaluation excluded."""
-        return Spread.of([cell.figures.seconds_per_epoch for cell in self.cells])
+        return median_of(self.epoch_times)
 
     @property
-    def seconds_per_step(self) -> Spread:
+    def seconds_per_step(self) -> Estimate:
         """Of training."""
-        return Spread.of([cell.figures.seconds_per_step for cell in self.cells])
+        return self.seconds_per_epoch.scaled(1 / self.first.steps_per_epoch)
 
     @property
     def predicted_seconds_per_epoch(self) -> float | None:
@@ -98,10 +84,25 @@ class StudyPoint:
         return median(found) if found else None
 
     @property
-    def metric(self) -> Spread | None:
-        """Test accuracy or R² after the last epoch; None where there is none."""
-        found = [cell.figures.metric for cell in self.cells if cell.figures.metric is not None]
-        return Spread.of(found) if found else None
+    def metric(self) -> MeanDeviation | None:
+        """Test accuracy or R² after the last epoch, over the seeds; None where there is none."""
+        return self.over_seeds(lambda cell: cell.figures.metric)
+
+    def over_seeds(self, figure: Callable[[CellResult], float | None]) -> MeanDeviation | None:
+        """Mean and deviation of a figure of the training over the seeds; None where no cell has it.
+
+        Repeats of one seed are the same training, so that they count once, by their mean.
+        """
+        by_seed: dict[str, list[float]] = {}
+        for cell in self.cells:
+            if (value := figure(cell)) is not None:
+                by_seed.setdefault(str(cell.values.get("seed")), []).append(value)
+        return mean_and_deviation([fmean(values) for values in by_seed.values()]) if by_seed else None
+
+    @property
+    def shares(self) -> TimeShares:
+        """Means over the cells."""
+        return mean_shares([cell.figures.shares for cell in self.cells])
 
 
 @dataclass(frozen=True)
@@ -190,141 +191,8 @@ def _point_values(cell: CellResult) -> dict[str, Any]:
     return {label: value for label, value in cell.values.items() if label not in REPEATED}
 
 
-@dataclass(frozen=True)
-class ScalingLine:
-    """Points of increasing ranks that otherwise differ in their grid alone: for each number of ranks the fastest.
-
-    `name` has the values of the axes in which the line differs from the others. There are at least two points, each
-    with its ranks, measured seconds and predicted seconds: per epoch, or per step where `per_step`.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    seconds: tuple[Spread, ...]
-    predicted: tuple[float | None, ...]
-    per_step: bool = False
-
-
-@dataclass(frozen=True)
-class GridMap:
-    """Seconds per epoch of the grids of one network: ``seconds[batch, model]``."""
-
-    name: str
-    seconds: dict[tuple[int, int], float]
-
-
-def _work(point: StudyPoint) -> Key:
-    return point.first.train_samples, point.first.batch_size
-
-
-def alike_points(
-    results: StudyResults, without: Iterable[str] = LAYOUT, constant: Callable[[StudyPoint], Key] = _work
-) -> list[list[StudyPoint]]:
-    """Group the points that have the same values of all axes but those in `without`, and the same `constant`."""
-    groups: dict[Key, list[StudyPoint]] = {}
-    for point in results.points:
-        values = tuple((label, str(value)) for label, value in point.values.items() if label not in without)
-        groups.setdefault((values, constant(point)), []).append(point)
-    return list(groups.values())
-
-
-def strong_lines(results: StudyResults) -> list[ScalingLine]:
-    """Lines along which only the ranks grow."""
-    return _lines(results, LAYOUT, _work, "")
-
-
-def weak_lines(results: StudyResults) -> list[ScalingLine]:
-    """Lines along which the work grows with the ranks: the samples of the epoch, or those of the minibatch."""
-
-    def samples_each(point: StudyPoint) -> int:
-        return round(point.first.train_samples / point.first.ranks)
-
-    def batch_each(point: StudyPoint) -> int:
-        return round(point.first.batch_size / point.first.ranks)
-
-    axes, samples = LAYOUT | WORK, "{0} samples per rank"
-    return [
-        *_lines(results, axes, lambda p: (samples_each(p), p.first.batch_size), f"{samples}, batch {{1}}"),
-        *_lines(results, axes, lambda p: (samples_each(p), batch_each(p)), f"{samples}, batch {{1}} per rank"),
-        *_lines(results, axes, lambda p: (p.first.train_samples, batch_each(p)), "batch {1} per rank", per_step=True),
-    ]
-
-
-def _lines(
-    results: StudyResults,
-    without: Iterable[str],
-    constant: Callable[[StudyPoint], Key],
-    text: str,
-    *,
-    per_step: bool = False,
-) -> list[ScalingLine]:
-    """Lines of the groups of `alike_points`; `text` is the format in which the values of `constant` are named."""
-    lines = []
-    for points in alike_points(results, without, constant):
-        fastest: dict[int, StudyPoint] = {}
-        for point in sorted(points, key=_ranks_and_seconds):
-            fastest.setdefault(point.first.ranks, point)
-        if len(fastest) > 1:
-            chosen = tuple(fastest.values())
-            name = point_name(results, chosen[0], without=without)
-            name += f", {text}".format(*constant(chosen[0])) if text else ""
-            seconds = tuple(point.seconds_per_step if per_step else point.seconds_per_epoch for point in chosen)
-            predicted = tuple(_predicted(point, per_step=per_step) for point in chosen)
-            lines.append(ScalingLine(name, tuple(fastest), seconds, predicted, per_step))
-    return lines
-
-
-def _predicted(point: StudyPoint, *, per_step: bool) -> float | None:
-    seconds = point.predicted_seconds_per_epoch
-    return seconds / point.first.steps_per_epoch if seconds is not None and per_step else seconds
-
-
-def _ranks_and_seconds(point: StudyPoint) -> tuple[int, float]:
-    return point.first.ranks, point.seconds_per_epoch.median
-
-
-def grid_maps(results: StudyResults) -> list[GridMap]:
-    """Maps of batch x model for every network that ran with several numbers of both; all numbers of ranks together."""
-    maps = []
-    for points in alike_points(results, constant=lambda point: (*_work(point), point.grid[0])):
-        seconds: dict[tuple[int, int], float] = {}
-        for point in points:
-            grid, measured = point.grid[1:], point.seconds_per_epoch.median
-            seconds[grid] = min(measured, seconds.get(grid, measured))
-        if len({batch for batch, _ in seconds}) > 1 and len({model for _, model in seconds}) > 1:
-            name = point_name(results, points[0], without=LAYOUT)
-            pipeline = points[0].grid[0]
-            maps.append(GridMap(name + f", {pipeline} stages" * (pipeline > 1), seconds))
-    return maps
-
-
-def speed_ups(results: StudyResults) -> dict[str, tuple[float, int]]:
-    """Speed-up of each point, by the id of its first cell, and the ranks of its base: the fewest for this work."""
-    found = {}
-    for points in alike_points(results):
-        base = min(points, key=_ranks_and_seconds)
-        for point in points:
-            ratio = base.seconds_per_epoch.median / point.seconds_per_epoch.median
-            found[point.cells[0].id] = ratio, base.first.ranks
-    return found
-
-
 def point_name(results: StudyResults, point: StudyPoint, *, without: Iterable[str] = ()) -> str:
     """Values of the axes that vary among the points, but for those in `without`."""
     labels = [label for label in point.values if label in results.varying and label not in without]
     parts = [f"{label} {point.values[label]}".removeprefix("variant ") for label in labels]
     return ", ".join(parts) or results.manifest.name
-
-
-def warnings_of(results: StudyResults) -> list[str]:
-    """Sentences on threads that differ, placements that differ, and speed-ups above the ideal."""
-    warnings = [threads_warning([cell.figures for cell in results.cells])]
-    relative = speed_ups(results)
-    for point in results.points:
-        name = point_name(results, point)
-        nodes = sorted({cell.figures.nodes for cell in point.cells})
-        if len(nodes) > 1:
-            warnings.append(f"{name}: repeated on {', '.join(map(str, nodes))} nodes, whose times are not the same")
-        speed_up, base = relative[point.cells[0].id]
-        warnings.append(efficiency_warning(name, speed_up * base / point.first.ranks))
-    return [text for text in warnings if text]

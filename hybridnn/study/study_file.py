@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,7 +26,18 @@ from hybridnn.utils.text import shown_path
 ALL_GRIDS = ("batch", "model", "all")
 """Names in place of a grid: all ranks along one axis, or every grid of batch x model that the ranks allow."""
 
+BATCH_OR_MODEL = {"batch": r"[0-9]+x1", "model": r"1x[0-9]+"}  # the grids of a name, as text
+
 DEFAULT_HIDDEN = (256, 256)
+
+REPEATED = ("repeat", "seed")
+"""Labels of the axes of repetitions, over which results are summarized. They vary slowest, so that every combination of
+the others runs once in each round: drift of a machine then spreads over all of them."""
+
+TIMED = frozenset({"ranks", "nodes", "ranks_per_node", "grids", "methods", "splits", "threads", "binding"})
+"""Axes that change the time of a run but, with exact methods, not its training; as those of ``parallel.``"""
+
+DEFAULT_REPEATS = 5  # of studies that compare times
 Values = dict[str, Any]
 Apply = Callable[[Values, Any, int], None]
 
@@ -229,6 +240,17 @@ class StudyFile(Section):
         description="How a cell runs again that did not end: `'restart'` from the beginning, so that its times are "
         "those of one run; `'resume'` from its newest checkpoint.",
     )
+    compares: Literal["times", "training"] | None = Field(
+        None,
+        description="What the cells are compared by. `'times'` runs every cell 5 times unless `axes.repeats` names "
+        "another number; `'training'` runs it once. By default `'times'` where axes of ranks, grids, methods, splits, "
+        "placement or `parallel.` vary and there are no `seeds`.",
+    )
+    baseline: Table = Field(
+        default_factory=dict,
+        description="Values of axes, such as `{method = 'sequential'}`: speed-ups are against the cells that have them "
+        "and the same values of all other axes.",
+    )
     machine: Annotated[str, Field(min_length=1)] | None = Field(
         None,
         description="Machine file for predictions: a `.toml` or `.json` file, from the working folder, or the name of "
@@ -249,7 +271,8 @@ class Study:
 
     With `reduced`, ``[reduced]`` has been applied. `threads` are the BLAS threads of every rank of every cell. An
     `interrupted` cell starts again, as timings need it, or resumes from its newest checkpoint. `machine` is the
-    absolute path of a machine file, or the name of one that ships with the package.
+    absolute path of a machine file, or the name of one that ships with the package. `baseline` are values by label, as
+    text: those of the cells that all others are compared with.
     """
 
     name: str
@@ -260,6 +283,7 @@ class Study:
     threads: int = 1
     interrupted: Literal["restart", "resume"] = "restart"
     machine: str | None = None
+    baseline: Mapping[str, str] = field(default_factory=dict)
 
 
 def ready_studies() -> dict[str, Path]:
@@ -294,9 +318,69 @@ def _make_study(values: Table, name: str, *, reduced: bool) -> Study:
             raise SettingError("--reduced", name, "this study has no [reduced] settings")
         _merge(base, file.reduced.base)
         axes = {**axes, **file.reduced.axes}
-    checked = _check_axes(axes, file.variants)
+    checked = _check_axes(_with_repeats(axes, file.compares), file.variants)
     machine = os.path.abspath(file.machine) if file.machine and Path(file.machine).suffix else file.machine
-    return Study(file.name, file.description, reduced, base, checked, file.threads, file.interrupted, machine)
+    return Study(
+        file.name,
+        file.description,
+        reduced,
+        base,
+        checked,
+        threads=file.threads,
+        interrupted=file.interrupted,
+        machine=machine,
+        baseline=_check_baseline(file.baseline, checked),
+    )
+
+
+def _with_repeats(axes: Table, compares: Literal["times", "training"] | None) -> Table:
+    """Add the default number of repeats where a study compares times and names none.
+
+    By default, that is where an axis of `TIMED` or ``parallel.`` varies, and there are no seeds.
+    """
+    given = by_dotted_name(axes)
+    if compares is None:
+        varies = any(
+            (name in TIMED or name.startswith("parallel.")) and isinstance(values, list) and _varies(values)
+            for name, values in given.items()
+        )
+        compares = "times" if varies and "seeds" not in given else "training"
+    return axes if compares == "training" or "repeats" in given else {**axes, "repeats": DEFAULT_REPEATS}
+
+
+def _varies(values: list[Any]) -> bool:
+    return len(values) > 1 or values == ["all"]
+
+
+def _check_baseline(baseline: Table, axes: Sequence[tuple[Axis, list[Any]]]) -> dict[str, str]:
+    """The values of a baseline as text, by label; `SettingError` for one that no axis has."""
+    found: dict[str, str] = {}
+    known = [axis.label for axis, _ in axes if axis.label not in REPEATED]
+    for name, value in by_dotted_name(baseline).items():
+        chosen = [(axis, values) for axis, values in axes if name in (axis.label, axis.name) and axis.label in known]
+        if not chosen:
+            raise SettingError(f"baseline.{name}", value, f"not an axis of this study: {', '.join(known) or 'none'}")
+        axis, values = chosen[0]
+        wanted = format_value(axis.check(value))
+        texts = [format_value(known_value) for known_value in values]
+        # Names of grids stand for other ones with every number of ranks; whether a cell has them is checked later.
+        has_names = axis.label == "grid" and not {wanted, *texts}.isdisjoint(ALL_GRIDS)
+        if wanted not in texts and not has_names:
+            raise SettingError(f"baseline.{name}", value, f"not a value of this axis: {', '.join(texts)}")
+        found[axis.label] = wanted
+    return found
+
+
+def has_values(values: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
+    """Whether values of axes, by label, are those of a baseline, whose grid may be ``batch`` or ``model``."""
+    for label, text in wanted.items():
+        found = format_value(values.get(label))
+        if label == "grid" and text in BATCH_OR_MODEL:
+            if not re.fullmatch(BATCH_OR_MODEL[text], found):
+                return False
+        elif found != text:
+            return False
+    return True
 
 
 def _read(path: Path) -> Table:

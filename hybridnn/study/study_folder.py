@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -62,13 +62,17 @@ class ManifestCell:
 
 @dataclass(frozen=True)
 class StudyManifest:
-    """Content of ``study.json``; `threads` is None in a folder of an earlier version, which did not fix them."""
+    """Content of ``study.json``; `threads` is None in a folder of an earlier version, which did not fix them.
+
+    `baseline` is that of the `Study`.
+    """
 
     name: str
     description: str
     reduced: bool
     cells: tuple[ManifestCell, ...]
     threads: int | None = None
+    baseline: dict[str, str] = field(default_factory=dict)
 
 
 _MANIFEST = TypeAdapter(StudyManifest)
@@ -134,7 +138,8 @@ class StudyFolder:
         about = {"format": FORMAT, "name": study.name, "description": study.description, "reduced": study.reduced}
         with self._write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / MANIFEST, {**about, "threads": study.threads, "cells": cells})
+            about |= {"threads": study.threads, "baseline": dict(study.baseline)}
+            write_json(self.path / MANIFEST, {**about, "cells": cells})
 
     def lock(self, name: str) -> FolderLock:
         """Lock a cell, so that no other process runs it, until the returned lock is released.

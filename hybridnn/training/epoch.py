@@ -42,11 +42,14 @@ class StepClock:
 
     def read(self, epoch: int, steps: int) -> MeasuredStep:
         """Seconds per step as means over the ranks, for a measurement of `steps` steps; collective over the grid."""
-        total = self._seconds.copy()
+        size, own = self._grid.size, self._seconds
+        total = np.concatenate([own / size, np.zeros(size)])
+        total[len(own) + self._grid.world.rank] = own[3:].sum()  # computing time of every rank, in its own place
         self._grid.world.allreduce(total)
-        seconds, communication, waiting, *computing = (total / (self._grid.size * steps)).tolist()
+        total /= steps
+        seconds, communication, waiting, *computing = total[: len(own)].tolist()
         kinds = {kind: spent for kind, spent in zip(KINDS, computing, strict=True) if spent}
-        return MeasuredStep(epoch, seconds, kinds, communication - waiting, waiting)
+        return MeasuredStep(epoch, seconds, kinds, communication - waiting, waiting, float(total[len(own) :].max()))
 
     def _now(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         totals, computing = self._grid.recorder.totals, self._grid.recorder.computing_seconds

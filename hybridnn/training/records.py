@@ -165,6 +165,7 @@ class MeasuredStep(Record):
     instructions: Mapping[str, float]  # seconds by kind of instruction
     communication: float  # inside communication calls, without `waiting`
     waiting: float  # waiting for messages of other stages, and at barriers
+    most_computing: float | None = None  # all instructions, of the rank that spent most; None in an earlier version
 
 
 @dataclass

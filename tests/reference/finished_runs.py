@@ -1,4 +1,4 @@
-"""Run folders with chosen results, written line by line."""
+"""Run folders and studies with chosen results, written line by line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hybridnn.config.settings import settings_from, to_toml
 from hybridnn.pipeline.layout import Layout
 from hybridnn.runs.run_files import CONFIG_END
 
-__all__ = ["prediction_line", "write_run"]
+__all__ = ["measured_line", "prediction_line", "write_run", "write_study"]
 
 
 def prediction_line(seconds_per_step: float, **changes: Any) -> dict[str, Any]:
@@ -31,6 +31,36 @@ def prediction_line(seconds_per_step: float, **changes: Any) -> dict[str, Any]:
     }
 
 
+def measured_line(epoch: int, seconds: float, **changes: Any) -> dict[str, Any]:
+    """Return a line of kind "measured": half computing, 30 % communication and 10 % waiting."""
+    return {
+        "kind": "measured",
+        "epoch": epoch,
+        "seconds_per_step": seconds,
+        "instructions": {"forward": 0.2 * seconds, "backward": 0.3 * seconds},
+        "communication": 0.3 * seconds,
+        "waiting": 0.1 * seconds,
+        **changes,
+    }
+
+
+def write_study(
+    folder: Path,
+    runs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]],
+    missing: Mapping[str, Mapping[str, Any]] | None = None,
+    baseline: Mapping[str, str] | None = None,
+) -> Path:
+    """Write a study of runs by id: the values of their axes, and options of `write_run`; `missing` cells never ran."""
+    cells = []
+    for name, (values, options) in runs.items():
+        write_run(folder / "cells" / name, **options)
+        cells.append({"id": name, "ranks": options.get("ranks", 1), "values": values})
+    cells += [{"id": name, "ranks": 1, "values": values} for name, values in (missing or {}).items()]
+    about = {"format": 1, "name": "my-study", "description": "a <b>bold</b> study", "reduced": False}
+    (folder / "study.json").write_text(json.dumps({**about, "cells": cells, "baseline": baseline or {}}))
+    return folder
+
+
 def write_run(
     folder: Path,
     *,
@@ -44,6 +74,8 @@ def write_run(
     samples: int = 1000,
     batch_size: int = 100,
     accuracy: float | None = 0.5,
+    method: str | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
     lines: Sequence[Mapping[str, Any]] = (),
     ended: bool = True,
 ) -> Path:
@@ -57,14 +89,20 @@ def write_run(
         Training time of each epoch.
     accuracy : float or None
         Of the last epoch; that of the other epochs is half of it. None writes an R² of 0.75.
+    method : str, optional
+        Pipeline method; by default 1f1b on several stages.
+    settings : mapping, optional
+        Other settings by section.
     lines : sequence of mapping
         Additional lines after the header.
     """
     pipeline, batch, model = grid or (1, ranks, 1)
     folder.mkdir(parents=True, exist_ok=True)
     parallel = {"pipeline": pipeline, "batch": batch, "model": model}
-    settings = {"parallel": parallel, "training": {"batch_size": batch_size}, "model": {"hidden": list(hidden)}}
-    (folder / "config.toml").write_text(to_toml(settings_from(settings)) + CONFIG_END)
+    given = {"parallel": parallel, "training": {"batch_size": batch_size}, "model": {"hidden": list(hidden)}}
+    for section, values in (settings or {}).items():
+        given[section] = {**given.get(section, {}), **values}
+    (folder / "config.toml").write_text(to_toml(settings_from(given)) + CONFIG_END)
     memory = dict.fromkeys(
         ("weight_bytes", "optimizer_bytes", "weight_version_bytes", "activation_bytes", "buffer_bytes"), 0
     )
@@ -73,7 +111,7 @@ def write_run(
     header = {
         "kind": "header",
         "ranks": ranks,
-        "layout": asdict(replace(layout, method="1f1b" if pipeline > 1 else "sequential")),
+        "layout": asdict(replace(layout, method=method or ("1f1b" if pipeline > 1 else "sequential"))),
         "memory": [memory] * pipeline,
         "nodes": nodes,
         "threads_per_rank": threads,

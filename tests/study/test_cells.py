@@ -19,9 +19,10 @@ PlanOf = Callable[..., CellPlan]
 def plan_of(tmp_path: Path) -> PlanOf:
     """Return a function that plans the cells of a study file's text."""
 
-    def plan(text: str, *, reduced: bool = False) -> CellPlan:
+    def plan(text: str, *, reduced: bool = False, compares: str | None = "training") -> CellPlan:
         path = tmp_path / "study.toml"
-        path.write_text(f'name = "s"\n{text}')
+        chosen = "" if compares is None else f'compares = "{compares}"\n'
+        path.write_text(f'name = "s"\n{chosen}{text}')
         return make_cells(load_study(path, reduced=reduced))
 
     return plan
@@ -35,8 +36,83 @@ def test_cells_are_the_product_of_the_axes(plan_of: PlanOf) -> None:
     plan = plan_of("axes = {ranks = [1, 2], widths = [8, 16, 32], seeds = [0, 1], repeats = 2}")
     assert len(plan.cells) == 2 * 3 * 2 * 2
     assert len(set(_ids(plan))) == 24
-    assert plan.cells[0].id == "ranks-1_width-8_seed-0_repeat-1"
+    assert plan.cells[0].id == "ranks-1_width-8_seed-0"
     assert plan.cells[-1].id == "ranks-2_width-32_seed-1_repeat-2"
+
+
+def test_repeats_run_round_by_round(plan_of: PlanOf) -> None:
+    plan = plan_of('axes = {ranks = [2, 1], grids = ["batch"], seeds = [0, 1], repeats = 2}')
+    rounds = [(cell.values["repeat"], cell.values["seed"], cell.ranks) for cell in plan.cells]
+    assert rounds == [(repeat, seed, ranks) for repeat in (1, 2) for seed in (0, 1) for ranks in (2, 1)]
+    assert plan.cells[-1].id == "ranks-1_grid-1x1_seed-1_repeat-2"
+
+
+def test_repeats_can_be_added_to_finished_cells(plan_of: PlanOf) -> None:
+    once = _ids(plan_of("axes = {ranks = [1, 2]}"))
+    assert _ids(plan_of("axes = {ranks = [1, 2], repeats = 3}"))[:2] == once
+
+
+@pytest.mark.parametrize(
+    ("text", "repeats"),
+    [
+        ("axes = {ranks = [1, 2]}", 5),
+        ('axes = {ranks = [4], grids = ["all"]}', 5),
+        ('axes = {grids = ["2x1x1"], methods = ["gpipe", "1f1b"]}', 5),
+        ("base.parallel.model = 2\naxes.parallel.overlap = [true, false]", 5),
+        ("axes = {ranks = [2], widths = [8, 16]}", 1),
+        ("axes = {ranks = [1, 2], seeds = [0, 1]}", 1),
+        ("axes = {ranks = [1, 2], repeats = 1}", 1),
+        ("axes = {ranks = [1, 2], repeats = 2}", 2),
+        ('compares = "training"\naxes = {ranks = [1, 2]}', 1),
+        ('compares = "times"\naxes = {ranks = [1, 2], seeds = [0, 1]}', 5),
+        ('compares = "times"\naxes = {widths = [8]}', 5),
+    ],
+)
+def test_studies_that_compare_times_are_repeated(plan_of: PlanOf, text: str, repeats: int) -> None:
+    cells = plan_of(text, compares=None).cells
+    assert max(cell.values.get("repeat", 1) for cell in cells) == repeats
+
+
+def test_combination_that_cannot_run_is_named_once(plan_of: PlanOf) -> None:
+    plan = plan_of('axes = {ranks = [2, 4], grids = ["2x2"], repeats = 3}')
+    assert (len(plan.cells), list(plan.skipped)) == (3, ["ranks-2_grid-2x2"])
+
+
+@pytest.mark.parametrize(
+    ("baseline", "message"),
+    [
+        ("{colour = 1}", r"baseline\.colour = 1: not an axis of this study: ranks, grid, method"),
+        ("{seed = 0}", r"baseline\.seed = 0: not an axis of this study"),
+        ('{method = "fr"}', r"baseline\.method = 'fr': not a value of this axis: sequential, ddg"),
+        ("{ranks = true}", r"axes\.ranks = True: a whole number"),
+        ('{grid = "3x1"}', r"baseline\.grid = '3x1': not a value of this axis: 1x1, 2x1x1"),
+        ('{grid = "1x1", method = "ddg"}', r"baseline = 'grid = 1x1, method = ddg': no cell of this study"),
+        ('{grid = "model", ranks = 2}', r"no cell of this study has these values"),
+        ("3", r"baseline = 3"),
+    ],
+)
+def test_baseline_that_no_cell_has_is_refused(plan_of: PlanOf, baseline: str, message: str) -> None:
+    axes = 'ranks = [1, 2], grids = ["1x1", "2x1x1"], methods = ["sequential", "ddg"], seeds = [0]'
+    with pytest.raises(SettingError, match=message) as error:
+        plan_of(f"baseline = {baseline}\naxes = {{{axes}}}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "text"),
+    [
+        ('{methods = "sequential"}', {"method": "sequential"}),
+        ('{method = "sequential", "optimizer.lr" = 0.1}', {"method": "sequential", "optimizer.lr": "0.1"}),
+        ("{optimizer.lr = 0.2, grid = [2, 1, 1]}", {"optimizer.lr": "0.2", "grid": "2x1x1"}),
+        ('{grid = "batch"}', {"grid": "batch"}),
+    ],
+)
+def test_baseline_is_by_label(tmp_path: Path, baseline: str, text: dict[str, str]) -> None:
+    axes = 'grids = ["1x1", "2x1x1"], methods = ["sequential", "1f1b"], optimizer.lr = [0.1, 0.2]'
+    (tmp_path / "s.toml").write_text(f'name = "s"\nbaseline = {baseline}\naxes = {{{axes}}}')
+    study = load_study(tmp_path / "s.toml")
+    assert study.baseline == text
+    make_cells(study)
 
 
 def test_cell_has_the_settings_of_its_axes(plan_of: PlanOf) -> None:
@@ -307,7 +383,7 @@ def test_ready_studies_are_those_of_the_paper() -> None:
         assert all(cell.settings.training.batch_size == 100 for cell in plan.cells)
     # The grids of p = 2^k ranks are k + 1: 3 + 4 + 5 + 6 for 4 to 32, for each of two data sets.
     plan = make_cells(load_study("laugier-figure-7"))
-    assert len(plan.cells) == 2 * 18
+    assert sum(cell.values["repeat"] == 1 for cell in plan.cells) == 2 * 18
     assert {cell.settings.model.hidden[0] for cell in plan.cells} == {512}
 
 
@@ -316,7 +392,7 @@ def test_reduced_ready_studies_need_no_network_and_two_cores() -> None:
         cells = make_cells(load_study(name, reduced=True)).cells
         assert {cell.settings.data.name for cell in cells} <= {"synthetic", "digits"}
         assert max(cell.ranks for cell in cells) <= 4
-        assert len(cells) <= 20
+        assert len(cells) <= 60
 
 
 def test_placement_follows_from_nodes_and_ranks_per_node(plan_of: PlanOf) -> None:

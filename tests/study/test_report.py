@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -18,33 +17,15 @@ from matplotlib.image import imread
 from hybridnn.errors import DataError
 from hybridnn.study.report_files import csv_text, markdown_text, page_html, point_facts, point_rows, write_report
 from hybridnn.study.report_plots import curves_of, draw_plots
-from hybridnn.study.results import (
-    Spread,
-    StudyResults,
-    grid_maps,
-    read_results,
-    speed_ups,
-    strong_lines,
-    warnings_of,
-    weak_lines,
-)
+from hybridnn.study.results import StudyResults, read_results
+from hybridnn.study.scaling import warnings_of
 from hybridnn.study.study_folder import StudyFolder
 from hybridnn.utils.figures import FORMATS, figure_bytes, png_bytes
-from reference.finished_runs import prediction_line, write_run
-
-Runs = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
+from reference.finished_runs import prediction_line, write_study
 
 
-def _study(folder: Path, runs: Runs, missing: Mapping[str, dict[str, Any]] | None = None) -> StudyResults:
-    """Write a study of runs by id: the values of their axes, and options of `write_run`."""
-    cells = []
-    for name, (values, options) in runs.items():
-        write_run(folder / "cells" / name, **options)
-        cells.append({"id": name, "ranks": options.get("ranks", 1), "values": values})
-    cells += [{"id": name, "ranks": 1, "values": values} for name, values in (missing or {}).items()]
-    about = {"format": 1, "name": "my-study", "description": "a <b>bold</b> study", "reduced": False}
-    (folder / "study.json").write_text(json.dumps({**about, "cells": cells}))
-    return read_results(folder)
+def _study(folder: Path, *arguments: Any, **options: Any) -> StudyResults:
+    return read_results(write_study(folder, *arguments, **options))
 
 
 def _strong(folder: Path) -> StudyResults:
@@ -68,34 +49,6 @@ def _strong(folder: Path) -> StudyResults:
     return _study(folder, runs)
 
 
-def test_repeats_become_medians_with_the_least_and_the_most(tmp_path: Path) -> None:
-    results = _strong(tmp_path)
-    assert (len(results.cells), len(results.points)) == (18, 6)
-    found = {(point.first.network, point.first.ranks): point.seconds_per_epoch for point in results.points}
-    assert found["64-8-10", 1] == Spread(5, 4, 9)
-    assert found["64-8-10", 2] == Spread(2.5, 2, 3)
-    assert found["64-16-10", 4] == Spread(2, 1, 4)
-    assert results.varying == ("ranks", "width")
-
-
-def test_strong_lines_have_speed_ups_against_one_rank(tmp_path: Path) -> None:
-    results = _strong(tmp_path)
-    first, second = strong_lines(results)
-    assert (first.name, second.name) == ("width 8", "width 16")
-    assert first.ranks == (1, 2, 4)
-    assert [spread.median for spread in first.seconds] == [5, 2.5, 2]
-    assert first.predicted == (2.5, 1.25, 1.0)
-    ratios = {point.cells[0].id[:-2]: speed_ups(results)[point.cells[0].id] for point in results.points}
-    assert ratios == {
-        "8-1": (1, 1),
-        "8-2": (2, 1),
-        "8-4": (2.5, 1),
-        "16-1": (1, 1),
-        "16-2": (2, 1),
-        "16-4": (4, 1),
-    }
-
-
 def _grids(folder: Path) -> StudyResults:
     seconds = {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
     runs = {
@@ -106,48 +59,6 @@ def _grids(folder: Path) -> StudyResults:
         for (b, m), taken in seconds.items()
     }
     return _study(folder, runs)
-
-
-def test_grids_make_a_map_and_the_fastest_of_each_ranks_a_line(tmp_path: Path) -> None:
-    results = _grids(tmp_path)
-    (grids,) = grid_maps(results)
-    assert grids.seconds == {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
-    (line,) = strong_lines(results)
-    assert (line.ranks, [spread.median for spread in line.seconds]) == ((4, 8), [1.0, 0.5])
-    assert speed_ups(results)["4x1"] == (0.5, 4)
-    assert set(draw_plots(results)) == {"strong_scaling", "grids"}
-
-
-def test_one_row_of_grids_is_no_map(tmp_path: Path) -> None:
-    assert grid_maps(_strong(tmp_path)) == []
-
-
-def test_work_that_grows_with_the_ranks_makes_weak_lines(tmp_path: Path) -> None:
-    by_batch = {
-        f"b{ranks}": (
-            {"ranks": ranks, "batch-per-rank": 50},
-            {"ranks": ranks, "batch_size": 50 * ranks, "seconds": [taken]},
-        )
-        for ranks, taken in ((1, 4.0), (2, 5.0))
-    }
-    results = _study(tmp_path / "batch", by_batch)
-    (line,) = weak_lines(results)
-    assert line.per_step
-    assert [spread.median for spread in line.seconds] == [0.4, 0.5]
-    assert strong_lines(results) == []
-    by_samples = {
-        f"s{ranks}": (
-            {"ranks": ranks, "samples-per-rank": 500},
-            {"ranks": ranks, "samples": 500 * ranks, "seconds": [taken]},
-        )
-        for ranks, taken in ((1, 4.0), (2, 5.0), (4, 6.0))
-    }
-    results = _study(tmp_path / "samples", by_samples)
-    (line,) = weak_lines(results)
-    assert not line.per_step
-    assert (line.ranks, [spread.median for spread in line.seconds]) == ((1, 2, 4), [4, 5, 6])
-    assert set(draw_plots(results)) == {"weak_scaling"}
-    assert weak_lines(_strong(tmp_path / "strong")) == []
 
 
 def test_curves_are_medians_against_epochs_and_summed_time(tmp_path: Path) -> None:
@@ -187,17 +98,21 @@ def test_markdown_has_a_row_for_every_point_and_the_unfinished_cells(tmp_path: P
     text = markdown_text(_study(tmp_path, runs, missing={"b": {"width": 9}}))
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 3
-    assert table[2].startswith("| 1 | 1x1 | 1 | 2 | 1.00 | - | 0.5 |")
+    assert table[2].startswith("| 1 | 1x1 | 1 | 2 | 1.00 | 1.00 | - | 0.5 |")
+    assert "Single runs. Speed-up against the fewest ranks of the same work (1 rank, 2 s per epoch)." in text
     assert "Not finished: 1 cells (1 never run)\n\n* **never run** b\n" in text
     strong = markdown_text(_strong(tmp_path / "strong"))
-    assert "| 1 | 1x1 | 1 | 8 | 5 (4 to 9) | 1.00 | 2.5 |" in strong
+    assert "| 1 | 1x1 | 1 | 8 | 5 [4, 9] | 1.00 | 1.00 | 2.5 |" in strong
+    assert "| 2 | 2x1 | 1 | 8 | 2.5 [2, 3] | 2.00 [1.33, 4.50] | 1.00 [0.67, 2.25] | 1.25 |" in strong
+    assert "Medians of up to 3 runs [95% confidence interval, bootstrap]. Speed-up against the fewest ranks" in strong
 
 
 def test_facts_have_units_in_their_names(tmp_path: Path) -> None:
     facts = point_facts(_strong(tmp_path))
-    assert facts[1]["seconds_per_epoch"] == {"median": 2.5, "least": 2, "most": 3}
-    assert facts[1]["seconds_per_step"]["median"] == 0.25
-    assert (facts[1]["speed_up"], facts[1]["speed_up_against_ranks"]) == (2, 1)
+    assert facts[1]["seconds_per_epoch"] == {"value": 2.5, "low": 2, "high": 3}
+    assert facts[1]["seconds_per_step"]["value"] == 0.25
+    assert facts[1]["speed_up"]["value"] == 2
+    assert (facts[1]["speed_up_against"], facts[1]["speed_up_against_ranks"]) == ("8-1-0", 1)
     assert facts[1]["values"] == {"ranks": 2, "width": 8}
     json.dumps(facts)
 
@@ -320,7 +235,7 @@ def test_a_speed_up_above_the_ideal_is_a_warning(tmp_path: Path) -> None:
     assert warning.startswith("ranks 4: efficiency 300%, more than ranks alone can give")
     assert f"**Warning:** {warning}\n" in markdown_text(results)
     assert f'<p class="warning">Warning: {warning}</p>' in page_html(results, {})
-    assert [point["efficiency"] for point in point_facts(results)] == pytest.approx([1, 1.2, 3])
+    assert [point["efficiency"]["value"] for point in point_facts(results)] == pytest.approx([1, 1.2, 3])
     assert warnings_of(_strong(tmp_path / "strong")) == []
 
 

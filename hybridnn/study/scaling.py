@@ -1,0 +1,298 @@
+"""Scaling of a study: points compared with their base, lines of strong and weak scaling, maps of grids, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hybridnn.study.quantities import efficiency_warning, karp_flatt_fraction, threads_warning
+from hybridnn.study.results import Key, StudyPoint, StudyResults, point_name
+from hybridnn.study.statistics import Estimate, ratio_of_medians
+from hybridnn.study.study_file import has_values
+from hybridnn.utils.text import counted
+
+LAYOUT = frozenset({"ranks", "nodes", "grid"})
+WORK = frozenset(
+    {"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.synthetic.samples", "data.rows"}
+)
+"""Axes that change the number of samples of an epoch or a minibatch."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A point compared with its base.
+
+    Attributes
+    ----------
+    base : StudyPoint
+    speed_up : Estimate
+        Training samples per second over those of the base: for the same work, seconds of the base over seconds.
+    efficiency : Estimate
+        The speed-up over the ratio of the ranks. In weak scaling, where the samples of an epoch or of a minibatch grow
+        with the ranks, this is the seconds of the base over the seconds, per epoch or per step.
+    serial_fraction : float or None
+        As `karp_flatt_fraction` has it; None unless the same work runs on more ranks than that of the base.
+    """
+
+    base: StudyPoint
+    speed_up: Estimate
+    efficiency: Estimate
+    serial_fraction: float | None
+
+
+def compare_points(results: StudyResults) -> dict[str, Comparison]:
+    """Compare the points with their bases, by the id of a point's first cell; a point without a base is left out.
+
+    With a baseline, the base has its values, and those of the point in all other axes; where ranks and grid are not in
+    the baseline and cannot be the same, it has the fewest ranks. Without one, the base has the fewest ranks of the
+    points that differ in ranks and grid alone. Of several, it is the fastest.
+    """
+    found = {}
+    for point in results.points:
+        if (base := _base_of(results, point)) is not None:
+            found[point.cells[0].id] = _compare(point, base)
+    return found
+
+
+def _base_of(results: StudyResults, point: StudyPoint) -> StudyPoint | None:
+    baseline = results.manifest.baseline
+    fixed = point.values.keys() - baseline.keys() - LAYOUT
+
+    def rank(other: StudyPoint) -> tuple[bool, bool, int, float]:
+        other_ranks = bool(baseline) and other.first.ranks != point.first.ranks
+        other_layout = bool(baseline) and any(other.values.get(name) != point.values.get(name) for name in LAYOUT)
+        return other_ranks, other_layout, other.first.ranks, other.seconds_per_epoch.value
+
+    candidates = [
+        other
+        for other in results.points
+        if has_values(other.values, baseline)
+        and all(str(other.values.get(label)) == str(point.values[label]) for label in fixed)
+    ]
+    return min(candidates, key=rank, default=None)
+
+
+def _compare(point: StudyPoint, base: StudyPoint) -> Comparison:
+    ranks = point.first.ranks / base.first.ranks
+    if point is base:
+        return Comparison(base, Estimate(1.0), Estimate(1.0), None)
+    samples = point.first.train_samples / base.first.train_samples
+    speed_up = ratio_of_medians(base.epoch_times, point.epoch_times).scaled(samples)
+    is_same_work = _work(point) == _work(base)
+    serial = karp_flatt_fraction(speed_up.value, ranks) if is_same_work else None
+    return Comparison(base, speed_up, speed_up.scaled(1 / ranks), serial)
+
+
+def baseline_text(results: StudyResults) -> str:
+    """Return the base of the speed-ups as text, with its seconds where all points have the same one."""
+    bases = {id(found.base): found.base for found in compare_points(results).values()}
+    wanted = ", ".join(f"{label} {value}" for label, value in results.manifest.baseline.items())
+    text = wanted or "the fewest ranks of the same work"
+    if len(bases) == 1:
+        (base,) = bases.values()
+        text += f" ({counted(base.first.ranks, 'rank')}, {base.seconds_per_epoch.format()} s per epoch)"
+    return text
+
+
+@dataclass(frozen=True)
+class ScalingLine:
+    """Points of increasing ranks that otherwise differ in their grid alone: for each number of ranks the fastest.
+
+    `name` has the values of the axes in which the line differs from the others. There are at least two points. Seconds
+    are per epoch, or per step where `per_step`.
+    """
+
+    name: str
+    points: tuple[StudyPoint, ...]
+    per_step: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the points."""
+        return tuple(point.first.ranks for point in self.points)
+
+    @property
+    def seconds(self) -> tuple[Estimate, ...]:
+        """Measured seconds."""
+        return tuple(point.seconds_per_step if self.per_step else point.seconds_per_epoch for point in self.points)
+
+    @property
+    def predicted(self) -> tuple[float | None, ...]:
+        """Predicted seconds; None where there is no prediction."""
+        found = ((point.predicted_seconds_per_epoch, point.first.steps_per_epoch) for point in self.points)
+        return tuple(s / steps if s is not None and self.per_step else s for s, steps in found)
+
+    @property
+    def weak_efficiency(self) -> tuple[Estimate, ...]:
+        """Seconds of the first point over those of each; of a line of weak scaling."""
+        first, *others = self.points
+        steps = [point.first.steps_per_epoch if self.per_step else 1 for point in others]
+        scale = first.first.steps_per_epoch if self.per_step else 1
+        ratios = [ratio_of_medians(first.epoch_times, point.epoch_times) for point in others]
+        return Estimate(1.0), *(ratio.scaled(n / scale) for ratio, n in zip(ratios, steps, strict=True))
+
+
+@dataclass(frozen=True)
+class GridMap:
+    """Seconds per epoch of the grids of one network: ``seconds[batch, model]``."""
+
+    name: str
+    seconds: dict[tuple[int, int], float]
+
+
+def _work(point: StudyPoint) -> Key:
+    return point.first.train_samples, point.first.batch_size
+
+
+def training_of(point: StudyPoint) -> Key:
+    """What of a point's layout changes its training: nothing with an exact method.
+
+    With the others the weights that a gradient is computed with depend on the stages, so that points with different
+    stages are different trainings, whose results have to be shown side by side.
+    """
+    layout = point.cells[0].run.header.layout
+    return () if layout.exact else (layout.method_text, layout.layers, layout.microbatches)
+
+
+def alike_points(
+    results: StudyResults, without: Iterable[str] = LAYOUT, constant: Callable[[StudyPoint], Key] = _work
+) -> list[list[StudyPoint]]:
+    """Group the points that have the same values of all axes but those in `without`, and the same `constant`."""
+    groups: dict[Key, list[StudyPoint]] = {}
+    for point in results.points:
+        values = tuple((label, str(value)) for label, value in point.values.items() if label not in without)
+        groups.setdefault((values, constant(point)), []).append(point)
+    return list(groups.values())
+
+
+def same_training(results: StudyResults) -> list[list[StudyPoint]]:
+    """Group the points that differ in a layout that does not change the training."""
+    return alike_points(results, constant=lambda point: (*_work(point), training_of(point)))
+
+
+def strong_lines(results: StudyResults) -> list[ScalingLine]:
+    """Lines along which only the ranks grow.
+
+    With methods that are not exact, a line either has the same stages everywhere, or stages of one shape, of which
+    there are more on more ranks: its trainings differ then.
+    """
+
+    def exact(point: StudyPoint) -> bool:
+        return point.cells[0].run.header.layout.exact
+
+    merged = _lines(results, LAYOUT, _work, lambda point: "", keep=exact)
+    same_stages = _lines(
+        results,
+        LAYOUT,
+        lambda point: (*_work(point), training_of(point)),
+        lambda point: f"{point.grid[0]} stages",
+        keep=lambda point: not exact(point),
+    )
+    more_stages = _lines(
+        results,
+        LAYOUT,
+        lambda point: (*_work(point), point.cells[0].run.header.layout.stages[0]),
+        lambda point: f"stages of {point.grid[1]}x{point.grid[2]}",
+        keep=lambda point: not exact(point),
+    )
+    return merged + same_stages + more_stages
+
+
+def weak_lines(results: StudyResults) -> list[ScalingLine]:
+    """Lines along which the work grows with the ranks: the samples of the epoch, or those of the minibatch."""
+
+    def samples_each(point: StudyPoint) -> int:
+        return round(point.first.train_samples / point.first.ranks)
+
+    def batch_each(point: StudyPoint) -> int:
+        return round(point.first.batch_size / point.first.ranks)
+
+    axes, batch = LAYOUT | WORK, "batch"
+    return [
+        *_lines(
+            results,
+            axes,
+            lambda p: (samples_each(p), p.first.batch_size),
+            lambda p: f"{samples_each(p)} samples per rank, {batch} {p.first.batch_size}",
+        ),
+        *_lines(
+            results,
+            axes,
+            lambda p: (samples_each(p), batch_each(p)),
+            lambda p: f"{samples_each(p)} samples per rank, {batch} {batch_each(p)} per rank",
+        ),
+        *_lines(
+            results,
+            axes,
+            lambda p: (p.first.train_samples, batch_each(p)),
+            lambda p: f"{batch} {batch_each(p)} per rank",
+            per_step=True,
+        ),
+    ]
+
+
+def _lines(
+    results: StudyResults,
+    without: Iterable[str],
+    constant: Callable[[StudyPoint], Key],
+    text: Callable[[StudyPoint], str],
+    *,
+    keep: Callable[[StudyPoint], bool] = lambda point: True,
+    per_step: bool = False,
+) -> list[ScalingLine]:
+    """Lines of the groups of `alike_points` that have points to `keep`; `text` names what is constant in a group."""
+    lines = []
+    for group in alike_points(results, without, constant):
+        fastest: dict[int, StudyPoint] = {}
+        for point in sorted(filter(keep, group), key=_ranks_and_seconds):
+            fastest.setdefault(point.first.ranks, point)
+        if len(fastest) > 1:
+            chosen = tuple(fastest.values())
+            parts = [point_name(results, chosen[0], without=without), text(chosen[0])]
+            lines.append(ScalingLine(", ".join(filter(None, parts)), chosen, per_step))
+    return lines
+
+
+def _differ_in_layout(point: StudyPoint, base: StudyPoint) -> bool:
+    """Whether a speed-up of the point can only come from its ranks: not from another method, for example."""
+    return all(
+        str(base.values.get(label)) == str(value) for label, value in point.values.items() if label not in LAYOUT
+    )
+
+
+def _ranks_and_seconds(point: StudyPoint) -> tuple[int, float]:
+    return point.first.ranks, point.seconds_per_epoch.value
+
+
+def grid_maps(results: StudyResults) -> list[GridMap]:
+    """Maps of batch x model for every network that ran with several numbers of both; all numbers of ranks together."""
+    maps = []
+    for points in alike_points(results, constant=lambda point: (*_work(point), point.grid[0])):
+        seconds: dict[tuple[int, int], float] = {}
+        for point in points:
+            grid, measured = point.grid[1:], point.seconds_per_epoch.value
+            seconds[grid] = min(measured, seconds.get(grid, measured))
+        if len({batch for batch, _ in seconds}) > 1 and len({model for _, model in seconds}) > 1:
+            name = point_name(results, points[0], without=LAYOUT)
+            pipeline = points[0].grid[0]
+            maps.append(GridMap(name + f", {pipeline} stages" * (pipeline > 1), seconds))
+    return maps
+
+
+def warnings_of(results: StudyResults) -> list[str]:
+    """Sentences on different threads, different placements, points without a base, and speed-ups above the ideal."""
+    warnings = [threads_warning([cell.figures for cell in results.cells])]
+    comparisons = compare_points(results)
+    for point in results.points:
+        name = point_name(results, point)
+        nodes = sorted({cell.figures.nodes for cell in point.cells})
+        if len(nodes) > 1:
+            warnings.append(f"{name}: repeated on {', '.join(map(str, nodes))} nodes, whose times are not the same")
+        comparison = comparisons.get(point.cells[0].id)
+        if comparison is not None and _differ_in_layout(point, comparison.base):
+            warnings.append(efficiency_warning(name, comparison.efficiency.value))
+    without_base = sum(point.cells[0].id not in comparisons for point in results.points)
+    if without_base:
+        points = f"{without_base} of {len(results.points)} points"
+        warnings.append(f"{points} have no speed-up: no finished cell of the baseline has their other values")
+    return [text for text in warnings if text]

@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridnn.study.report_files import breakdown_rows, point_rows
+from hybridnn.study.report_plots import breakdowns_of, curves_of, draw_plots
+from hybridnn.study.results import StudyPoint, StudyResults, read_results
+from hybridnn.study.scaling import (
+    Comparison,
+    baseline_text,
+    compare_points,
+    grid_maps,
+    strong_lines,
+    warnings_of,
+    weak_lines,
+)
+from hybridnn.study.statistics import Estimate, MeanDeviation
+from reference.finished_runs import measured_line, prediction_line, write_study
+
+
+def _study(folder: Path, *arguments: Any, **options: Any) -> StudyResults:
+    return read_results(write_study(folder, *arguments, **options))
+
+
+def _strong(folder: Path) -> StudyResults:
+    """Two widths on 1, 2 and 4 ranks, each thrice."""
+    seconds = {
+        (8, 1): (4, 5, 9),
+        (8, 2): (2, 3, 2.5),
+        (8, 4): (2, 2, 2),
+        (16, 1): (8, 8, 8),
+        (16, 2): (4, 4, 4),
+        (16, 4): (1, 2, 4),
+    }
+    runs = {
+        f"{width}-{ranks}-{repeat}": (
+            {"ranks": ranks, "width": width, "repeat": repeat},
+            {"ranks": ranks, "hidden": [width], "seconds": [taken], "lines": [prediction_line(taken / 20)]},
+        )
+        for (width, ranks), times in seconds.items()
+        for repeat, taken in enumerate(times)
+    }
+    return _study(folder, runs)
+
+
+def _speed_ups(results: StudyResults) -> dict[str, tuple[float, str]]:
+    """Speed-up and base of every point, by the id of its first cell."""
+    return {name: (found.speed_up.value, found.base.cells[0].id) for name, found in compare_points(results).items()}
+
+
+def test_repeats_become_medians_with_intervals(tmp_path: Path) -> None:
+    results = _strong(tmp_path)
+    assert (len(results.cells), len(results.points)) == (18, 6)
+    found = {(point.first.network, point.first.ranks): point.seconds_per_epoch for point in results.points}
+    assert found["64-8-10", 1] == Estimate(5, 4, 9)
+    assert found["64-8-10", 2] == Estimate(2.5, 2, 3)
+    assert found["64-16-10", 4] == Estimate(2, 1, 4)
+    assert results.varying == ("ranks", "width")
+
+
+def test_strong_lines_have_speed_ups_against_one_rank(tmp_path: Path) -> None:
+    results = _strong(tmp_path)
+    first, second = strong_lines(results)
+    assert (first.name, second.name) == ("width 8", "width 16")
+    assert first.ranks == (1, 2, 4)
+    assert [found.value for found in first.seconds] == [5, 2.5, 2]
+    assert first.predicted == (2.5, 1.25, 1.0)
+    assert _speed_ups(results) == {
+        "8-1-0": (1, "8-1-0"),
+        "8-2-0": (2, "8-1-0"),
+        "8-4-0": (2.5, "8-1-0"),
+        "16-1-0": (1, "16-1-0"),
+        "16-2-0": (2, "16-1-0"),
+        "16-4-0": (4, "16-1-0"),
+    }
+
+
+def test_interval_of_a_speed_up_includes_the_spread_of_the_base(tmp_path: Path) -> None:
+    found = compare_points(_strong(tmp_path))
+    assert found["8-4-0"].speed_up == Estimate(2.5, 2.0, 4.5)  # of 4 to 9 s, over 2 s
+    assert found["8-4-0"].efficiency == Estimate(0.625, 0.5, 1.125)
+    assert found["16-4-0"].speed_up == Estimate(4.0, 2.0, 8.0)
+    assert found["8-1-0"].speed_up == Estimate(1.0)
+
+
+def test_serial_fraction_is_that_of_amdahls_law(tmp_path: Path) -> None:
+    serial = 0.1
+    runs = {
+        str(ranks): ({"ranks": ranks}, {"ranks": ranks, "seconds": [serial + (1 - serial) / ranks]})
+        for ranks in (1, 2, 4, 16)
+    }
+    found = compare_points(_study(tmp_path, runs))
+    assert found["1"].serial_fraction is None
+    assert [found[name].serial_fraction for name in ("2", "4", "16")] == pytest.approx([serial] * 3)
+
+
+def _grids(folder: Path, **options: Any) -> StudyResults:
+    seconds = {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
+    runs = {
+        f"{b}x{m}": (
+            {"ranks": b * m, "grid": f"{b}x{m}"},
+            {"ranks": b * m, "grid": (1, b, m), "seconds": [taken]},
+        )
+        for (b, m), taken in seconds.items()
+    }
+    return _study(folder, runs, **options)
+
+
+def test_grids_make_a_map_and_the_fastest_of_each_ranks_a_line(tmp_path: Path) -> None:
+    results = _grids(tmp_path)
+    (grids,) = grid_maps(results)
+    assert grids.seconds == {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
+    (line,) = strong_lines(results)
+    assert (line.ranks, [found.value for found in line.seconds]) == ((4, 8), [1.0, 0.5])
+    assert _speed_ups(results)["4x1"] == (0.5, "2x2")
+    assert set(draw_plots(results)) == {"strong_scaling", "grids"}
+
+
+def test_one_row_of_grids_is_no_map(tmp_path: Path) -> None:
+    assert grid_maps(_strong(tmp_path)) == []
+
+
+def test_model_axis_of_a_map_is_p_r(tmp_path: Path) -> None:
+    caption, _ = draw_plots(_grids(tmp_path))["grids"]
+    assert "P_r (model) x P_c (batch)" in caption
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        ({"grid": "batch"}, {"4x1": (1, "4x1"), "2x2": (2, "4x1"), "1x4": (2 / 3, "4x1"), "4x2": (3, "8x1")}),
+        ({"grid": "2x2"}, {"4x1": (0.5, "2x2"), "2x2": (1, "2x2"), "8x1": (2 / 3, "2x2"), "4x2": (2, "2x2")}),
+        ({"ranks": "4", "grid": "1x4"}, {"1x4": (1, "1x4"), "8x1": (2, "1x4"), "4x2": (6, "1x4")}),
+    ],
+)
+def test_baseline_of_a_grid(tmp_path: Path, baseline: dict[str, str], expected: dict[str, tuple[float, str]]) -> None:
+    found = _speed_ups(_grids(tmp_path, baseline=baseline))
+    assert len(found) == 5
+    for name, (speed_up, base) in expected.items():
+        assert found[name] == (pytest.approx(speed_up), base)
+
+
+def _method_runs(seconds: Mapping[tuple[str, int], float], **options: Any) -> dict[str, tuple[Any, Any]]:
+    """A run of a method by its number of stages."""
+    return {
+        f"{method}-{stages}": (
+            {"ranks": stages, "grid": "1x1" if stages == 1 else f"{stages}x1x1", "method": method},
+            {"ranks": stages, "grid": (stages, 1, 1), "method": method, "seconds": [taken, taken], **options},
+        )
+        for (method, stages), taken in seconds.items()
+    }
+
+
+METHODS = {("sequential", 1): 6.0, ("sequential", 4): 12.0, ("ddg", 4): 4.0, ("pipedream", 2): 3.0}
+
+
+def test_methods_are_compared_with_the_baseline_on_their_own_ranks_or_the_fewest(tmp_path: Path) -> None:
+    results = _study(tmp_path, _method_runs(METHODS), baseline={"method": "sequential"})
+    assert _speed_ups(results) == {
+        "sequential-1": (1, "sequential-1"),
+        "sequential-4": (1, "sequential-4"),
+        "ddg-4": (3, "sequential-4"),
+        "pipedream-2": (2, "sequential-1"),
+    }
+    assert compare_points(results)["pipedream-2"].efficiency.value == 1
+    assert baseline_text(results) == "method sequential"
+    rows = {row["method"] + row["ranks"]: row["speed-up"] for row in point_rows(results)}
+    assert (rows["ddg4"], rows["pipedream2"]) == ("3.00 (against 4)", "2.00")
+
+
+def test_baseline_of_a_method_and_ranks(tmp_path: Path) -> None:
+    results = _study(tmp_path, _method_runs(METHODS), baseline={"method": "sequential", "ranks": "1"})
+    speed_ups = {name: speed_up for name, (speed_up, _) in _speed_ups(results).items()}
+    assert speed_ups == {"sequential-1": 1, "sequential-4": 0.5, "ddg-4": 1.5, "pipedream-2": 2}
+    assert baseline_text(results) == "method sequential, ranks 1 (1 rank, 6 s per epoch)"
+
+
+def test_without_a_baseline_every_method_is_its_own_base(tmp_path: Path) -> None:
+    results = _study(tmp_path, _method_runs(METHODS))
+    assert _speed_ups(results)["ddg-4"] == (1, "ddg-4")
+    assert _speed_ups(results)["sequential-4"] == (0.5, "sequential-1")
+    assert baseline_text(results) == "the fewest ranks of the same work"
+
+
+def test_values_of_the_other_axes_are_those_of_the_base(tmp_path: Path) -> None:
+    runs = {
+        f"{width}-{method}": (
+            {"ranks": 2, "width": width, "method": method},
+            {"ranks": 2, "grid": (2, 1, 1), "method": method, "hidden": [width], "seconds": [taken]},
+        )
+        for (width, method), taken in {(8, "sequential"): 4.0, (8, "ddg"): 2.0, (16, "ddg"): 1.0}.items()
+    }
+    results = _study(tmp_path, runs, baseline={"method": "sequential"})
+    assert _speed_ups(results) == {"8-sequential": (1, "8-sequential"), "8-ddg": (2, "8-sequential")}
+    (warning,) = warnings_of(results)  # none on the efficiency of 200 %: another method is faster on the same ranks
+    assert warning == "1 of 3 points have no speed-up: no finished cell of the baseline has their other values"
+    assert [row["speed-up"] for row in point_rows(results)] == ["1.00 (against 2)", "2.00 (against 2)", "-"]
+
+
+def test_stages_that_change_the_training_have_a_curve_each(tmp_path: Path) -> None:
+    methods = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain", "1f1b", "gpipe")
+    seconds = {(method, stages): 6.0 / stages for method in methods for stages in (2, 3)}
+    results = _study(tmp_path, _method_runs(seconds))
+    names = [curve.name for curve in curves_of(results, "training loss")]
+    grids = {method: [name for name in names if name.endswith(f"method {method}")] for method in methods}
+    for method in methods[:6]:
+        assert grids[method] == [f"ranks {k}, grid {k}x1x1, method {method}" for k in (2, 3)]
+    for method in methods[6:]:
+        assert grids[method] == [f"ranks 3, grid 3x1x1, method {method}"]
+
+
+def test_batch_ranks_do_not_change_the_training_of_any_method(tmp_path: Path) -> None:
+    runs = {
+        f"{k}x{b}": (
+            {"ranks": k * b, "grid": f"{k}x{b}x1"},
+            {"ranks": k * b, "grid": (k, b, 1), "method": "ddg", "seconds": [taken, taken]},
+        )
+        for (k, b), taken in {(2, 1): 8.0, (2, 2): 4.0, (4, 1): 5.0}.items()
+    }
+    results = _study(tmp_path, runs)
+    assert [curve.name for curve in curves_of(results, "training loss")] == [
+        "ranks 4, grid 2x2x1",
+        "ranks 4, grid 4x1x1",
+    ]
+    lines = {line.name: (line.ranks, [found.value for found in line.seconds]) for line in strong_lines(results)}
+    assert lines == {"my-study, 2 stages": ((2, 4), [8, 4]), "my-study, stages of 1x1": ((2, 4), [8, 5])}
+
+
+def test_minibatches_that_grow_with_the_ranks_are_another_training(tmp_path: Path) -> None:
+    runs = {
+        str(ranks): ({"ranks": ranks}, {"ranks": ranks, "batch_size": 50 * ranks, "seconds": [2.0, 2.0]})
+        for ranks in (1, 2)
+    }
+    assert len(curves_of(_study(tmp_path, runs), "training loss")) == 2
+
+
+def _efficiencies(results: StudyResults) -> list[float]:
+    return [found.efficiency.value for found in compare_points(results).values()]
+
+
+def test_work_that_grows_with_the_ranks_makes_weak_lines(tmp_path: Path) -> None:
+    by_batch = {
+        f"b{ranks}": (
+            {"ranks": ranks, "batch-per-rank": 50},
+            # The steps of an epoch, ten in a written run, are those of the greater minibatch.
+            {"ranks": ranks, "batch_size": 50 * ranks, "seconds": [taken]},
+        )
+        for ranks, taken in ((1, 4.0), (2, 5.0))
+    }
+    results = _study(tmp_path / "batch", by_batch)
+    (line,) = weak_lines(results)
+    assert line.per_step
+    assert [found.value for found in line.seconds] == [0.4, 0.5]
+    assert [found.value for found in line.weak_efficiency] == [1.0, 0.8]
+    assert strong_lines(results) == []
+    by_samples = {
+        f"s{ranks}": (
+            {"ranks": ranks, "samples-per-rank": 500},
+            {"ranks": ranks, "samples": 500 * ranks, "seconds": [taken]},
+        )
+        for ranks, taken in ((1, 4.0), (2, 5.0), (4, 8.0))
+    }
+    results = _study(tmp_path / "samples", by_samples)
+    (line,) = weak_lines(results)
+    assert not line.per_step
+    assert (line.ranks, [found.value for found in line.seconds]) == ((1, 2, 4), [4, 5, 8])
+    assert [found.value for found in line.weak_efficiency] == [1.0, 0.8, 0.5]
+    # The speed-up counts samples per second: 2 x 4 / 5 and 4 x 4 / 8.
+    assert _speed_ups(results) == {"s1": (1, "s1"), "s2": (1.6, "s1"), "s4": (2, "s1")}
+    assert _efficiencies(results) == [1.0, 0.8, 0.5]
+    assert [found.serial_fraction for found in compare_points(results).values()] == [None, None, None]
+    assert set(draw_plots(results)) == {"weak_scaling"}
+    assert weak_lines(_strong(tmp_path / "strong")) == []
+
+
+def test_metrics_are_means_over_the_seeds_and_repeats_of_one_count_once(tmp_path: Path) -> None:
+    accuracies = {(0, 1): 0.5, (0, 2): 0.5, (0, 3): 0.5, (1, 1): 0.7, (2, 1): 0.9}
+    runs = {
+        f"{seed}-{repeat}": ({"seed": seed, "repeat": repeat}, {"accuracy": accuracy})
+        for (seed, repeat), accuracy in accuracies.items()
+    }
+    (point,) = _study(tmp_path, runs).points
+    assert point.metric == MeanDeviation(pytest.approx(0.7), pytest.approx(0.2), 3)
+    (repeated,) = _study(tmp_path / "repeats", {str(n): ({"repeat": n}, {}) for n in (1, 2, 3)}).points
+    assert repeated.metric == MeanDeviation(0.5, None, 1)
+
+
+def _measured(ranks: int, most: float | None, seconds: float, **options: Any) -> dict[str, Any]:
+    lines = [measured_line(epoch, seconds / 10, most_computing=most and most * seconds / 10) for epoch in (1, 2)]
+    return {"ranks": ranks, "seconds": [seconds, seconds], "lines": lines, **options}
+
+
+def test_parts_of_the_time_and_pop_metrics(tmp_path: Path) -> None:
+    runs = {
+        "1": ({"ranks": 1}, _measured(1, 0.5, 4.0)),
+        "2": ({"ranks": 2}, _measured(2, 0.625, 3.0)),
+        "4": ({"ranks": 4}, _measured(4, None, 2.0)),
+    }
+    results = _study(tmp_path, runs)
+    one, two, four = (point.shares for point in results.points)
+    assert (two.computing, two.communication, two.waiting, two.overhead) == pytest.approx((0.5, 0.3, 0.1, 0.1))
+    assert (one.load_balance, one.communication_efficiency) == pytest.approx((1.0, 0.5))
+    assert (two.load_balance, two.communication_efficiency) == pytest.approx((0.8, 0.625))
+    assert two.computing == pytest.approx(two.load_balance * two.communication_efficiency)  # type: ignore[operator]
+    assert (four.load_balance, four.communication_efficiency) == (None, None)
+    # Speed-ups 4/3 and 2: (3/4 - 1/2) / (1/2) and (1/2 - 1/4) / (3/4).
+    assert [list(row.values()) for row in breakdown_rows(results)] == [
+        ["1", "1x1", "50.0%", "30.0%", "10.0%", "10.0%", "1.000", "0.500", "-"],
+        ["2", "2x1", "50.0%", "30.0%", "10.0%", "10.0%", "0.800", "0.625", "0.5000"],
+        ["4", "4x1", "50.0%", "30.0%", "10.0%", "10.0%", "-", "-", "0.3333"],
+    ]
+
+
+def test_breakdown_has_a_bar_for_every_method_and_number_of_ranks(tmp_path: Path) -> None:
+    runs = {
+        "1": ({"ranks": 1, "grid": "1x1", "method": "sequential"}, _measured(1, 0.5, 4.0)),
+        "2": ({"ranks": 2, "grid": "2x1", "method": "sequential"}, _measured(2, 0.5, 3.0)),
+        "slow": ({"ranks": 2, "grid": "1x2", "method": "sequential"}, _measured(2, 0.5, 5.0, grid=(1, 1, 2))),
+        "ddg": ({"ranks": 2, "grid": "2x1x1", "method": "ddg"}, _measured(2, 0.5, 2.0, grid=(2, 1, 1), method="ddg")),
+    }
+    results = _study(tmp_path, runs)
+    ((name, bars),) = breakdowns_of(results).items()
+    assert name == "my-study"
+    # Of 1,000 samples: 4 s on one rank, 3 s and 2 s on two.
+    assert [(bar.label, bar.seconds) for bar in bars] == [
+        ("1\n1x1\nsequential", pytest.approx(0.004)),
+        ("2\n2x1x1\nddg", pytest.approx(0.004)),
+        ("2\n2x1\nsequential", pytest.approx(0.006)),
+    ]
+    assert "breakdown" in draw_plots(results)
+    assert breakdowns_of(_strong(tmp_path / "strong")) == {}
+
+
+def test_points_with_one_base_name_it_with_its_seconds(tmp_path: Path) -> None:
+    runs = {str(ranks): ({"ranks": ranks}, {"ranks": ranks, "seconds": [8.0 / ranks]}) for ranks in (2, 4)}
+    results = _study(tmp_path, runs)
+    assert baseline_text(results) == "the fewest ranks of the same work (2 ranks, 4 s per epoch)"
+    found: dict[str, Comparison] = compare_points(results)
+    assert found["4"].efficiency.value == 1
+    assert isinstance(found["4"].base, StudyPoint)

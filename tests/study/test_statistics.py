@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import itertools
+import statistics
+from math import comb
+
+import numpy as np
+import pytest
+
+from hybridnn.study.statistics import (
+    CONFIDENCE,
+    Estimate,
+    MeanDeviation,
+    mean_and_deviation,
+    median_of,
+    ratio_of_medians,
+)
+
+
+def _exact_quantile(values: list[float], level: float) -> float:
+    """Quantile of the medians of all equally likely resamples of an odd number of values, by the binomial law.
+
+    The median is at most the i-th smallest value if more than half of the draws are among the i smallest.
+    """
+    n, ordered = len(values), sorted(values)
+    for i, value in enumerate(ordered, 1):
+        below = sum(comb(n, k) * (i / n) ** k * (1 - i / n) ** (n - k) for k in range(n // 2 + 1, n + 1))
+        if below >= level:
+            return value
+    raise AssertionError(level)
+
+
+@pytest.mark.parametrize("count", [3, 5, 7, 9, 13, 25])
+def test_interval_of_a_median_has_the_quantiles_of_all_resamples(count: int) -> None:
+    values = np.random.default_rng(count).exponential(size=count).tolist()
+    found = median_of(values)
+    assert found.value == statistics.median(values)
+    tail = (1 - CONFIDENCE) / 2
+    assert (found.low, found.high) == (_exact_quantile(values, tail), _exact_quantile(values, 1 - tail))
+
+
+def test_interval_of_a_ratio_has_the_quantiles_of_all_resamples() -> None:
+    above, below = [4.0, 5.0, 9.0, 6.0], [2.0, 2.5, 3.0]
+    ratios = [
+        statistics.median(first) / statistics.median(second)
+        for first in itertools.product(above, repeat=4)
+        for second in itertools.product(below, repeat=3)
+    ]
+    low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    found = ratio_of_medians(above, below)
+    assert found.value == statistics.median(above) / statistics.median(below)
+    assert (found.low, found.high) == (pytest.approx(low, abs=0.05), pytest.approx(high, abs=0.05))
+
+
+@pytest.mark.parametrize(("count", "least", "most"), [(5, 0.92, 0.955), (25, 0.93, 0.975)])
+def test_interval_of_a_median_contains_the_true_one_as_often_as_it_says(count: int, least: float, most: float) -> None:
+    """Five values reach from least to greatest: the true median is outside with probability 2 / 2^5."""
+    generator = np.random.default_rng(1)
+    true = np.log(2)  # of the exponential distribution
+    samples = generator.exponential(size=(600, count))
+    inside = [not median_of(sample).excludes(true) for sample in samples.tolist()]
+    assert least <= np.mean(inside) <= most
+
+
+def test_interval_of_a_ratio_contains_the_true_one_and_needs_the_spread_of_the_base() -> None:
+    """Times of log-normal distributions with medians 3 and 2, and a base that varies ten times as much."""
+    generator = np.random.default_rng(2)
+    inside, inside_without_base = [], []
+    for _ in range(400):
+        base = (3 * np.exp(0.2 * generator.standard_normal(9))).tolist()
+        times = (2 * np.exp(0.02 * generator.standard_normal(9))).tolist()
+        inside.append(not ratio_of_medians(base, times).excludes(1.5))
+        fixed = [statistics.median(base)] * len(base)
+        inside_without_base.append(not ratio_of_medians(fixed, times).excludes(1.5))
+    assert 0.92 <= np.mean(inside) <= 0.99
+    assert np.mean(inside_without_base) < 0.5
+
+
+def test_fewer_than_three_measurements_have_no_interval() -> None:
+    assert median_of([1.0]) == Estimate(1.0)
+    assert median_of([1.0, 2.0]) == Estimate(1.5)
+    assert ratio_of_medians([1.0, 2.0, 3.0], [4.0, 4.0]) == Estimate(0.5)
+    assert not Estimate(0.5).excludes(3.0)
+
+
+def test_equal_measurements_have_an_interval_of_one_point() -> None:
+    assert median_of([2.0, 2.0, 2.0]) == Estimate(2.0, 2.0, 2.0)
+
+
+def test_an_interval_is_the_same_each_time() -> None:
+    values = np.random.default_rng(3).random(12).tolist()
+    assert median_of(values) == median_of(values)
+
+
+def test_estimates_can_be_scaled_and_printed() -> None:
+    assert Estimate(2.0, 1.0, 4.0).scaled(0.5) == Estimate(1.0, 0.5, 2.0)
+    assert Estimate(2.0).scaled(0.5) == Estimate(1.0)
+    assert Estimate(2.0, 1.0, 4.0).format(".2f") == "2.00 [1.00, 4.00]"
+    assert Estimate(2.0).format() == "2"
+
+
+def test_mean_and_deviation_are_those_of_a_sample() -> None:
+    found = mean_and_deviation([1.0, 2.0, 4.0])
+    assert (found.mean, found.count) == (pytest.approx(7 / 3), 3)
+    assert found.deviation == pytest.approx(np.std([1, 2, 4], ddof=1))
+    assert mean_and_deviation([0.5]) == MeanDeviation(0.5, None, 1)
+    assert mean_and_deviation([0.5]).format() == "0.5"
+    assert mean_and_deviation([0.25, 0.75]).format() == "0.5 ± 0.35"
