@@ -330,14 +330,15 @@ def _queued_tasks(jobs: Sequence[str]) -> set[str]:
 
 
 def _expand_tasks(text: str) -> list[str]:
-    """Tasks in ``63_1``, and in ``63_[2-4,7%5]``, the form of pending tasks in some versions."""
+    """Tasks in ``63_1``, and in ``63_[2-4,7%5]`` or ``63_[1-5:2]``, the forms of pending tasks in some versions."""
     job, _, indices = text.partition("_")
     if not indices.startswith("["):
         return [text]
     tasks = []
     for span in indices.strip("[]").partition("%")[0].split(","):
-        first, _, last = span.partition("-")
-        tasks += [f"{job}_{index}" for index in range(int(first), int(last or first) + 1)]
+        ends, _, step = span.partition(":")
+        first, _, last = ends.partition("-")
+        tasks += [f"{job}_{index}" for index in range(int(first), int(last or first) + 1, int(step or 1))]
     return tasks
 
 

@@ -20,6 +20,7 @@ from reference.finished_runs import write_run
 STUDY = """
 name = "tiny"
 description = "two cells"
+compares = "training"
 [base.training]
 epochs = 2
 [base.model]

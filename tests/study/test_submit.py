@@ -117,7 +117,7 @@ def test_indices_are_written_as_spans(numbers: list[int], text: str) -> None:
 def test_each_number_of_ranks_has_an_array_of_its_missing_cells(tmp_path: Path) -> None:
     _finish(_plan(tmp_path), 4)
     arrays = _plan(tmp_path).arrays
-    assert [(array.ranks, array.cells) for array in arrays] == [(1, (0, 1, 2)), (4, (3, 5))]
+    assert [(array.ranks, array.cells) for array in arrays] == [(1, (0, 2)), (4, (1, 3, 5))]
 
 
 def test_jobs_are_submitted_with_the_report_after_them(tmp_path: Path, calls: Path) -> None:
@@ -129,11 +129,11 @@ def test_jobs_are_submitted_with_the_report_after_them(tmp_path: Path, calls: Pa
     named = ["--partition=long", "--time=0:30:00", "--account=mine", "--constraint=a&b", "-c2"]
     output = f"--output={tmp_path}/out/slurm/1/%x-%A_%a.out"
     one = "--cpus-per-task=1"
-    assert ones == ["--parsable", "--job-name=s-1", output, "--array=0-2", "--ntasks=1", one, *named, script]
-    assert fours == ["--parsable", "--job-name=s-4", output, "--array=3-5", "--ntasks=4", one, *named, script]
+    assert ones == ["--parsable", "--job-name=s-1", output, "--array=0,2,4", "--ntasks=1", one, *named, script]
+    assert fours == ["--parsable", "--job-name=s-4", output, "--array=1,3,5", "--ntasks=4", one, *named, script]
     assert "--dependency=afterany:101:102" in report
     assert report[-2:] == ["--ntasks=1", script]
-    assert [cell.id for cell in read_manifest(tmp_path / "out").cells][3] == "ranks-4_seed-0"
+    assert [cell.id for cell in read_manifest(tmp_path / "out").cells][3] == "ranks-4_seed-1"
 
 
 def test_jobs_use_a_copy_of_the_study(tmp_path: Path, calls: Path) -> None:
@@ -193,15 +193,15 @@ def test_variable_must_be_set_once(script: str) -> None:
 def test_cells_that_are_queued_are_not_queued_again(tmp_path: Path, calls: Path, slurm: FakeSlurm) -> None:
     submit(_plan(tmp_path))  # jobs 101 and 102, and 103 for the report
     assert not any("--jobs" in query for query in slurm.queries())  # no earlier submission
-    slurm.queue("101_0", "101_1", "101_2", "102_[3-4%2]", "102_5")
+    slurm.queue("101_0", "101_2", "101_4", "102_[1-3:2%2]", "102_5")
     again = _plan(tmp_path)
     assert again.arrays == ()
     assert "--noheader --array --format=%i --jobs=101,102" in slurm.queries()
     assert sorted(again.queued.items())[:2] == [("ranks-1_seed-0", "101"), ("ranks-1_seed-1", "101")]
 
-    slurm.queue("101_1", "102_[3,5]")  # one is running, two wait, and the others have ended without a result
+    slurm.queue("101_2", "102_[3,5]")  # one is running, two wait, and the others have ended without a result
     some = _plan(tmp_path)
-    assert [(array.ranks, array.cells) for array in some.arrays] == [(1, (0, 2)), (4, (4,))]
+    assert [(array.ranks, array.cells) for array in some.arrays] == [(1, (0, 4)), (4, (1,))]
     assert "--dependency=afterany:7:101:102" in some.report_command(["7"])
 
     for over in (lambda: slurm.queue(), lambda: slurm.queue(error="slurm_load_jobs error: Invalid job id specified\n")):
