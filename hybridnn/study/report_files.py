@@ -148,7 +148,6 @@ def _share_facts(point: StudyPoint) -> dict[str, float | None]:
 
 def point_rows(results: StudyResults) -> list[dict[str, str]]:
     """The table of points: cells by title; it has a column of nodes where some cell ran on several."""
-    labels = [label for label in results.varying if label not in ("ranks", "grid")]
     on_several_nodes = any(cell.figures.nodes > 1 for cell in results.cells)
     comparisons = compare_points(results)
     return [
@@ -157,7 +156,7 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
             "grid": point.first.grid,
             THREADS: _distinct(sorted({cell.figures.threads_per_rank for cell in point.cells})),
             **({"nodes": _distinct(sorted({cell.figures.nodes for cell in point.cells}))} if on_several_nodes else {}),
-            **{label: str(point.values.get(label, MISSING)) for label in labels},
+            **_named_values(results, point),
             "seconds per epoch": point.seconds_per_epoch.format(),
             **_comparison_row(comparisons.get(point.cells[0].id)),
             "predicted s per epoch": _number(point.predicted_seconds_per_epoch, ".4g"),
@@ -166,6 +165,12 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
         }
         for point in results.points
     ]
+
+
+def _named_values(results: StudyResults, point: StudyPoint) -> dict[str, str]:
+    """The values of the axes that vary, but for ranks and grid, which have columns in any case."""
+    labels = [label for label in results.varying if label not in ("ranks", "grid")]
+    return {label: str(point.values.get(label, MISSING)) for label in labels}
 
 
 def _comparison_row(found: Comparison | None) -> dict[str, str]:
@@ -178,17 +183,15 @@ def _comparison_row(found: Comparison | None) -> dict[str, str]:
 
 def breakdown_rows(results: StudyResults) -> list[dict[str, str]]:
     """The table of where the time of the points goes: cells by title; empty where no run has records of its steps."""
-    labels = [label for label in results.varying if label not in ("ranks", "grid")]
     comparisons = compare_points(results)
     rows = []
     for point in results.points:
         shares, found = point.shares, comparisons.get(point.cells[0].id)
         if shares.overhead is None:
             continue
-        named = {label: str(point.values.get(label, MISSING)) for label in labels}
         parts = ("computing", "communication", "waiting", "overhead")
         rows.append(
-            {"ranks": str(point.first.ranks), "grid": point.first.grid, **named}
+            {"ranks": str(point.first.ranks), "grid": point.first.grid, **_named_values(results, point)}
             | {part: _number(getattr(shares, part), ".1%") for part in parts}
             | {
                 "load balance": _number(shares.load_balance, ".3f"),

@@ -329,7 +329,7 @@ def test_missing_data_are_refused(tmp_path: Path, calls: Path, monkeypatch: pyte
 
 def test_placements_have_arrays_of_their_own(tmp_path: Path, slurm: FakeSlurm) -> None:
     axes = 'ranks_per_node = [1, 2], nodes = [1, 2], threads = [1, 2], binding = ["core", "none"]'
-    submission = _plan(tmp_path, f'name = "s"\naxes = {{{axes}}}')
+    submission = _plan(tmp_path, f'name = "s"\ncompares = "training"\naxes = {{{axes}}}')
     commands = [" ".join(array.arguments()) for array in submission.arrays]
     assert commands == [
         "--array=0-1 --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1",
