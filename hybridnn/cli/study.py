@@ -15,13 +15,14 @@ import typer
 from hybridnn.cli.options import Format, OutputFormat, command_group, count, option
 from hybridnn.cli.output import make_console, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
-from hybridnn.errors import EnvironmentProblem
+from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from hybridnn.study.cells import Cell
+    from hybridnn.study.prices import CellPrice
     from hybridnn.study.results import StudyResults
     from hybridnn.study.runner import CellOutcome, StudyRun
     from hybridnn.study.submit import Submission
@@ -141,14 +142,40 @@ def report(
 
 
 def _print_plan(run: StudyRun) -> None:
-    """Print every chosen cell with its number, status and command, and the skipped combinations with their reasons."""
+    """Print every chosen cell with number, status, command and price, and the skipped combinations with the reasons."""
+    from hybridnn.study.prices import price_cells, price_warnings
+
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
+    missing = [cell for cell in run.chosen if not run.folder.is_finished(cell.id)]
+    prices = price_cells(run.study, missing)
     for cell in run.chosen:
         print(f"{numbers[cell.id]:>4}  {run.folder.state(cell.id).status:<11}  {cell.id}")
-        print(f"                {shlex.join(run.command(cell))}")
+        print(f"                {_command_text(run, cell)}")
+        if prices is not None and cell.id in prices.cells:
+            print(f"                {_price_text(prices.cells[cell.id])}")
     for name, reason in run.plan.skipped.items():
         print(f"      skipped   {name}\n                {reason}")
+    if prices is None:
+        print("no machine file, and so no prediction of the time: `machine` in the study file names one")
+    elif missing:
+        print(prices.total_text)
+        for warning in price_warnings(prices.machine, missing):
+            print(f"warning: {warning}")
     print(f"{len(run.chosen)} cells, {len(run.plan.skipped)} skipped, in {run.folder.path}")
+
+
+def _command_text(run: StudyRun, cell: Cell) -> str:
+    """The command of a cell, or why the launcher has none."""
+    try:
+        return shlex.join(run.command(cell))
+    except SettingError as error:
+        return f"cannot be started here: {error}"
+
+
+def _price_text(price: CellPrice | str) -> str:
+    if isinstance(price, str):
+        return f"no prediction: {price}"
+    return f"predicted: {price.seconds:.4g} s of training, {price.core_hours:.3g} core-hours"
 
 
 def _print_submission(submission: Submission) -> None:

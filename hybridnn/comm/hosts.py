@@ -8,13 +8,13 @@ import platform
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from hybridnn.comm.agreement import gather_texts
 from hybridnn.comm.group import Group
 from hybridnn.comm.mpi import detect_launch, is_in_process
+from hybridnn.utils.text import format_numbers
 
 CPU_INFO = Path("/proc/cpuinfo")
 MOST_MASKS = 8  # cores of different ranks that are listed one by one
@@ -28,7 +28,7 @@ class Hosts:
     ranks: tuple[int, ...]  # on every node
     processors: tuple[str, ...]  # models of the nodes' processors, each once
     cores: tuple[int, ...]  # hardware threads of a node, each number once
-    binding: str  # ``none``, or the cores of a rank and their numbers: ``1 core per rank: 0, 1, 2, 3``
+    binding: str  # ``none``, or the cores of a rank and their numbers: ``1 core per rank: 0; 1; 2; 3``
     launcher: str  # empty without one
     blas: str  # of rank 0
 
@@ -64,9 +64,9 @@ def describe_binding(ranks: Sequence[tuple[int, Sequence[int] | None]]) -> str:
         return "none"
     widths = sorted({len(cores) if cores is not None else machine for machine, cores in ranks})
     width = "-".join(map(str, dict.fromkeys((widths[0], widths[-1]))))
-    listed = list(dict.fromkeys(map(_spans, masks)))
-    more = ", …" if len(listed) > MOST_MASKS else ""
-    return f"{width} core{'s' * (widths != [1])} per rank: {', '.join(listed[:MOST_MASKS])}{more}"
+    listed = list(dict.fromkeys(map(format_numbers, masks)))
+    more = "; …" if len(listed) > MOST_MASKS else ""
+    return f"{width} core{'s' * (widths != [1])} per rank: {'; '.join(listed[:MOST_MASKS])}{more}"
 
 
 def processor_name() -> str:
@@ -84,20 +84,11 @@ def proc_value(path: Path, key: str) -> str:
 
 
 def blas_library() -> str:
-    """Name and version of NumPy's BLAS."""
+    """Names and versions of the BLAS of NumPy and SciPy, which may differ."""
     from threadpoolctl import threadpool_info
 
-    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-    return f"{pools[0]['internal_api']} {pools[0]['version']}" if pools else "unknown BLAS"
-
-
-def _spans(cores: Sequence[int]) -> str:
-    """Rising numbers as text: ``0-3+8``."""
-    spans = []
-    for _, group in groupby(enumerate(cores), lambda pair: pair[1] - pair[0]):
-        span = [core for _, core in group]
-        spans.append(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}")
-    return "+".join(spans)
+    found = {f"{pool['internal_api']} {pool['version']}" for pool in threadpool_info() if pool["user_api"] == "blas"}
+    return ", ".join(sorted(found)) or "unknown BLAS"
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:

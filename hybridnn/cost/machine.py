@@ -398,6 +398,16 @@ class Machine(Section):
         """Ranks on a full node of a job; more ranks than the machine has are spread evenly over its nodes."""
         return max(self.ranks_per_node, ceil(ranks / self.nodes))
 
+    def placed(self, ranks: int, nodes: int) -> Machine:
+        """The machine for a job whose ranks are spread over `nodes` nodes.
+
+        It is the machine itself where the job fills its nodes, or where nothing between nodes was measured.
+        """
+        per_node = ceil(ranks / nodes)
+        if per_node >= self.ranks_per_node or nodes == 1 or self.between_nodes is None:
+            return self
+        return self.model_copy(update={"ranks_per_node": per_node, "nodes": max(self.nodes, nodes)})
+
     def link(self, *, spans_nodes: bool) -> NetworkLink:
         """Link inside a node or between nodes."""
         return self.between_nodes if spans_nodes and self.between_nodes is not None else self.inside_node

@@ -122,7 +122,7 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
         path = find_machine() if trainer.grid.rank == 0 and trainer.device.kind == "cpu" else None
         if path is None:
             return None
-        machine = read_machine(path)
+        machine = read_machine(path).placed(trainer.grid.size, trainer.grid.nodes)
         predicted = predict(workload_of_run(settings, trainer.model, train_samples, task), trainer.layout, machine)
         return PredictedStep(
             machine.name,

@@ -223,3 +223,17 @@ def test_report_with_failed_cells_has_exit_code_one(run_hybridnn: Run, tmp_path:
         facts = json.loads(out)
         assert facts["unfinished"] == [{"id": "c", "status": "timed out", "reason": reason}]
         assert [warning[:24] for warning in facts["warnings"]] == ["ranks 4: efficiency 225%"]
+
+
+def test_dry_run_prices_the_study(run_hybridnn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
+    (tmp_path / "s.toml").write_text('name = "s"\naxes = {ranks = [1]}')
+    code, out, _ = run_hybridnn("study", "run", "s.toml", "--launcher", "", "--dry-run")
+    assert code == 0
+    assert "no machine file, and so no prediction of the time" in out
+    (tmp_path / "s.toml").write_text('name = "s"\nmachine = "cluster-1024"\naxes = {ranks = [1]}')
+    code, out, _ = run_hybridnn("study", "run", "s.toml", "--launcher", "", "--dry-run")
+    assert code == 0
+    assert "\n                predicted: " in out
+    assert "\npredicted by cluster-1024: " in out
+    assert " HYBRIDNN_MACHINE=cluster-1024 " in out

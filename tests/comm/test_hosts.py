@@ -28,11 +28,11 @@ def test_hosts_of_several_ranks_are_one_node_with_its_processor() -> None:
     [
         ([(4, [0, 1, 2, 3])], "none"),
         ([(4, None), (4, None)], "none"),
-        ([(4, [0]), (4, [1])], "1 core per rank: 0, 1"),
+        ([(4, [0]), (4, [1])], "1 core per rank: 0; 1"),
         ([(4, [0]), (4, [0])], "1 core per rank: 0"),
-        ([(8, [0, 1, 4]), (8, [2, 3, 6])], "3 cores per rank: 0-1+4, 2-3+6"),
-        ([(8, [0, 1]), (8, range(8))], "2-8 cores per rank: 0-1"),
-        ([(16, [n]) for n in range(10)], "1 core per rank: 0, 1, 2, 3, 4, 5, 6, 7, …"),
+        ([(8, [0, 1, 4]), (8, [2, 3, 6])], "3 cores per rank: 0, 1, 4; 2, 3, 6"),
+        ([(8, [0, 1]), (8, range(8))], "2-8 cores per rank: 0, 1"),
+        ([(16, [n]) for n in range(10)], "1 core per rank: 0; 1; 2; 3; 4; 5; 6; 7; …"),
     ],
 )
 def test_binding_names_the_cores_of_a_rank(ranks: list[tuple[int, list[int] | None]], text: str) -> None:

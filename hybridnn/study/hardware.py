@@ -1,0 +1,76 @@
+"""Hardware and software on which the cells of a study ran, and warnings where cells that are compared differ in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from hybridnn.comm.hosts import Hosts
+from hybridnn.runs.records import RunHeader
+from hybridnn.runs.run_files import RunRecord
+from hybridnn.utils.text import counted
+
+
+def _of_hosts(value: Callable[[Hosts], str]) -> Callable[[RunHeader], str]:
+    return lambda header: "" if header.hosts is None else value(header.hosts)
+
+
+def _version(name: str) -> Callable[[RunHeader], str]:
+    return lambda header: header.versions.get(name, "")
+
+
+CONDITIONS: Mapping[str, Callable[[RunHeader], str]] = {
+    "processors": _of_hosts(lambda hosts: ", ".join(hosts.processors)),
+    "numbers of cores on a node": _of_hosts(lambda hosts: ", ".join(map(str, hosts.cores))),
+    "MPI libraries": _version("MPI"),
+    "BLAS libraries": _of_hosts(lambda hosts: hosts.blas),
+    "versions of hybridnn": _version("hybridnn"),
+}
+"""What the cells of a curve must have in common; an empty text is not known."""
+
+
+def hardware_warnings(curves: Iterable[Sequence[RunRecord]]) -> list[str]:
+    """Sentences on the `CONDITIONS` in which the cells of a curve differ."""
+    found: dict[str, Counter[str]] = {}
+    for curve in curves:
+        for name, value in CONDITIONS.items():
+            values = Counter(text for run in curve if (text := value(run.header)))
+            if len(values) > 1:
+                found.setdefault(name, Counter()).update(values)
+    return [
+        f"cells of one curve ran with different {name}: {_list(found[name])}" for name in CONDITIONS if name in found
+    ]
+
+
+def _list(values: Counter[str]) -> str:
+    return "; ".join(f"{text} ({counted(number, 'cell')})" for text, number in values.items())
+
+
+def prediction_warnings(runs: Sequence[RunRecord]) -> list[str]:
+    """Sentences on machine files that were calibrated on fewer ranks than they predict, or on another processor."""
+    of_machine: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        if run.prediction is not None:
+            of_machine.setdefault(run.prediction.machine, []).append(run)
+    warnings = []
+    for name, predicted in of_machine.items():
+        machine = predicted[0].prediction
+        assert machine is not None  # by the grouping
+        processors = [text for run in predicted if run.header.hosts for text in run.header.hosts.processors]
+        most_ranks = max(run.header.ranks for run in predicted)
+        warnings += machine_warnings(name, machine.processor, machine.calibrated_ranks, most_ranks, processors)
+    return warnings
+
+
+def machine_warnings(
+    name: str, processor: str, calibrated_ranks: int | None, most_ranks: int, processors: Iterable[str]
+) -> list[str]:
+    """Sentences on a machine file for runs of up to `most_ranks` ranks on `processors`; it may not state its own."""
+    warnings = []
+    if calibrated_ranks is not None and calibrated_ranks < most_ranks:
+        measured = f"was calibrated on {counted(calibrated_ranks, 'rank')}"
+        warnings.append(f"the machine file {name} {measured}: predictions for {most_ranks} are extrapolated")
+    others = ", ".join(dict.fromkeys(text for text in processors if text != processor))
+    if processor and others:
+        warnings.append(f"the machine file {name} is of another processor: {processor}, not {others}")
+    return warnings

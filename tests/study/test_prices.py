@@ -1,0 +1,96 @@
+"""Predicted cost of cells, and warnings on the machine file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hybridnn.comm.hosts import processor_name
+from hybridnn.cost.machine_file import read_machine, write_machine
+from hybridnn.cost.prediction.predict import predict
+from hybridnn.errors import DataError
+from hybridnn.runs.workload import layout_from_settings, workload_from_settings
+from hybridnn.study.cells import make_cells
+from hybridnn.study.prices import CellPrice, StudyPrices, price_cells, price_warnings
+from hybridnn.study.study_file import load_study
+
+PricesOf = Callable[[str], StudyPrices]
+MACHINE = 'machine = "cluster-1024"\n'
+
+
+@pytest.fixture
+def prices_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], StudyPrices | None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
+
+    def price(text: str) -> StudyPrices | None:
+        Path("study.toml").write_text(f'name = "s"\n{text}')
+        study = load_study("study.toml")
+        return price_cells(study, make_cells(study).cells)
+
+    return price
+
+
+def test_price_is_the_predicted_training_on_a_core_for_each_thread(prices_of: PricesOf) -> None:
+    prices = prices_of(MACHINE + "base.training.epochs = 7\naxes = {ranks = [4], threads = [1, 3]}")
+    one, three = (prices.cells[f"ranks-4_threads-{threads}"] for threads in (1, 3))
+    assert isinstance(one, CellPrice)
+    assert isinstance(three, CellPrice)
+    settings = make_cells(load_study("study.toml")).cells[0].settings
+    workload, machine = workload_from_settings(settings), read_machine("cluster-1024")
+    predicted = predict(workload, layout_from_settings(settings, 4, workload.model, machine), machine)
+    assert one.seconds == three.seconds == 7 * predicted.seconds_per_epoch
+    assert one.core_hours == pytest.approx(one.seconds * 4 / 3600)
+    assert three.core_hours == pytest.approx(3 * one.core_hours)
+    assert prices.total_text.startswith(f"predicted by cluster-1024: {2 * one.seconds:.4g} s of training, ")
+
+
+def test_ranks_on_more_nodes_are_predicted_with_messages_between_them(prices_of: PricesOf) -> None:
+    prices = prices_of(MACHINE + "axes = {ranks = [4], nodes = [1, 4]}").cells
+    near, far = prices["ranks-4_nodes-1"], prices["ranks-4_nodes-4"]
+    assert isinstance(near, CellPrice)
+    assert isinstance(far, CellPrice)
+    assert far.seconds > near.seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("base.data.file = 'none.csv'\naxes = {ranks = [1]}", "none.csv"),
+        ("base.parallel.auto = true\naxes = {ranks = [2]}", "parallel.auto chooses its layout when it runs"),
+        ("base.device.name = 'gpu'\naxes = {ranks = [2]}", "machine files do not describe GPUs"),
+    ],
+)
+def test_cell_without_a_prediction_says_why(prices_of: PricesOf, text: str, reason: str) -> None:
+    prices = prices_of(MACHINE + text)
+    (price,) = prices.cells.values()
+    assert isinstance(price, str)
+    assert reason in price
+    assert prices.total_text.endswith("; 1 of 1 cells have no prediction")
+
+
+def test_machine_of_one_node_predicts_no_cells_on_several(prices_of: PricesOf, tmp_path: Path) -> None:
+    machine = read_machine("cluster-1024").model_copy(update={"nodes": 1, "between_nodes": None, "name": "one"})
+    write_machine(machine, tmp_path / "one.toml")
+    prices = prices_of('machine = "one.toml"\naxes = {ranks = [2], nodes = [2]}')
+    assert prices.cells == {"ranks-2_nodes-2": "the machine file one has no between_nodes"}
+
+
+def test_without_a_machine_file_there_are_no_prices_and_a_missing_one_is_refused(prices_of: PricesOf) -> None:
+    assert prices_of("axes = {ranks = [1]}") is None
+    with pytest.raises(DataError, match=r"none\.toml"):
+        prices_of('machine = "none.toml"\naxes = {ranks = [1]}')
+
+
+def test_doubtful_machine_files_are_named(prices_of: PricesOf) -> None:
+    prices_of("axes = {ranks = [1, 8]}")
+    cells = make_cells(load_study("study.toml")).cells
+    machine = read_machine("cluster-1024")
+    assert price_warnings(machine, cells) == []
+    about = {"ranks": "2", "processor": "Old CPU"}
+    assert price_warnings(machine.model_copy(update={"about": about}), cells) == [
+        "the machine file cluster-1024 was calibrated on 2 ranks: predictions for 8 are extrapolated",
+        f"the machine file cluster-1024 is of another processor: Old CPU, not {processor_name()}",
+    ]
