@@ -35,7 +35,7 @@ def prices_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 def test_price_is_the_predicted_training_on_a_core_for_each_thread(prices_of: PricesOf) -> None:
     prices = prices_of(MACHINE + "base.training.epochs = 7\naxes = {ranks = [4], threads = [1, 3], repeats = 1}")
-    one, three = (prices.cells[f"ranks-4_threads-{threads}_repeat-1"] for threads in (1, 3))
+    one, three = (prices.cells[f"ranks-4_threads-{threads}"] for threads in (1, 3))
     assert isinstance(one, CellPrice)
     assert isinstance(three, CellPrice)
     settings = make_cells(load_study("study.toml")).cells[0].settings
