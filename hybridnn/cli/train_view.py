@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from hybridnn.cli.output import MISSING, make_console, new_grid, new_table, write_json
 from hybridnn.runs.records import RunHeader, RunSummary, best_epoch
-from hybridnn.training.records import EpochRecord, StepRecord
+from hybridnn.training.records import EpochRecord, Speed, StepRecord
 from hybridnn.utils.text import counted, format_bytes, name_ranks, plural
 
 if TYPE_CHECKING:
@@ -84,15 +84,17 @@ class TrainView:
     def on_end(self, summary: RunSummary) -> None:
         """Print the final tables, or the JSON object."""
         self._stop_progress()
-        totals = RunTotals.of(summary.epochs)
+        speed = Speed.of_epochs(summary.epochs)
         if self._as_json:
-            figures = {**asdict(summary), **asdict(totals)}
+            best = best_epoch(summary.epochs)
+            figures = {**asdict(summary), "best_metric": best and best.metric, "best_epoch": best and best.epoch}
+            figures |= asdict(speed)
             write_json({"header": asdict(self._header) if self._header else None, **figures})
             return
         pipelined = self._header is not None and len(self._header.layout.stages) > 1
         for line in ("", epoch_table(summary.epochs, pipelined=pipelined), ""):
             self._console.print(line)
-        self._console.print(summary_table(summary, totals, pipelined=pipelined))
+        self._console.print(summary_table(summary, speed, pipelined=pipelined))
 
     def _start_progress(self, steps: int) -> Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -120,48 +122,13 @@ class TrainView:
             self._progress = None
 
 
-@dataclass(frozen=True)
-class RunTotals:
-    """Figures of a whole run; seconds are of rank 0, without evaluation, and bytes of all ranks.
-
-    `best_metric` is the highest test accuracy or R², and `best_epoch` the first epoch that reached it; None where none
-    was measured. Waiting is part of communication.
-    """
-
-    best_metric: float | None
-    best_epoch: int | None
-    samples_per_second: float
-    compute_seconds: float
-    communication_seconds: float
-    bytes_sent: int
-    waiting_seconds: float
-
-    @classmethod
-    def of(cls, epochs: Sequence[EpochRecord]) -> RunTotals:
-        """Sum the records of a run."""
-        best = best_epoch(epochs)
-        compute = sum(record.compute_seconds for record in epochs)
-        communication = sum(record.communication_seconds for record in epochs)
-        samples = sum(
-            record.samples_per_second * (record.compute_seconds + record.communication_seconds) for record in epochs
-        )
-        return cls(
-            best_metric=best.metric if best else None,
-            best_epoch=best.epoch if best else None,
-            samples_per_second=samples / (compute + communication) if samples else 0.0,
-            compute_seconds=compute,
-            communication_seconds=communication,
-            bytes_sent=sum(record.bytes_sent for record in epochs),
-            waiting_seconds=sum(record.waiting_seconds for record in epochs),
-        )
-
-    def shares(self, *, pipelined: bool) -> str:
-        """Shares of the training time as text; waiting is the bubble of a pipeline, else part of communication."""
-        waiting = self.waiting_seconds if pipelined else 0.0
-        parts = {"compute": self.compute_seconds, "communication": self.communication_seconds - waiting}
-        parts |= {"bubble": waiting} if pipelined else {}
-        seconds = sum(parts.values())
-        return ", ".join(f"{part / seconds if seconds else 0:.0%} {name}" for name, part in parts.items())
+def time_shares(speed: Speed, *, pipelined: bool) -> str:
+    """Shares of the training time as text; waiting is the bubble of a pipeline, else part of communication."""
+    waiting = speed.waiting_seconds if pipelined else 0.0
+    parts = {"compute": speed.compute_seconds, "communication": speed.communication_seconds - waiting}
+    parts |= {"bubble": waiting} if pipelined else {}
+    seconds = sum(parts.values())
+    return ", ".join(f"{part / seconds if seconds else 0:.0%} {name}" for name, part in parts.items())
 
 
 def header_table(header: RunHeader) -> Table:
@@ -246,7 +213,7 @@ def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Ta
     quality = ("train\nloss", "test\nloss", f"test\n{label}")
     times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns"] if pipelined else []))
     table = new_table((), ("epoch", *quality, *times, "sent"), show_edge=False)
-    best = RunTotals.of(epochs).best_epoch
+    best = best_epoch(epochs)
     for record in _chosen_records(epochs, best):
         bubble = [record.waiting_seconds] if pipelined else []
         communication = (record.communication_seconds - sum(bubble), *bubble)
@@ -259,32 +226,32 @@ def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Ta
             f"{record.compute_seconds:.3f}",
             *(f"{seconds:.3f}" for seconds in communication),
             format_bytes(record.bytes_sent, decimals=1),
-            style="bold" if record.epoch == best else None,
+            style="bold" if record is best else None,
         )
     return table
 
 
-def summary_table(summary: RunSummary, totals: RunTotals, *, pipelined: bool = False) -> Table:
+def summary_table(summary: RunSummary, speed: Speed, *, pipelined: bool = False) -> Table:
     """Last and best metric, speed, where the time went, and the folder."""
-    best = f", best {_number(totals.best_metric)} in epoch {totals.best_epoch}" if totals.best_epoch else ""
+    record = best_epoch(summary.epochs)
+    best = f", best {_number(record.metric)} in epoch {record.epoch}" if record else ""
     steps = f"{summary.steps:,}"
     if summary.resumed_at:
         steps += f", the last {summary.steps - summary.resumed_at:,}"
     return new_grid(
         [
             (summary.metric_name, f"{_number(summary.metric)}{best}"),
-            ("steps", f"{steps} in {summary.seconds:.1f} s, {totals.samples_per_second:,.0f} samples/s"),
-            ("time", f"{totals.shares(pipelined=pipelined)} (rank 0)"),
-            ("sent", f"{format_bytes(totals.bytes_sent, decimals=1)} by all ranks"),
+            ("steps", f"{steps} in {summary.seconds:.1f} s, {speed.samples_per_second:,.0f} samples/s"),
+            ("time", f"{time_shares(speed, pipelined=pipelined)} (rank 0)"),
+            ("sent", f"{format_bytes(speed.bytes_sent, decimals=1)} by all ranks"),
             ("folder", summary.folder),
         ]
     )
 
 
-def _chosen_records(epochs: Sequence[EpochRecord], best_epoch: int | None) -> list[EpochRecord]:
+def _chosen_records(epochs: Sequence[EpochRecord], best: EpochRecord | None) -> list[EpochRecord]:
     every = -(-len(epochs) // MOST_ROWS)
-    last = epochs[-1].epoch if epochs else None
-    return [record for record in epochs if record.epoch % every == 0 or record.epoch in (1, best_epoch, last)]
+    return [item for item in epochs if item.epoch % every == 0 or item.epoch == 1 or item in (best, epochs[-1])]
 
 
 def _number(value: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import nan
 from time import perf_counter
@@ -30,6 +30,16 @@ class Speed:
     bytes_sent: int  # by all ranks, counted by the rule of ``comm/recorder.py``
     # the part of `communication_seconds` that was spent waiting for messages of other stages and at barriers
     waiting_seconds: float
+
+    @classmethod
+    def of_epochs(cls, epochs: Sequence[EpochRecord]) -> Speed:
+        """Throughput over several epochs together, and the sums of their times and traffic."""
+        compute = sum(record.compute_seconds for record in epochs)
+        inside = sum(record.communication_seconds for record in epochs)
+        seconds = [record.compute_seconds + record.communication_seconds for record in epochs]
+        samples = sum(record.samples_per_second * own for record, own in zip(epochs, seconds, strict=True))
+        sent, waiting = sum(record.bytes_sent for record in epochs), sum(record.waiting_seconds for record in epochs)
+        return cls(samples / (compute + inside) if samples else 0.0, compute, inside, sent, waiting)
 
 
 class Meter:

@@ -16,7 +16,7 @@ import pytest
 
 from hybridnn.cli.main import main
 from hybridnn.cli.output import terminal_width
-from hybridnn.cli.train_view import MOST_ROWS, RunTotals, TrainView, epoch_table
+from hybridnn.cli.train_view import MOST_ROWS, TrainView, epoch_table
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.config.settings import Settings
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
@@ -25,7 +25,7 @@ from hybridnn.runs import report as run_report
 from hybridnn.runs.records import RunHeader, RunSummary
 from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, run_status
-from hybridnn.training.records import EpochRecord, StepRecord
+from hybridnn.training.records import EpochRecord, Speed, StepRecord
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, records_of
 
@@ -167,12 +167,13 @@ def test_json_is_one_object_with_the_same_figures(capsys: pytest.CaptureFixture[
 def test_totals_weight_the_speed_of_an_epoch_by_its_time() -> None:
     slow = _epoch(1, samples_per_second=100.0, compute_seconds=9.0, communication_seconds=1.0)
     fast = _epoch(2, samples_per_second=1000.0, compute_seconds=1.0, communication_seconds=0.0)
-    assert RunTotals.of([slow, fast]).samples_per_second == pytest.approx(2000 / 11)
+    assert Speed.of_epochs([slow, fast]).samples_per_second == pytest.approx(2000 / 11)
 
 
-def test_totals_of_a_run_without_test_data() -> None:
-    totals = RunTotals.of([_epoch(1, None)])
-    assert (totals.best_metric, totals.best_epoch) == (None, None)
+def test_totals_of_a_run_without_test_data(capsys: pytest.CaptureFixture[str]) -> None:
+    _play(TrainView(as_json=True), [_epoch(1, None)])
+    result = json.loads(capsys.readouterr().out)
+    assert (result["best_metric"], result["best_epoch"]) == (None, None)
 
 
 def test_table_of_a_long_run_stays_short_and_shows_best_and_last() -> None:
