@@ -19,7 +19,8 @@ from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import fitting_grids
 from hybridnn.pipeline.partition.stage_partition import check_stages
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
-from hybridnn.study.study_file import REPEATED, Study, format_value, has_values
+from hybridnn.study.axes import REPEATED, format_value, has_values
+from hybridnn.study.study_file import Study
 
 LONGEST_ID = 150  # characters of an id before it is cut and a hash appended
 Combination = dict[str, Any]  # value of every axis by its label

@@ -13,9 +13,9 @@ from typing import Any
 
 from hybridnn.errors import DataError
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
+from hybridnn.study.axes import REPEATED
 from hybridnn.study.quantities import RunFigures, TimeShares, figures_of, mean_shares
 from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of
-from hybridnn.study.study_file import REPEATED
 from hybridnn.study.study_folder import FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
 
 Key = tuple[Hashable, ...]

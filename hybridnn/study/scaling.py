@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from hybridnn.study.axes import has_values
 from hybridnn.study.quantities import efficiency_warning, karp_flatt_fraction, threads_warning
 from hybridnn.study.results import Key, StudyPoint, StudyResults, point_name
 from hybridnn.study.statistics import Estimate, ratio_of_medians
-from hybridnn.study.study_file import has_values
 from hybridnn.utils.text import counted
 
 LAYOUT = frozenset({"ranks", "nodes", "grid"})
