@@ -26,7 +26,7 @@ from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.pipeline.layout import PARTITIONS, StageShapes
 from hybridnn.pipeline.schedules.methods import WEIGHT_GRADIENTS, find_method, too_few_stages
-from hybridnn.training.config import DTYPES, WIRE_DTYPES, DeviceOptions, Pipelining, TrainConfig
+from hybridnn.training.config import DRAINS, DTYPES, WIRE_DTYPES, DeviceOptions, Pipelining, TrainConfig
 from hybridnn.utils.checks import AtLeastZero, Count, OneOf, Positive, Range, Seed
 from hybridnn.utils.files import FileError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
@@ -42,7 +42,7 @@ from hybridnn.utils.settings_models import (
 )
 from hybridnn.utils.text import shown_path
 
-PIPELINE_KEYS = frozenset({"method", "microbatches", "chunks", "partition", "vertical_sync", "weight_grad"})
+PIPELINE_KEYS = frozenset({"method", "microbatches", "chunks", "partition", "vertical_sync", "drain", "weight_grad"})
 
 
 class StageSettings(Section):
@@ -82,8 +82,8 @@ class ParallelSettings(Section):
     ----------
     stages : tuple of StageSettings
         Batch and model ranks of every stage, for stages of different width; excludes `pipeline`, `batch` and `model`.
-    method, microbatches, chunks, partition, vertical_sync, weight_grad
-        As for `Pipelining`; the last five have no effect on one stage. A method that is set without `pipeline` sets the
+    method, microbatches, chunks, partition, vertical_sync, drain, weight_grad
+        As for `Pipelining`; the last six have no effect on one stage. A method that is set without `pipeline` sets the
         number of stages: see `with_stages`.
     overlap : bool or "auto"
         As for `Trainer`.
@@ -109,6 +109,7 @@ class ParallelSettings(Section):
     chunks: Count | None = None
     partition: Annotated[str | tuple[int, ...], PlainValidator(_partition)] = "uniform"
     vertical_sync: bool = False
+    drain: Annotated[str, OneOf(DRAINS)] = "epoch"
     weight_grad: Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))] = "auto"
     auto: bool = False
 

@@ -125,7 +125,10 @@ class RunReport:
 
     def _header(self, folder: Path) -> RunHeader:
         settings, trainer, data = self._settings, self._trainer, self._data
-        staleness = trainer.layout.mean_staleness(-(-data.train_samples // settings.training.batch_size))
+        minibatches = -(-data.train_samples // settings.training.batch_size)
+        if trainer.layout.drains_at_end:
+            minibatches *= max(1, settings.training.epochs - trainer.progress.epoch + 1)
+        staleness = trainer.layout.mean_staleness(minibatches)
         return RunHeader(
             ranks=trainer.grid.size,
             layout=trainer.layout,

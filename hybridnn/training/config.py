@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DTYPES = ("float32", "float64")
+DRAINS = ("epoch", "end")
 WIRE_DTYPES = ("same", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "gpu")
 TRANSPORTS = ("auto", "staging", "mpi", "nccl")
@@ -72,6 +73,9 @@ class Pipelining:
         Number of layers of each stage (of each chunk of each stage, in the order of the layers).
     vertical_sync : bool
         ``pipedream``: every stage reads the weight version that the first stage read.
+    drain : {"epoch", "end"}
+        When an asynchronous method empties the pipeline: at the end of every epoch, or only at the end of `fit`. With
+        ``"end"``, the weights after an epoch are those of every stage after its last update of the epoch.
     weight_grad : {"auto", "merged", "per-microbatch"}
         Weight gradients as one product over all microbatches, or one product per microbatch; ``auto`` merges unless the
         method schedules weight gradients itself.
@@ -84,6 +88,7 @@ class Pipelining:
     chunks: int | None = None
     partition: str | Sequence[int] = "uniform"
     vertical_sync: bool = False
+    drain: str = "epoch"
     weight_grad: str = "auto"
     synchronous_sends: bool = False
 

@@ -13,7 +13,7 @@ import numpy as np
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
-from hybridnn.kernels.backend import HostArray, Kernels
+from hybridnn.kernels.backend import Array, HostArray, Kernels
 from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.losses import loss_gradient, resolve_loss
 from hybridnn.parallel.distribution import make_distributor
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hybridnn.parallel.replica_sharing import Sharing
     from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
     from hybridnn.training.cuda_graphs import CudaGraphSteps, DeviceSampleCache
+    from hybridnn.training.full_pipeline import EpochSequence, FullPipeline
 
 
 KEPT_EXECUTORS = 4  # executors in the cache: for training, for evaluation, and for shorter last epochs of both
@@ -82,6 +83,11 @@ class Engine:
             for schedule in schedules:
                 lint(schedule)
         self._chunk_plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(layout.chunks)]
+        # A pipeline that is full between epochs is evaluated in memory of its own.
+        self._evaluation_plans = [
+            plan_chunk((schedules[1], schedules[1]), grid.pipeline_rank, index, tag=2 * layout.chunks)
+            for index in range(layout.chunks * layout.drains_at_end)
+        ]
         arrays = self._chunk_plans[0].weight_versions + len(config.optimizer.slot_names)
         replica = ReplicaConfig(sharing, arrays, layout.wire_dtype, fused)
         self.chunks = [
@@ -104,6 +110,8 @@ class Engine:
             )
         self.loader = Loader(make_distributor(grid, config.distribution), kernels, grid)
         self._runtimes: list[ChunkRuntime] = []
+        self._evaluation_runtimes: list[ChunkRuntime] = []
+        self._full_pipeline: FullPipeline | None = None
         self._executors: dict[tuple[str | None, bool, int], Executor] = {}
 
     @property
@@ -128,6 +136,12 @@ class Engine:
             With an exact method after its update, else when its gradients are complete. With an exact method on the
             CPU its loss has been fetched.
         """
+        if self._full_pipeline is not None:
+            self._publish()  # an update follows, which must not overtake reads of shared weights
+            for minibatch in self._full_pipeline.train_epoch():
+                losses.note(minibatch, self.chunks[-1].replica.total_loss)
+                yield minibatch
+            return
         executor = self._executor(split.task, True, 1 if self.layout.exact else len(minibatches))
         if not self.layout.exact:
             yield from self._run_schedule(executor, minibatches, losses)
@@ -152,6 +166,52 @@ class Engine:
 
         with self._graphs.of_samples(split.on_device) as graphs:
             yield step
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether `begin_epochs` was called, and not `end_epochs`."""
+        return self._full_pipeline is not None
+
+    def begin_epochs(self, split: DataSplit, minibatches: EpochSequence) -> None:
+        """Let `train` train the epochs of `minibatches`, one in each call, without draining the pipeline between them.
+
+        `end_epochs` ends this. In the meantime the weights between two epochs are those after an epoch's last update,
+        on every stage.
+        """
+        from hybridnn.training.full_pipeline import FullPipeline
+
+        executor = self._executor(split.task, True, len(minibatches))
+        self._task, self._full_pipeline = split.task, FullPipeline(executor, minibatches)
+
+    def end_epochs(self) -> None:
+        """Empty the pipeline after the last epoch of `begin_epochs`, or after an earlier one.
+
+        After an earlier one, the minibatches in flight are completed and their updates undone.
+        """
+        pipeline, self._full_pipeline = self._full_pipeline, None
+        if pipeline is None or not pipeline.is_between_epochs:
+            return
+        updates, saved = self.updates, [[self._copy(array) for array in arrays] for arrays in self._state_arrays()]
+        self._publish()
+        pipeline.drain(self._executor(self._task, True, pipeline.entered))
+
+        def load() -> None:
+            for arrays, copies in zip(self._state_arrays(), saved, strict=True):
+                for array, copy in zip(arrays, copies, strict=True):
+                    self._kernels.copy(copy, array)
+
+        for state in self.states:
+            state.updates = updates
+        self.restore(load)
+
+    def _state_arrays(self) -> list[list[Array]]:
+        """Weights and arrays of the optimizer of every chunk."""
+        return [[chunk.weights, *state.slots.values()] for chunk, state in zip(self.chunks, self.states, strict=True)]
+
+    def _copy(self, array: Array) -> Array:
+        copy = self._kernels.empty(array.shape, array.dtype)
+        self._kernels.copy(array, copy)
+        return copy
 
     def _train_on(self, executor: Executor, minibatch: Minibatch, losses: MinibatchLosses | None = None) -> None:
         """Do one update, by an exact method."""
@@ -259,7 +319,7 @@ class Engine:
         key = task, trains, count
         executor = self._executors.pop(key, None)
         if executor is None:
-            runtimes = self._runtimes_for(task)
+            runtimes = self._runtimes_for(task, trains=trains)
             schedule = self.layout.schedule if trains else self.layout.forward_schedule
             program = make_program(schedule, self._grid.pipeline_rank, self._grid.pipeline, count)
             executor = Executor(program, self._grid, runtimes, None if task is None else self._loss(task))
@@ -278,34 +338,41 @@ class Engine:
 
         return loss
 
-    def _runtimes_for(self, task: str | None) -> list[ChunkRuntime]:
+    def _runtimes_for(self, task: str | None, *, trains: bool) -> list[ChunkRuntime]:
         """The runtimes of this rank's chunks, with workspace for the targets of a task."""
-        if not self._runtimes:
-            self._runtimes = [
+        own = self.layout.drains_at_end and not trains
+        runtimes, plans = self._runtimes, self._chunk_plans
+        if own:
+            runtimes, plans = self._evaluation_runtimes, self._evaluation_plans
+        if not runtimes:
+            runtimes += [
                 make_runtime(
                     plan,
                     self._grid,
                     chunk,
                     self._config.optimizer,
                     state,
-                    batch_size=self._config.batch_size,
+                    batch_size=self._forward_size if own else self._config.batch_size,
                     synchronous=self._config.pipelining.synchronous_sends,
                 )
-                for plan, chunk, state in zip(self._chunk_plans, self.chunks, self.states, strict=True)
+                for plan, chunk, state in zip(plans, self.chunks, self.states, strict=True)
             ]
         if task is not None:
-            for runtime in self._runtimes:
+            for runtime in runtimes:
                 runtime.expect_targets(classification=task == "classification")
-        return self._runtimes
+        return runtimes
 
     def restore(self, read: Callable[[], None]) -> None:
         """Fill weights and states with `read` on the ranks that own them; its errors are raised on all ranks."""
         is_leader = all(chunk.replica.is_leader for chunk in self.chunks)
-        for chunk in self.chunks:
-            chunk.replica.publish()
+        self._publish()
         agree(self._grid.world, read if is_leader else lambda: None)
         for chunk, state in zip(self.chunks, self.states, strict=True):
             chunk.replica.synchronize_state(state)
+
+    def _publish(self) -> None:
+        for chunk in self.chunks:
+            chunk.replica.publish()
 
     def free(self) -> None:
         """Free shared memory, samples on the device and CUDA graphs; the engine is unusable afterwards."""
@@ -320,16 +387,21 @@ class Engine:
         """Bytes on this rank, including all buffers for training on data of `task`."""
         from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 
-        return MemoryBreakdown.of_rank(self.chunks, self.states, self._runtimes_for(task))
+        runtimes = self._runtimes_for(task, trains=True)
+        if self.layout.drains_at_end:
+            runtimes = runtimes + self._runtimes_for(task, trains=False)
+        return MemoryBreakdown.of_rank(self.chunks, self.states, runtimes)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated on this rank so far."""
         from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 
-        return MemoryBreakdown.of_rank(self.chunks, self.states, self._runtimes).total
+        runtimes = self._runtimes + self._evaluation_runtimes
+        return MemoryBreakdown.of_rank(self.chunks, self.states, runtimes).total
 
     def _stop(self, what: str) -> NoReturn:
+        self.end_epochs()
         for runtime in self._runtimes:
             runtime.finish()  # completes the sends: an exact method stops after the last message of the minibatch
         norms = np.sqrt(self.arrays.squared_norms([chunk.weights for chunk in self.chunks]))

@@ -19,6 +19,7 @@ from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.config import DeviceOptions, Pipelining, TrainConfig
 from hybridnn.training.data_split import DataSplit, epoch_order, minibatches
 from hybridnn.training.device import TrainingDevice, resolve_device
@@ -249,8 +250,11 @@ class Trainer(TrainedNetwork):
         per_epoch = ceil(train.samples / self.batch_size)
         last = self.progress.epoch + epochs - 1
         updates = self.step - self.progress.minibatches + epochs * per_epoch
+        self._engine.end_epochs()  # of a `fit` that an error ended
         while self.progress.epoch <= last:
             epoch = self.progress.epoch
+            if self.layout.drains_at_end and not self.progress.minibatches and not self._engine.has_epochs:
+                self._begin_epochs(train, last - epoch + 1, per_epoch, updates)
             evaluated = test if epoch % self.evaluate_every == 0 or epoch == last else None
             # A diverging loss raises `NonFiniteLossError` in the step.
             with np.errstate(over="ignore", invalid="ignore"):
@@ -262,6 +266,7 @@ class Trainer(TrainedNetwork):
                 on_epoch(record)
             if should_stop is not None and should_stop(StepPosition(self.step, 0, lambda: self.progress)):
                 break
+        self._engine.end_epochs()
         return self.history
 
     def _require_same_fit(self, epochs: int, should_stop: Callable[[StepPosition], bool] | None) -> None:
@@ -287,14 +292,12 @@ class Trainer(TrainedNetwork):
     ) -> EpochRecord | None:
         """Train on the rest of the epoch; None if the training stopped before its end."""
         before = self.progress
-        order = epoch_order(train.samples, self.seed, before.epoch, self.shuffle)
-        batches = list(minibatches(order, self.batch_size))[before.minibatches :]
-        steps = range(self.step, self.step + len(batches))
-        rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, updates) for step in steps]
+        loaded = self._minibatches(train, before, per_epoch, updates)
+        rates = [minibatch.rate for minibatch in loaded]
         if self.grid.size > 1:
             from hybridnn.training.rank_comparison import require_same_rates
 
-            require_same_rates(self.grid.world, steps, rates)
+            require_same_rates(self.grid.world, range(self.step, self.step + len(loaded)), rates)
 
         def log(record: StepRecord) -> None:
             self.history.steps.append(record)
@@ -303,7 +306,6 @@ class Trainer(TrainedNetwork):
 
         # With an asynchronous method the pipeline is not empty between steps.
         hooks = EpochHooks(log, self.log_every, should_stop if self.layout.exact else None)
-        loaded = self._engine.loader.minibatches(train, batches, rates, first=self.step)
         result = train_epoch(self._engine, self.grid, train, loaded, before, hooks)
         if result.stopped:
             self.progress = result.progress
@@ -314,6 +316,26 @@ class Trainer(TrainedNetwork):
         self.progress = result.progress.next_epoch()
         loss = result.progress.loss_sum / result.progress.samples
         return EpochRecord.of(self.step, before.epoch, loss, rates[-1], metrics, result.speed)
+
+    def _minibatches(self, train: DataSplit, start: Progress, per_epoch: int, updates: int) -> list[Minibatch]:
+        """The minibatches of the rest of an epoch, from `start` on."""
+        order = epoch_order(train.samples, self.seed, start.epoch, self.shuffle)
+        batches = list(minibatches(order, self.batch_size))[start.minibatches :]
+        steps = range(start.step, start.step + len(batches))
+        rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, updates) for step in steps]
+        return self._engine.loader.minibatches(train, batches, rates, first=start.step)
+
+    def _begin_epochs(self, train: DataSplit, epochs: int, per_epoch: int, updates: int) -> None:
+        """Begin epochs between which the pipeline stays full."""
+        from hybridnn.training.full_pipeline import EpochSequence  # only for ``parallel.drain = "end"``
+
+        first = self.progress
+
+        def make(number: int) -> list[Minibatch]:
+            start = Progress(step=first.step + number * per_epoch, epoch=first.epoch + number)
+            return self._minibatches(train, start, per_epoch, updates)
+
+        self._engine.begin_epochs(train, EpochSequence(make, epochs, per_epoch, len(self.layout.stages)))
 
     def free(self) -> None:
         """As `TrainedNetwork.free`; also ends the stall watchdog, and NCCL unless the caller provided the device."""

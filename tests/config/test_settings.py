@@ -142,7 +142,7 @@ def test_values_that_do_not_go_together_are_refused(overrides: list[str], messag
             "parallel.zzz=3",
             "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "
             "model_split, overlap, shared_replicas, wire_dtype, method, microbatches, chunks, partition, "
-            "vertical_sync, weight_grad, auto",
+            "vertical_sync, drain, weight_grad, auto",
         ),
         (
             "zzz.zzz=3",

@@ -52,6 +52,7 @@ class PipelineCase:
     chunks: int = 1
     partition: str | tuple[int, ...] = "uniform"
     vertical_sync: bool = False
+    drain: str = "epoch"
     weight_grad: str = "auto"
     synchronous_sends: bool = False
 
@@ -111,7 +112,7 @@ def expected_outcome(pipelined: PipelineCase, stages: int) -> Outcome:
     case = replace(pipelined.case, model_split="columns", overlap=True, shared_replicas="auto")
     uniform = pipelines.uniform(case.network.layers, stages)
     layers = uniform if isinstance(pipelined.partition, str) else pipelined.partition
-    return _replay(case, Pipeline(pipelined.method, layers, pipelined.vertical_sync))
+    return _replay(case, Pipeline(pipelined.method, layers, pipelined.vertical_sync, pipelined.drain))
 
 
 def pipelined_trainer(

@@ -1,8 +1,9 @@
 """Serial replay of the asynchronous pipeline methods by their definitions, with all weight versions of an epoch.
 
-The version of a stage is its number of updates since the epoch began, because the pipeline drains at the end of each
-epoch. Every minibatch makes one update at every stage, and no pass of minibatch t reads a version above t. So one
-process that computes the minibatches in order, forward, backward and update, gets the same results as a pipeline.
+The version of a stage is its number of updates since the pipeline was last empty: since the epoch began, or, if it
+drains only at the end, since the training began. Every minibatch makes one update at every stage, and no pass of
+minibatch t reads a version above t. So one process that computes the minibatches in order, forward, backward and
+update, gets the same results as a pipeline.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Pipeline:
     method: str
     layers: tuple[int, ...]
     vertical_sync: bool = False
+    drain: str = "epoch"  # or "end" of the training
 
     @property
     def stages(self) -> int:
@@ -68,7 +70,7 @@ def uniform(layers: int, stages: int) -> tuple[int, ...]:
 
 @dataclass
 class Versions:
-    """Weights at every version of the epoch, with the rate and the direction of the next update."""
+    """Weights at every version since the pipeline was empty, with the rate and the direction of the next update."""
 
     rule: Rule
     weights: list[Weights]
@@ -131,16 +133,19 @@ def train(
     out = Outcome(weights, slots, [], [], [], {})
     starts = range(0, len(x), plan.batch_size)
     updates = plan.epochs * len(starts)
+    length = len(starts) if pipeline.drain == "epoch" else updates  # minibatches until the pipeline is empty
+    versions = Versions(plan.rule, [], [], [])
     for epoch in range(1, plan.epochs + 1):
         order = sample_order(len(x), plan.seed, epoch) if plan.shuffle else np.arange(len(x))
-        versions = Versions(plan.rule, [], [], [])
+        if pipeline.drain == "epoch":
+            versions = Versions(plan.rule, [], [], [])
         total = 0.0
-        for t, start in enumerate(starts):
+        for t, start in enumerate(starts, len(versions.rates)):
             picked = order[start : start + plan.batch_size]
             step = len(out.rates)
             rate = plan.rule.lr * plan.schedule.at(step, len(starts), updates)
             versions.add(dict(weights), slots, step, rate)
-            loss, out.gradients = passes(network, pipeline, versions, (t, len(starts)), x[picked], y[picked])
+            loss, out.gradients = passes(network, pipeline, versions, (t, length), x[picked], y[picked])
             total += loss * len(picked)
             for name, gradient in out.gradients.items():
                 kept = {slot: slots[slot][name] for slot in slots}
@@ -150,4 +155,5 @@ def train(
             out.step_losses.append(loss)
             out.rates.append(rate)
         out.epoch_losses.append(total / len(x))
+        out.epoch_weights.append(dict(weights))
     return out

@@ -128,6 +128,7 @@ class Outcome:
     epoch_losses: list[float]
     rates: list[float]
     gradients: Weights
+    epoch_weights: list[Weights] = field(default_factory=list)  # after each epoch
 
 
 def sample_order(samples: int, seed: int, epoch: int) -> Array:
@@ -165,4 +166,5 @@ def train(
             out.step_losses.append(loss)
             out.rates.append(rate)
         out.epoch_losses.append(total / len(x))
+        out.epoch_weights.append(dict(weights))
     return out

@@ -1,0 +1,108 @@
+"""Pipelines that stay full between epochs (`drain = "end"`) train and evaluate as the serial replay, to 1e-10."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hybridnn import ProcessGrid
+from hybridnn.training.records import EpochRecord
+from reference.cases import assert_arrays_close, assert_close, data
+from reference.pipeline_cases import (
+    ADAM,
+    COSINE,
+    DELAYED_CASES,
+    FEW,
+    MOMENTUM,
+    SINGLE,
+    check_pipelined,
+    expected_outcome,
+    pipelined_trainer,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+AT_END = {name: replace(it, drain="end") for name, it in DELAYED_CASES.items()}
+
+THREE = replace(MOMENTUM, epochs=3)
+"""Four minibatches per epoch, the last of 7 samples."""
+TRAININGS = (THREE, ADAM, COSINE, replace(FEW, epochs=5), replace(SINGLE, epochs=7))
+"""Also epochs of two minibatches and of one: fewer than stages."""
+
+
+@pytest.mark.in_process(ranks=[2, 3, 4])
+@pytest.mark.parametrize("name", AT_END)
+def test_every_method_trains_as_its_replay(comm: MPI.Intracomm, name: str) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    for training in TRAININGS:
+        check_pipelined(replace(AT_END[name], case=training), grid)
+
+
+@pytest.mark.in_process(ranks=[3])
+@pytest.mark.parametrize("name", AT_END)
+def test_epochs_of_many_minibatches_repeat_a_part_of_the_schedule(comm: MPI.Intracomm, name: str) -> None:
+    case = replace(THREE, batch_size=2, samples=41)
+    check_pipelined(replace(AT_END[name], case=case), ProcessGrid(comm, pipeline=comm.size))
+
+
+@pytest.mark.in_process(ranks=[4])
+@pytest.mark.parametrize("name", AT_END)
+def test_an_epoch_is_evaluated_with_the_weights_after_its_last_update(comm: MPI.Intracomm, name: str) -> None:
+    it = replace(AT_END[name], case=THREE)
+    trainer, expected = pipelined_trainer(it, ProcessGrid(comm, pipeline=4)), expected_outcome(it, 4)
+    trainer.evaluate_every = 1
+    x, y = data(it.case)
+
+    def check(record: EpochRecord) -> None:
+        where = f"{it}, epoch {record.epoch}"
+        assert_arrays_close(trainer.weights(), expected.epoch_weights[record.epoch - 1], where)
+        assert_close(record.train_loss, expected.epoch_losses[record.epoch - 1], where)
+        assert record.test_loss == trainer.evaluate(*data(it.case, "test")).loss
+        assert trainer.step == record.epoch * 4
+
+    trainer.fit(x, y, epochs=3, validation=data(it.case, "test"), on_epoch=check)
+
+
+@pytest.mark.in_process(ranks=[4])
+@pytest.mark.parametrize("name", AT_END)
+@pytest.mark.parametrize("samples", [31, 5])
+def test_a_training_that_stops_goes_on_from_the_end_of_the_epoch(comm: MPI.Intracomm, name: str, samples: int) -> None:
+    """The minibatches in flight are trained again: as if each part were a training of its own."""
+    case = replace(THREE, samples=samples, epochs=1, batch_size=4)
+    it = replace(AT_END[name], case=case)
+    trainer = pipelined_trainer(it, ProcessGrid(comm, pipeline=4))
+    x, y = data(case)
+    one = expected_outcome(replace(it, drain="epoch"), 4)
+    trainer.fit(x, y, epochs=3, should_stop=lambda reached: True)
+    assert (trainer.progress.epoch, trainer.progress.minibatches) == (2, 0)
+    # An epoch that is followed by others predicts beyond its end, unlike one that drains.
+    if name != "spectrain":
+        assert_arrays_close(trainer.weights(), one.weights, f"{it}, stopped")
+        trainer.fit(x, y, epochs=1)
+        two = expected_outcome(replace(it, case=replace(case, epochs=2), drain="epoch"), 4)
+        assert_arrays_close(trainer.weights(), two.weights, f"{it}, after the stop")
+
+
+@pytest.mark.in_process(ranks=[3])
+def test_sends_need_not_return_before_they_are_received(comm: MPI.Intracomm) -> None:
+    for it in AT_END.values():
+        check_pipelined(replace(it, case=THREE, synchronous_sends=True), ProcessGrid(comm, pipeline=3))
+
+
+@pytest.mark.in_process(ranks=[4])
+@pytest.mark.parametrize("shared_replicas", [True, False])
+def test_stages_of_several_batch_ranks_train_as_the_replay(comm: MPI.Intracomm, shared_replicas: bool) -> None:
+    grid = ProcessGrid(comm, pipeline=2)
+    for it in AT_END.values():
+        check_pipelined(replace(it, case=replace(THREE, shared_replicas=shared_replicas)), grid)
+
+
+def test_one_drain_differs_from_a_drain_in_every_epoch() -> None:
+    """Else a comparison with the wrong replay could pass."""
+    for it in AT_END.values():
+        end, epoch = (expected_outcome(replace(it, case=THREE, drain=drain), 4) for drain in ("end", "epoch"))
+        assert abs(end.epoch_losses[-1] - epoch.epoch_losses[-1]) > 1e-6
+        assert end.epoch_losses[0] == epoch.epoch_losses[0] or it.method == "spectrain"
