@@ -14,6 +14,7 @@ from benchmarks.ranks import WORLD, gloo, print_row
 from benchmarks.timing import Run, alternate, in_turn
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
+from hybridnn.cost.pipeline_formulas import KANG_METHODS, minibatch_time
 from hybridnn.pipeline.partition.layer_profile import time_layers
 from hybridnn.runs.trace_breakdown import break_down, mean_of
 from hybridnn.runs.trace_file import read_trace, write_trace
@@ -90,22 +91,13 @@ def measure(case: Case, method: str, pairs: int) -> dict[str, Any]:
     }
 
 
-def formula_seconds(forward: float, backward: float, stages: int) -> dict[str, float]:
-    """Seconds of a step by Kang 2019, Table 1, including the recomputation of features replay."""
-    return {
-        "sequential": forward + backward,
-        "fr": forward + (forward + backward) / stages,
-        "ddg": forward + backward / stages,
-        "pipedream": (forward + backward) / stages,
-    }
-
-
 def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
     """Results of all methods on equal stages, timed alternately; collective."""
     profile = time_layers(MLP(BALANCED.sizes), BALANCED.batch_size, "float32")
     forward = sum(layer.forward_seconds for layer in profile)
     backward = sum(layer.backward_seconds for layer in profile)
-    formulas = formula_seconds(forward, backward, WORLD.size)
+    # Kang 2019, Table 1.
+    formulas = {method: minibatch_time(method, WORLD.size, forward, backward) for method in KANG_METHODS}
     programs = {method: piped_run(BALANCED, _pipelining(method), Recorder(1 << 16)) for method in METHODS}
     seconds = in_turn({method: run for method, (_, run) in programs.items()}, pairs, WORLD.Barrier)
     return [

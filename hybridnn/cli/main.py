@@ -14,6 +14,7 @@ import typer
 from hybridnn.cli.calibrate import calibrate
 from hybridnn.cli.data import app as data_app
 from hybridnn.cli.doctor import doctor
+from hybridnn.cli.formulas import app as formulas_app
 from hybridnn.cli.partition import partition
 from hybridnn.cli.plan import plan
 from hybridnn.cli.ranks import FirstRankError, launch_rank, leave, run
@@ -41,6 +42,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 for _command in COMMANDS:
     app.command()(_command)
 app.add_typer(data_app, name="data")
+app.add_typer(formulas_app, name="formulas")
 app.add_typer(study_app, name="study")
 
 

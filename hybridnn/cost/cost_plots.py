@@ -1,4 +1,4 @@
-"""Plots of cost models: scaling curves of a simulation, and the fits of a calibration."""
+"""Plots of cost models: scaling curves of a simulation, the fits of a calibration, and maps of the best grid."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridnn.cost.calibration.fit import FittedOperation
+from hybridnn.cost.grid_map import GridMap
 from hybridnn.cost.simulation import ScalingCurve
-from hybridnn.utils.figures import MUTED, new_figure, png_bytes, tidy, write_png
+from hybridnn.utils.figures import MUTED, figure_bytes, new_figure, png_bytes, tidy, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -142,3 +143,37 @@ def _draw_fit(axes: Axes, fit: FittedOperation, color: str) -> None:
         style = "--" if fit.cost.spans_nodes else "-"
         seconds = [fit.seconds(int(x)) for x in xs]
         axes.plot(xs, seconds, style, color=color, linewidth=1.4, label=label if number == 0 else None)
+
+
+# -- maps of the best grid -------------------------------------------------------------------------------------------
+
+
+def grid_map_picture(maps: Sequence[GridMap], file_format: str) -> bytes:
+    """Draw maps of the best grid side by side, one cell for each width and minibatch.
+
+    The colour is the share of the batch axis in lg P: dark for batch, light for model parallelism.
+
+    Parameters
+    ----------
+    file_format : str
+        One of `hybridnn.utils.figures.FORMATS`.
+    """
+    figure = new_figure(1.2 + 0.8 * len(maps) * len(maps[0].batches), 1.6 + 0.45 * len(maps[0].widths))
+    panels = figure.subplots(1, len(maps), squeeze=False).reshape(-1)
+    for axes, found in zip(panels, maps, strict=True):
+        _draw_grid_map(axes, found)
+    return figure_bytes(figure, file_format)
+
+
+def _draw_grid_map(axes: Axes, found: GridMap) -> None:
+    shares = np.array([[np.nan if grid is None else found.batch_share(grid) for grid in row] for row in found.grids])
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.4, aspect="auto", origin="lower")
+    for row, names in enumerate(found.names()):
+        for column, name in enumerate(names):
+            axes.text(column, row, name, ha="center", va="center", fontsize=8)
+    axes.set_xticks(range(len(found.batches)), [f"{batch:,}" for batch in found.batches])
+    axes.set_yticks(range(len(found.widths)), [f"{width:,}" for width in found.widths])
+    axes.set_xlabel("minibatch")
+    axes.set_ylabel("width")
+    axes.set_title(found.title, fontsize=9)
+    tidy(axes, grid=False)

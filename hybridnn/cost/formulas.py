@@ -1,8 +1,9 @@
-"""Formulas of the papers: communication of a training step with batch, model and integrated parallelism.
+"""Formulas of the papers: communication of a training step with batch, model, integrated and pipeline parallelism.
 
 Laugier et al. 2018, sections 5 to 7, after Gholami et al. 2018, "Integrated model, batch and domain parallelism in
-training neural networks". The papers count per layer, each collective with ceil(lg P) messages a direction, without
-biases and without the additions of a reduction; `hybridnn.cost.collectives` counts each algorithm exactly.
+training neural networks"; Chen et al. 2018, Figure 3. Laugier et al. count per layer, each collective with ceil(lg P)
+messages a direction, without biases and without the additions of a reduction; `hybridnn.cost.collectives` counts each
+algorithm exactly.
 
 Erratum: the 2018 paper prints P/(P-1) for the fraction of an array that P ranks exchange. It is (P-1)/P: a rank that
 holds one of P parts lacks only the others. The printed factor is (P/(P-1))^2 times too large, 4 times at 2 ranks and
@@ -17,13 +18,14 @@ SettingError for a number out of range, and with ``formula="paper"`` for an axis
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Literal
 
 from hybridnn.cost.collectives import CommunicationCounts
 from hybridnn.errors import GridError, SettingError
 from hybridnn.parallel.grid import fitting_grids
+from hybridnn.pipeline.partition.stage_partition import uniform_partition
 from hybridnn.utils.checks import require_choice, require_whole
 
 Formula = Literal["exact", "paper"]  # the factor (P-1)/P, or the printed P/(P-1)
@@ -68,8 +70,8 @@ def integrated_step(
 
     Over the P_m ranks of the model axis, for their B/P_b samples, the outputs d_l of every layer are all-gathered and
     the gradients at the inputs d_(l-1) of every layer but the first are all-reduced; over the P_b ranks of the batch
-    axis the gradients of a rank's d_l d_(l-1)/P_m weights are all-reduced. Gholami et al. 2018 (P_r is the model axis
-    there, and P_c the batch axis); Laugier et al. 2018, Algorithm 3.
+    axis the gradients of a rank's d_l d_(l-1)/P_m weights are all-reduced. Gholami et al. 2018; Laugier et al. 2018,
+    Algorithm 3. P_m is P_r in both papers, and P_b is P_c: "P_r = 1" is pure batch parallelism (Laugier, 9.0.1).
     """
     _require_widths(widths)
     require_whole("batch", batch, 1)
@@ -119,27 +121,58 @@ def best_grid(
 def scatter_direct(nbytes: int, batch_ranks: int, model_ranks: int) -> CommunicationCounts:
     """The root sends every process its data: alpha + n_b n_m data beta (Laugier et al. 2018, section 7).
 
-    `nbytes` is the paper's *data*. It is called the data of a minibatch there; the formula is right if it is the data
+    `nbytes` is the paper's *data*. Section 4.1 calls it the data of a minibatch; the formula is right if it is the data
     of one process.
     """
     return CommunicationCounts(1, batch_ranks * model_ranks * nbytes)
 
 
-def scatter_broadcast(nbytes: int, batch_ranks: int, model_ranks: int) -> CommunicationCounts:
-    """A scatter along one axis, then a broadcast along the other: 2 alpha + max(n_b, n_m) data beta (section 7)."""
-    return CommunicationCounts(2, max(batch_ranks, model_ranks) * nbytes)
+def scatter_broadcast(
+    nbytes: int, batch_ranks: int, model_ranks: int, *, formula: Formula = "exact"
+) -> CommunicationCounts:
+    """A scatter along one axis, then a broadcast along the other: 2 alpha + (n_b + n_m) data beta.
+
+    Laugier et al. 2018, section 7, print max(n_b, n_m), ``formula="paper"``. But the broadcast sends what the scatter
+    has brought, so that one follows the other and their times add up.
+    """
+    return CommunicationCounts(2, _second_way(batch_ranks, model_ranks, formula) * nbytes)
 
 
-def scatter_threshold(batch_ranks: int, model_ranks: int, alpha: float, beta: float) -> float:
+def scatter_threshold(
+    batch_ranks: int, model_ranks: int, alpha: float, beta: float, *, formula: Formula = "exact"
+) -> float:
     """Bytes below which `scatter_direct` is faster than `scatter_broadcast`; infinite if it always is.
 
-    alpha / (beta (n_b n_m - max(n_b, n_m))), from Laugier et al. 2018, section 7: sending directly saves a message and
-    sends more bytes. The paper prints the inequality the other way round. Its threshold follows from its constants, 1
-    microsecond and 5.6 TB/s: 5.6 MB/(n_b n_m - max(n_b, n_m)). But 5.6 TB/s is a rate of a whole machine; at the 8 GB/s
-    that NERSC states for MPI on Cori it is 8 kB/(…).
+    alpha / (beta (n_b n_m - n_b - n_m)): sending directly saves a message and sends more bytes. Laugier et al. 2018,
+    section 7, print the inequality the other way round, and with max(n_b, n_m) in place of the sum. Their threshold
+    follows from their constants, 1 microsecond and 5.6 TB/s: 5.6 MB/(n_b n_m - max(n_b, n_m)). But 5.6 TB/s is a rate
+    of a whole machine; at the 8 GB/s that NERSC states for MPI on Cori it is 8 kB/(…).
     """
-    extra = beta * (batch_ranks * model_ranks - max(batch_ranks, model_ranks))
-    return alpha / extra if extra else inf
+    extra = beta * (batch_ranks * model_ranks - _second_way(batch_ranks, model_ranks, formula))
+    return alpha / extra if extra > 0 else inf
+
+
+def data_parallel_bytes(widths: Sequence[int], ranks: int, *, itemsize: int = 4) -> int:
+    """Bytes that all ranks send in a step of data parallelism: 2 (P-1) W, Chen et al. 2018, section 2.2 and Figure 3.
+
+    Every rank but the parameter server sends its gradients and receives the weights; a ring or Rabenseifner's
+    all-reduce sends as many bytes in all.
+    """
+    _require_widths(widths)
+    require_whole("ranks", ranks, 1)
+    return 2 * (ranks - 1) * itemsize * sum(inputs * outputs for inputs, outputs in pairwise(widths))
+
+
+def pipeline_bytes(widths: Sequence[int], batch: int, ranks: int, *, itemsize: int = 4) -> int:
+    """Bytes that all ranks send in a step of a layer pipeline: 2 B d at every boundary, Chen et al. 2018, section 2.2.
+
+    Outputs of the last layer of every stage but the last, and gradients of the same size. The stages have equal numbers
+    of layers. With one width d, `data_parallel_bytes` over these bytes is W / (B d).
+    """
+    _require_widths(widths)
+    require_whole("batch", batch, 1)
+    ends = accumulate(uniform_partition(len(widths) - 1, ranks))
+    return 2 * batch * itemsize * sum(widths[end] for end in list(ends)[:-1])
 
 
 def _require_widths(widths: Sequence[int]) -> None:
@@ -147,6 +180,12 @@ def _require_widths(widths: Sequence[int]) -> None:
         raise SettingError("widths", list(widths), "the input width and the outputs of at least one layer")
     for width in widths:
         require_whole("widths", width, 1)
+
+
+def _second_way(batch_ranks: int, model_ranks: int, formula: Formula) -> int:
+    """The parts that follow one another in `scatter_broadcast`."""
+    require_choice("formula", formula, ("exact", "paper"))
+    return max(batch_ranks, model_ranks) if formula == "paper" else batch_ranks + model_ranks
 
 
 def _weight_reductions(widths: Sequence[int], ranks: int, itemsize: float, formula: Formula) -> CommunicationCounts:

@@ -6,23 +6,30 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 from math import inf
+from typing import Any
 
+import numpy as np
 import pytest
 
+from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
 from hybridnn.cost.collectives import CommunicationCounts
 from hybridnn.cost.formulas import (
     batch_step,
     best_grid,
+    data_parallel_bytes,
     integrated_step,
     model_step,
+    pipeline_bytes,
     scatter_broadcast,
     scatter_direct,
     scatter_threshold,
 )
 from hybridnn.errors import GridError, SettingError
+from hybridnn.in_process import run_ranks
 from reference.message_counts import algorithms
 
 WIDTHS = (16, 64, 32, 8)
+TRAINED = (16, 64, 32, 64)  # no array of a rank is padded
 
 
 def messages_and_bytes(operation: str, name: str, nbytes: int, ranks: int) -> tuple[int, int]:
@@ -147,27 +154,95 @@ def test_every_rank_of_the_best_grid_has_work() -> None:
         best_grid([512, 512, 2], 4, 64, alpha=0.0, beta=1.0)
 
 
-@pytest.mark.parametrize(("batch_ranks", "model_ranks"), [(2, 2), (4, 8), (16, 3)])
+@pytest.mark.parametrize(("batch_ranks", "model_ranks"), [(3, 2), (4, 8), (16, 3)])
 def test_direct_scatter_is_faster_below_the_threshold(batch_ranks: int, model_ranks: int) -> None:
     alpha, beta = 1e-6, 1e-9
 
-    threshold = scatter_threshold(batch_ranks, model_ranks, alpha, beta)
-    for nbytes, direct_wins in ((int(threshold * 0.99), True), (int(threshold * 1.01) + 1, False)):
-        direct = scatter_direct(nbytes, batch_ranks, model_ranks).seconds(alpha, beta)
-        twice = scatter_broadcast(nbytes, batch_ranks, model_ranks).seconds(alpha, beta)
-        assert (direct < twice) is direct_wins
+    for formula in ("exact", "paper"):
+        threshold = scatter_threshold(batch_ranks, model_ranks, alpha, beta, formula=formula)
+        for nbytes, direct_wins in ((int(threshold * 0.99), True), (int(threshold * 1.01) + 1, False)):
+            direct = scatter_direct(nbytes, batch_ranks, model_ranks).seconds(alpha, beta)
+            twice = scatter_broadcast(nbytes, batch_ranks, model_ranks, formula=formula).seconds(alpha, beta)
+            assert (direct < twice) is direct_wins
 
 
 def test_scatter_formulas_as_printed() -> None:
     assert scatter_direct(100, 4, 8) == CommunicationCounts(1, 3200)
-    assert scatter_broadcast(100, 4, 8) == CommunicationCounts(2, 800)
+    assert scatter_broadcast(100, 4, 8, formula="paper") == CommunicationCounts(2, 800)
+
+
+@pytest.mark.parametrize(("batch_ranks", "model_ranks"), [(2, 2), (4, 8), (8, 1)])
+def test_a_broadcast_follows_the_scatter_that_feeds_it(batch_ranks: int, model_ranks: int) -> None:
+    """One message of all parts leaves the root, then one of a part for every process that needs it."""
+    scatter, broadcast = scatter_direct(100, batch_ranks, 1), scatter_direct(100, 1, model_ranks)
+    assert scatter_broadcast(100, batch_ranks, model_ranks) == scatter + broadcast
+
+
+def test_direct_scatter_is_always_faster_where_the_detour_sends_as_much() -> None:
+    assert scatter_threshold(2, 2, alpha=1e-6, beta=1e-9) == inf  # 4 parts either way
+    assert scatter_threshold(2, 2, alpha=1e-6, beta=1e-9, formula="paper") == pytest.approx(500)
 
 
 def test_printed_threshold() -> None:
     """5.6 MB / (n_b n_m - max(n_b, n_m)) from 1 microsecond and 5.6 TB/s, as the paper says."""
-    assert scatter_threshold(4, 8, alpha=1e-6, beta=1 / 5.6e12) == pytest.approx(5.6e6 / (32 - 8))
+    assert scatter_threshold(4, 8, alpha=1e-6, beta=1 / 5.6e12, formula="paper") == pytest.approx(5.6e6 / (32 - 8))
     assert scatter_threshold(1, 8, alpha=1e-6, beta=1e-9) == inf
     assert scatter_threshold(4, 8, alpha=1e-6, beta=0.0) == inf
+
+
+def train_one_step(comm: Any, method: str, shape: tuple[int, int, int]) -> None:
+    pipeline, batch, model = shape
+    grid = ProcessGrid(comm, pipeline=pipeline, batch=batch, model=model)
+    trainer = Trainer(
+        MLP(TRAINED),
+        SGD(momentum=0.0),
+        grid=grid,
+        batch_size=24,
+        model_split="columns",
+        shared_replicas=False,
+        overlap=False,
+        pipelining=Pipelining(method),
+    )
+    samples = np.ones((24, TRAINED[0]))
+    trainer.fit(samples, np.ones((24, TRAINED[-1])), epochs=1)
+
+
+@pytest.mark.parametrize(("batch_ranks", "model_ranks"), [(4, 1), (1, 4), (2, 2), (4, 2)])
+def test_integrated_step_counts_what_a_training_step_sends(batch_ranks: int, model_ranks: int) -> None:
+    """The collectives of ranks in one process, by the operations and bytes that they were called with."""
+    run = run_ranks(batch_ranks * model_ranks, train_one_step, "sequential", (1, batch_ranks, model_ranks))
+    counted = CommunicationCounts()
+    biases_and_loss = 4 * sum(TRAINED[1:]) // model_ranks + 4
+    gradients = 4 * sum(a * b for a, b in pairwise(TRAINED)) // model_ranks + biases_and_loss
+    samples = 24 // batch_ranks
+    activations = {4 * samples * width for width in TRAINED[1:]}
+    for call in run.messages:
+        if call.rank == 0 and call.nbytes in activations | {gradients}:
+            ranks = batch_ranks if call.nbytes == gradients else model_ranks
+            name = {"allgather": "recursive_doubling", "allreduce": "rabenseifner"}[call.name]
+            counted += CommunicationCounts(*messages_and_bytes(call.name, name, call.nbytes, ranks))
+    formula = integrated_step(TRAINED, 24, batch_ranks, model_ranks)
+    # The gradients of all layers are one array (Algorithm 1), with biases and the loss.
+    levels = (batch_ranks - 1).bit_length()
+    assert counted.messages == formula.messages - 2 * levels * (len(TRAINED) - 2)
+    extra = 2 * biases_and_loss * (batch_ranks - 1) / batch_ranks
+    assert counted.nbytes == pytest.approx(formula.nbytes + extra, abs=16)  # blocks are uneven
+
+
+def test_pipeline_bytes_are_those_of_the_messages_of_a_step() -> None:
+    run = run_ranks(3, train_one_step, "gpipe", (3, 1, 1))
+    sent = sum(call.nbytes for call in run.messages if call.name == "send" and call.nbytes > 64)
+    assert sent == pipeline_bytes(TRAINED, 24, 3) == 2 * 4 * 24 * (64 + 32)
+
+
+def test_chen_ratio_is_weights_over_samples_times_width() -> None:
+    widths, batch = [2048] * 34, 128  # 33 square layers: the printed 528
+    for ranks in (2, 4):
+        ratio = Fraction(data_parallel_bytes(widths, ranks), pipeline_bytes(widths, batch, ranks))
+        assert ratio == Fraction(33 * 2048**2, batch * 2048) == 528
+    snn = [3072, *[2048] * 32, 10]
+    assert data_parallel_bytes(snn, 4) / pipeline_bytes(snn, batch, 4) == pytest.approx(520.1, abs=0.05)
+    assert data_parallel_bytes(snn, 1) == pipeline_bytes(snn, batch, 1) == 0
 
 
 @pytest.mark.parametrize(
@@ -179,6 +254,11 @@ def test_printed_threshold() -> None:
         (lambda: model_step((4, 4), 0, 2), "batch = 0"),
         (lambda: integrated_step((4, 4), 4, 0, 2), "batch_ranks = 0"),
         (lambda: integrated_step((4, 4), 4, 2, 0), "model_ranks = 0"),
+        (lambda: data_parallel_bytes((4,), 2), "widths = .4.: the input width and the outputs"),
+        (lambda: data_parallel_bytes((4, 4), 0), "ranks = 0"),
+        (lambda: pipeline_bytes((4, 4), 0, 1), "batch = 0"),
+        (lambda: pipeline_bytes((4, 4), 4, 2), "2"),
+        (lambda: scatter_broadcast(4, 2, 2, formula="printed"), "formula = 'printed': must be 'exact' or 'paper'"),
         (lambda: batch_step((4, 4), 2, formula="printed"), "formula = 'printed': must be 'exact' or 'paper'"),
         (lambda: best_grid((4, 4), 4, 0, 1.0, 1.0), "ranks = 0"),
         (lambda: best_grid((4, 4), 0, 4, 1.0, 1.0), "batch = 0"),

@@ -1,0 +1,86 @@
+"""Formulas of pipelines against schedules that are simulated in unit time, and the numbers of the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hybridnn.cost.pipeline_formulas import (
+    KANG_METHODS,
+    forward_slots,
+    idle_slots,
+    minibatch_time,
+    stored_states,
+    utilisation,
+)
+from hybridnn.errors import SettingError
+from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
+from hybridnn.pipeline.schedules.methods import make_schedule
+
+
+def timeline(method: str, stages: int, minibatches: int, microbatches: int = 1, **durations: float) -> Timeline:
+    schedule = make_schedule(method, stages=stages, minibatches=minibatches, microbatches=microbatches)
+    return simulate(schedule, Durations(**durations))
+
+
+@pytest.mark.parametrize("method", KANG_METHODS)
+@pytest.mark.parametrize("stages", [2, 3, 4, 7])
+@pytest.mark.parametrize(("forward", "backward"), [(1.0, 1.0), (4.0, 8.0), (3.0, 1.5)])
+def test_a_further_minibatch_takes_the_time_of_table_1(
+    method: str, stages: int, forward: float, backward: float
+) -> None:
+    passes = {"forward": forward / stages, "backward": backward / stages, "weight": 0.0}
+    first, second = (timeline(method, stages, count * stages, **passes).makespan for count in (4, 6))
+    assert (second - first) / (2 * stages) == pytest.approx(minibatch_time(method, stages, forward, backward))
+
+
+@pytest.mark.parametrize("method", KANG_METHODS)
+@pytest.mark.parametrize("stages", [2, 4, 5])
+def test_devices_store_what_their_schedule_needs(method: str, stages: int) -> None:
+    plans = timeline(method, stages, 4 * stages).plans
+    for device, plan in enumerate(plans, 1):
+        peaks = (plan.peak_weight_versions, plan.peak_live_activations, plan.peak_live_inputs)
+        assert stored_states(method, device, stages) == peaks
+
+
+def test_table_1_as_printed() -> None:
+    times = {method: minibatch_time(method, 4, 4.0, 8.0, formula="paper") for method in KANG_METHODS}
+    assert times == {"sequential": 12, "ddg": 6, "fr": 6, "pipedream": 3}
+    assert minibatch_time("fr", 4, 4.0, 8.0) == 7
+    assert minibatch_time("fr", 1, 4.0, 8.0) == 12  # one device recomputes nothing
+    assert [stored_states("ddg", device, 4).weights for device in (1, 2, 3, 4)] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(("stages", "inputs"), [(1, 1), (3, 1), (3, 3), (10, 1), (4, 9)])
+def test_slots_are_those_of_a_schedule(stages: int, inputs: int) -> None:
+    if stages > 1:
+        drawn = timeline("gpipe", stages, 1, inputs, forward=1.0, backward=1.0, weight=0.0)
+        assert drawn.makespan == 2 * forward_slots(stages, inputs)
+        assert drawn.makespan - drawn.busy[0] == idle_slots(stages, inputs)
+        assert drawn.bubble_fraction == pytest.approx(1 - utilisation(stages, inputs))
+    assert forward_slots(stages, inputs, pipelined=False) == stages * inputs
+
+
+def test_numbers_of_the_chapter() -> None:
+    assert (forward_slots(3, 3, pipelined=False), forward_slots(3, 3)) == (9, 5)
+    assert [idle_slots(gpus) for gpus in (1, 3, 10)] == [0, 4, 18]
+    assert [utilisation(gpus) for gpus in (1, 10, 100)] == [1, 0.1, 0.01]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: minibatch_time("gpipe", 4, 1.0, 1.0), "method = 'gpipe': must be 'sequential', "),
+        (lambda: minibatch_time("fr", 0, 1.0, 1.0), "stages = 0"),
+        (lambda: minibatch_time("fr", 2, -1.0, 1.0), "forward = -1.0"),
+        (lambda: minibatch_time("fr", 2, 1.0, float("inf")), "backward = inf"),
+        (lambda: minibatch_time("fr", 2, 1.0, 1.0, formula="printed"), "formula = 'printed'"),
+        (lambda: stored_states("fr", 3, 2), "stage = 3: a whole number from 1 to 2"),
+        (lambda: forward_slots(2, 0), "inputs = 0"),
+        (lambda: utilisation(0), "stages = 0"),
+    ],
+)
+def test_values_out_of_range_are_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        call()
