@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridnn.cli.options import Format, OutputFormat, command_group, count, option
-from hybridnn.cli.output import make_console, new_table, write_json
+from hybridnn.cli.output import make_console, new_table, print_table, write_json
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.text import counted
@@ -236,7 +236,7 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
         rows = [{title: text for title, text in row.items() if title != THREADS} for row in rows]
     titles = [title.replace(" ", "\n") for title in rows[0]]
     cells = (tuple(row.values()) for row in rows)
-    make_console().print(new_table((), titles, cells, wraps=True, show_edge=False))
+    print_table(make_console(), new_table((), titles, cells, show_edge=False))
     if len(threads) == 1:
         print(f"BLAS {THREADS}: {threads.pop()}")
     print(conditions_text(results))

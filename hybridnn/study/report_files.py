@@ -13,7 +13,7 @@ from typing import Any
 
 from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.results import StudyPoint, StudyResults
-from hybridnn.study.scaling import Comparison, baseline_text, compare_points, warnings_of
+from hybridnn.study.scaling import Comparison, base_ranks, baseline_text, compare_points, warnings_of
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS
 from hybridnn.utils.figures import FORMATS, figure_bytes
 from hybridnn.utils.files import write_atomically
@@ -147,9 +147,13 @@ def _share_facts(point: StudyPoint) -> dict[str, float | None]:
 
 
 def point_rows(results: StudyResults) -> list[dict[str, str]]:
-    """The table of points: cells by title; it has a column of nodes where some cell ran on several."""
+    """The table of points: cells by title.
+
+    It has a column of nodes where some cell ran on several, and one of predictions where there are some.
+    """
     on_several_nodes = any(cell.figures.nodes > 1 for cell in results.cells)
-    comparisons = compare_points(results)
+    is_predicted = any(point.predicted_seconds_per_epoch is not None for point in results.points)
+    comparisons, bases = compare_points(results), base_ranks(results)
     return [
         {
             "ranks": str(point.first.ranks),
@@ -158,8 +162,8 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
             **({"nodes": _distinct(sorted({cell.figures.nodes for cell in point.cells}))} if on_several_nodes else {}),
             **_named_values(results, point),
             "seconds per epoch": point.seconds_per_epoch.format(),
-            **_comparison_row(comparisons.get(point.cells[0].id)),
-            "predicted s per epoch": _number(point.predicted_seconds_per_epoch, ".4g"),
+            **_comparison_row(comparisons.get(point.cells[0].id), names_base=len(bases) > 1),
+            **({"predicted s per epoch": _number(point.predicted_seconds_per_epoch, ".4g")} if is_predicted else {}),
             results.metric_name: MISSING if point.metric is None else point.metric.format(),
             "limited by": point.first.verdict.limit,
         }
@@ -173,12 +177,13 @@ def _named_values(results: StudyResults, point: StudyPoint) -> dict[str, str]:
     return {label: str(point.values.get(label, MISSING)) for label in labels}
 
 
-def _comparison_row(found: Comparison | None) -> dict[str, str]:
+def _comparison_row(found: Comparison | None, *, names_base: bool) -> dict[str, str]:
     if found is None:
         return dict.fromkeys(("speed-up", "efficiency"), MISSING)
     base = found.base.first.ranks
-    speed_up = found.speed_up.format(".2f") + f" (against {base})" * (base > 1)
-    return {"speed-up": speed_up, "efficiency": found.efficiency.format(".2f")}
+    speed_up = found.speed_up.format(".2f") + f" (against {base})" * (names_base and base > 1)
+    # Its interval is that of the speed-up, in another unit.
+    return {"speed-up": speed_up, "efficiency": f"{found.efficiency.value:.2f}"}
 
 
 def breakdown_rows(results: StudyResults) -> list[dict[str, str]]:

@@ -209,12 +209,13 @@ class TimeBar:
 def breakdowns_of(results: StudyResults) -> dict[str, list[TimeBar]]:
     """Bars of points that differ in ranks, grid and method, by the values of their other axes.
 
-    For each method and number of ranks the fastest grid. Points without the records of their steps have no bar, and
-    fewer than two bars are no breakdown.
+    For each method and number of ranks the fastest grid, methods in the order of the study. Points without the records
+    of their steps have no bar, and fewer than two bars are no breakdown.
     """
     panels = {}
     for points in alike_points(results, LAYOUT | {"method"}, lambda point: ()):
         fastest: dict[tuple[int, str], TimeBar] = {}
+        methods = list(dict.fromkeys(str(point.values.get("method", "")) for point in points))
         for point in sorted(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
             figures = point.first
             if figures.shares.overhead is None:
@@ -224,7 +225,9 @@ def breakdowns_of(results: StudyResults) -> dict[str, list[TimeBar]]:
             label = f"{figures.ranks}\n{figures.grid}" + f"\n{method}" * bool(method)
             fastest.setdefault((figures.ranks, method), TimeBar(label, seconds, point.shares))
         if len(fastest) > 1:
-            panels[point_name(results, points[0], without=LAYOUT | {"method"})] = list(fastest.values())
+            panels[point_name(results, points[0], without=LAYOUT | {"method"})] = [
+                fastest[key] for key in sorted(fastest, key=lambda key: (key[0], methods.index(key[1])))
+            ]
     return panels
 
 

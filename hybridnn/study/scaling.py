@@ -84,14 +84,23 @@ def _compare(point: StudyPoint, base: StudyPoint) -> Comparison:
 
 
 def baseline_text(results: StudyResults) -> str:
-    """Return the base of the speed-ups as text, with its seconds where all points have the same one."""
+    """Return the base of the speed-ups as text, with its ranks, and its seconds where all points have the same one.
+
+    A speed-up says little without the time of its base (Hoefler and Belli 2015, rule 1).
+    """
     bases = {id(found.base): found.base for found in compare_points(results).values()}
     wanted = ", ".join(f"{label} {value}" for label, value in results.manifest.baseline.items())
-    text = wanted or "the fewest ranks of the same work"
+    details = []
+    if len(ranks := base_ranks(results)) == 1:
+        details.append(counted(ranks.pop(), "rank"))
     if len(bases) == 1:
-        (base,) = bases.values()
-        text += f" ({counted(base.first.ranks, 'rank')}, {base.seconds_per_epoch.format()} s per epoch)"
-    return text
+        details += [f"{base.seconds_per_epoch.format()} s per epoch" for base in bases.values()]
+    return (wanted or "the fewest ranks of the same work") + f" ({', '.join(details)})" * bool(details)
+
+
+def base_ranks(results: StudyResults) -> set[int]:
+    """Return the numbers of ranks of the bases."""
+    return {found.base.first.ranks for found in compare_points(results).values()}
 
 
 @dataclass(frozen=True)

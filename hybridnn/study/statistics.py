@@ -8,8 +8,9 @@ and not a summary of ratios (rule 4).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ class Estimate:
         """Return ``median [low, high]``, or the value alone where there is no interval."""
         if self.low is None or self.high is None:
             return f"{self.value:{spec}}"
+        spec = spec.replace("4g", "3g")  # digits beyond the interval would say nothing
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
 
@@ -74,7 +76,7 @@ def median_of(values: Sequence[float]) -> Estimate:
     medians found (Efron and Tibshirani 1993, chapter 13). Of three to five measurements it reaches from the least to
     the greatest, and contains the median of the distribution with probability 1 - 2^(1-n): 94 % for five.
     """
-    return _bootstrap([values], lambda sample, axis=-1: np.median(sample, axis=axis))
+    return _bootstrap((tuple(values),), np.median)
 
 
 def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Estimate:
@@ -82,11 +84,7 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Estimate
 
     Both series are drawn again, so that the interval includes the variation of the base of a speed-up.
     """
-
-    def ratio(first: Any, second: Any, axis: int = -1) -> Any:
-        return np.median(first, axis=axis) / np.median(second, axis=axis)
-
-    return _bootstrap([above, below], ratio)
+    return _bootstrap((tuple(above), tuple(below)), _ratio)
 
 
 def mean_and_deviation(values: Sequence[float]) -> MeanDeviation:
@@ -95,7 +93,12 @@ def mean_and_deviation(values: Sequence[float]) -> MeanDeviation:
     return MeanDeviation(statistics.fmean(values), deviation, len(values))
 
 
-def _bootstrap(series: Sequence[Sequence[float]], statistic: Any) -> Estimate:
+def _ratio(first: Any, second: Any, axis: int = -1) -> Any:
+    return np.median(first, axis=axis) / np.median(second, axis=axis)
+
+
+@lru_cache(maxsize=4096)  # tables, plots and warnings of a report need the same ones
+def _bootstrap(series: tuple[tuple[float, ...], ...], statistic: Callable[..., Any]) -> Estimate:
     arrays = [np.asarray(values, float) for values in series]
     value = float(statistic(*arrays))
     if min(map(len, arrays)) < LEAST_REPEATS:

@@ -13,26 +13,16 @@ from hybridnn.study.quantities import (
     RunFigures,
     TimeShares,
     compare_runs,
+    distinguishing_conditions,
     figures_of,
     instruction_figures,
     judge,
+    karp_flatt_fraction,
+    mean_shares,
     relative_error,
 )
 from hybridnn.study.report_plots import draw_run_check, draw_runs_check
-from reference.finished_runs import prediction_line, write_run
-
-
-def _measured(epoch: int, seconds: float, **changes: object) -> dict[str, object]:
-    instructions = {"forward": 0.2 * seconds, "backward": 0.3 * seconds}
-    shares = {"communication": 0.3 * seconds, "waiting": 0.1 * seconds}
-    return {
-        "kind": "measured",
-        "epoch": epoch,
-        "seconds_per_step": seconds,
-        "instructions": instructions,
-        **shares,
-        **changes,
-    }
+from reference.finished_runs import measured_line, prediction_line, write_run
 
 
 def test_figures_of_a_run_without_a_prediction(tmp_path: Path) -> None:
@@ -51,7 +41,7 @@ def test_figures_of_a_run_without_a_prediction(tmp_path: Path) -> None:
 
 
 def test_figures_of_a_predicted_run(tmp_path: Path) -> None:
-    lines = [prediction_line(0.25), _measured(1, 9.0), _measured(2, 0.2), _measured(3, 0.2)]
+    lines = [prediction_line(0.25), measured_line(1, 9.0), measured_line(2, 0.2), measured_line(3, 0.2)]
     run = read_run(write_run(tmp_path, accuracy=None, lines=lines))
     figures = figures_of(run)
     assert figures.prediction_error == pytest.approx(0.25)
@@ -66,6 +56,33 @@ def test_figures_of_a_predicted_run(tmp_path: Path) -> None:
     assert forward.error == pytest.approx(0.05 / 0.04 - 1)
     assert (backward.predicted_seconds_per_step, backward.error) == (None, None)
     assert (update.seconds_per_step, update.error) == (None, None)
+
+
+@pytest.mark.parametrize(("serial", "ranks"), [(0.0, 4), (0.1, 2), (0.25, 8), (1.0, 3)])
+def test_karp_flatt_fraction_inverts_amdahls_law(serial: float, ranks: int) -> None:
+    assert karp_flatt_fraction(1 / (serial + (1 - serial) / ranks), ranks) == pytest.approx(serial)
+
+
+def test_karp_flatt_fraction_of_overhead_and_of_one_rank() -> None:
+    assert karp_flatt_fraction(1.0, 1) is None
+    assert karp_flatt_fraction(0.5, 2) == 3.0  # two ranks take twice as long
+    assert karp_flatt_fraction(4.0, 2) == pytest.approx(-0.5)  # faster than the ranks allow
+
+
+def test_load_balance_is_mean_over_greatest_computing_time(tmp_path: Path) -> None:
+    lines = [measured_line(1, 9.0, most_computing=9.0)]
+    lines += [measured_line(2, 0.2, most_computing=0.12), measured_line(3, 0.2, most_computing=0.13)]
+    shares = figures_of(read_run(write_run(tmp_path, ranks=2, lines=lines))).shares
+    assert shares.most_computing == pytest.approx(0.625)  # of the second and third epoch
+    assert shares.load_balance == pytest.approx(0.5 / 0.625)
+    assert shares.load_balance * shares.communication_efficiency == pytest.approx(shares.computing)  # type: ignore[operator]
+
+
+def test_missing_share_of_one_run_is_missing_in_the_mean() -> None:
+    found = mean_shares([TimeShares(0.1, 0.2, 0.3, 0.5), TimeShares(0.3, 0.4, 0.1)])
+    assert (found.communication, found.waiting, found.overhead) == pytest.approx((0.2, 0.3, 0.2))
+    assert found.most_computing is None
+    assert found.computing == pytest.approx(0.3)
 
 
 def test_error_without_a_prediction_is_none() -> None:
@@ -110,8 +127,48 @@ def test_only_runs_of_one_network_and_data_are_compared(tmp_path: Path) -> None:
     assert [row.speed_up for group in groups for row in group.rows] == [1.0, 2.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("options", "condition"),
+    [
+        ({"batch_size": 50}, {"training.batch_size": ("100", "50")}),
+        ({"settings": {"training": {"dtype": "float64"}}}, {"training.dtype": ("float32", "float64")}),
+        ({"settings": {"optimizer": {"name": "adam"}}}, {"optimizer.name": ("sgd", "adam")}),
+        ({"settings": {"optimizer": {"momentum": 0.5}}}, {"optimizer.momentum": ("0.9", "0.5")}),
+        ({"settings": {"model": {"activation": "tanh"}}}, {"model.activation": ("relu", "tanh")}),
+        ({"hidden": [8]}, {"model.sizes": ("(64, 64, 64, 10)", "(64, 8, 10)")}),
+        ({"samples": 10}, {"data.train_samples": ("1000", "10")}),
+    ],
+)
+def test_runs_of_other_work_or_training_are_not_compared(
+    tmp_path: Path, options: dict[str, object], condition: dict[str, tuple[str, str]]
+) -> None:
+    runs = [_figures(tmp_path / "a", 1, 6.0), _figures(tmp_path / "b", 2, 3.0, **options)]
+    groups = compare_runs(runs)
+    assert [[row.speed_up for row in group.rows] for group in groups] == [[1.0], [1.0]]
+    first, second = distinguishing_conditions(runs)
+    for name, values in condition.items():
+        assert (first[name], second.get(name)) == values
+
+
+def test_exact_methods_are_compared_and_others_with_the_same_stages_alone(tmp_path: Path) -> None:
+    def run(name: str, grid: tuple[int, int, int], method: str, **options: object) -> RunFigures:
+        return _figures(tmp_path / name, grid[0] * grid[1], 6.0, grid=grid, method=method, **options)
+
+    seed = {"training": {"seed": 1, "epochs": 3}, "output": {"log_every": 7}}
+    exact = [run("a", (1, 1, 1), "sequential"), run("b", (2, 1, 1), "gpipe"), run("c", (1, 2, 1), "sequential")]
+    exact.append(run("d", (4, 1, 1), "1f1b", settings=seed))
+    stale = [
+        run("e", (2, 1, 1), "ddg"),
+        run("f", (2, 2, 1), "ddg"),
+        run("g", (3, 1, 1), "ddg"),
+        run("h", (2, 1, 1), "fr"),
+    ]
+    groups = [[row.figures.folder[-1] for row in group.rows] for group in compare_runs(exact + stale)]
+    assert groups == [["a", "b", "c", "d"], ["e", "f"], ["g"], ["h"]]
+
+
 def test_bars_are_pictures(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "a", lines=[prediction_line(0.25), _measured(1, 0.3)]))
+    run = read_run(write_run(tmp_path / "a", lines=[prediction_line(0.25), measured_line(1, 0.3)]))
     bare = read_run(write_run(tmp_path / "b"))
     pictures = [draw_run_check(run, figures_of(run)), draw_runs_check([figures_of(run), figures_of(bare)])]
     for picture in pictures:
