@@ -57,7 +57,7 @@ def test_interval_of_a_median_contains_the_true_one_as_often_as_it_says(count: i
     """Five values reach from least to greatest: the true median is outside with probability 2 / 2^5."""
     generator = np.random.default_rng(1)
     true = np.log(2)  # of the exponential distribution
-    samples = generator.exponential(size=(600, count))
+    samples = generator.exponential(size=(250, count))
     inside = [not median_of(sample).excludes(true) for sample in samples.tolist()]
     assert least <= np.mean(inside) <= most
 
@@ -66,7 +66,7 @@ def test_interval_of_a_ratio_contains_the_true_one_and_needs_the_spread_of_the_b
     """Times of log-normal distributions with medians 3 and 2, and a base that varies ten times as much."""
     generator = np.random.default_rng(2)
     inside, inside_without_base = [], []
-    for _ in range(400):
+    for _ in range(200):
         base = (3 * np.exp(0.2 * generator.standard_normal(9))).tolist()
         times = (2 * np.exp(0.02 * generator.standard_normal(9))).tolist()
         inside.append(not ratio_of_medians(base, times).excludes(1.5))
