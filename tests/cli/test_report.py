@@ -103,6 +103,20 @@ def test_mistakes_are_one_line_and_exit_code_two(
     assert message in error_line(run_hybridnn("report", *arguments))
 
 
+def test_runs_that_differ_in_more_than_the_layout_have_tables_of_their_own(run_hybridnn: Run, tmp_path: Path) -> None:
+    write_run(tmp_path / "one", seconds=[4.0])
+    write_run(tmp_path / "two", ranks=2, seconds=[2.0])
+    write_run(tmp_path / "small", ranks=2, seconds=[1.0], batch_size=50)
+    code, out, _ = run_hybridnn("report", "one", "two", "small")
+    assert code == 0
+    titles = [line for line in out.splitlines() if "speed-up against" in line]
+    network = "64-64-64-10 on digits (1,000 training samples)"
+    assert titles == [
+        f"{network}, training.batch_size = 100; speed-up against 1 rank, one",
+        f"{network}, training.batch_size = 50; speed-up against 2 ranks, small",
+    ]
+
+
 def test_speed_up_above_the_ideal_is_a_warning(run_hybridnn: Run, tmp_path: Path) -> None:
     write_run(tmp_path / "one", seconds=[7.9], threads=2)
     write_run(tmp_path / "two", ranks=2, seconds=[1.0])
