@@ -1,16 +1,17 @@
-"""Files of a study's report: its cells as CSV, its points as Markdown, plots, and a self-contained page of HTML."""
+"""Files of a study's report: cells and curves as CSV, tables as Markdown and LaTeX, plots, and a page of HTML."""
 
 from __future__ import annotations
 
 import csv
 import io
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from hybridnn.study.publication import latex_table, plotted_points
 from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.results import StudyPoint, StudyResults
 from hybridnn.study.scaling import Comparison, base_ranks, baseline_text, compare_points, warnings_of
@@ -25,6 +26,7 @@ FIGURES = (
     "grid",
     "threads_per_rank",
     "nodes",
+    "method",
     "network",
     "parameters",
     "batch_size",
@@ -38,8 +40,20 @@ FIGURES = (
     "metric",
     "predicted_seconds_per_epoch",
     "predicted_seconds_per_step",
+    "prediction_error",
 )
 """Columns of the CSV that are attributes of `RunFigures`."""
+
+HOST_COLUMNS = {
+    "hosts": "names",
+    "ranks_on_hosts": "ranks",
+    "cpu_model": "processors",
+    "cores_per_node": "cores",
+    "binding": "binding",
+    "launcher": "launcher",
+    "blas": "blas",
+}
+"""Columns of the CSV that are attributes of `Hosts`."""
 
 TIMES = "the median of a run's epochs, without the first if there are more"
 
@@ -64,36 +78,78 @@ table.facts th, table.facts td { text-align: left; border: 0; vertical-align: to
 
 
 def write_report(results: StudyResults, folder: Path) -> list[Path]:
-    """Write ``results.csv``, ``tables.md``, PNG, SVG and PDF of every plot, and ``index.html`` into `folder`.
+    """Write the cells and the points of the plots as CSV, tables as Markdown and LaTeX, every plot, and a page.
 
-    Returns the files, the page last; raises `EnvironmentProblem` if one cannot be written.
+    The plots are PNG, SVG and PDF. Returns the files, the page last; raises `EnvironmentProblem` if one cannot be
+    written.
     """
     plots = draw_plots(results)
     drawings = {f"{name}.{kind}": figure_bytes(figure, kind) for name, (_, figure) in plots.items() for kind in FORMATS}
     pictures = [(caption, drawings[f"{name}.png"]) for name, (caption, _) in plots.items()]
-    contents: dict[str, str | bytes] = {"results.csv": csv_text(results), "tables.md": markdown_text(results)}
-    contents |= {**drawings, "index.html": page_html(results, pictures)}
+    points = plotted_points({name: figure for name, (_, figure) in plots.items()})
+    contents: dict[str, str | bytes] = {
+        "results.csv": csv_text(results),
+        **({"curves.csv": _csv(points)} if points else {}),
+        "tables.md": markdown_text(results),
+        "tables.tex": latex_text(results),
+        **drawings,
+        "index.html": page_html(results, pictures),
+    }
     for name, content in contents.items():
         write_atomically(folder / name, content)
     return [folder / name for name in contents]
 
 
 def csv_text(results: StudyResults) -> str:
-    """One line for each finished cell: its id, axes (``axis.width``) and figures; missing values are empty."""
-    labels = list(dict.fromkeys(label for cell in results.cells for label in cell.values))
+    """One line for each cell: its id, outcome, axes (``axis.width``) and figures; missing values are empty."""
+    labels = list(dict.fromkeys(label for cell in results.manifest.cells for label in cell.values))
+    figures = {row["id"]: row for row in _cell_figures(results)}
+    states = {cell.id: cell.state for cell in results.unfinished}
     rows = [
         {
             "id": cell.id,
+            "outcome": states[cell.id].status if cell.id in states else "finished",
             **{f"axis.{label}": cell.values.get(label) for label in labels},
-            **{name: getattr(cell.figures, name) for name in FIGURES},
-            "communication_share": cell.figures.shares.communication,
-            "waiting_share": cell.figures.shares.waiting,
-            "verdict": cell.figures.verdict.text,
+            **figures.get(cell.id, {}),
         }
-        for cell in results.cells
+        for cell in results.manifest.cells
     ]
+    return _csv(rows)
+
+
+def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
+    """Figures of the finished cells by column; speed-ups are those of the cell, against the median of the base."""
+    comparisons = compare_points(results)
+    for point in results.points:
+        found, median = comparisons.get(point.cells[0].id), point.seconds_per_epoch.value
+        for cell in point.cells:
+            header, figures = cell.run.header, cell.figures
+            faster = median / figures.seconds_per_epoch
+            hosts = {} if header.hosts is None else asdict(header.hosts)
+            yield {
+                "id": cell.id,
+                **{name: getattr(figures, name) for name in FIGURES},
+                "dtype": header.dtype,
+                "train_loss": cell.run.epochs[-1].train_loss,
+                "test_loss": cell.run.epochs[-1].test_loss,
+                "speed_up": None if found is None else found.speed_up.value * faster,
+                "efficiency": None if found is None else found.efficiency.value * faster,
+                "communication_share": figures.shares.communication,
+                "waiting_share": figures.shares.waiting,
+                "verdict": figures.verdict.text,
+                **{name: _joined(hosts.get(key, ())) for name, key in HOST_COLUMNS.items()},
+                **{f"version.{name}": version for name, version in header.versions.items()},
+            }
+
+
+def _joined(values: Any) -> str:
+    return values if isinstance(values, str) else ", ".join(map(str, values))
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV, with the columns of all rows in the order of their appearance."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
@@ -230,6 +286,15 @@ def markdown_text(results: StudyResults) -> str:
     return "\n".join(lines)
 
 
+def latex_text(results: StudyResults) -> str:
+    """The tables of the study, each to be put into a ``table``; the package booktabs is needed."""
+    notes = [*(f"Warning: {text}." for text in warnings_of(results)), f"{conditions_text(results)} Times: {TIMES}."]
+    tables = [f"% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
+    if breakdown := breakdown_rows(results):
+        tables += ["\n% Where the time goes\n", latex_table(breakdown, [BREAKDOWN])]
+    return "".join(tables)
+
+
 def conditions_text(results: StudyResults) -> str:
     """Return the sentences on what the tables compare, and how: repeats, intervals, base of the speed-ups."""
     repeated = max(len(point.cells) for point in results.points)
@@ -301,11 +366,19 @@ def _cells(tag: str, texts: Iterable[str]) -> str:
 
 def _conditions(results: StudyResults) -> dict[str, str]:
     headers = [cell.run.header for cell in results.cells]
+    hosts = [header.hosts for header in headers if header.hosts is not None]
+    predictions = [cell.run.prediction for cell in results.cells if cell.run.prediction is not None]
     return {
         "date": results.days,
         "cells": f"{len(results.cells)} of {len(results.manifest.cells)} finished",
         "versions": _distinct(f"{name} {version}" for header in headers for name, version in header.versions.items()),
         "nodes": _distinct(header.nodes for header in headers),
+        "hosts": _distinct(name for h in hosts for name in h.names) or MISSING,
+        "processors": _distinct(f"{name}, {_joined(h.cores)} cores" for h in hosts for name in h.processors) or MISSING,
+        "binding": _distinct(h.binding for h in hosts) or MISSING,
+        "launcher": _distinct(h.launcher or "none" for h in hosts) or MISSING,
+        "BLAS": _distinct(h.blas for h in hosts) or MISSING,
+        "machine file": _distinct(found.machine for found in predictions) or MISSING,
         "BLAS threads per rank": _distinct(header.threads_per_rank for header in headers),
         "data": _distinct(f"{h.data}, {h.train_samples:,} training samples" for h in headers),
         "epochs": _distinct(cell.run.settings.training.epochs for cell in results.cells),

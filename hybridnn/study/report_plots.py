@@ -107,7 +107,7 @@ def _draw_strong(lines: Sequence[ScalingLine], comparisons: Mapping[str, Compari
         _draw_estimates(right, shown, label=line.name, **style)
         if line.predicted[0] is not None:
             ratios = [(r, line.predicted[0] / p) for r, p in zip(line.ranks, line.predicted, strict=True) if p]
-            right.plot(*zip(*ratios, strict=True), color=style["color"], linestyle="--", linewidth=1)
+            _draw_predicted(right, line.name, ratios, style["color"])
     bases = {one.base.first.ranks for compared in found for one in compared if one is not None}
     for base_ranks in sorted(bases):
         most = max(line.ranks[-1] for line in lines)
@@ -131,7 +131,8 @@ def _draw_weak(lines: Sequence[ScalingLine]) -> Figure:
         left.set_ylabel(f"seconds per {unit}")
         left.legend(frameon=False, fontsize=7)
         for number, line in enumerate(chosen):
-            _draw_estimates(right, list(zip(line.ranks, line.weak_efficiency, strict=True)), **_style(number))
+            efficiencies = list(zip(line.ranks, line.weak_efficiency, strict=True))
+            _draw_estimates(right, efficiencies, label=line.name, **_style(number))
         right.axhline(1, color=MUTED, linewidth=1)
         right.set_ylabel("efficiency")
         _rank_axis(right, [count for line in chosen for count in line.ranks])
@@ -147,9 +148,13 @@ def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
         _draw_estimates(axes, list(zip(line.ranks, line.seconds, strict=True)), label=line.name, **style)
         found = [(r, p) for r, p in zip(line.ranks, line.predicted, strict=True) if p is not None]
         if found:
-            axes.plot(*zip(*found, strict=True), color=style["color"], linestyle="--", linewidth=1)
+            _draw_predicted(axes, line.name, found, style["color"])
     _rank_axis(axes, [count for line in lines for count in line.ranks])
     tidy(axes)
+
+
+def _draw_predicted(axes: Axes, name: str, points: Sequence[tuple[int, float]], color: str) -> None:
+    axes.plot(*zip(*points, strict=True), color=color, linestyle="--", linewidth=1, label=f"_predicted, {name}")
 
 
 def _draw_estimates(axes: Axes, points: Sequence[tuple[int, Estimate]], **style: Any) -> None:

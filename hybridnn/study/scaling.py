@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hybridnn.study.axes import has_values
+from hybridnn.study.hardware import hardware_warnings, prediction_warnings
 from hybridnn.study.quantities import efficiency_warning, karp_flatt_fraction, threads_warning
 from hybridnn.study.results import Key, StudyPoint, StudyResults, point_name
 from hybridnn.study.statistics import Estimate, ratio_of_medians
@@ -289,7 +290,7 @@ def grid_maps(results: StudyResults) -> list[GridMap]:
 
 
 def warnings_of(results: StudyResults) -> list[str]:
-    """Sentences on different threads, different placements, points without a base, and speed-ups above the ideal."""
+    """Sentences on differing threads, placements and hardware, doubtful speed-ups and predictions, missing bases."""
     warnings = [threads_warning([cell.figures for cell in results.cells])]
     comparisons = compare_points(results)
     for point in results.points:
@@ -300,6 +301,9 @@ def warnings_of(results: StudyResults) -> list[str]:
         comparison = comparisons.get(point.cells[0].id)
         if comparison is not None and _differ_in_layout(point, comparison.base):
             warnings.append(efficiency_warning(name, comparison.efficiency.value))
+    curves = alike_points(results, LAYOUT | WORK, lambda point: ())
+    warnings += hardware_warnings([cell.run for point in curve for cell in point.cells] for curve in curves)
+    warnings += prediction_warnings([cell.run for cell in results.cells])
     without_base = sum(point.cells[0].id not in comparisons for point in results.points)
     if without_base:
         points = f"{without_base} of {len(results.points)} points"

@@ -76,6 +76,7 @@ def write_run(
     accuracy: float | None = 0.5,
     method: str | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
+    hosts: Mapping[str, Any] | None = None,
     lines: Sequence[Mapping[str, Any]] = (),
     ended: bool = True,
 ) -> Path:
@@ -93,6 +94,8 @@ def write_run(
         Pipeline method; by default 1f1b on several stages.
     settings : mapping, optional
         Other settings by section.
+    hosts : mapping, optional
+        Fields of the record of the hosts that differ from those of one node.
     lines : sequence of mapping
         Additional lines after the header.
     """
@@ -124,6 +127,16 @@ def write_run(
         "optimizer": "sgd",
         "versions": {"hybridnn": "0.0", "MPI": "Some MPI & <more>"},
         "folder": str(folder),
+        "hosts": {
+            "names": ["n1"],
+            "ranks": [ranks],
+            "processors": ["Some CPU"],
+            "cores": [8],
+            "binding": "none",
+            "launcher": "srun",
+            "blas": "openblas 1",
+            **(hosts or {}),
+        },
     }
     epochs = [
         {

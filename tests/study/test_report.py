@@ -141,8 +141,7 @@ def test_report_is_complete_and_its_page_self_contained(tmp_path: Path) -> None:
     results = _grids(tmp_path / "study")
     files = write_report(results, tmp_path / "report")
     assert {path.name for path in files} == {
-        "results.csv",
-        "tables.md",
+        *("results.csv", "curves.csv", "tables.md", "tables.tex"),
         *(f"{name}.{kind}" for name in ("strong_scaling", "grids") for kind in ("png", "svg", "pdf")),
         "index.html",
     }
@@ -178,7 +177,9 @@ def test_equal_results_give_equal_small_files_with_text_as_text(tmp_path: Path) 
 def test_single_cell_has_tables_and_no_plots(tmp_path: Path) -> None:
     results = _study(tmp_path, {"only": ({}, {"seconds": [1.0]})})
     assert draw_plots(results) == {}
-    assert [path.name for path in write_report(results, tmp_path / "r")] == ["results.csv", "tables.md", "index.html"]
+    assert [path.name for path in write_report(results, tmp_path / "r")] == [
+        *("results.csv", "tables.md", "tables.tex", "index.html")
+    ]
 
 
 def test_foreign_folder_is_refused(tmp_path: Path) -> None:
@@ -257,3 +258,57 @@ def test_threads_and_nodes_have_columns_and_mixing_them_is_a_warning(tmp_path: P
     assert [(row["threads_per_rank"], row["nodes"]) for row in found] == [("2", "1"), ("1", "1"), ("1", "2")]
     facts = point_facts(results)
     assert (facts[1]["threads_per_rank"], facts[1]["nodes"]) == ([1], [1, 2])
+
+
+def test_csv_has_every_cell_with_its_outcome_and_all_figures(tmp_path: Path) -> None:
+    runs = {
+        f"{ranks}-{repeat}": (
+            {"ranks": ranks, "repeat": repeat},
+            {"ranks": ranks, "seconds": [taken], "lines": [prediction_line(taken / 20)]},
+        )
+        for ranks, times in ((1, (4.0, 8.0, 6.0)), (2, (4.0, 2.0, 3.0)))
+        for repeat, taken in enumerate(times)
+    }
+    results = _study(tmp_path, runs, missing={"4-0": {"ranks": 4, "repeat": 0}})
+    rows = {row["id"]: row for row in csv.DictReader(io.StringIO(csv_text(results)))}
+    assert list(rows) == [*runs, "4-0"]
+    assert (rows["4-0"]["outcome"], rows["4-0"]["axis.ranks"], rows["4-0"]["speed_up"]) == ("never run", "4", "")
+    cell = rows["2-1"]
+    assert (float(cell["speed_up"]), float(cell["efficiency"])) == (3.0, 1.5)  # the base has a median of 6 seconds
+    assert float(cell["prediction_error"]) == pytest.approx(-0.5)
+    expected = {
+        "outcome": "finished",
+        "nodes": "1",
+        "threads_per_rank": "1",
+        "method": "",
+        "dtype": "float32",
+        "train_loss": "1.0",
+        "test_loss": "",
+        "hosts": "n1",
+        "cpu_model": "Some CPU",
+        "cores_per_node": "8",
+        "version.hybridnn": "0.0",
+    }
+    assert {name: cell[name] for name in expected} == expected
+
+
+def test_differing_hardware_is_a_warning_in_every_form(tmp_path: Path) -> None:
+    runs = {
+        name: ({"ranks": ranks}, {"ranks": ranks, "hosts": {"processors": [name]}, "seconds": [2.0 / ranks]})
+        for name, ranks in (("old", 1), ("new", 2))
+    }
+    results = _study(tmp_path / "study", runs)
+    warning = "cells of one curve ran with different processors: old (1 cell); new (1 cell)"
+    assert warnings_of(results) == [warning]
+    write_report(results, tmp_path / "report")
+    for name in ("tables.md", "tables.tex", "index.html"):
+        assert warning in (tmp_path / "report" / name).read_text()
+
+
+def test_curves_file_has_the_points_of_the_plots(tmp_path: Path) -> None:
+    write_report(_strong(tmp_path / "study"), tmp_path / "report")
+    rows = list(csv.DictReader((tmp_path / "report" / "curves.csv").open()))
+    seconds = {(row["curve"], row["x"]): float(row["y"]) for row in rows if row["y_name"] == "seconds per epoch"}
+    assert seconds["width 8", "1"] == 5
+    assert seconds["width 8", "2"] == 2.5
+    assert seconds["predicted, width 16", "4"] == 1.0
