@@ -72,6 +72,10 @@ def test_header_report_and_output_have_the_mean_staleness(run_hybridnn: Run) -> 
     assert facts["mean_staleness"] == header["mean_staleness"]
     assert facts["stage_staleness"] == header["stage_staleness"]
     assert shown in run_hybridnn("report", "run")[1]
+    full = ["--method", "vanilla", "--epochs", "3", "--set", "parallel.drain=end", "--out", "full"]
+    assert "vanilla, drained at the end" in run_hybridnn(*ON_FOUR, *DIGITS, *options, *full)[1]
+    of_first = sum(min(t, 3) for t in range(3 * minibatches)) / (3 * minibatches)
+    assert records_of("full")[0]["stage_staleness"][0] == pytest.approx(of_first)
     exact = ["--method", "1f1b", "--out", "exact"]
     assert "staleness" not in run_hybridnn(*ON_FOUR, *DIGITS, *options, *exact)[1]
     assert records_of("exact")[0]["mean_staleness"] == 0

@@ -208,6 +208,8 @@ def wrong_settings(stages: int) -> dict[str, tuple[Callable[[], Pipelining], dic
         "chunks of 1f1b": (made(method="1f1b", chunks=2), {}, "chunks.*2"),
         "no chunks": (made(method="interleaved", chunks=0), {}, "chunks.*0"),
         "vertical sync of gpipe": (made(method="gpipe", vertical_sync=True), {}, "vertical_sync"),
+        "drain of an exact method": (made(drain="end"), {}, r"drain = 'end'.*1f1b.*pipedream"),
+        "unknown drain": (made(method="fr", drain="never"), {}, "drain.*never.*epoch.*end"),
         "unknown weight_grad": (made(method="gpipe", weight_grad="split"), {}, "weight_grad.*split"),
         "merged by zb-h1": (made(method="zb-h1", weight_grad="merged"), {}, "weight_grad.*merged"),
     }
