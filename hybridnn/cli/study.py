@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -122,17 +122,21 @@ def submit(
 
 @app.command("report")
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder of a study.", metavar="FOLDER")],
-    out: Annotated[Path | None, option("Folder of the report; FOLDER/report by default.", "FOLDER")] = None,
+    folders: Annotated[
+        list[Path], typer.Argument(help="The folder of a study; several are compared.", metavar="FOLDER...")
+    ],
+    out: Annotated[
+        Path | None, option("Folder of the report; by default FOLDER/report, of several FOLDER/comparison.", "FOLDER")
+    ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Write the tables, plots and page of a study's finished cells; exit code 1 where cells failed."""
+    from hybridnn.study.folders import read_folders
     from hybridnn.study.report_files import write_report
-    from hybridnn.study.results import read_results
 
     with first_rank_alone():
-        results = read_results(folder)
-        files = write_report(results, out or folder / "report")
+        results = read_folders(folders)
+        files = write_report(results, out or folders[0] / ("report" if len(folders) == 1 else "comparison"))
         if output_format is Format.json:
             write_json(_report_facts(results, files))
         else:
@@ -210,7 +214,7 @@ def _print_submitted(submission: Submission, jobs: Sequence[str], report: str) -
 
 def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any]:
     """The points, warnings and unfinished cells of a study, and the files of its report."""
-    from hybridnn.study.report_files import point_facts
+    from hybridnn.study.report_files import folder_facts, point_facts
     from hybridnn.study.scaling import baseline_text, warnings_of
 
     return {
@@ -221,25 +225,28 @@ def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any
         "unfinished": [{"id": cell.id, **asdict(cell.state)} for cell in results.unfinished],
         "warnings": warnings_of(results),
         "points": point_facts(results),
+        "equal_points": folder_facts(results),
         "files": [str(path) for path in files],
     }
 
 
 def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     """Print the table of points, warnings, the unfinished cells with their reasons, and the files of the report."""
-    from hybridnn.study.report_files import THREADS, conditions_text, point_rows
+    from hybridnn.study.report_files import FOLDERS, THREADS, conditions_text, folder_rows, point_rows
     from hybridnn.study.scaling import warnings_of
+    from hybridnn.utils.figures import FORMATS
 
     rows = point_rows(results)
     threads = {row[THREADS] for row in rows}
     if len(threads) == 1:  # a line in place of a column
         rows = [{title: text for title, text in row.items() if title != THREADS} for row in rows]
-    titles = [title.replace(" ", "\n") for title in rows[0]]
-    cells = (tuple(row.values()) for row in rows)
-    print_table(make_console(), new_table((), titles, cells, show_edge=False))
+    _print_rows(rows)
     if len(threads) == 1:
         print(f"BLAS {THREADS}: {threads.pop()}")
     print(conditions_text(results))
+    if equal := folder_rows(results):
+        _print_rows(equal)
+        print(FOLDERS)
     for warning in warnings_of(results):
         print(f"warning: {warning}")
     if results.unfinished:
@@ -247,8 +254,17 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
         print(f"{len(results.unfinished)} of {len(results.manifest.cells)} cells are not finished: {counts}")
         for cell in results.unfinished:
             print(f"  {cell.state.status:<11}  {cell.text}")
+    drawn = {path.stem for path in files if path.suffix == ".svg"}
     for path in files:
-        print(str(path))
+        if path.stem not in drawn:
+            print(str(path))
+        elif path.suffix == ".png":
+            print(f"{path.with_suffix('')}.{{{','.join(FORMATS)}}}")
+
+
+def _print_rows(rows: Sequence[Mapping[str, str]]) -> None:
+    titles = [title.replace(" ", "\n") for title in rows[0]]
+    print_table(make_console(), new_table((), titles, (tuple(row.values()) for row in rows), show_edge=False))
 
 
 class _StudyProgress:

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from hybridnn.study.folders import FOLDER, compared_folders, equal_points, times_as_fast
 from hybridnn.study.publication import latex_table, plotted_points
 from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.results import StudyPoint, StudyResults
@@ -62,6 +63,8 @@ BREAKDOWN = (
     "POP metrics, the product of load balance and communication efficiency; the serial fraction is that of Karp and "
     "Flatt."
 )
+
+FOLDERS = "Times as fast: seconds per epoch of the first folder that has the point over those of the named one."
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -242,6 +245,48 @@ def _comparison_row(found: Comparison | None, *, names_base: bool) -> dict[str, 
     return {"speed-up": speed_up, "efficiency": f"{found.efficiency.value:.2f}"}
 
 
+def further_tables(results: StudyResults) -> list[tuple[str, list[dict[str, str]], str]]:
+    """Title, rows and note of the tables after that of the points, but for those without rows."""
+    tables = [
+        ("Folders side by side", folder_rows(results), FOLDERS),
+        ("Where the time goes", breakdown_rows(results), BREAKDOWN),
+    ]
+    return [table for table in tables if table[1]]
+
+
+def folder_rows(results: StudyResults) -> list[dict[str, str]]:
+    """The table of equal points of several folders: cells by title; empty for one folder."""
+    folders = compared_folders(results)
+    rows = []
+    for points in equal_points(results):
+        first, ratios = next(iter(points.values())), times_as_fast(points)
+        values = {label: text for label, text in _named_values(results, first).items() if label != FOLDER}
+        row = {"ranks": str(first.first.ranks), "grid": first.first.grid, **values}
+        for folder in folders:
+            seconds = points[folder].seconds_per_epoch.format() if folder in points else MISSING
+            row[f"{folder}: seconds per epoch"] = seconds
+            if folder != folders[0]:
+                row[f"{folder}: times as fast"] = ratios[folder].format(".3f") if folder in ratios else MISSING
+        for folder in folders:
+            metric = points[folder].metric if folder in points else None
+            row[f"{folder}: {results.metric_name}"] = MISSING if metric is None else metric.format()
+        rows.append(row)
+    return rows
+
+
+def folder_facts(results: StudyResults) -> list[dict[str, Any]]:
+    """Return the equal points of several folders as plain values."""
+    return [
+        {
+            "values": {label: value for label, value in point.values.items() if label != FOLDER},
+            "seconds_per_epoch": {folder: asdict(found.seconds_per_epoch) for folder, found in points.items()},
+            "times_as_fast": {folder: asdict(ratio) for folder, ratio in times_as_fast(points).items()},
+        }
+        for points in equal_points(results)
+        for point in [next(iter(points.values()))]
+    ]
+
+
 def breakdown_rows(results: StudyResults) -> list[dict[str, str]]:
     """The table of where the time of the points goes: cells by title; empty where no run has records of its steps."""
     comparisons = compare_points(results)
@@ -278,8 +323,8 @@ def markdown_text(results: StudyResults) -> str:
     lines = [f"# {results.title}", "", results.manifest.description, ""]
     lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
     lines += [*_table(rows), f"{conditions_text(results)} Times are of training alone: {TIMES}.", ""]
-    if breakdown := breakdown_rows(results):
-        lines += ["## Where the time goes", "", *_table(breakdown), BREAKDOWN, ""]
+    for title, table, note in further_tables(results):
+        lines += [f"## {title}", "", *_table(table), note, ""]
     if results.unfinished:
         lines += [f"Not finished: {len(results.unfinished)} cells ({results.unfinished_counts})", ""]
         lines += [f"* **{cell.state.status}** {cell.text}" for cell in results.unfinished] + [""]
@@ -290,8 +335,8 @@ def latex_text(results: StudyResults) -> str:
     """The tables of the study, each to be put into a ``table``; the package booktabs is needed."""
     notes = [*(f"Warning: {text}." for text in warnings_of(results)), f"{conditions_text(results)} Times: {TIMES}."]
     tables = [f"% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
-    if breakdown := breakdown_rows(results):
-        tables += ["\n% Where the time goes\n", latex_table(breakdown, [BREAKDOWN])]
+    for title, table, note in further_tables(results):
+        tables += [f"\n% {title}\n", latex_table(table, [note])]
     return "".join(tables)
 
 
@@ -318,7 +363,6 @@ def page_html(results: StudyResults, pictures: Iterable[tuple[str, bytes]]) -> s
     `pictures` are the caption and PNG of each plot; the page embeds them.
     """
     title = escape(results.title)
-    breakdown = breakdown_rows(results)
     body = [
         f"<h1>{title}</h1>",
         f"<p>{escape(results.manifest.description)}</p>",
@@ -328,8 +372,8 @@ def page_html(results: StudyResults, pictures: Iterable[tuple[str, bytes]]) -> s
         _html_table(point_rows(results)),
         f"<p>{escape(conditions_text(results))}</p>",
     ]
-    if breakdown:
-        body += ["<h2>Where the time goes</h2>", _html_table(breakdown), f"<p>{BREAKDOWN}</p>"]
+    for heading, table, note in further_tables(results):
+        body += [f"<h2>{heading}</h2>", _html_table(table), f"<p>{escape(note)}</p>"]
     if results.unfinished:
         body += [f"<h2>Not finished: {len(results.unfinished)} cells ({escape(results.unfinished_counts)})</h2>"]
         body += [_facts((cell.state.status, cell.id, cell.state.reason) for cell in results.unfinished)]

@@ -172,14 +172,15 @@ def read_results(folder: Path) -> StudyResults:
         cells.append(CellResult(cell.id, cell.values, run, figures_of(run)))
     ended = [(study.cell(cell.id) / HISTORY).stat().st_mtime for cell in finished]
     days = [f"{datetime.fromtimestamp(seconds):%Y-%m-%d}" for seconds in (min(ended), max(ended))]
-    return StudyResults(manifest, tuple(cells), _points(cells), unfinished, " to ".join(dict.fromkeys(days)))
+    return StudyResults(manifest, tuple(cells), group_points(cells), unfinished, " to ".join(dict.fromkeys(days)))
 
 
 def _counts(unfinished: Sequence[UnfinishedCell]) -> str:
     return ", ".join(f"{count} {status}" for status, count in Counter(cell.state.status for cell in unfinished).items())
 
 
-def _points(cells: Sequence[CellResult]) -> tuple[StudyPoint, ...]:
+def group_points(cells: Sequence[CellResult]) -> tuple[StudyPoint, ...]:
+    """Group cells that differ in repeat and seed alone."""
     groups: dict[Key, list[CellResult]] = {}
     for cell in cells:
         key = tuple((label, str(value)) for label, value in _point_values(cell).items())

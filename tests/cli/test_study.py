@@ -237,3 +237,19 @@ def test_dry_run_prices_the_study(run_hybridnn: Run, tmp_path: Path, monkeypatch
     assert "\n                predicted: " in out
     assert "\npredicted by cluster-1024: " in out
     assert " HYBRIDNN_MACHINE=cluster-1024 " in out
+
+
+def test_folders_are_compared_unless_they_are_of_different_studies(run_hybridnn: Run, tmp_path: Path) -> None:
+    for name, study in (("old", "s"), ("new", "s"), ("other", "t")):
+        write_run(tmp_path / name / "cells" / "one", seconds=[2.0 if name == "old" else 1.0])
+        about = {"format": 1, "name": study, "description": "", "reduced": False}
+        cells = [{"id": "one", "ranks": 1, "values": {"width": 8}}]
+        (tmp_path / name / "study.json").write_text(json.dumps({**about, "cells": cells}))
+    code, out, _ = run_hybridnn("study", "report", "old", "new")
+    assert code == 0
+    assert "2.000" in out
+    assert (tmp_path / "old" / "comparison" / "index.html").is_file()
+    code, out, _ = run_hybridnn("study", "report", "old", "new", "--format", "json")
+    assert json.loads(out)["equal_points"][0]["times_as_fast"]["new"]["value"] == 2
+    assert "holds another study (t) than old does" in error_line(run_hybridnn("study", "report", "old", "other"))
+    assert "is not the folder of a study" in error_line(run_hybridnn("study", "report", "old", "none"))
