@@ -17,7 +17,8 @@ from pydantic import Field, ValidationError
 
 from hybridnn.errors import SettingError
 from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, values_as_text
-from hybridnn.utils.checks import Count
+from hybridnn.study.statements import Conclusions, Statements, TestMetric
+from hybridnn.utils.checks import Count, Positive
 from hybridnn.utils.files import FileError, read_toml
 from hybridnn.utils.settings_models import Section, by_dotted_name, setting_error
 from hybridnn.utils.text import shown_path
@@ -35,13 +36,20 @@ class _Reduced(Section):
 
     base: Table = Field(default_factory=dict, description="Settings in place of those in `base`.")
     axes: Table = Field(default_factory=dict, description="Axes in place of those in `axes`.")
+    minutes: Positive | None = Field(None, description="Minutes that the short form takes, about.")
+    target: TestMetric | None = Field(None, description="Target in place of `target`.")
+    statements: Statements | None = Field(None, description="Statements in place of those in `statements`.")
 
 
-class StudyFile(Section):
+class StudyFile(Conclusions):
     """Schema of a study file; the descriptions of its keys are those of the reference."""
 
     name: Name = Field(description="Name of the study, and of its folder: letters, digits, `.`, `_` and `-`.")
     description: str = Field("", description="One line for lists and reports.")
+    paper: str = Field("", description="Paper, and its figure or table, that the study repeats; for lists and reports.")
+    minutes: Positive | None = Field(
+        None, description="Minutes that the study takes, about, on the machine that it is meant for."
+    )
     threads: Count = Field(1, description="BLAS threads of every rank of every cell.")
     interrupted: Literal["restart", "resume"] = Field(
         "restart",
@@ -80,7 +88,7 @@ class Study:
     With `reduced`, ``[reduced]`` has been applied. `threads` are the BLAS threads of every rank of every cell. An
     `interrupted` cell starts again, as timings need it, or resumes from its newest checkpoint. `machine` is the
     absolute path of a machine file, or the name of one that ships with the package. `baseline` are values by label, as
-    text: those of the cells that all others are compared with.
+    text: those of the cells that all others are compared with. `minutes` are those of this form, full or reduced.
     """
 
     name: str
@@ -92,6 +100,9 @@ class Study:
     interrupted: Literal["restart", "resume"] = "restart"
     machine: str | None = None
     baseline: Mapping[str, str] = field(default_factory=dict)
+    paper: str = ""
+    minutes: float | None = None
+    conclusions: Conclusions = field(default_factory=Conclusions)
 
 
 def ready_studies() -> dict[str, Path]:
@@ -138,7 +149,25 @@ def _make_study(values: Table, name: str, *, reduced: bool) -> Study:
         interrupted=file.interrupted,
         machine=machine,
         baseline=_check_baseline(file.baseline, checked),
+        paper=file.paper,
+        minutes=file.reduced.minutes if reduced and file.reduced else file.minutes,
+        conclusions=_conclusions(file, checked, reduced=reduced),
     )
+
+
+def _conclusions(file: StudyFile, axes: ChosenAxes, *, reduced: bool) -> Conclusions:
+    """The conclusions of a form of the study with `axes`; they may name values that only the other form has."""
+    short = file.reduced or _Reduced.model_validate({})
+    found = {name: getattr(file, name) for name in Conclusions.model_fields}
+    section = ""
+    if reduced and short.target is not None:
+        found["target"] = short.target
+    if reduced and short.statements is not None:
+        section, found["statements"] = "reduced.", short.statements
+    other = check_axes({**file.axes, **({} if reduced else short.axes)}, file.variants)
+    others = {axis.label: values for axis, values in other}
+    known = [(axis, values + [v for v in others.get(axis.label, []) if v not in values]) for axis, values in axes]
+    return Conclusions.model_validate(found).checked(section, known)
 
 
 def _with_repeats(axes: Table, compares: Literal["times", "training"] | None) -> Table:

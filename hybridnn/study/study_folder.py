@@ -20,6 +20,7 @@ from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.lock import FolderLock
 from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, run_status
 from hybridnn.study.cells import Cell, CellPlan
+from hybridnn.study.statements import Conclusions
 from hybridnn.study.study_file import Study
 from hybridnn.utils.files import JSON_BYTES, FileError, read_bytes, read_json, replace_atomically
 from hybridnn.utils.settings_models import by_dotted_name, first_problem
@@ -64,7 +65,7 @@ class ManifestCell:
 class StudyManifest:
     """Content of ``study.json``; `threads` is None in a folder of an earlier version, which did not fix them.
 
-    `baseline` is that of the `Study`.
+    `baseline`, `paper` and `conclusions` are those of the `Study`.
     """
 
     name: str
@@ -73,6 +74,8 @@ class StudyManifest:
     cells: tuple[ManifestCell, ...]
     threads: int | None = None
     baseline: dict[str, str] = field(default_factory=dict)
+    paper: str = ""
+    conclusions: Conclusions = field(default_factory=Conclusions)
 
 
 _MANIFEST = TypeAdapter(StudyManifest)
@@ -139,6 +142,7 @@ class StudyFolder:
         with self._write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             about |= {"threads": study.threads, "baseline": dict(study.baseline)}
+            about |= {"paper": study.paper, "conclusions": study.conclusions.model_dump()}
             write_json(self.path / MANIFEST, {**about, "cells": cells})
 
     def lock(self, name: str) -> FolderLock:

@@ -1,0 +1,299 @@
+"""Measures of a run that statements and report columns name: text, unit, kind, better direction, and value."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf, isfinite
+from typing import Literal
+
+from hybridnn.runs.records import best_epoch
+from hybridnn.runs.run_files import RunRecord
+from hybridnn.study.quantities import RunFigures
+from hybridnn.training.records import EpochRecord
+
+LATE_SHARE = 0.2
+"""Share of the evaluations, the last ones, whose spread is `late_metric_sd`."""
+
+Value = Callable[[RunRecord, RunFigures, float | None], float | None]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A quantity of a run.
+
+    Attributes
+    ----------
+    text : str
+        Name in tables and sentences.
+    unit : str
+        Unit; empty for shares, ratios and numbers.
+    kind : {"time", "training", "exact"}
+        How the runs of a point are summarized. Times vary from run to run: their median over all runs. A result of the
+        training depends on the seed: the mean over the seeds, as repeats of one seed are the same training. Exact ones
+        are the same in every run.
+    better : {"higher", "lower", ""}
+        The better direction; empty where there is none.
+    value : callable
+        ``value(run, figures, target)``, None where the run did not record it. Of the measures against a baseline,
+        `None`.
+    needs_target : bool
+        Whether it refers to the study's `target`.
+    description : str
+        What the documentation says.
+    """
+
+    text: str
+    unit: str
+    kind: Literal["time", "training", "exact"]
+    better: Literal["higher", "lower", ""]
+    value: Value | None
+    description: str
+    needs_target: bool = False
+
+    @property
+    def worst(self) -> float:
+        """What a run counts that diverged, or that never reached the target."""
+        return -inf if self.better == "higher" else inf
+
+
+def _figure(read: Callable[[RunFigures], float | None]) -> Value:
+    return lambda run, figures, target: read(figures)
+
+
+def _of_run(read: Callable[[RunRecord], float | None]) -> Value:
+    return lambda run, figures, target: read(run)
+
+
+def _test_metrics(run: RunRecord) -> list[float]:
+    """Test accuracy or R² of the evaluated epochs."""
+    return [epoch.metric for epoch in run.epochs if epoch.metric is not None]
+
+
+def _best_metric(run: RunRecord) -> float | None:
+    best = best_epoch(run.epochs)
+    return None if best is None else best.metric
+
+
+def _late_metric_sd(run: RunRecord) -> float | None:
+    found = _test_metrics(run)
+    late = found[-max(2, round(LATE_SHARE * len(found))) :]
+    return statistics.stdev(late) if len(late) > 1 else None
+
+
+def _losses(run: RunRecord, read: Callable[[EpochRecord], float | None]) -> list[float]:
+    return [loss for epoch in run.epochs if (loss := read(epoch)) is not None and isfinite(loss)]
+
+
+def _last(values: Iterable[float]) -> float | None:
+    return next(iter(reversed(list(values))), None)
+
+
+def _train_loss(epoch: EpochRecord) -> float:
+    return epoch.train_loss
+
+
+def _test_loss(epoch: EpochRecord) -> float | None:
+    return epoch.test_loss
+
+
+def _first_at_target(run: RunRecord, target: float | None) -> int | None:
+    """Index of the first epoch whose test metric is at least the target."""
+    reached = (n for n, epoch in enumerate(run.epochs) if (epoch.metric or -inf) >= (inf if target is None else target))
+    return next(reached, None)
+
+
+def _epochs_to_target(run: RunRecord, figures: RunFigures, target: float | None) -> float | None:
+    if not _test_metrics(run):
+        return None
+    found = _first_at_target(run, target)
+    return inf if found is None else run.epochs[found].epoch
+
+
+def _seconds_to_target(run: RunRecord, figures: RunFigures, target: float | None) -> float | None:
+    if not _test_metrics(run):
+        return None
+    found = _first_at_target(run, target)
+    seconds = list(accumulate(epoch.compute_seconds + epoch.communication_seconds for epoch in run.epochs))
+    return inf if found is None else seconds[found]
+
+
+def _converged(run: RunRecord, figures: RunFigures, target: float | None) -> float | None:
+    if target is None:
+        return 1.0 - _diverged(run)
+    reached = _epochs_to_target(run, figures, target)
+    return None if reached is None else float(isfinite(reached))
+
+
+def _diverged(run: RunRecord) -> float:
+    return 0.0
+
+
+def _memory(run: RunRecord) -> float:
+    return float(max(stage.total for stage in run.header.memory))
+
+
+MEASURES = {
+    "speed_up": Measure(
+        "speed-up", "", "time", "higher", None, "Training samples per second over those of the baseline."
+    ),
+    "efficiency": Measure("efficiency", "", "time", "higher", None, "The speed-up over the ratio of the ranks."),
+    "seconds_per_epoch": Measure(
+        "time per epoch",
+        "s",
+        "time",
+        "lower",
+        _figure(lambda figures: figures.seconds_per_epoch),
+        "Training of an epoch, without evaluation.",
+    ),
+    "seconds_per_step": Measure(
+        "time per step", "s", "time", "lower", _figure(lambda figures: figures.seconds_per_step), "Training of a step."
+    ),
+    "samples_per_second": Measure(
+        "throughput",
+        "samples/s",
+        "time",
+        "higher",
+        _figure(lambda figures: figures.samples_per_second),
+        "Training samples per second.",
+    ),
+    "communication_share": Measure(
+        "communication share",
+        "",
+        "time",
+        "lower",
+        _figure(lambda figures: figures.shares.communication),
+        "Share of a step in communication calls, without waiting where that is recorded.",
+    ),
+    "waiting_share": Measure(
+        "waiting share",
+        "",
+        "time",
+        "lower",
+        _figure(lambda figures: figures.shares.waiting),
+        "Share of a step spent waiting for other stages and at barriers.",
+    ),
+    "seconds_to_target": Measure(
+        "time to target",
+        "s",
+        "time",
+        "lower",
+        _seconds_to_target,
+        "Training time until the test metric is at least `target`.",
+        needs_target=True,
+    ),
+    "epochs_to_target": Measure(
+        "epochs to target",
+        "",
+        "training",
+        "lower",
+        _epochs_to_target,
+        "Epochs until the test metric is at least `target`.",
+        needs_target=True,
+    ),
+    "best_metric": Measure(
+        "best metric", "", "training", "higher", _of_run(_best_metric), "Highest test accuracy or R² of all epochs."
+    ),
+    "last_metric": Measure(
+        "last metric",
+        "",
+        "training",
+        "higher",
+        _of_run(lambda run: _last(_test_metrics(run))),
+        "Test accuracy or R² after the last epoch.",
+    ),
+    "late_metric_sd": Measure(
+        "late metric sd",
+        "",
+        "training",
+        "lower",
+        _of_run(_late_metric_sd),
+        "Standard deviation of the test metric over the last fifth of the evaluations.",
+    ),
+    "least_train_loss": Measure(
+        "least training loss",
+        "",
+        "training",
+        "lower",
+        _of_run(lambda run: min(_losses(run, _train_loss), default=None)),
+        "Least mean loss of an epoch.",
+    ),
+    "last_train_loss": Measure(
+        "last training loss",
+        "",
+        "training",
+        "lower",
+        _of_run(lambda run: _last(_losses(run, _train_loss))),
+        "Mean loss of the last epoch.",
+    ),
+    "least_test_loss": Measure(
+        "least test loss",
+        "",
+        "training",
+        "lower",
+        _of_run(lambda run: min(_losses(run, _test_loss), default=None)),
+        "Least test loss of all epochs.",
+    ),
+    "last_test_loss": Measure(
+        "last test loss",
+        "",
+        "training",
+        "lower",
+        _of_run(lambda run: _last(_losses(run, _test_loss))),
+        "Test loss after the last epoch.",
+    ),
+    "diverged": Measure(
+        "diverged",
+        "",
+        "training",
+        "lower",
+        _of_run(_diverged),
+        "Share of the seeds whose loss or weights became infinite or NaN.",
+    ),
+    "converged": Measure(
+        "converged",
+        "",
+        "training",
+        "higher",
+        _converged,
+        "Share of the seeds that reached `target`; without a target, of those that did not diverge.",
+    ),
+    "bytes_per_step": Measure(
+        "bytes per step",
+        "B",
+        "exact",
+        "lower",
+        _figure(lambda figures: figures.bytes_per_step),
+        "Bytes that all ranks send in a step.",
+    ),
+    "memory": Measure(
+        "memory", "B", "exact", "lower", _of_run(_memory), "Bytes of the arrays of the rank that has the most."
+    ),
+    "parameters": Measure(
+        "parameters",
+        "",
+        "exact",
+        "",
+        _figure(lambda figures: float(figures.parameters)),
+        "Weights and biases of the network.",
+    ),
+    "mean_staleness": Measure(
+        "mean staleness",
+        "updates",
+        "exact",
+        "",
+        _of_run(lambda run: run.header.mean_staleness),
+        "Updates between the weights of a forward pass and those its gradient is applied to, as a mean.",
+    ),
+    "predicted_seconds_per_step": Measure(
+        "predicted time per step",
+        "s",
+        "exact",
+        "lower",
+        _figure(lambda figures: figures.predicted_seconds_per_step),
+        "Prediction of the machine file.",
+    ),
+}
+"""The measures by the name that study files use."""

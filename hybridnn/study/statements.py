@@ -1,0 +1,193 @@
+"""Statements of a study file: the checkable claims of a paper, and which measures and axes they compare."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from hybridnn.errors import SettingError
+from hybridnn.study.axes import ChosenAxes, Table, chosen_axis, values_as_text
+from hybridnn.study.measures import MEASURES
+from hybridnn.utils.checks import Range, must_be_one_of
+from hybridnn.utils.settings_models import Section, Text, Texts, list_as_tuple, refused
+
+QUANTITY = "quantity"  # key of `against` that names another measure instead of values of an axis
+
+TestMetric = Annotated[float, Range(at_most=1)]
+
+
+def _check_measure(key: str, name: str) -> str:
+    if name not in MEASURES:
+        raise refused(key, name, must_be_one_of(tuple(MEASURES)))
+    return name
+
+
+class Statement(Section):
+    """A claim that the runs of a study can bear out or contradict.
+
+    It compares one measure at points of the study. A point is a combination of values of all axes but seeds and
+    repeats. There is one comparison for every combination of the axes that `where`, `over` and `along` leave free.
+    """
+
+    says: Text = Field(description="The claim in a sentence.")
+    source: str = Field("", description="Figure, table or section of the paper.")
+    quantity: Text = Field(description="The measure that is compared.")
+    where: Table = Field(
+        default_factory=dict,
+        description="Values of axes, by label: one, or a list of which every value is compared. Grids may also be "
+        "`'batch'`, `'model'` or `'mixed'` (several ranks along both).",
+    )
+    against: Table = Field(
+        default_factory=dict,
+        description="What the points are compared with: the point with these values and otherwise the same ones. "
+        "`quantity` is another measure instead, at the same point or at that one. Without it, the bounds are of the "
+        "measure itself.",
+    )
+    by: Literal["difference", "ratio", "sd"] = Field(
+        "difference",
+        description="How a point is compared with `against`: the difference, the ratio, or the difference in standard "
+        "deviations over the seeds of `against`.",
+    )
+    over: Texts = Field(
+        (), description="Axes of which one value counts, on both sides of the comparison: that of `take`."
+    )
+    take: Literal["max", "min"] | None = Field(
+        None,
+        description="The greatest or the least value of the axes in `over`; by default the better one.",
+    )
+    along: str = Field(
+        "",
+        description="Axis of a trend: numbers ascending, other values in the order of `where` or else of the study.",
+    )
+    trend: Literal["increasing", "decreasing"] | None = Field(
+        None,
+        description="Whether every value along the axis is at least, or at most, the one before.",
+    )
+    at_least: float | None = Field(
+        None,
+        description="Lower bound. Equal bounds demand equality in every single run, seed by seed.",
+    )
+    at_most: float | None = Field(None, description="Upper bound.")
+    any: bool = Field(False, description="Whether one combination is enough, in place of all.")
+
+    @field_validator("quantity")
+    @classmethod
+    def _known(cls, quantity: str) -> str:
+        return _check_measure("", quantity)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Statement:
+        self._check_bounds()
+        if (other := self.against.get(QUANTITY)) is not None:
+            _check_measure(f"against.{QUANTITY}", other)
+        for key, needed in (("by", "against"), ("take", "over"), ("along", "trend"), ("trend", "along")):
+            if key in self.model_fields_set and not getattr(self, needed):
+                raise refused(key, getattr(self, key), f"needs {needed} beside it")
+        if self.over and self.take is None and not MEASURES[self.quantity].better:
+            raise refused("take", None, f"is needed, as {self.quantity} has no better direction")
+        return self
+
+    def _check_bounds(self) -> None:
+        least, most = self.at_least, self.at_most
+        if self.trend is not None:
+            if least is not None or most is not None:
+                raise refused("trend", self.trend, "stands in place of at_least and at_most")
+        elif least is None and most is None:
+            raise refused("at_least", None, "is needed, or at_most, or a trend")
+        if least is not None and most is not None and least > most:
+            raise refused("at_least", least, f"must be at most at_most = {most:g}")
+
+    @property
+    def demands_equality(self) -> bool:
+        """Whether the bounds allow one value alone."""
+        return self.at_least is not None and self.at_least == self.at_most
+
+    @property
+    def other_quantity(self) -> str:
+        """The measure of `against`."""
+        return str(self.against.get(QUANTITY, self.quantity))
+
+    @property
+    def other_values(self) -> Table:
+        """The values of axes in `against`."""
+        return {label: values for label, values in self.against.items() if label != QUANTITY}
+
+    def checked(self, key: str, axes: ChosenAxes) -> Statement:
+        """The statement with labels of axes, and lists of texts as their values.
+
+        Raises `SettingError` for an axis or value that the study has not; `key` is that of the statement.
+        """
+        along = _labels(f"{key}.along", (self.along,), axes)[0] if self.along else ""
+        over = _labels(f"{key}.over", self.over, axes)
+        where = values_as_text(f"{key}.where", self.where, axes)
+        other = values_as_text(f"{key}.against", self.other_values, axes)
+        for label in (*over, along):
+            if label == along and (label in over or label in other):
+                raise SettingError(f"{key}.along", along, "is in over or against too")
+        against: dict[str, Any] = dict(other)
+        if QUANTITY in self.against:
+            against[QUANTITY] = self.other_quantity
+        return self.model_copy(update={"along": along, "over": over, "where": where, "against": against})
+
+
+def _labels(key: str, names: tuple[str, ...], axes: ChosenAxes) -> tuple[str, ...]:
+    return tuple(chosen_axis(name, axes, key, name)[0].label for name in names)
+
+
+Statements = Annotated[tuple[Statement, ...], BeforeValidator(list_as_tuple)]
+
+
+class Conclusions(Section):
+    """What a study concludes from its runs; its keys are those of a study file."""
+
+    target: TestMetric | None = Field(
+        default=None,
+        description="Test accuracy or R² that `epochs_to_target`, `seconds_to_target` and `converged` refer to.",
+    )
+    best_over: Texts = Field(
+        default=(),
+        description="Axes, such as `'optimizer.lr'`, of which tables and statements take the best value: that of the "
+        "highest mean best metric over the seeds. Statements that name the axis take the values it says.",
+    )
+    columns: Texts = Field(
+        default=(), description="Measures that the tables of the report show, beside those of the statements."
+    )
+    statements: Statements = Field(
+        default=(), description="Claims, each with a verdict in the report; see *Statements and verdicts*."
+    )
+
+    @field_validator("columns")
+    @classmethod
+    def _known(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_check_measure("", name) for name in columns)
+
+    def checked(self, section: str, axes: ChosenAxes) -> Conclusions:
+        """The conclusions with labels of axes, and lists of texts as their values.
+
+        Parameters
+        ----------
+        section : str
+            What messages put before ``statements``: empty, or ``"reduced."``.
+        axes : sequence
+            The study's axes with the values that any of its forms has.
+
+        Raises
+        ------
+        SettingError
+            If a statement names an axis or value that the study has not, or needs a target and there is none.
+        """
+        statements = []
+        for number, statement in enumerate(self.statements):
+            key = f"{section}statements[{number}]"
+            statements.append(statement.checked(key, axes))
+            self._require_target(f"{key}.quantity", statement.quantity)
+            self._require_target(f"{key}.against.{QUANTITY}", statement.other_quantity)
+        for name in self.columns:
+            self._require_target("columns", name)
+        best_over = _labels("best_over", self.best_over, axes)
+        return self.model_copy(update={"statements": tuple(statements), "best_over": best_over})
+
+    def _require_target(self, key: str, quantity: str) -> None:
+        if MEASURES[quantity].needs_target and self.target is None:
+            raise SettingError(key, quantity, "needs target, a test accuracy or R², in the study file")
