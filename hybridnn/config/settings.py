@@ -21,13 +21,21 @@ from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
-from hybridnn.parallel.dense import MODEL_SPLITS
-from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.pipeline.layout import PARTITIONS, StageShapes
-from hybridnn.pipeline.schedules.methods import WEIGHT_GRADIENTS, find_method, too_few_stages
-from hybridnn.training.config import DRAINS, DTYPES, WIRE_DTYPES, DeviceOptions, Pipelining, TrainConfig
-from hybridnn.utils.checks import AtLeastZero, Count, OneOf, Positive, Range, Seed
+from hybridnn.pipeline.schedules.methods import find_method, too_few_stages
+from hybridnn.training.config import (
+    DTYPES,
+    DeviceOptions,
+    Distribution,
+    Drain,
+    ModelSplit,
+    Pipelining,
+    TrainConfig,
+    WeightGradients,
+    WireDtype,
+)
+from hybridnn.utils.checks import AtLeastZero, AutoOrBool, Count, OneOf, Positive, Range, Seed
 from hybridnn.utils.files import FileError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
@@ -57,15 +65,6 @@ def _method(value: str) -> str:
         return find_method(value).name
     except SettingError as error:
         raise refused("", value, error.allowed) from None
-
-
-def _auto_or_bool(value: object) -> object:
-    if isinstance(value, bool) or value == "auto":
-        return value
-    raise refused("", value, "must be 'auto', true or false")
-
-
-AutoOrBool = Annotated[bool | Literal["auto"], PlainValidator(_auto_or_bool)]
 
 
 def _partition(value: object) -> object:
@@ -100,17 +99,17 @@ class ParallelSettings(Section):
     batch: Count | None = None
     model: Count = 1
     stages: Annotated[tuple[StageSettings, ...], BeforeValidator(list_as_tuple)] = ()
-    model_split: Annotated[str, OneOf(MODEL_SPLITS)] = "columns"
-    overlap: AutoOrBool = "auto"
-    shared_replicas: AutoOrBool = "auto"
-    wire_dtype: Annotated[str, OneOf(WIRE_DTYPES)] = "same"
-    method: Annotated[str, PlainValidator(_method)] = "1f1b"
-    microbatches: Count | None = None
-    chunks: Count | None = None
+    model_split: ModelSplit = TrainConfig.model_split
+    overlap: AutoOrBool = TrainConfig.overlap
+    shared_replicas: AutoOrBool = TrainConfig.shared_replicas
+    wire_dtype: WireDtype = TrainConfig.wire_dtype
+    method: Annotated[str, PlainValidator(_method)] = Pipelining.method
+    microbatches: Count | None = Pipelining.microbatches
+    chunks: Count | None = Pipelining.chunks
     partition: Annotated[str | tuple[int, ...], PlainValidator(_partition)] = "uniform"
-    vertical_sync: bool = False
-    drain: Annotated[str, OneOf(DRAINS)] = "epoch"
-    weight_grad: Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))] = "auto"
+    vertical_sync: bool = Pipelining.vertical_sync
+    drain: Drain = Pipelining.drain
+    weight_grad: WeightGradients = Pipelining.weight_grad
     auto: bool = False
 
     def foreign_keys(self) -> frozenset[str]:
@@ -176,7 +175,7 @@ class DataSettings(Section):
     rows: Count | None = None
     standardize: bool = True
     test_fraction: Annotated[float, Range(above=0, below=1)] = 0.2
-    distribution: Annotated[str, OneOf(DISTRIBUTIONS)] = "local"
+    distribution: Distribution = TrainConfig.distribution
     synthetic: Annotated[SyntheticSpec, FieldsOf(SyntheticSpec)] = SyntheticSpec()
 
     def foreign_keys(self) -> frozenset[str]:
@@ -255,12 +254,12 @@ class TrainingSettings(Section):
     """
 
     epochs: Count = 10
-    batch_size: Count = 100
-    shuffle: bool = True
-    seed: Seed = 0
+    batch_size: Count = TrainConfig.batch_size
+    shuffle: bool = TrainConfig.shuffle
+    seed: Seed = TrainConfig.seed
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
-    clip_norm: Positive | None = None
-    evaluate_every: Count = 1
+    clip_norm: Positive | None = TrainConfig.clip_norm
+    evaluate_every: Count = TrainConfig.evaluate_every
     check_collectives: bool = False
     checkpoint_every: Interval | None = None
     keep: Count = 3
@@ -282,7 +281,7 @@ class OutputSettings(Section):
     """
 
     folder: Text | None = None
-    log_every: Count = 10
+    log_every: Count = TrainConfig.log_every
     trace: bool = False
     stall_seconds: AtLeastZero = 60.0
 

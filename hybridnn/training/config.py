@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hybridnn.errors import SettingError
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.parallel.distribution import DISTRIBUTIONS
-from hybridnn.utils.checks import OneOf, require_choice, require_fields, require_number, require_whole
+from hybridnn.pipeline.schedules.methods import WEIGHT_GRADIENTS
+from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Positive, Seed, require_choice, require_fields
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 DTYPES = ("float32", "float64")
-DRAINS = ("epoch", "end")
 WIRE_DTYPES = ("same", "bfloat16", "float16")
+WeightGradients = Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))]
+ModelSplit = Annotated[str, OneOf(MODEL_SPLITS)]
+Drain = Annotated[str, OneOf(("epoch", "end"))]
+WireDtype = Annotated[str, OneOf(WIRE_DTYPES)]
+Distribution = Annotated[str, OneOf(DISTRIBUTIONS)]
 DEVICES = ("auto", "cpu", "gpu")
 TRANSPORTS = ("auto", "staging", "mpi", "nccl")
 
@@ -84,12 +88,12 @@ class Pipelining:
     """
 
     method: str = "1f1b"
-    microbatches: int | None = None
-    chunks: int | None = None
+    microbatches: Count | None = None
+    chunks: Count | None = None
     partition: str | Sequence[int] = "uniform"
     vertical_sync: bool = False
-    drain: str = "epoch"
-    weight_grad: str = "auto"
+    drain: Drain = "epoch"
+    weight_grad: WeightGradients = "auto"
     synchronous_sends: bool = False
 
 
@@ -100,18 +104,18 @@ class TrainConfig:
     model: MLP
     optimizer: Optimizer = field(default_factory=SGD)
     schedule: LearningRateSchedule = field(default_factory=Constant)
-    batch_size: int = 100
-    seed: int = 0
+    batch_size: Count = 100
+    seed: Seed = 0
     dtype: DTypeLike = "float32"
     shuffle: bool = True
-    clip_norm: float | None = None
-    model_split: str = "columns"
-    overlap: bool | str = "auto"
-    shared_replicas: bool | str = "auto"
-    wire_dtype: str = "same"
-    distribution: str = "local"
-    log_every: int = 10
-    evaluate_every: int = 1
+    clip_norm: Positive | None = None
+    model_split: ModelSplit = "columns"
+    overlap: AutoOrBool = "auto"
+    shared_replicas: AutoOrBool = "auto"
+    wire_dtype: WireDtype = "same"
+    distribution: Distribution = "local"
+    log_every: Count = 10
+    evaluate_every: Count = 1
     pipelining: Pipelining = field(default_factory=Pipelining)
 
     def items(self) -> dict[str, object]:
@@ -126,17 +130,10 @@ class TrainConfig:
         SettingError
             For the first setting that is not allowed.
         """
-        require_whole("training.batch_size", self.batch_size, 1)
-        require_whole("output.log_every", self.log_every, 1)
-        require_whole("training.evaluate_every", self.evaluate_every, 1)
-        require_whole("training.seed", self.seed, 0)
         require_choice("training.dtype", getattr(self.dtype, "__name__", str(self.dtype)), DTYPES)
-        if self.clip_norm is not None:
-            require_number("training.clip_norm", self.clip_norm, above=0)
-        require_choice("parallel.model_split", self.model_split, MODEL_SPLITS)
-        for name, value in (("overlap", self.overlap), ("shared_replicas", self.shared_replicas)):
-            if not isinstance(value, bool) and value != "auto":
-                raise SettingError(f"parallel.{name}", value, "allowed are 'auto', true and false")
-        require_choice("parallel.wire_dtype", self.wire_dtype, WIRE_DTYPES)
-        require_choice("data.distribution", self.distribution, DISTRIBUTIONS)
+        require_fields("training", self, ("batch_size", "seed", "clip_norm", "evaluate_every"))
+        require_fields("output", self, ("log_every",))
+        require_fields("data", self, ("distribution",))
+        require_fields("parallel", self, ("model_split", "overlap", "shared_replicas", "wire_dtype"))
+        require_fields("parallel", self.pipelining, ("microbatches", "chunks", "vertical_sync", "drain", "weight_grad"))
         return replace(self, batch_size=int(self.batch_size), dtype=np.dtype(self.dtype))

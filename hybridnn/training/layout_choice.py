@@ -19,13 +19,12 @@ from hybridnn.pipeline.layout import PARTITIONS, Layout, StageShapes
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.methods import (
     METHODS,
-    WEIGHT_GRADIENTS,
     Method,
     find_method,
     make_schedule,
     too_few_stages,
 )
-from hybridnn.training.config import DRAINS, TrainConfig
+from hybridnn.training.config import TrainConfig
 from hybridnn.utils.checks import require_choice
 
 if TYPE_CHECKING:
@@ -60,8 +59,6 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
     Raises `SettingError` if a setting is not allowed, or conflicts with another.
     """
     pipelining, count = config.pipelining, len(stages)
-    require_choice("parallel.drain", pipelining.drain, DRAINS)
-    require_choice("parallel.weight_grad", pipelining.weight_grad, ("auto", *WEIGHT_GRADIENTS))
     method, microbatches, chunks = find_method(pipelining.method), pipelining.microbatches, pipelining.chunks
     if chunks is None:
         chunks = 2 if method.chunked else 1

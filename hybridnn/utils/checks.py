@@ -6,7 +6,7 @@ the setting, the value and what is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import Field, fields
 from functools import cache
 from math import isfinite
@@ -40,6 +40,23 @@ class OneOf(NamedTuple):
         return {"type": "literal", "expected": list(self.choices)}
 
 
+class AutoOrBoolean:
+    """Annotation of what is true, false or ``"auto"``."""
+
+    ALLOWED = "must be 'auto', true or false"
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:
+        """The schema of a `Literal` or a bool."""
+        choices = [{"type": "bool", "strict": True}, {"type": "literal", "expected": ["auto"]}]
+        return {
+            "type": "union",
+            "choices": choices,
+            "custom_error_type": "auto_or_boolean",
+            "custom_error_message": self.ALLOWED,
+        }
+
+
+AutoOrBool = Annotated[bool | str, AutoOrBoolean()]
 Count = Annotated[int, Range(at_least=1)]
 Seed = Annotated[int, Range(at_least=0, below=2**63)]
 Positive = Annotated[float, Range(above=0)]
@@ -48,17 +65,21 @@ BelowOne = Annotated[float, Range(at_least=0, below=1)]
 Fraction = Annotated[float, Range(at_least=0, at_most=1)]
 
 
-def require_fields(section: str, instance: Any) -> None:
+def require_fields(section: str, instance: Any, names: Collection[str] = ()) -> None:
     """Refuse, by a `SettingError`, a dataclass with a value that the type of its field does not allow.
 
     Parameters
     ----------
     section : str
         Section of the settings whose keys are the fields.
+    names : collection of str
+        The fields to check; by default all.
     """
     kind: Any = type(instance)
     hints = _type_hints(kind)
     for key, item in fields_by_key(kind).items():
+        if names and item.name not in names:
+            continue
         require_type(f"{section}.{key}", getattr(instance, item.name), hints[item.name])
 
 
@@ -73,9 +94,19 @@ def _type_hints(kind: Any) -> dict[str, Any]:
 
 
 def require_type(name: str, value: Any, kind: Any) -> None:
-    """Refuse, by a `SettingError`, a value that is not of a type: bool, a number, `OneOf`, or a tuple of such types."""
+    """Refuse, by a `SettingError`, a value that is not of a type.
+
+    Types are bool, numbers, `OneOf`, `AutoOrBool`, tuples of such types, and one of them or None.
+    """
+    if type(None) in get_args(kind):
+        if value is None:
+            return
+        kind = next(other for other in get_args(kind) if other is not type(None))
     kind, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
-    if get_origin(kind) is tuple:
+    if limits and isinstance(limits[0], AutoOrBoolean):
+        if not isinstance(value, bool) and value != "auto":
+            raise SettingError(name, value, AutoOrBoolean.ALLOWED)
+    elif get_origin(kind) is tuple:
         _require_tuple(name, value, get_args(kind))
     elif kind is bool:
         if not isinstance(value, bool):

@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function, plain_serializer_function_ser_schema
 
 from hybridnn.errors import SettingError, one_line
-from hybridnn.utils.checks import Count, fields_by_key, must_be_one_of
+from hybridnn.utils.checks import AutoOrBoolean, Count, fields_by_key, must_be_one_of
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -23,6 +23,7 @@ REFUSED = "refused"
 UNKNOWN = "unknown"
 ALLOWED = {
     REFUSED: "{allowed}",
+    "auto_or_boolean": AutoOrBoolean.ALLOWED,
     "bool_type": "must be true or false",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",

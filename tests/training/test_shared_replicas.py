@@ -264,7 +264,7 @@ def test_what_cannot_be_is_refused_and_left_alone_by_default(
     with pytest.raises(SettingError, match=r"^parallel.shared_replicas = True: no node holds several ranks"):
         made(True, **apart)
     assert isinstance(made("auto", **apart), PrivateReplica)
-    with pytest.raises(SettingError, match=r"^parallel.shared_replicas = 1: allowed are 'auto', true and false$"):
+    with pytest.raises(SettingError, match=r"^parallel.shared_replicas = 1: must be 'auto', true or false$"):
         made(1)
     if comm.size == 1:
         return
