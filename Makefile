@@ -10,6 +10,7 @@
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make fault-drill           inject faults into runs at random and check the results  (more: make fault-drill ARGS="--trials 300")
 #   make docs                  the documentation as a site, in build/site
+#   make papers                run the short form of every ready study, and put its tables and plots into docs/papers
 #   make outputs               print anew what README and docs show below their commands   (ARGS="--check README.md")
 #   make clean                 remove .venv and everything built
 #
@@ -26,7 +27,7 @@ comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
 
-.PHONY: train test test-slow test-all test-slurm test-gpu bench-gpu lint types bench cost-check fault-drill outputs docs clean
+.PHONY: train test test-slow test-all test-slurm test-gpu bench-gpu lint types bench cost-check fault-drill papers outputs docs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -84,6 +85,9 @@ cost-check: $(VENV)/.installed-bench
 
 fault-drill: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m fault_drill $(ARGS)
+
+papers: $(VENV)/.installed-run
+	$(BIN)/python docs/paper_results.py $(ARGS)
 
 outputs: $(VENV)/.installed-bench
 	$(BIN)/python docs/outputs.py $(ARGS)

@@ -1,4 +1,4 @@
-"""Parts of the site that are generated from the package, as Markdown: settings, command line, table of algorithms."""
+"""Parts of the site that are generated from the package, as Markdown: settings, study files, commands, algorithms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from typing import Any, get_args
 
 from typer.models import ArgumentInfo
 
-__all__ = ["MARKERS", "Setting", "algorithms", "command_line", "settings", "settings_table"]
+__all__ = [
+    "MARKERS",
+    "Setting",
+    "algorithms",
+    "command_line",
+    "settings",
+    "settings_table",
+    "study_keys",
+    "study_table",
+]
 
 SETTINGS_PAGE = Path(__file__).resolve().parent / "use" / "settings.md"
 COMMENT = re.compile(r"^(?:# )?(?P<key>\w+) = .*? +# (?P<text>.*)$|^(?:# )?\[(?P<section>[\w.]+)\]")
@@ -27,7 +36,7 @@ CODE = re.compile(r"``(.+?)``|`(.+?)`")
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a run.
+    """A setting of a run, or a key of a study file.
 
     Attributes
     ----------
@@ -134,6 +143,64 @@ def settings_table() -> str:
     return "\n\n".join(parts)
 
 
+def study_keys() -> list[Setting]:
+    """All keys of a study file, by the schema that checks it; ``NAME`` stands for a name and ``[]`` for elements."""
+    from hybridnn.study.study_file import StudyFile
+
+    schema = StudyFile.model_json_schema()
+    return list(_study_rows("", schema, schema.get("$defs", {})))
+
+
+def _study_rows(prefix: str, section: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[Setting]:
+    for key, field in section["properties"].items():
+        default = field.get("default")
+        shown = "required" if key in section.get("required", ()) else f"`{json.dumps(default)}`" if default else ""
+        allowed = " or ".join(dict.fromkeys(_study_values(field, models)))
+        yield Setting(prefix + key, allowed, shown, field.get("description", ""))
+        for suffix, name in _models_in(field):
+            yield from _study_rows(f"{prefix}{key}{suffix}.", models[name], models)
+
+
+def _models_in(field: Mapping[str, Any], suffix: str = "") -> Iterator[tuple[str, str]]:
+    """Names of the models of a key's value, or of its elements, and what stands between their keys and the key."""
+    if reference := field.get("$ref"):
+        yield suffix, reference.rpartition("/")[2]
+    for choice in (*field.get("anyOf", ()), *field.get("oneOf", ())):
+        yield from _models_in(choice, suffix)
+    for inner, between in (("items", "[]"), ("additionalProperties", ".NAME")):
+        if isinstance(field.get(inner), dict):
+            yield from _models_in(field[inner], suffix + between)
+
+
+def _study_values(field: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[str]:
+    """What a key accepts, as text."""
+    if "enum" in field or "const" in field:
+        yield from (f"`{json.dumps(value)}`" for value in field.get("enum", [field.get("const")]))
+    elif choices := [*field.get("anyOf", ()), *field.get("oneOf", ())]:
+        for choice in choices:
+            yield from _study_values(choice, models)
+    elif "$ref" in field:
+        yield from _study_values(models[field["$ref"].rpartition("/")[2]], models)
+    elif field.get("type") == "array":
+        yield f"a list of {' or '.join(_study_values(field.get('items', {}), models)) or 'values'}"
+    elif (kind := field.get("type")) != "null":
+        names = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
+        limits = {"minimum": "at least", "exclusiveMinimum": "greater than", "maximum": "at most"}
+        bounds = "".join(f", {text} {field[name]}" for name, text in limits.items() if name in field)
+        yield names.get(str(kind), "a table" if kind == "object" else "a value") + bounds
+
+
+def study_table() -> str:
+    """The keys of a study file, and the axes."""
+    from hybridnn.study.axes import AXES
+
+    lines = ["| key | value | default | description |", "|---|---|---|---|"]
+    lines += [f"| `{row.name}` | {row.allowed} | {row.default} | {_words(row.description)} |" for row in study_keys()]
+    axes = ["| axis | in tables and names | values |", "|---|---|---|"]
+    axes += [f"| `{axis.name}` | {axis.label} | {_words(axis.description)} |" for axis in AXES.values()]
+    return "\n".join(["## Keys", "", *lines, "", "## Axes", "", *axes])
+
+
 def command_line() -> str:
     """Every command with its arguments and options."""
     from hybridnn.cli.main import app
@@ -204,5 +271,10 @@ def _words(text: str | None) -> str:
     return " ".join((text or "").split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-MARKERS = {"settings": settings_table, "command-line": command_line, "algorithms": algorithms}
+MARKERS = {
+    "settings": settings_table,
+    "study-file": study_table,
+    "command-line": command_line,
+    "algorithms": algorithms,
+}
 """What a line ``<!-- generated: NAME -->`` of a page is replaced by."""

@@ -13,6 +13,7 @@ import pytest
 
 import hybridnn
 from hybridnn.config.settings import Settings
+from hybridnn.study.axes import AXES
 from reference.pages import ROOT, reference_pages
 
 if sys.version_info >= (3, 11):
@@ -55,6 +56,22 @@ def test_the_settings_file_of_the_page_has_every_default() -> None:
     assert shown == Settings()
     commented = set(re.findall(r"^(?:# )?(\w+) = ", text, re.MULTILINE))
     assert {row.name.rpartition(".")[2] for row in ROWS.values()} <= commented
+
+
+def test_every_key_of_a_study_file_is_described() -> None:
+    rows = {row.name: row for row in reference_pages.study_keys()}
+    assert {"name", "threads", "machine", "axes", "reduced.base", "reduced.axes"} <= set(rows)
+    assert [row.name for row in rows.values() if not row.description or not row.allowed] == []
+    assert (rows["name"].default, rows["name"].allowed) == ("required", "text")
+    assert (rows["threads"].default, rows["threads"].allowed) == ("`1`", "a whole number, at least 1")
+    assert rows["interrupted"].allowed == '`"restart"` or `"resume"`'
+
+
+def test_every_axis_of_a_study_is_described() -> None:
+    table = reference_pages.study_table()
+    for axis in AXES.values():
+        assert f"| `{axis.name}` | {axis.label} | " in table
+        assert axis.description.endswith(".")
 
 
 def test_every_command_is_described() -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["ROOT", "outputs", "reference_pages"]
+__all__ = ["ROOT", "outputs", "paper_results", "reference_pages"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,4 +23,5 @@ def _load(name: str) -> ModuleType:
 
 
 outputs = _load("outputs")
+paper_results = _load("paper_results")
 reference_pages = _load("reference_pages")
