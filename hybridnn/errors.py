@@ -91,9 +91,23 @@ class EnvironmentProblem(HybridnnError):  # noqa: N818 - EnvironmentError is a b
 
 
 class NonFiniteLossError(HybridnnError):
-    """The loss became infinite or NaN, and the run was stopped before the step was applied."""
+    """The loss or the weights became infinite or NaN; with an exact method, the step was not applied.
+
+    Parameters
+    ----------
+    what : str
+        What became infinite or NaN, and where.
+    step : int
+        Number of the step, from 1.
+    advice : str
+        The rest of the message.
+    """
 
     exit_code = 1
+
+    def __init__(self, what: str, step: int, advice: str) -> None:
+        super().__init__(f"{what}; {advice}")
+        self.what, self.step = what, step
 
 
 class StoppedBySignal(HybridnnError):  # noqa: N818 - not an error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,6 +101,11 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
     if run.prediction is not None:
         parts = ", ".join(f"{name.replace('_', ' ')} {_ms(seconds)}" for name, seconds in run.prediction.parts.items())
         console.print(f"predicted for {run.prediction.machine}, ms per step: {parts}")
+    if run.diverged is not None:
+        console.print(f"diverged in epoch {run.diverged.epoch}: {run.diverged.reason}", soft_wrap=True)
+    if run.untimed:
+        console.print(f"no times: {run.untimed}")
+        return
     shares = f"communication {_percent(figures.shares.communication)}, waiting {_percent(figures.shares.waiting)}"
     console.print(f"{figures.seconds_per_epoch:.4g} s per epoch, {figures.samples_per_second:,.0f} samples/s; {shares}")
     console.print(f"limited by: {figures.verdict.text}")
@@ -123,7 +129,8 @@ def _print_groups(groups: Sequence[ScalingGroup]) -> None:
         for row in group.rows:
             figures = row.figures
             method = f", {figures.method}" if figures.method else ""
-            console.print(f"  {counted(figures.ranks, 'rank')}, {figures.grid}{method}: {figures.verdict.text}")
+            end = "" if figures.diverged_at is None else f"; diverged at step {figures.diverged_at}"
+            console.print(f"  {counted(figures.ranks, 'rank')}, {figures.grid}{method}: {figures.verdict.text}{end}")
         for warning in group.warnings:
             console.print(f"warning: {warning}", soft_wrap=True)
         console.print()
@@ -161,7 +168,7 @@ def _step_table(figures: RunFigures, instructions: Sequence[InstructionFigures])
         for name, measured, predicted, error in [("whole step", *step), *items]
     ]
     predicted = figures.predicted_bytes_per_step
-    sent = (f"{figures.bytes_per_step:,.0f}", MISSING if predicted is None else f"{predicted:,.0f}")
+    sent = (_count(figures.bytes_per_step), MISSING if predicted is None else _count(predicted))
     titles = ("measured", "predicted", "error")
     return new_table(("ms per step",), titles, [*rows, ("bytes per step", *sent, "")], show_edge=False)
 
@@ -173,10 +180,10 @@ def _scaling_table(group: ScalingGroup) -> Table:
             row.figures.grid,
             row.figures.method or MISSING,
             str(row.figures.batch_size),
-            f"{row.figures.seconds_per_epoch:.4g}",
-            f"{row.speed_up:.2f}",
+            _digits(row.figures.seconds_per_epoch),
+            _ratio(row.speed_up),
             _percent(row.efficiency),
-            MISSING if row.predicted_speed_up is None else f"{row.predicted_speed_up:.2f}",
+            MISSING if row.predicted_speed_up is None else _ratio(row.predicted_speed_up),
             _signed(row.figures.prediction_error),
             _percent(row.figures.shares.communication),
             _percent(row.figures.shares.waiting),
@@ -188,11 +195,23 @@ def _scaling_table(group: ScalingGroup) -> Table:
 
 
 def _ms(seconds: float | None) -> str:
-    return MISSING if seconds is None else format_milliseconds(seconds)
+    return MISSING if seconds is None or isnan(seconds) else format_milliseconds(seconds)
+
+
+def _count(number: float) -> str:
+    return MISSING if isnan(number) else f"{number:,.0f}"
+
+
+def _digits(seconds: float) -> str:
+    return MISSING if isnan(seconds) else f"{seconds:.4g}"
+
+
+def _ratio(value: float) -> str:
+    return MISSING if isnan(value) else f"{value:.2f}"
 
 
 def _percent(share: float | None) -> str:
-    return MISSING if share is None else f"{share:.0%}"
+    return MISSING if share is None or isnan(share) else f"{share:.0%}"
 
 
 def _signed(error: float | None) -> str:

@@ -223,6 +223,7 @@ def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any
         "speed_ups_against": baseline_text(results),
         "finished_cells": len(results.cells),
         "unfinished": [{"id": cell.id, **asdict(cell.state)} for cell in results.unfinished],
+        "diverged": [cell.id for cell in results.cells if cell.diverged],
         "warnings": warnings_of(results),
         "points": point_facts(results),
         "equal_points": folder_facts(results),
@@ -249,11 +250,14 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
         print(FOLDERS)
     for warning in warnings_of(results):
         print(f"warning: {warning}")
+    for cell in results.cells:
+        if cell.run.diverged is not None:
+            print(f"diverged: {cell.id}: {cell.run.diverged.reason}")
     if results.unfinished:
         counts = results.unfinished_counts
         print(f"{len(results.unfinished)} of {len(results.manifest.cells)} cells are not finished: {counts}")
-        for cell in results.unfinished:
-            print(f"  {cell.state.status:<11}  {cell.text}")
+        for unfinished in results.unfinished:
+            print(f"  {unfinished.state.status:<11}  {unfinished.text}")
     drawn = {path.stem for path in files if path.suffix == ".svg"}
     for path in files:
         if path.stem not in drawn:
@@ -324,8 +328,10 @@ class _StudyProgress:
 
         self._stop()
         folder = self._run.folder
-        finished = sum(folder.is_finished(cell.id) for cell in self._run.chosen)
-        self._print(f"{finished} of {len(self._run.chosen)} cells are finished")
+        states = [folder.state(cell.id).status for cell in self._run.chosen]
+        finished, diverged = states.count("finished"), states.count("diverged")
+        text = f"{finished + diverged} of {len(states)} cells are finished"
+        self._print(text + (f", {diverged} of them diverged" if diverged else ""))
         for outcome in outcomes:
             if outcome.status in FAILURES:
                 self._print(f"{outcome.status}: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")

@@ -1,7 +1,8 @@
 """Run folder: resolved settings, history, learning curve and weights.
 
 An interrupted run never looks finished: ``weights.npz`` is written atomically and only at the end, and only a run that
-completed has a last record of kind ``"end"`` in ``history.jsonl``.
+completed has a last record of kind ``"end"`` in ``history.jsonl``. The last record of a run that diverged is of kind
+``"diverged"``.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import numpy as np
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.config.settings import Settings, to_toml
-from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
+from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.runs.lock import FolderLock
-from hybridnn.runs.records import EndRecord, ResumeRecord, RunSummary
+from hybridnn.runs.records import DivergedRecord, EndRecord, ResumeRecord, RunSummary
 from hybridnn.runs.run_files import (
     BEST_WEIGHTS,
     CHECKPOINTS,
@@ -110,6 +111,10 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         """Add the last line, which marks the run as finished; call it after everything else is written."""
         self.append(EndRecord(summary.steps, summary.seconds, summary.metric_name, summary.metric, summary.resumed_at))
 
+    def diverge(self, error: NonFiniteLossError, epoch: int) -> None:
+        """Add the last line of a run that diverged in `epoch`."""
+        self.append(DivergedRecord(error.step, epoch, error.what))
+
     def write_arrays(self, name: str, arrays: Mapping[str, Any]) -> None:
         """Write an ``.npz`` file of the folder, atomically."""
         self._write(name, lambda file: np.savez(file, allow_pickle=False, **arrays))
@@ -158,7 +163,7 @@ def _is_until(record: Record, progress: Progress) -> bool:
         return record.step <= progress.step
     if isinstance(record, EpochRecord | MeasuredStep):
         return record.epoch < progress.epoch
-    return not isinstance(record, EndRecord)
+    return not isinstance(record, EndRecord | DivergedRecord)
 
 
 def _require_free(folder: Path, *, again: bool) -> None:

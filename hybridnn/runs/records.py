@@ -1,4 +1,4 @@
-"""Records of a run beside those of its training: header, prediction, resumption and end; and its summary."""
+"""Records of a run beside those of its training: header, prediction, resumption, end and divergence; and its summary."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ class RunHeader(Record):
     transport_why: str = ""  # the reason for the transport
     wire: str | None = None  # element type of the gradients between nodes, as text; None if it is not shown
     task: str = ""  # the task of a user's data file and the reason for it; empty for a named data set
+    in_process: bool = False  # whether all ranks were in one process, where they take turns: times are not those of ranks
     threads_why: str = ""  # the reason for the number of BLAS threads per rank
     # updates between the version that the forward pass of a minibatch reads and the one that its gradient is applied
     # to, as means over the minibatches of the run: of every stage, and of all stages (None in older files)
@@ -96,6 +97,17 @@ class EndRecord(Record):
     metric_name: str
     metric: float | None
     resumed_at: int = 0
+
+
+@dataclass(frozen=True)
+class DivergedRecord(Record):
+    """Last record of a run that diverged: its loss or its weights became infinite or NaN."""
+
+    kind = "diverged"
+
+    step: int  # the step of that loss, or after which the weights or the test loss are not finite
+    epoch: int  # of the step, from 1
+    reason: str  # what became infinite or NaN, as one line
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from hybridnn._version import __version__
 from hybridnn.comm.hosts import describe_hosts
-from hybridnn.comm.mpi import library_version
+from hybridnn.comm.mpi import is_in_process, library_version
 from hybridnn.config.settings import Settings
+from hybridnn.errors import NonFiniteLossError
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary
@@ -110,6 +111,11 @@ class RunReport:
             self._view.on_epoch(record)
             self._start_epoch(record.epoch + 1)
 
+    def diverge(self, error: NonFiniteLossError) -> None:
+        """Write the last record of a run that diverged."""
+        if self._folder is not None:
+            self._folder.diverge(error, self._trainer.progress.epoch)
+
     def finish(self, weights: dict[str, NDArray[Any]], summary: RunSummary) -> None:
         """Write the results, after the last epoch."""
         if self._folder is not None:
@@ -150,6 +156,7 @@ class RunReport:
             transport_why=trainer.device.transport_why,
             wire=self._wire,
             task=data.task_reason,
+            in_process=is_in_process(),
             versions={
                 "hybridnn": __version__,
                 "Python": platform.python_version(),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.recorder import Recorder
 from hybridnn.config.settings import ParallelSettings, Settings
-from hybridnn.errors import EnvironmentProblem, HybridnnError
+from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.runs.data import PlacedData, place_data
 from hybridnn.runs.folder import RunFolder, Start, resume_advice
@@ -205,14 +205,18 @@ def _fit(
     started = perf_counter()
     remaining = settings.training.epochs - (hook.trainer.progress.epoch - 1)
     if remaining > 0:
-        hook.trainer.fit(
-            data.train,
-            epochs=remaining,
-            validation=(data.test, None),
-            on_step=report.step,
-            on_epoch=on_epoch,
-            should_stop=hook,
-        )
+        try:
+            hook.trainer.fit(
+                data.train,
+                epochs=remaining,
+                validation=(data.test, None),
+                on_step=report.step,
+                on_epoch=on_epoch,
+                should_stop=hook,
+            )
+        except NonFiniteLossError as error:
+            report.diverge(error)
+            raise
     if not hook.stopped_by:
         hook.finish()
     return perf_counter() - started

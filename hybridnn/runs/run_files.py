@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
+from math import nan
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -19,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hybridnn.config.settings import Settings, load_settings
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.runs.records import EndRecord, PredictedStep, ResumeRecord, RunHeader
+from hybridnn.runs.records import DivergedRecord, EndRecord, PredictedStep, ResumeRecord, RunHeader
 from hybridnn.training.records import EpochRecord, MeasuredStep, Record, StepRecord
 from hybridnn.utils.files import LINE_BYTES, parse_json, read_lines, read_npz, read_tail
 from hybridnn.utils.settings_models import first_problem
@@ -38,9 +39,13 @@ WEIGHTS = "weights.npz"
 BEST_WEIGHTS = "best-weights.npz"
 CHECKPOINTS = "checkpoints"
 
+_RECORD_CLASSES: tuple[type[Record], ...] = (
+    *(RunHeader, ResumeRecord, PredictedStep, EndRecord, DivergedRecord),
+    *(StepRecord, MeasuredStep, EpochRecord),
+)
 RECORD_CLASSES: dict[str, type[Record]] = {
     record_class.kind: record_class
-    for record_class in (RunHeader, ResumeRecord, PredictedStep, StepRecord, MeasuredStep, EpochRecord, EndRecord)
+    for record_class in _RECORD_CLASSES
 }
 
 RecordClass = TypeVar("RecordClass", bound=Record)
@@ -48,14 +53,23 @@ RecordClass = TypeVar("RecordClass", bound=Record)
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A finished run."""
+    """A run that has ended: one that finished, or one that diverged."""
 
     folder: Path
     settings: Settings  # as it ran, with its process grid
     header: RunHeader  # of the last start, where the run was resumed
-    epochs: tuple[EpochRecord, ...]  # at least one
+    epochs: tuple[EpochRecord, ...]  # the complete ones: at least one, unless the run diverged
     prediction: PredictedStep | None  # None if the run had no machine file
     measured: tuple[MeasuredStep, ...]  # one per epoch, or none
+    steps: tuple[StepRecord, ...] = ()
+    diverged: DivergedRecord | None = None  # None if the run finished
+
+    @property
+    def untimed(self) -> str:
+        """Why the run has no times; empty if it has."""
+        if not self.epochs:
+            return "diverged in its first epoch"
+        return "its ranks took turns in one process" if self.header.in_process and self.header.ranks > 1 else ""
 
     @property
     def settled_epochs(self) -> tuple[EpochRecord, ...]:
@@ -70,11 +84,13 @@ class RunRecord:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in every epoch."""
-        return self.epochs[-1].step // self.epochs[-1].epoch
+        return -(-self.header.train_samples // self.settings.training.batch_size)
 
     @property
     def seconds_per_epoch(self) -> float:
-        """Training time of an epoch on rank 0, evaluation excluded: the median of the settled epochs."""
+        """Training time of an epoch on rank 0, evaluation excluded: the median of the settled epochs; NaN if untimed."""
+        if self.untimed:
+            return nan
         return median(epoch.compute_seconds + epoch.communication_seconds for epoch in self.settled_epochs)
 
 
@@ -95,15 +111,28 @@ def to_line(record: Record) -> str:
     return to_json({"kind": record.kind, **asdict(record)}) + "\n"  # type: ignore[call-overload]  # all are dataclasses
 
 
-def run_status(folder: Path) -> Literal["absent", "unfinished", "finished"]:
-    """Whether `folder` holds no run, one that is running or ended with an error, or one that completed.
+def run_status(folder: Path) -> Literal["absent", "unfinished", "finished", "diverged"]:
+    """Whether `folder` holds no run, one that is running or ended with an error, one that completed, or one that diverged.
 
     Raises `DataError` if there is a history that cannot be read.
     """
     if not os.path.lexists(folder / HISTORY):
         return "absent"
     *_, last, partial = [b"", *read_tail(folder / HISTORY).split(b"\n")]
-    return "finished" if not partial and last.startswith(b'{"kind": "end"') else "unfinished"
+    if partial:
+        return "unfinished"
+    if last.startswith(b'{"kind": "end"'):
+        return "finished"
+    return "diverged" if last.startswith(b'{"kind": "diverged"') else "unfinished"
+
+
+def read_divergence(folder: Path) -> str:
+    """Why the run in `folder`, which diverged, did; `DataError` if the last line of its history is damaged."""
+    *_, last, _ = read_tail(folder / HISTORY).split(b"\n")
+    try:
+        return str(parse_json(last)["reason"])
+    except (ValueError, TypeError, LookupError) as error:
+        raise DataError(f"{shown_path(folder / HISTORY)}: its last line is damaged: {one_line(str(error))}") from error
 
 
 def read_records(folder: Path) -> tuple[list[Record], str]:
@@ -161,9 +190,9 @@ def read_epochs(folder: Path) -> tuple[list[EpochRecord], str]:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the folder of a finished run.
+    """Read the folder of a run that finished or diverged.
 
-    Raises `DataError` if `folder` holds no run, one that did not complete, or damaged or incomplete files.
+    Raises `DataError` if `folder` holds no run, one that did not end, or damaged or incomplete files.
     """
     status = run_status(folder)
     if status == "absent":
@@ -175,7 +204,8 @@ def read_run(folder: Path) -> RunRecord:
     if damage:
         raise DataError(damage)
     headers, epochs = of_class(records, RunHeader), of_class(records, EpochRecord)
-    if not headers or not epochs:
+    diverged = of_class(records, DivergedRecord) if status == "diverged" else []
+    if not headers or not (epochs or diverged):
         raise DataError(f"{folder / HISTORY}: has no {'epoch' if headers else 'header'}")
     predictions = of_class(records, PredictedStep)
     run = RunRecord(
@@ -185,6 +215,8 @@ def read_run(folder: Path) -> RunRecord:
         tuple(epochs),
         predictions[-1] if predictions else None,
         tuple(of_class(records, MeasuredStep)),
+        tuple(of_class(records, StepRecord)),
+        diverged[-1] if diverged else None,
     )
     if (problem := _impossible_figure(run)) is not None:
         raise DataError(f"{folder / HISTORY}: not the record of a run: {problem}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import isfinite, isnan, nan
 from statistics import fmean, mean, median
 from typing import Literal
 
@@ -94,7 +95,7 @@ def karp_flatt_fraction(speed_up: float, ranks: float) -> float | None:
 class Bottleneck:
     """The limiting factor of a run; `text` is its description, with the share."""
 
-    limit: Literal["computing", "communication", "waiting", "overhead"]
+    limit: Literal["computing", "communication", "waiting", "overhead", "not measured"]
     text: str
 
 
@@ -124,8 +125,9 @@ class RunFigures:
 
     Seconds are of training on rank 0: the median of the epochs, without the first if there are more. Bytes are sent by
     all ranks. `network` has the widths of the layers, `method` is None without a pipeline, and `metric` is the test
-    accuracy or R² of the last epoch. `conditions` are the settings, by name and as text, that change the work or the
-    training; runs can be compared in time where these are equal.
+    accuracy or R² of the last epoch, None if the run diverged. `conditions` are the settings, by name and as text, that
+    change the work or the training; runs can be compared in time where these are equal. Without times
+    (`RunRecord.untimed`), seconds and rates are NaN; bytes are, if no epoch is complete.
     """
 
     folder: str
@@ -152,6 +154,7 @@ class RunFigures:
     predicted_bytes_per_step: float | None
     verdict: Bottleneck
     conditions: Mapping[str, str]
+    diverged_at: int | None = None  # step; None if the run finished
 
     @property
     def prediction_error(self) -> float | None:
@@ -175,15 +178,16 @@ class InstructionFigures:
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:
     """Predicted over measured, less one; None where one of them is missing or nothing was measured."""
-    return predicted / measured - 1 if predicted is not None and measured else None
+    return predicted / measured - 1 if predicted is not None and measured and isfinite(measured) else None
 
 
 def figures_of(run: RunRecord) -> RunFigures:
     """Compute the figures of a run."""
-    header, last, prediction = run.header, run.epochs[-1], run.prediction
+    header, prediction = run.header, run.prediction
     steps = run.steps_per_epoch
     seconds = run.seconds_per_epoch
     shares = _time_shares(run)
+    metric_name, metric = _metric_of(run)
     flops = FLOPS_PER_WEIGHT * header.parameters * run.settings.training.batch_size / header.ranks
     return RunFigures(
         folder=str(run.folder),
@@ -201,15 +205,16 @@ def figures_of(run: RunRecord) -> RunFigures:
         seconds_per_epoch=seconds,
         seconds_per_step=seconds / steps,
         samples_per_second=header.train_samples / seconds,
-        bytes_per_step=median(epoch.bytes_sent for epoch in run.settled_epochs) / steps,
+        bytes_per_step=median(epoch.bytes_sent for epoch in run.settled_epochs) / steps if run.epochs else nan,
         shares=shares,
-        metric_name="test accuracy" if last.test_r2 is None else "test R²",
-        metric=last.test_accuracy if last.test_r2 is None else last.test_r2,
+        metric_name=metric_name,
+        metric=metric,
         predicted_seconds_per_step=None if prediction is None else prediction.seconds_per_step,
         predicted_seconds_per_epoch=None if prediction is None else prediction.seconds_per_epoch,
         predicted_bytes_per_step=None if prediction is None else float(prediction.bytes_per_step),
-        verdict=judge(shares, flops),
+        verdict=Bottleneck("not measured", run.untimed) if run.untimed else judge(shares, flops),
         conditions=conditions_of(run),
+        diverged_at=None if run.diverged is None else run.diverged.step,
     )
 
 
@@ -232,13 +237,22 @@ def conditions_of(run: RunRecord) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if name not in LAYOUT_OF_DATA}
 
 
+def _metric_of(run: RunRecord) -> tuple[str, float | None]:
+    """Name and value of the test metric after the last epoch; no value if the run diverged."""
+    last = run.epochs[-1] if run.epochs else None
+    if last is None or last.test_r2 is None:
+        return "test accuracy", None if last is None or run.diverged else last.test_accuracy
+    return "test R²", None if run.diverged else last.test_r2
+
+
 def instruction_figures(run: RunRecord) -> list[InstructionFigures]:
     """Seconds per step of every kind of instruction that was measured or predicted, in the order of the run."""
     predicted = {} if run.prediction is None else dict(run.prediction.instructions)
-    kinds = {kind: None for step in run.settled_steps for kind in step.instructions} | dict.fromkeys(predicted)
+    measured = () if run.untimed else run.settled_steps
+    kinds = {kind: None for step in measured for kind in step.instructions} | dict.fromkeys(predicted)
     figures = []
     for kind in kinds:
-        seconds = [step.instructions[kind] for step in run.settled_steps if kind in step.instructions]
+        seconds = [step.instructions[kind] for step in measured if kind in step.instructions]
         figures.append(InstructionFigures(kind, median(seconds) if seconds else None, predicted.get(kind)))
     return figures
 
@@ -252,6 +266,8 @@ def grid_text(run: RunRecord) -> str:
 
 
 def _time_shares(run: RunRecord) -> TimeShares:
+    if run.untimed:
+        return TimeShares(nan)
     if not run.settled_steps:
         inside = sum(epoch.communication_seconds for epoch in run.settled_epochs)
         outside = sum(epoch.compute_seconds for epoch in run.settled_epochs)
@@ -282,7 +298,10 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class ScalingGroup:
-    """Runs of the same work and training, by ranks, then by seconds per epoch; `base` is the first of them."""
+    """Runs of the same work and training: by ranks, then by seconds per epoch, and those without times last.
+
+    `base` is the first of them.
+    """
 
     base: RunFigures
     rows: tuple[ScalingRow, ...]
@@ -329,7 +348,7 @@ def distinguishing_conditions(runs: Sequence[RunFigures]) -> list[dict[str, str]
 
 
 def _compare(runs: list[RunFigures]) -> ScalingGroup:
-    ordered = sorted(runs, key=lambda run: (run.ranks, run.seconds_per_epoch))
+    ordered = sorted(runs, key=lambda run: (isnan(run.seconds_per_epoch), run.ranks, run.seconds_per_epoch))
     base, rows = ordered[0], []
     for run in ordered:
         speed_up = base.seconds_per_epoch / run.seconds_per_epoch

@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ FIGURES = (
     "bytes_per_step",
     "metric_name",
     "metric",
+    "diverged_at",
     "predicted_seconds_per_epoch",
     "predicted_seconds_per_step",
     "prediction_error",
@@ -127,17 +129,18 @@ def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
         found, median = comparisons.get(point.cells[0].id), point.seconds_per_epoch.value
         for cell in point.cells:
             header, figures = cell.run.header, cell.figures
+            last = cell.run.epochs[-1] if cell.run.epochs else None
             faster = median / figures.seconds_per_epoch
             hosts = {} if header.hosts is None else asdict(header.hosts)
             yield {
                 "id": cell.id,
-                **{name: getattr(figures, name) for name in FIGURES},
+                **{name: _known(getattr(figures, name)) for name in FIGURES},
                 "dtype": header.dtype,
-                "train_loss": cell.run.epochs[-1].train_loss,
-                "test_loss": cell.run.epochs[-1].test_loss,
-                "speed_up": None if found is None else found.speed_up.value * faster,
-                "efficiency": None if found is None else found.efficiency.value * faster,
-                "communication_share": figures.shares.communication,
+                "train_loss": last.train_loss if last else None,
+                "test_loss": last.test_loss if last else None,
+                "speed_up": None if found is None else _known(found.speed_up.value * faster),
+                "efficiency": None if found is None else _known(found.efficiency.value * faster),
+                "communication_share": _known(figures.shares.communication),
                 "waiting_share": figures.shares.waiting,
                 "verdict": figures.verdict.text,
                 **{name: _joined(hosts.get(key, ())) for name, key in HOST_COLUMNS.items()},
@@ -156,6 +159,11 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _known(figure: Any) -> Any:
+    """None in place of NaN, which a run without times has."""
+    return None if isinstance(figure, float) and isnan(figure) else figure
 
 
 def point_facts(results: StudyResults) -> list[dict[str, Any]]:

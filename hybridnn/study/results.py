@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from math import nan
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -16,19 +17,24 @@ from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
 from hybridnn.study.axes import REPEATED
 from hybridnn.study.quantities import RunFigures, TimeShares, figures_of, mean_shares
 from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of
-from hybridnn.study.study_folder import FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
+from hybridnn.study.study_folder import ENDED, FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
 
 Key = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """A finished cell with the values of its axes by label."""
+    """A cell that finished or diverged, with the values of its axes by label."""
 
     id: str
     values: dict[str, Any]
     run: RunRecord
     figures: RunFigures
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss or the weights became infinite or NaN."""
+        return self.run.diverged is not None
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,13 @@ class StudyPoint:
 
     @property
     def epoch_times(self) -> list[float]:
-        """Seconds per epoch of the cells."""
-        return [cell.figures.seconds_per_epoch for cell in self.cells]
+        """Seconds per epoch of the cells that have times, or one NaN."""
+        return [cell.figures.seconds_per_epoch for cell in self.cells if not cell.run.untimed] or [nan]
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether any of the cells has times."""
+        return any(not cell.run.untimed for cell in self.cells)
 
     @cached_property
     def seconds_per_epoch(self) -> Estimate:
@@ -101,15 +112,16 @@ class StudyPoint:
 
     @property
     def shares(self) -> TimeShares:
-        """Means over the cells."""
-        return mean_shares([cell.figures.shares for cell in self.cells])
+        """Means over the cells that have times, if there are any."""
+        timed = [cell for cell in self.cells if not cell.run.untimed]
+        return mean_shares([cell.figures.shares for cell in timed or self.cells])
 
 
 @dataclass(frozen=True)
 class StudyResults:
-    """Results of a study: the finished cells in its order, their points, and the other cells.
+    """Results of a study: the cells that finished or diverged in its order, their points, and the other cells.
 
-    `days` are those on which cells finished: ``YYYY-MM-DD``, or ``YYYY-MM-DD to YYYY-MM-DD``.
+    `days` are those on which cells ended: ``YYYY-MM-DD``, or ``YYYY-MM-DD to YYYY-MM-DD``.
     """
 
     manifest: StudyManifest
@@ -155,13 +167,13 @@ def read_results(folder: Path) -> StudyResults:
     Raises
     ------
     DataError
-        If it is not the folder of a study, no cell is finished, or a cell is damaged.
+        If it is not the folder of a study, no cell has ended, or a cell is damaged.
     """
     manifest = read_manifest(folder)
     study = StudyFolder(folder)
     states = {cell.id: study.state(cell.id) for cell in manifest.cells}
-    finished = [cell for cell in manifest.cells if states[cell.id].status == "finished"]
-    unfinished = tuple(UnfinishedCell(name, state) for name, state in states.items() if state.status != "finished")
+    finished = [cell for cell in manifest.cells if states[cell.id].status in ENDED]
+    unfinished = tuple(UnfinishedCell(name, state) for name, state in states.items() if state.status not in ENDED)
     if not finished:
         first = next((f"; {cell.text}" for cell in unfinished if cell.state.reason), "")
         problem = f"none of the {len(manifest.cells)} cells of the study is finished"

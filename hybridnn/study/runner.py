@@ -22,10 +22,11 @@ from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.cost.machine_file import MACHINE_VARIABLE, read_machine
 from hybridnn.errors import INTERRUPTED, EnvironmentProblem, SettingError, StoppedBySignal
 from hybridnn.runs.lock import FolderInUse
+from hybridnn.runs.run_files import run_status
 from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.rank_command import RankCommand, rank_command
 from hybridnn.study.study_file import Study
-from hybridnn.study.study_folder import SETTINGS, Failure, StudyFolder
+from hybridnn.study.study_folder import ENDED, SETTINGS, Failure, StudyFolder
 from hybridnn.utils.files import read_tail
 
 WILDCARDS = "*?["
@@ -53,7 +54,7 @@ class CellOutcome:
     """Outcome of running a cell; `status` is as in `CellState`, or ``"held"``: another process is running it."""
 
     cell: Cell
-    status: Literal["finished", "failed", "timed out", "interrupted", "held"]
+    status: Literal["finished", "diverged", "failed", "timed out", "interrupted", "held"]
     seconds: float = 0.0
     reason: str = ""
 
@@ -169,7 +170,7 @@ def run_study(
     KeyboardInterrupt
         After SIGINT or SIGTERM, when the running cell has been ended.
     """
-    missing = [cell for cell in run.chosen if not run.folder.is_finished(cell.id)]
+    missing = [cell for cell in run.chosen if not run.folder.has_ended(cell.id)]
     for cell in missing:
         run.command(cell, train)  # refuses a placement that the launcher cannot do, before anything runs
     run.folder.begin(run.study, run.plan)
@@ -180,9 +181,9 @@ def run_study(
         outcome, warned = _run_cell(run, cell, limit, train)
         outcomes.append(outcome)
         view.on_cell_end(outcome)
-        if warned and outcome.status != "finished" and not run.resumes:
+        if warned and outcome.status not in ENDED and not run.resumes:
             break
-        if warned and (outcome.status != "finished" or cell is not missing[-1]):
+        if warned and (outcome.status not in ENDED or cell is not missing[-1]):
             reason = outcome.reason or "finished before the time limit of its job"
             raise StoppedBySignal(f"cell {cell.id}: {reason}; run the study again to go on")
     return outcomes
@@ -195,8 +196,8 @@ def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: TrainComman
     except FolderInUse as busy:
         return CellOutcome(cell, "held", reason=f"{busy.holder} is running it"), False
     with lock:
-        if run.folder.is_finished(cell.id):  # by another process in the meantime
-            return CellOutcome(cell, "finished"), False
+        if run.folder.has_ended(cell.id):  # by another process in the meantime
+            return _ended(run, cell), False
         folder = run.folder.cell(cell.id)
         run.folder.prepare(cell, resume=run.resumes)
         start = perf_counter()
@@ -208,12 +209,19 @@ def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: TrainComman
             run.folder.fail(cell.id, "interrupted", f"ended by {stop.args[0] if stop.args else 'SIGINT'}")
             raise
         seconds = perf_counter() - start
-        if code == 0 and run.folder.is_finished(cell.id):
-            return CellOutcome(cell, "finished", seconds), ended_by == "warning"
-        status, cause = _failure(code, ended_by, limit)
+        status = run_status(folder)
+        if status == "diverged" or (status == "finished" and code == 0):
+            return _ended(run, cell, seconds), ended_by == "warning"
+        failure, cause = _failure(code, ended_by, limit)
         reason = f"{cause}: {error_line(folder)}"
-        run.folder.fail(cell.id, status, reason)
-        return CellOutcome(cell, status, seconds, reason), ended_by == "warning"
+        run.folder.fail(cell.id, failure, reason)
+        return CellOutcome(cell, failure, seconds, reason), ended_by == "warning"
+
+
+def _ended(run: StudyRun, cell: Cell, seconds: float = 0.0) -> CellOutcome:
+    """Outcome of a cell that has a result."""
+    state = run.folder.state(cell.id)
+    return CellOutcome(cell, "diverged" if state.status == "diverged" else "finished", seconds, state.reason)
 
 
 def _failure(code: int, ended_by: str, limit: float | None) -> tuple[Failure, str]:

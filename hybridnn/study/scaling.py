@@ -42,14 +42,14 @@ class Comparison:
 
 
 def compare_points(results: StudyResults) -> dict[str, Comparison]:
-    """Compare the points with their bases, by the id of a point's first cell; a point without a base is left out.
+    """Compare the points with their bases, by the id of a point's first cell; a point without times or a base is left out.
 
     With a baseline, the base has its values, and those of the point in all other axes; where ranks and grid are not in
     the baseline and cannot be the same, it has the fewest ranks. Without one, the base has the fewest ranks of the
     points that differ in ranks and grid alone. Of several, it is the fastest.
     """
     found = {}
-    for point in results.points:
+    for point in filter(_is_timed, results.points):
         if (base := _base_of(results, point)) is not None:
             found[point.cells[0].id] = _compare(point, base)
     return found
@@ -66,7 +66,7 @@ def _base_of(results: StudyResults, point: StudyPoint) -> StudyPoint | None:
 
     candidates = [
         other
-        for other in results.points
+        for other in filter(_is_timed, results.points)
         if has_values(other.values, baseline)
         and all(str(other.values.get(label)) == str(point.values[label]) for label in fixed)
     ]
@@ -148,6 +148,10 @@ class GridMap:
 
     name: str
     seconds: dict[tuple[int, int], float]
+
+
+def _is_timed(point: StudyPoint) -> bool:
+    return point.is_timed
 
 
 def _work(point: StudyPoint) -> Key:
@@ -254,7 +258,7 @@ def _lines(
     lines = []
     for group in alike_points(results, without, constant):
         fastest: dict[int, StudyPoint] = {}
-        for point in sorted(filter(keep, group), key=_ranks_and_seconds):
+        for point in sorted(filter(keep, filter(_is_timed, group)), key=_ranks_and_seconds):
             fastest.setdefault(point.first.ranks, point)
         if len(fastest) > 1:
             chosen = tuple(fastest.values())
@@ -279,7 +283,7 @@ def grid_maps(results: StudyResults) -> list[GridMap]:
     maps = []
     for points in alike_points(results, constant=lambda point: (*_work(point), point.grid[0])):
         seconds: dict[tuple[int, int], float] = {}
-        for point in points:
+        for point in filter(_is_timed, points):
             grid, measured = point.grid[1:], point.seconds_per_epoch.value
             seconds[grid] = min(measured, seconds.get(grid, measured))
         if len({batch for batch, _ in seconds}) > 1 and len({model for _, model in seconds}) > 1:
@@ -304,7 +308,7 @@ def warnings_of(results: StudyResults) -> list[str]:
     curves = alike_points(results, LAYOUT | WORK, lambda point: ())
     warnings += hardware_warnings([cell.run for point in curve for cell in point.cells] for curve in curves)
     warnings += prediction_warnings([cell.run for cell in results.cells])
-    without_base = sum(point.cells[0].id not in comparisons for point in results.points)
+    without_base = sum(point.is_timed and point.cells[0].id not in comparisons for point in results.points)
     if without_base:
         points = f"{without_base} of {len(results.points)} points"
         warnings.append(f"{points} have no speed-up: no finished cell of the baseline has their other values")

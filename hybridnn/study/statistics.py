@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,9 @@ class Estimate:
         return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
     def format(self, spec: str = ".4g") -> str:
-        """Return ``median [low, high]``, or the value alone where there is no interval."""
+        """Return ``median [low, high]``, or the value alone where there is no interval; ``-`` for NaN."""
+        if isnan(self.value):
+            return "-"
         if self.low is None or self.high is None:
             return f"{self.value:{spec}}"
         spec = spec.replace("4g", "3g")  # digits beyond the interval would say nothing

@@ -18,7 +18,7 @@ from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.config.settings import load_settings, to_toml
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.lock import FolderLock
-from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, run_status
+from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, read_divergence, run_status
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.statements import Conclusions
 from hybridnn.study.study_file import Study
@@ -34,17 +34,20 @@ LOCK = "lock"
 STALL = "stall"
 FORMAT = 1
 
-CellStatus = Literal["finished", "running", "failed", "timed out", "interrupted", "never run"]
+CellStatus = Literal["finished", "diverged", "running", "failed", "timed out", "interrupted", "never run"]
+ENDED: tuple[CellStatus, ...] = ("finished", "diverged")
+"""States of a cell that has a result and is not run again."""
+
 Failure = Literal["failed", "timed out", "interrupted"]
 FAILURES: tuple[Failure, ...] = ("failed", "timed out", "interrupted")
-"""States of a cell that was started and is neither finished nor running."""
+"""States of a cell that was started, has no result and is not running."""
 
 
 @dataclass(frozen=True)
 class CellState:
     """State of a cell; `reason` is one line, which may be empty.
 
-    ``"failed"``: by an error of its own; ``"timed out"``: at the limit of a cell or of a batch job; ``"interrupted"``:
+    ``"diverged"``: the loss or the weights became infinite or NaN, which is a result; ``"failed"``: by an error of its own; ``"timed out"``: at the limit of a cell or of a batch job; ``"interrupted"``:
     by a signal, or without a trace, as by the loss of a node.
     """
 
@@ -95,6 +98,10 @@ class StudyFolder:
         """Whether the run of a cell has finished."""
         return run_status(self.cell(name)) == "finished"
 
+    def has_ended(self, name: str) -> bool:
+        """Whether the run of a cell has finished or diverged, so that the cell is not run again."""
+        return run_status(self.cell(name)) in ENDED
+
     def state(self, name: str) -> CellState:
         """State of a cell, with the reason.
 
@@ -103,6 +110,8 @@ class StudyFolder:
         folder = self.cell(name)
         if self.is_finished(name):
             return CellState("finished")
+        if run_status(folder) == "diverged":
+            return CellState("diverged", _reason_of_divergence(folder))
         if (holder := FolderLock.holder(folder, LOCK)) is not None:
             return CellState("running", holder)
         if (failure := _read_line(folder / FAILURE)) is not None:
@@ -125,12 +134,12 @@ class StudyFolder:
             if (manifest.name, manifest.reduced) != (study.name, study.reduced):
                 other = manifest.name + ", reduced" * manifest.reduced
                 raise SettingError("--out", str(self.path), f"holds another study ({other}); name another folder")
-            finished = [cell.id for cell in manifest.cells if self.is_finished(cell.id)]
+            finished = [cell.id for cell in manifest.cells if self.has_ended(cell.id)]
             if manifest.threads not in (None, study.threads) and finished:
                 problem = f"cell {finished[0]} ran with {manifest.threads} BLAS threads per rank; name another folder"
                 raise SettingError("threads", study.threads, f"in {self.path} {problem}")
         for cell in plan.cells:
-            if self.is_finished(cell.id) and (change := self._change(cell)):
+            if self.has_ended(cell.id) and (change := self._change(cell)):
                 raise SettingError(
                     "--out", str(self.path), f"cell {cell.id} ran with other settings: {change}; name another folder"
                 )
@@ -215,6 +224,13 @@ def write_json(path: Path, value: object) -> None:
     """Write a JSON file of a study atomically; jobs on several nodes may write the same one."""
     text = to_json(value, indent=2) + "\n"
     replace_atomically(path, lambda file: file.write(text.encode()), exclusive=False)
+
+
+def _reason_of_divergence(folder: Path) -> str:
+    try:
+        return read_divergence(folder)
+    except DataError as error:
+        return str(error)
 
 
 def _read_line(path: Path) -> str | None:

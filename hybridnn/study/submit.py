@@ -138,7 +138,7 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
     """
     plan, cells = make_cells(study), StudyFolder(folder)
     cells.check(study, plan)
-    missing = [cell for cell in plan.cells if not cells.is_finished(cell.id)]
+    missing = [cell for cell in plan.cells if not cells.has_ended(cell.id)]
     job_of_cell = _queued_cells(folder) if missing else {}
     queued = {cell.id: job_of_cell[cell.id] for cell in missing if cell.id in job_of_cell}
     to_submit = [cell for cell in missing if cell.id not in queued]

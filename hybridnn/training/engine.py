@@ -246,9 +246,9 @@ class Engine:
         Raises `NonFiniteLossError` on every rank.
         """
         if not np.isfinite(self.arrays.squared_norms([chunk.weights for chunk in self.chunks])).all():
-            self._stop(f"the weights are no longer finite after step {self.updates}")
+            self._stop(f"the weights are no longer finite after step {self.updates}", self.updates)
         if test is not None and not isfinite(test.loss):
-            self._stop(f"the test loss became {test.loss} after step {self.updates}")
+            self._stop(f"the test loss became {test.loss} after step {self.updates}", self.updates)
 
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, every parameter counted once."""
@@ -400,15 +400,17 @@ class Engine:
         runtimes = self._runtimes + self._evaluation_runtimes
         return MemoryBreakdown.of_rank(self.chunks, self.states, runtimes).total
 
-    def _stop(self, what: str) -> NoReturn:
+    def _stop(self, what: str, step: int) -> NoReturn:
         self.end_epochs()
         for runtime in self._runtimes:
             runtime.finish()  # completes the sends: an exact method stops after the last message of the minibatch
         norms = np.sqrt(self.arrays.squared_norms([chunk.weights for chunk in self.chunks]))
         layers = ", ".join(f"layer {index}: {norm:.3g}" for index, norm in enumerate(norms))
         raise NonFiniteLossError(
-            f"{what}; norms of the weights: {layers}. "
-            "Try a lower optimizer.lr, a training.clip_norm, or a warm-up; check the scale of the data"
+            what,
+            step,
+            f"norms of the weights: {layers}. "
+            "Try a lower optimizer.lr, a training.clip_norm, or a warm-up; check the scale of the data",
         )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridnn.checkpoints.progress import Progress
+from hybridnn.errors import NonFiniteLossError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import (
@@ -116,6 +117,13 @@ def train_epoch(
         speed = asdict(since_record.read())
         hooks.log(StepRecord(minibatch.number + 1, before.epoch, loss, minibatch.rate, **speed))
 
+    def log_fetched() -> None:
+        """Log the steps of an asynchronous method, up to the first loss that is not finite."""
+        if not engine.layout.exact:
+            for minibatch, loss in zip(minibatches, losses.means, strict=False):
+                if (minibatch.number + 1) % hooks.log_every == 0:
+                    log(minibatch, loss)
+
     for minibatch in engine.train(split, minibatches, losses):
         done += 1
         unmarked += minibatch.size
@@ -131,11 +139,12 @@ def train_epoch(
             if hooks.should_stop(StepPosition(*position)):
                 stopped = True
                 break
-    progress = losses.progress(before, done)
-    if not engine.layout.exact:
-        for minibatch, loss in zip(minibatches, losses.means, strict=True):
-            if (minibatch.number + 1) % hooks.log_every == 0:
-                log(minibatch, loss)
+    try:
+        progress = losses.progress(before, done)
+    except NonFiniteLossError:
+        log_fetched()
+        raise
+    log_fetched()
     grid.recorder.end_phase("training", start, before.epoch)
     since_start.mark(progress.samples - before.samples)
     clock.stop()

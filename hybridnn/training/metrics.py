@@ -31,7 +31,7 @@ class MinibatchLosses:
     Parameters
     ----------
     stop : callable
-        Called with a message if a loss is not finite; raises.
+        Called with a message and the number of the step, from 1, if a loss is not finite; raises.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class MinibatchLosses:
     """
 
     def __init__(
-        self, kernels: Kernels, grid: ProcessGrid, minibatches: Sequence[Minibatch], stop: Callable[[str], None]
+        self, kernels: Kernels, grid: ProcessGrid, minibatches: Sequence[Minibatch], stop: Callable[[str, int], None]
     ) -> None:
         self._kernels, self._grid, self._minibatches, self._stop = kernels, grid, minibatches, stop
         self._first = minibatches[0].number
@@ -79,7 +79,8 @@ class MinibatchLosses:
     def _append(self, minibatch: Minibatch, total: float) -> None:
         mean = total / minibatch.size
         if not isfinite(mean):
-            self._stop(f"the loss became {mean} in step {minibatch.number + 1} at learning rate {minibatch.rate:g}")
+            step = minibatch.number + 1
+            self._stop(f"the loss became {mean} in step {step} at learning rate {minibatch.rate:g}", step)
         self.means.append(mean)
 
     def progress(self, before: Progress, count: int) -> Progress:
