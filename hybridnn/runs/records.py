@@ -1,4 +1,4 @@
-"""Records of a run beside those of its training: header, prediction, resumption, end and divergence; and its summary."""
+"""Records of a run beside those of its training: header, prediction, resumption, end, divergence; and its summary."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RunHeader(Record):
     transport_why: str = ""  # the reason for the transport
     wire: str | None = None  # element type of the gradients between nodes, as text; None if it is not shown
     task: str = ""  # the task of a user's data file and the reason for it; empty for a named data set
-    in_process: bool = False  # whether all ranks were in one process, where they take turns: times are not those of ranks
+    in_process: bool = False  # whether the ranks took turns in one process: times are then not those of parallel ranks
     threads_why: str = ""  # the reason for the number of BLAS threads per rank
     # updates between the version that the forward pass of a minibatch reads and the one that its gradient is applied
     # to, as means over the minibatches of the run: of every stage, and of all stages (None in older files)

@@ -215,7 +215,7 @@ def _fit(
                 should_stop=hook,
             )
         except NonFiniteLossError as error:
-            report.diverge(error)
+            agree(hook.trainer.grid.world, partial(report.diverge, error))
             raise
     if not hook.stopped_by:
         hook.finish()

@@ -43,10 +43,7 @@ _RECORD_CLASSES: tuple[type[Record], ...] = (
     *(RunHeader, ResumeRecord, PredictedStep, EndRecord, DivergedRecord),
     *(StepRecord, MeasuredStep, EpochRecord),
 )
-RECORD_CLASSES: dict[str, type[Record]] = {
-    record_class.kind: record_class
-    for record_class in _RECORD_CLASSES
-}
+RECORD_CLASSES: dict[str, type[Record]] = {record_class.kind: record_class for record_class in _RECORD_CLASSES}
 
 RecordClass = TypeVar("RecordClass", bound=Record)
 
@@ -84,11 +81,13 @@ class RunRecord:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in every epoch."""
+        if self.epochs:
+            return self.epochs[-1].step // self.epochs[-1].epoch
         return -(-self.header.train_samples // self.settings.training.batch_size)
 
     @property
     def seconds_per_epoch(self) -> float:
-        """Training time of an epoch on rank 0, evaluation excluded: the median of the settled epochs; NaN if untimed."""
+        """Training time of an epoch on rank 0, evaluation excluded: the median of the settled epochs, or NaN."""
         if self.untimed:
             return nan
         return median(epoch.compute_seconds + epoch.communication_seconds for epoch in self.settled_epochs)
@@ -112,7 +111,7 @@ def to_line(record: Record) -> str:
 
 
 def run_status(folder: Path) -> Literal["absent", "unfinished", "finished", "diverged"]:
-    """Whether `folder` holds no run, one that is running or ended with an error, one that completed, or one that diverged.
+    """Whether `folder` holds no run, one that runs or ended with an error, one that completed, or one that diverged.
 
     Raises `DataError` if there is a history that cannot be read.
     """

@@ -317,7 +317,7 @@ class ScalingGroup:
 
 def efficiency_warning(what: str, efficiency: float) -> str:
     """Return the sentence on a parallel efficiency above `MOST_EFFICIENCY`; empty for any other."""
-    if efficiency <= MOST_EFFICIENCY:
+    if not efficiency > MOST_EFFICIENCY:  # NaN is not
         return ""
     causes = "the run it is compared with was slowed down by other work, or had other threads"
     return f"{what}: efficiency {efficiency:.0%}, more than ranks alone can give; perhaps {causes}"

@@ -47,8 +47,9 @@ FAILURES: tuple[Failure, ...] = ("failed", "timed out", "interrupted")
 class CellState:
     """State of a cell; `reason` is one line, which may be empty.
 
-    ``"diverged"``: the loss or the weights became infinite or NaN, which is a result; ``"failed"``: by an error of its own; ``"timed out"``: at the limit of a cell or of a batch job; ``"interrupted"``:
-    by a signal, or without a trace, as by the loss of a node.
+    ``"diverged"``: the loss or the weights became infinite or NaN, which is a result; ``"failed"``: by an error of its
+    own; ``"timed out"``: at the limit of a cell or of a batch job; ``"interrupted"``: by a signal, or without a trace,
+    as by the loss of a node.
     """
 
     status: CellStatus

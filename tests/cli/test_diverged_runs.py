@@ -1,0 +1,132 @@
+"""Runs that diverge: what they record, what `report` says of them, and how a study counts them."""
+
+from __future__ import annotations
+
+import json
+from math import isfinite, isnan
+from pathlib import Path
+
+import pytest
+
+from hybridnn.errors import DataError
+from hybridnn.runs.run_files import read_run, run_status
+from hybridnn.study.report_files import csv_text, point_rows, write_report
+from hybridnn.study.results import read_results, speed_ups
+from hybridnn.study.study_folder import StudyFolder
+from reference.command_line import Run, records_of
+
+DIGITS = ("--hidden", "16,16,16", "--epochs", "3", "--set", "output.log_every=1", "-q")
+TOO_FAST = ("--lr", "1e15")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--in-process", "3", "--pipeline", "3", "--method", "pipedream")],
+    ids=["exact", "asynchronous"],
+)
+def test_a_run_that_diverges_records_the_step_and_the_steps_before(
+    run_hybridnn: Run, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    code, text, err = run_hybridnn("train", *DIGITS, *TOO_FAST, *options, "--out", str(tmp_path / "run"))
+    assert (code, text) == (1, "")
+    (line,) = err.splitlines()
+    assert "Try a lower optimizer.lr" in line
+    (diverged,) = records_of(tmp_path / "run", "diverged")
+    assert records_of(tmp_path / "run")[-1] == diverged
+    assert line.startswith(f"Error: {diverged['reason']}; ")
+    steps = records_of(tmp_path / "run", "step")
+    assert [record["step"] for record in steps] == list(range(1, diverged["step"]))
+    assert all(isfinite(record["train_loss"]) for record in steps)
+    assert run_status(tmp_path / "run") == "diverged"
+    run = read_run(tmp_path / "run")
+    assert (run.diverged is not None, run.epochs, len(run.steps)) == (True, (), len(steps))
+    assert isnan(run.seconds_per_epoch)
+    assert run.steps_per_epoch == 15  # 1,437 samples in minibatches of 100
+
+
+def test_report_says_that_a_run_diverged(run_hybridnn: Run, tmp_path: Path) -> None:
+    folders = [str(tmp_path / name) for name in ("first", "second")]
+    for folder, rate in zip(folders, ("1e15", "0.005"), strict=True):
+        run_hybridnn("train", *DIGITS, "--lr", rate, "--out", folder)
+    code, text, err = run_hybridnn("report", folders[0])
+    assert (code, err) == (0, "")
+    assert "diverged in epoch 1: the loss became" in text
+    assert "no times: diverged in its first epoch" in text
+    code, text, err = run_hybridnn("report", *folders)
+    assert (code, err) == (0, "")
+    assert "1 rank, 1x1: diverged in its first epoch; diverged at step" in text
+    assert "nan" not in text
+    code, text, _ = run_hybridnn("report", *folders, "--format", "json")
+    rows = json.loads(text)["groups"][0]["runs"]
+    assert [row["diverged_at"] is None for row in rows] == [True, False], "the base has times"
+
+
+def test_a_diverged_cell_is_a_result_of_its_study(
+    run_hybridnn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rates.toml").write_text(
+        'name = "rates"\nbase = {model = {hidden = [16]}, training = {epochs = 2}}\n'
+        "axes = {seeds = [0, 1], optimizer.lr = [0.005, 1e15]}\n"
+    )
+    command = ("study", "run", "rates.toml", "--out", "out", "--launcher", "env")
+    code, text, err = run_hybridnn(*command)
+    assert (code, err) == (0, ""), text
+    assert "4 of 4 cells are finished, 2 of them diverged" in text
+    assert "0 of 4 cells to run" in run_hybridnn(*command)[1], "a diverged cell is not run again"
+    states = [StudyFolder(Path("out")).state(f"seed-0_optimizer.lr-{rate}") for rate in ("0.005", "1000000000000000.0")]
+    assert [state.status for state in states] == ["finished", "diverged"]
+    assert states[1].reason.startswith("the loss became")
+    code, text, err = run_hybridnn("study", "report", "out", "--format", "json")
+    assert (code, err) == (0, "")
+    facts = json.loads(text)
+    assert (len(facts["diverged"]), facts["unfinished"]) == (2, [])
+    results = read_results(Path("out"))
+    assert sorted(cell.diverged for cell in results.cells) == [False, False, True, True]
+    assert all(cell.run.steps for cell in results.cells if not cell.diverged)
+    (good, bad) = sorted(results.points, key=lambda point: point.cells[0].diverged)
+    assert good.metric is not None
+    assert bad.metric is None
+    assert isnan(bad.seconds_per_epoch.median)
+    assert speed_ups(results)[good.cells[0].id][0] == 1
+    assert len(point_rows(results)) == 2
+    assert len(csv_text(results).splitlines()) == 5
+    write_report(results, tmp_path / "report")
+    assert "diverged: " in run_hybridnn("study", "report", "out")[1]
+
+
+def test_a_study_of_diverged_cells_alone_has_a_report(
+    run_hybridnn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fast.toml").write_text(
+        'name = "fast"\nbase = {model.hidden = [16], optimizer.lr = 1e15}\naxes = {seeds = [0, 1]}\n'
+    )
+    assert run_hybridnn("study", "run", "fast.toml", "--out", "out", "--launcher", "env")[0] == 0
+    code, text, err = run_hybridnn("study", "report", "out")
+    assert (code, err) == (0, ""), text
+    assert "nan" not in text.replace("became nan", "")
+
+
+def test_a_diverged_run_resumes_with_a_lower_rate(run_hybridnn: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    rising = ("--set", "schedule.name=step", "--set", "schedule.factor=1e15", "--set", "schedule.milestones=[1]")
+    options = (*DIGITS, "--set", "training.checkpoint_every=5", "--out", str(folder))
+    assert run_hybridnn("train", *options, *rising)[0] == 1
+    assert records_of(folder)[-1]["kind"] == "diverged"
+    code, _, err = run_hybridnn("train", "--resume", str(folder), "--force", "-q", "--set", "schedule.factor=1.0")
+    assert (code, err) == (0, "")
+    assert records_of(folder)[-1]["kind"] == "end"
+    assert records_of(folder, "diverged") == []
+    assert read_run(folder).diverged is None
+
+
+def test_a_damaged_record_of_a_divergence_is_named(tmp_path: Path) -> None:
+    cell = tmp_path / "cells" / "a"
+    cell.mkdir(parents=True)
+    (cell / "history.jsonl").write_text('{"kind": "diverged", "step": \n')
+    state = StudyFolder(tmp_path).state("a")
+    assert (state.status, "damaged" in state.reason) == ("diverged", True)
+    (cell / "config.toml").write_text("")
+    with pytest.raises(DataError):
+        read_run(cell)
