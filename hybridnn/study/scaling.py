@@ -42,7 +42,7 @@ class Comparison:
 
 
 def compare_points(results: StudyResults) -> dict[str, Comparison]:
-    """Compare the points with their bases, by the id of a point's first cell; a point without times or a base is left out.
+    """Compare the points with their bases, by the id of a point's first cell; without times or base it is left out.
 
     With a baseline, the base has its values, and those of the point in all other axes; where ranks and grid are not in
     the baseline and cannot be the same, it has the fewest ranks. Without one, the base has the fewest ranks of the
