@@ -4,7 +4,7 @@
 #   make test                  all that an installation has to pass, two tests at a time  (one test: make test ARGS="-k name -n 0")
 #   make test-slow             what else the library has to pass: sweeps of more than 4 ranks, long drills, compilers
 #   make test-all              test, test-slow and test-slurm
-#   make test-slurm            the batch scripts on a real Slurm, brought up on this machine and ended afterwards; as root
+#   make test-slurm            batch scripts and pages on a real Slurm, started on this machine and ended afterwards; as root
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
 #   make lint types bench      ruff and the order of imports, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
