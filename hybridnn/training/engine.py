@@ -181,7 +181,7 @@ class Engine:
         from hybridnn.training.full_pipeline import FullPipeline
 
         executor = self._executor(split.task, True, len(minibatches))
-        self._task, self._full_pipeline = split.task, FullPipeline(executor, minibatches)
+        self._full_pipeline = FullPipeline(executor, minibatches, split.task)
 
     def end_epochs(self) -> None:
         """Empty the pipeline after the last epoch of `begin_epochs`, or after an earlier one.
@@ -193,7 +193,7 @@ class Engine:
             return
         updates, saved = self.updates, [[self._copy(array) for array in arrays] for arrays in self._state_arrays()]
         self._publish()
-        pipeline.drain(self._executor(self._task, True, pipeline.entered))
+        pipeline.drain(self._executor(pipeline.task, True, pipeline.entered))
 
         def load() -> None:
             for arrays, copies in zip(self._state_arrays(), saved, strict=True):

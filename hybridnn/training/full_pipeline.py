@@ -50,8 +50,8 @@ class FullPipeline:
     later minibatches are in flight: passes of them have been computed with the weights that the method defines.
     """
 
-    def __init__(self, executor: Executor, minibatches: EpochSequence) -> None:
-        self.executor, self.minibatches = executor, minibatches
+    def __init__(self, executor: Executor, minibatches: EpochSequence, task: str) -> None:
+        self.executor, self.minibatches, self.task = executor, minibatches, task
         self._training = executor.train(minibatches, minibatches.epoch)
         self._next: Minibatch | None = None
         self.done = 0  # minibatches of completed epochs

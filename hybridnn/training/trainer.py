@@ -228,7 +228,8 @@ class Trainer(TrainedNetwork):
         should_stop : callable, optional
             Called on every rank with the position of the training, after every step and after every epoch with its
             record written; with an asynchronous method only after every epoch. If it returns True, `fit` returns. It
-            must return the same value on every rank, and may write a checkpoint.
+            must return the same value on every rank, and may write a checkpoint. With ``drain = "end"``, the updates of
+            minibatches in flight, which belong to the next epoch, are undone before `fit` returns.
 
         Returns
         -------

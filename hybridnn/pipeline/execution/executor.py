@@ -139,7 +139,7 @@ class Executor:
         count = len(minibatches)
         epoch = epoch or count
         if self._has_messages or count > 1:
-            self._begin(minibatches, count if epoch == count else self.entered(epoch, count))
+            self._begin(minibatches, self.entered(epoch, count))
         if count == self._program.schedule.minibatches == 1:
             (minibatch,) = minibatches
             gradient, update = self._steps.get(minibatch.size) or self._compile_step(minibatch.size)
