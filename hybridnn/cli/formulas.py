@@ -145,9 +145,7 @@ def _print_laugier(facts: Facts) -> None:
         cells = [row["process_bytes"], *map(_micro, seconds), row["threshold_bytes"], row["paper_threshold_bytes"]]
         table.add_row(str(row["batch_ranks"]), str(row["model_ranks"]), *map(_number, cells))
     print_table(console, table)
-    console.print(
-        "P_r = 1 is batch parallelism, as in section 9.0.1. The printed comparison of the threshold is reversed."
-    )
+    console.print("P_r = 1 is batch parallelism (section 9.0.1). The paper prints this comparison reversed.")
 
 
 # -- Kang 2019 -------------------------------------------------------------------------------------------------------
@@ -183,9 +181,7 @@ def kang(
         speed_up = rows[0]["time"] / row["time"] if row["time"] else 1.0
         table.add_row(row["method"], f"{row['time']:.6g}", f"{row['paper_time']:.6g}", f"{speed_up:.4g}")
     print_table(console, table)
-    console.print(
-        "stored on device k = 1 … K, sections 2.2 to 2.4: weight versions / activations / inputs of minibatches"
-    )
+    console.print("stored on device k, sections 2.1 to 2.4: weight versions / activations / inputs of minibatches")
     table = new_table(("method",), [f"k = {device}" for device in range(1, stages + 1)])
     for row in rows:
         cells = [f"{state['weights']}/{state['activations']}/{state['inputs']}" for state in row["stored"]]

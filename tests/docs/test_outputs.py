@@ -14,7 +14,10 @@ from reference.pages import ROOT, outputs
 TEXTS = {"json", "text", "toml"}
 """Languages of blocks that are not run."""
 REASONS = ("by hand", "not in tests")
-QUICK = {"README.md", "learn", "data.md", "installation.md", "settings.md", "ranks-in-one-process.md"}
+QUICK = {
+    *("README.md", "learn", "data.md", "installation.md", "settings.md", "ranks-in-one-process.md"),
+    *("book-chapter.md", "errata.md"),
+}
 """Pages, or folders of pages, that `make test` runs; `make test-slow` runs the others."""
 
 
