@@ -148,17 +148,21 @@ def study_keys() -> list[Setting]:
     from hybridnn.study.study_file import StudyFile
 
     schema = StudyFile.model_json_schema()
-    return list(_study_rows("", schema, schema.get("$defs", {})))
+    return list(_study_rows("", schema, schema.get("$defs", {}), set()))
 
 
-def _study_rows(prefix: str, section: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[Setting]:
+def _study_rows(
+    prefix: str, section: Mapping[str, Any], models: Mapping[str, Any], shown_models: set[str]
+) -> Iterator[Setting]:
     for key, field in section["properties"].items():
         default = field.get("default")
         shown = "required" if key in section.get("required", ()) else f"`{json.dumps(default)}`" if default else ""
         allowed = " or ".join(dict.fromkeys(_study_values(field, models)))
         yield Setting(prefix + key, allowed, shown, field.get("description", ""))
         for suffix, name in _models_in(field):
-            yield from _study_rows(f"{prefix}{key}{suffix}.", models[name], models)
+            if name not in shown_models:  # the keys of [reduced] that are those of the file have the same models
+                shown_models.add(name)
+                yield from _study_rows(f"{prefix}{key}{suffix}.", models[name], models, shown_models)
 
 
 def _models_in(field: Mapping[str, Any], suffix: str = "") -> Iterator[tuple[str, str]]:
@@ -182,7 +186,8 @@ def _study_values(field: Mapping[str, Any], models: Mapping[str, Any]) -> Iterat
     elif "$ref" in field:
         yield from _study_values(models[field["$ref"].rpartition("/")[2]], models)
     elif field.get("type") == "array":
-        yield f"a list of {' or '.join(_study_values(field.get('items', {}), models)) or 'values'}"
+        elements = " or ".join(_study_values(field.get("items", {}), models))
+        yield f"a list of {elements.replace('a table', 'tables') or 'values'}"
     elif (kind := field.get("type")) != "null":
         names = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
         limits = {"minimum": "at least", "exclusiveMinimum": "greater than", "maximum": "at most"}

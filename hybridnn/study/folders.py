@@ -32,8 +32,11 @@ def read_folders(folders: Sequence[Path]) -> StudyResults:
         if results.title != first.title:
             raise SettingError("FOLDER", str(folder), f"holds another study ({results.title}) than {folders[0]} does")
     cells = tuple(cell for results in found for cell in results.cells)
+    # Statements are about one folder: over several, the folder would be an axis that they do not name.
+    conclusions = first.manifest.conclusions.model_copy(update={"statements": ()})
+    planned = tuple(cell for results in found for cell in results.manifest.cells)
     return StudyResults(
-        replace(first.manifest, cells=tuple(cell for results in found for cell in results.manifest.cells)),
+        replace(first.manifest, cells=planned, conclusions=conclusions),
         cells,
         group_points(cells),
         tuple(cell for results in found for cell in results.unfinished),
