@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from hybridnn.study.axes import has_values
 from hybridnn.study.hardware import hardware_warnings, prediction_warnings
@@ -188,13 +188,15 @@ def strong_lines(results: StudyResults) -> list[ScalingLine]:
     """Lines along which only the ranks grow.
 
     With methods that are not exact, a line either has the same stages everywhere, or stages of one shape, of which
-    there are more on more ranks: its trainings differ then.
+    there are more on more ranks: its trainings differ then. With a baseline, a line begins with the base of its first
+    point, if that does the same work on fewer ranks.
     """
+    least = 1 if results.manifest.baseline else 2
 
     def exact(point: StudyPoint) -> bool:
         return point.cells[0].run.header.layout.exact
 
-    merged = _lines(results, LAYOUT, _work, lambda point: "", keep=exact)
+    merged = _lines(results, LAYOUT, _work, lambda point: "", keep=exact, least=least)
     same_stages = _lines(
         results,
         LAYOUT,
@@ -208,8 +210,19 @@ def strong_lines(results: StudyResults) -> list[ScalingLine]:
         lambda point: (*_work(point), point.cells[0].run.header.layout.stages[0]),
         lambda point: f"stages of {point.grid[1]}x{point.grid[2]}",
         keep=lambda point: not exact(point),
+        least=least,
     )
-    return merged + same_stages + more_stages
+    comparisons = compare_points(results)
+    lines = [_from_base(line, comparisons) for line in merged + same_stages + more_stages]
+    return [line for line in lines if len(line.points) > 1]
+
+
+def _from_base(line: ScalingLine, comparisons: Mapping[str, Comparison]) -> ScalingLine:
+    first = line.points[0]
+    found = comparisons.get(first.cells[0].id)
+    if found is None or found.base.first.ranks >= first.first.ranks or _work(found.base) != _work(first):
+        return line
+    return replace(line, points=(found.base, *line.points))
 
 
 def weak_lines(results: StudyResults) -> list[ScalingLine]:
@@ -252,15 +265,16 @@ def _lines(
     text: Callable[[StudyPoint], str],
     *,
     keep: Callable[[StudyPoint], bool] = lambda point: True,
+    least: int = 2,
     per_step: bool = False,
 ) -> list[ScalingLine]:
-    """Lines of the groups of `alike_points` that have points to `keep`; `text` names what is constant in a group."""
+    """Lines of the groups of `alike_points`, of at least `least` points to `keep`; `text` names what is constant."""
     lines = []
     for group in alike_points(results, without, constant):
         fastest: dict[int, StudyPoint] = {}
         for point in sorted(filter(keep, filter(_is_timed, group)), key=_ranks_and_seconds):
             fastest.setdefault(point.first.ranks, point)
-        if len(fastest) > 1:
+        if len(fastest) >= least:
             chosen = tuple(fastest.values())
             parts = [point_name(results, chosen[0], without=without), text(chosen[0])]
             lines.append(ScalingLine(", ".join(filter(None, parts)), chosen, per_step))

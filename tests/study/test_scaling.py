@@ -179,6 +179,20 @@ def test_baseline_of_a_method_and_ranks(tmp_path: Path) -> None:
     assert baseline_text(results) == "method sequential, ranks 1 (1 rank, 6 s per epoch)"
 
 
+def test_lines_begin_with_their_base(tmp_path: Path) -> None:
+    seconds = {**METHODS, ("pipedream", 4): 2.0}
+    baseline = {"method": "sequential", "ranks": "1"}
+    results = _study(tmp_path / "with", _method_runs(seconds), baseline=baseline)
+    lines = {line.name: [point.cells[0].id for point in line.points] for line in strong_lines(results)}
+    assert lines == {
+        "method sequential": ["sequential-1", "sequential-4"],
+        "method ddg, stages of 1x1": ["sequential-1", "ddg-4"],
+        "method pipedream, stages of 1x1": ["sequential-1", "pipedream-2", "pipedream-4"],
+    }
+    names = [line.name for line in strong_lines(_study(tmp_path / "without", _method_runs(seconds)))]
+    assert names == ["method sequential", "method pipedream, stages of 1x1"]
+
+
 def test_without_a_baseline_every_method_is_its_own_base(tmp_path: Path) -> None:
     results = _study(tmp_path, _method_runs(METHODS))
     assert _speed_ups(results)["ddg-4"] == (1, "ddg-4")
