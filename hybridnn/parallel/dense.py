@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.comm.group import DONE, Group, Request
-from hybridnn.errors import GridError
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, LayerShard
@@ -195,17 +194,11 @@ MODEL_SPLITS = ("columns", "alternating")
 def split_layers(layers: Sequence[DenseLayer], split: str, ranks: int, rank: int) -> list[LayerShard]:
     """Shards of consecutive layers for one rank of a model group.
 
-    Raises `GridError` if a layer has fewer outputs than there are ranks to split them; the message names both numbers.
+    A layer with fewer outputs (or inputs, if it is split by these) than ranks leaves the last ranks without any.
     """
     shards = []
     for index, layer in enumerate(layers):
         by_inputs = split == "alternating" and index % 2 == 1
-        if not by_inputs and layer.outputs < ranks:
-            hint = "; model_split = 'alternating' splits every second layer by its inputs" * (split != "alternating")
-            raise GridError(
-                f"parallel.model = {ranks}: layer {layer.index} has {layer.outputs} outputs, "
-                f"fewer than the {ranks} model ranks it is split over{hint}"
-            )
         outputs = block_slice(layer.outputs, ranks, rank)
         rows, columns = outputs, slice(0, layer.inputs)
         if by_inputs:

@@ -18,7 +18,6 @@ from hybridnn.cost.prediction.workload import Workload
 from hybridnn.datasets import Dataset, DatasetInfo, count_tests
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
-from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -89,9 +88,6 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
         workload = workload_of_run(settings, model, settings.training.batch_size, "")
         layers = balanced_layers(workload, machine, stages, chunks=layout.chunks, microbatches=layout.microbatches)
         layout = replace(layout, layers=layers)
-    for stage, (_, model_ranks) in enumerate(stages):
-        for chunk in layout.layers_of(model, stage):
-            split_layers(chunk, layout.model_split, model_ranks, 0)  # refuses empty shards
     return layout
 
 

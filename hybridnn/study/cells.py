@@ -15,7 +15,6 @@ from hybridnn.comm.launcher import ANYWHERE
 from hybridnn.comm.placement import Placement
 from hybridnn.config.settings import Settings, settings_from, stage_shapes, with_stages
 from hybridnn.errors import GridError, HybridnnError, SettingError
-from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import fitting_grids
 from hybridnn.pipeline.partition.stage_partition import check_stages
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
@@ -197,7 +196,6 @@ def _require_possible(settings: Settings, ranks: int) -> None:
     shape = settings.data.describe()
     network = settings.model.make(shape.features, shape.outputs, shape.task)
     if stages == 1:
-        split_layers(network.layers, parallel.model_split, parallel.model, 0)
         return
     try:  # the run chooses the layers of the stages, and with them their splits
         check_stages(len(network.layers), stages)

@@ -192,8 +192,6 @@ def choose_sharing(
     ------
     SettingError
         On every rank: ``shared_replicas`` is true, and sharing is impossible.
-    GridError
-        On every rank: a layer has fewer outputs than model ranks.
     """
     setting = config.shared_replicas
     if setting is False:

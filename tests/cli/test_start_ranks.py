@@ -312,7 +312,6 @@ def test_modules_run_as_scripts_do(
         ),
         (["train", "-n", "4", "--file", "none.npz", "--batch", "3"], "the process grid batch 3 x model 1 does not fit"),
         (["train", "-n", "4", "--pipeline", "4"], "parallel.pipeline = 4: at most 3, the number of layers"),
-        (["train", "-n", "4", "--model", "4", "--hidden", "2"], "layer 0 has 2 outputs, fewer than the 4 model ranks"),
         (["train", "-n", "4", "--resume", "none"], "--resume = 'none': is not a run folder"),
         (["calibrate", "-n", "2", "--seconds", "0"], "--seconds = 0.0: above 0, at most a day"),
         (["run", "-n", "2", "none.py"], "SCRIPT = 'none.py': there is no such file"),

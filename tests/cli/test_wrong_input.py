@@ -115,14 +115,6 @@ def assert_refused(result: tuple[int, str, str], fragments: list[str], folder: P
     assert not any('"end"' in path.read_text() for path in folder.glob("runs/*/history.jsonl"))
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-def test_more_model_ranks_than_outputs(ranks: int, run_hybridnn: Run) -> None:
-    code, _, err = run_hybridnn("train", *on_ranks(ranks), "--model", str(ranks), "--hidden", "16,2")
-    assert code == (0 if ranks == 1 else 2), err
-    if ranks > 1:
-        assert "Error: parallel.model = 3: layer 1 has 2 outputs, fewer than the 3 model ranks" in err
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_loss_that_is_not_finite_stops_the_run(ranks: int, run_hybridnn: Run, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.errors import GridError
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.dense import MODEL_SPLITS, split_layers
 
@@ -47,8 +46,13 @@ def test_alternating_pairs_column_and_row_splits(layers: int, kinds: list[str]) 
     assert named == kinds
 
 
-def test_too_many_model_ranks_are_refused_with_both_numbers() -> None:
-    with pytest.raises(GridError, match=r"parallel\.model = 4: layer 1 has 3 outputs, fewer than the 4 model ranks"):
-        split_layers(MLP([8, 8, 3]).layers, "columns", 4, 0)
-    # Split by its inputs, the same layer is accepted.
-    assert split_layers(MLP([8, 8, 3]).layers, "alternating", 4, 3)[1].weight_shape == (3, 2)
+@pytest.mark.parametrize(
+    ("split", "shapes"),
+    [
+        ("columns", [[(1, 8), (1, 2)], [(1, 8), (0, 2)], [(0, 8), (0, 2)]]),
+        ("alternating", [[(1, 8), (1, 1)], [(1, 8), (1, 1)], [(0, 8), (1, 0)]]),
+    ],
+)
+def test_last_ranks_have_nothing_of_a_narrow_layer(split: str, shapes: list[list[tuple[int, int]]]) -> None:
+    layers = MLP([8, 2, 1]).layers
+    assert [[item.weight_shape for item in split_layers(layers, split, 3, rank)] for rank in range(3)] == shapes

@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...]]] = {
 }
 """Optimizers with the names of their slots."""
 
-SIZES = (5, 13, 9, 11, 8, 7)
+SIZES = (5, 13, 9, 3, 8, 1)
 LAYERS = len(SIZES) - 1
 PROGRESS = Progress(step=20, epoch=3, minibatches=7, loss_sum=0.1 + 0.2, samples=123)
 

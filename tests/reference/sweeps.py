@@ -39,11 +39,8 @@ def pipelined_grids(comm: MPI.Intracomm) -> list[ProcessGrid]:
 
 
 def sizes_for(model: int, split: str, residual: bool, classification: bool) -> tuple[int, ...]:
-    """Uneven widths that `model` ranks can split.
-
-    With ``alternating``, the output layer has fewer outputs than ranks: 1 (regression) or 3.
-    """
-    outputs = max(4, model) if split == "columns" else (3 if classification else 1)
+    """Uneven widths; the output layer may have fewer outputs than there are model ranks: 1 (regression) or 3."""
+    outputs = 3 if classification else 1
     if residual:
         wide = max(6, model)
         return (wide, wide, wide, wide, wide + 3, wide + 3, outputs)

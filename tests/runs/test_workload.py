@@ -147,7 +147,6 @@ REFUSED: list[tuple[list[str], int, type[HybridnnError], str]] = [
     (["parallel.method=gpipe"], 1, SettingError, "needs at least 2 stages"),
     (["parallel.pipeline=1", "parallel.method=fr"], 4, SettingError, "needs at least 2 stages"),
     (["parallel.stages=[{batch=3},{}]"], 2, GridError, "are 4 in all, the job has 2"),
-    (["parallel.model=4"], 4, GridError, "layer 5 has 2 outputs"),
     (["parallel.pipeline=7"], 7, SettingError, "at most 6, the number of layers"),
     (["parallel.pipeline=2", "parallel.method=pipedream", "training.clip_norm=1.0"], 2, SettingError, "clip"),
     (["parallel.pipeline=2", "parallel.method=spectrain", "optimizer.momentum=0.0"], 2, SettingError, "momentum"),

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hybridnn import MLP, ProcessGrid, Trainer
-from hybridnn.errors import GridError
+from hybridnn import ProcessGrid
 from hybridnn.parallel import gradient_reduction
 from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
 from reference.cases import (
@@ -115,13 +114,24 @@ def test_float32_stays_float32_in_memory_and_in_messages(comm: MPI.Intracomm, mo
 
 
 @pytest.mark.in_process(ranks=[2, 3, 4])
-def test_more_model_ranks_than_outputs_is_refused_with_both_numbers(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm, model=comm.size)
-    with pytest.raises(GridError) as caught:
-        Trainer(MLP([5, 8, comm.size - 1]), grid=grid)
-    message = str(caught.value)
-    assert f"{comm.size} model ranks" in message
-    assert f"{comm.size - 1} outputs" in message
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_layers_with_fewer_outputs_than_model_ranks_train_as_the_reference(comm: MPI.Intracomm, optimizer: str) -> None:
+    """Some model ranks have no rows of layers of width 1, 2 and 3."""
+    for grid in grids(comm):
+        for split, shared, overlap in product(SPLITS, (False, "auto"), (False, True)):
+            case = Case(
+                (5, 13, 2, 3, 1),
+                classification=False,
+                optimizer=optimizer,
+                model_split=split,
+                shared_replicas=shared,
+                overlap=overlap,
+                clip_norm=0.1 if overlap else None,
+            )
+            check_against_reference(case, grid)
+    check_against_reference(
+        Case((5, 3, 3, 3, 2), residual=True, optimizer=optimizer), ProcessGrid(comm, model=comm.size)
+    )
 
 
 @pytest.mark.in_process(ranks=[2, 3, 4])

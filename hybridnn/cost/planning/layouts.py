@@ -14,8 +14,8 @@ from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.errors import GridError, SettingError
-from hybridnn.parallel.dense import MODEL_SPLITS, split_layers
+from hybridnn.errors import SettingError
+from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition.stage_partition import balanced_counts
 from hybridnn.pipeline.schedules.methods import METHODS, Method
@@ -113,7 +113,7 @@ def _layouts_of_grid(
                     wire_dtype=wanted.get("wire_dtype", "same"),
                     node_ranks=node_ranks,
                 )
-                if _can_split(workload, layout):
+                if _splits_layers(workload, layout):
                     yield layout
 
 
@@ -121,20 +121,14 @@ def _allowed(wanted: Wanted, key: str, value: object) -> bool:
     return bool(wanted.get(key, value) == value)
 
 
-def _can_split(workload: Workload, layout: Layout) -> bool:
-    """Whether every rank has outputs; the alternating split also needs two layers in some stage."""
+def _splits_layers(workload: Workload, layout: Layout) -> bool:
+    """Whether every model rank has outputs of some layer; the alternating split also needs two layers in some stage."""
     model = layout.stages[0][1]
     if model == 1:
         return True
     if layout.model_split == "alternating" and max(layout.layers) < 2:
         return False
-    try:
-        for stage in range(len(layout.stages)):
-            for layers in layout.layers_of(workload.model, stage):
-                split_layers(layers, layout.model_split, model, 0)
-    except GridError:
-        return False
-    return True
+    return model <= max(layer.outputs for layer in workload.model.layers)
 
 
 def _pipelines(

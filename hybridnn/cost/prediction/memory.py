@@ -34,11 +34,6 @@ def stage_memory(workload: Workload, layout: Layout, stage: int) -> MemoryBreakd
 
     The rank is in the batch group whose placement on nodes needs most. Asynchronous schedules are counted as long
     enough to reach their largest memory.
-
-    Raises
-    ------
-    GridError
-        If a layer has fewer outputs than there are ranks to split them.
     """
     memories = (_rank_memory(workload, layout, stage, placement) for placement in layout.replica_groups(stage))
     return max(memories, key=lambda memory: memory.total)

@@ -11,7 +11,6 @@ import pytest
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.cost.prediction.memory import data_bytes, largest_memory, stage_memory
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.errors import GridError
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import Pipelining
 from reference.ranks import on_nodes
@@ -159,6 +158,9 @@ def test_one_copy_of_the_data_counts_inputs_and_targets() -> None:
     assert data_bytes(Workload(model, 100, 10, "float64", classification=False)) == 100 * (6 + 3) * 8
 
 
-def test_more_model_ranks_than_outputs_are_refused() -> None:
-    with pytest.raises(GridError, match="has 3 outputs"):
-        stage_memory(Workload(MLP([6, 10, 3]), 100, 10), Layout.uniform([(1, 4)], 2), 0)
+@pytest.mark.in_process(ranks=[3, 4])
+def test_layers_with_fewer_outputs_than_model_ranks(comm: MPI.Intracomm) -> None:
+    workload = Workload(MLP([5, 14, 2, 2, 1], residual=True), 60, 13, classification=False, optimizer=ADAM)
+    for split in ("columns", "alternating"):
+        check(ProcessGrid(comm, model=comm.size), workload, split=split)
+    check(ProcessGrid(comm, stages=[(1, comm.size - 1), (1, 1)]), workload, method="pipedream")
