@@ -367,7 +367,7 @@ def test_unsafe_names_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_ready_studies_are_those_of_the_paper() -> None:
-    assert len(ready_studies()) == 11
+    assert set(ready_studies()) >= {"laugier-figure-5", "laugier-figure-6", "laugier-figure-7"}
     for name in ("laugier-figure-5", "laugier-figure-6"):
         plan = make_cells(load_study(name))
         assert {cell.values["width"] for cell in plan.cells} == {32, 64, 128, 512, 1024}
