@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
-from math import isnan
 from pathlib import Path
 from typing import Any
 
+from hybridnn.study.cell_table import csv_text, write_csv
 from hybridnn.study.folders import FOLDER, compared_folders, equal_points, times_as_fast
 from hybridnn.study.publication import latex_table, plotted_points
 from hybridnn.study.report_plots import draw_plots
@@ -23,41 +21,6 @@ from hybridnn.utils.files import write_atomically
 
 MISSING = "-"
 THREADS = "threads per rank"
-FIGURES = (
-    "ranks",
-    "grid",
-    "threads_per_rank",
-    "nodes",
-    "method",
-    "network",
-    "parameters",
-    "batch_size",
-    "train_samples",
-    "steps_per_epoch",
-    "seconds_per_epoch",
-    "seconds_per_step",
-    "samples_per_second",
-    "bytes_per_step",
-    "metric_name",
-    "metric",
-    "diverged_at",
-    "predicted_seconds_per_epoch",
-    "predicted_seconds_per_step",
-    "prediction_error",
-)
-"""Columns of the CSV that are attributes of `RunFigures`."""
-
-HOST_COLUMNS = {
-    "hosts": "names",
-    "ranks_on_hosts": "ranks",
-    "cpu_model": "processors",
-    "cores_per_node": "cores",
-    "binding": "binding",
-    "launcher": "launcher",
-    "blas": "blas",
-}
-"""Columns of the CSV that are attributes of `Hosts`."""
-
 TIMES = "the median of a run's epochs, without the first if there are more"
 
 BREAKDOWN = (
@@ -94,7 +57,7 @@ def write_report(results: StudyResults, folder: Path) -> list[Path]:
     points = plotted_points({name: figure for name, (_, figure) in plots.items()})
     contents: dict[str, str | bytes] = {
         "results.csv": csv_text(results),
-        **({"curves.csv": _csv(points)} if points else {}),
+        **({"curves.csv": write_csv(points)} if points else {}),
         "tables.md": markdown_text(results),
         "tables.tex": latex_text(results),
         **drawings,
@@ -103,67 +66,6 @@ def write_report(results: StudyResults, folder: Path) -> list[Path]:
     for name, content in contents.items():
         write_atomically(folder / name, content)
     return [folder / name for name in contents]
-
-
-def csv_text(results: StudyResults) -> str:
-    """One line for each cell: its id, outcome, axes (``axis.width``) and figures; missing values are empty."""
-    labels = list(dict.fromkeys(label for cell in results.manifest.cells for label in cell.values))
-    figures = {row["id"]: row for row in _cell_figures(results)}
-    states = {cell.id: cell.state for cell in results.unfinished}
-    rows = [
-        {
-            "id": cell.id,
-            "outcome": states[cell.id].status if cell.id in states else "finished",
-            **{f"axis.{label}": cell.values.get(label) for label in labels},
-            **figures.get(cell.id, {}),
-        }
-        for cell in results.manifest.cells
-    ]
-    return _csv(rows)
-
-
-def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
-    """Figures of the finished cells by column; speed-ups are those of the cell, against the median of the base."""
-    comparisons = compare_points(results)
-    for point in results.points:
-        found, median = comparisons.get(point.cells[0].id), point.seconds_per_epoch.value
-        for cell in point.cells:
-            header, figures = cell.run.header, cell.figures
-            last = cell.run.epochs[-1] if cell.run.epochs else None
-            faster = median / figures.seconds_per_epoch
-            hosts = {} if header.hosts is None else asdict(header.hosts)
-            yield {
-                "id": cell.id,
-                **{name: _known(getattr(figures, name)) for name in FIGURES},
-                "dtype": header.dtype,
-                "train_loss": last.train_loss if last else None,
-                "test_loss": last.test_loss if last else None,
-                "speed_up": None if found is None else _known(found.speed_up.value * faster),
-                "efficiency": None if found is None else _known(found.efficiency.value * faster),
-                "communication_share": _known(figures.shares.communication),
-                "waiting_share": figures.shares.waiting,
-                "verdict": figures.verdict.text,
-                **{name: _joined(hosts.get(key, ())) for name, key in HOST_COLUMNS.items()},
-                **{f"version.{name}": version for name, version in header.versions.items()},
-            }
-
-
-def _joined(values: Any) -> str:
-    return values if isinstance(values, str) else ", ".join(map(str, values))
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV, with the columns of all rows in the order of their appearance."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _known(figure: Any) -> Any:
-    """None in place of NaN, which a run without times has."""
-    return None if isinstance(figure, float) and isnan(figure) else figure
 
 
 def point_facts(results: StudyResults) -> list[dict[str, Any]]:
@@ -426,7 +328,8 @@ def _conditions(results: StudyResults) -> dict[str, str]:
         "versions": _distinct(f"{name} {version}" for header in headers for name, version in header.versions.items()),
         "nodes": _distinct(header.nodes for header in headers),
         "hosts": _distinct(name for h in hosts for name in h.names) or MISSING,
-        "processors": _distinct(f"{name}, {_joined(h.cores)} cores" for h in hosts for name in h.processors) or MISSING,
+        "processors": _distinct(name for h in hosts for name in h.processors) or MISSING,
+        "cores of a node": _distinct(number for h in hosts for number in h.cores) or MISSING,
         "binding": _distinct(h.binding for h in hosts) or MISSING,
         "launcher": _distinct(h.launcher or "none" for h in hosts) or MISSING,
         "BLAS": _distinct(h.blas for h in hosts) or MISSING,

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from hybridnn.errors import DataError, SettingError
+from hybridnn.study.cell_table import csv_text
 from hybridnn.study.folders import compared_folders, read_folders
-from hybridnn.study.report_files import csv_text, folder_facts, folder_rows, further_tables, write_report
+from hybridnn.study.report_files import folder_facts, folder_rows, further_tables, write_report
 from hybridnn.study.results import read_results
 from hybridnn.study.scaling import compare_points, strong_lines, warnings_of
 from reference.finished_runs import write_run

@@ -15,7 +15,8 @@ import pytest
 from matplotlib.image import imread
 
 from hybridnn.errors import DataError
-from hybridnn.study.report_files import csv_text, markdown_text, page_html, point_facts, point_rows, write_report
+from hybridnn.study.cell_table import csv_text
+from hybridnn.study.report_files import markdown_text, page_html, point_facts, point_rows, write_report
 from hybridnn.study.report_plots import curves_of, draw_plots
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.scaling import warnings_of
