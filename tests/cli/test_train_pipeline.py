@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hybridnn.cli.train_view import TrainView
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.training.records import StepRecord
 from reference.command_line import Run, assert_same_weights, error_line, records_of
 
 ON_FOUR = ("train", "--in-process", "4")
@@ -79,6 +83,32 @@ def test_header_report_and_output_have_the_mean_staleness(run_hybridnn: Run) -> 
     exact = ["--method", "1f1b", "--out", "exact"]
     assert "staleness" not in run_hybridnn(*ON_FOUR, *DIGITS, *options, *exact)[1]
     assert records_of("exact")[0]["mean_staleness"] == 0
+
+
+@pytest.mark.parametrize("method", ["fr", "spectrain"])
+def test_a_full_pipeline_stops_at_a_signal_after_the_epoch_and_resumes(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    original = TrainView.on_step
+
+    def on_step(view: TrainView, record: StepRecord) -> None:
+        original(view, record)
+        if record.step == 20:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    options = ["--method", method, "--epochs", "4", "--set", "parallel.drain=end", "--out", "run"]
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainView, "on_step", on_step)
+        code, _, err = run_hybridnn(*ON_FOUR, *DIGITS, *options)
+    assert code == 75
+    assert "stopped by SIGUSR1 after step 30; wrote run/checkpoints/step-00000030" in err
+    code, out, _ = run_hybridnn(*ON_FOUR, "--resume", "run")
+    assert code == 0
+    assert "60, the last 30 in" in out
+    *_, before, after = (record["mean_staleness"] for record in records_of("run") if record["kind"] == "header")
+    assert before > after > 0, "each header counts the minibatches that were left to train"
+    changed = run_hybridnn(*ON_FOUR, "--resume", "run", "--epochs", "5", "--set", "parallel.drain=epoch")
+    assert f"the checkpoint is of pipeline 4, {method}, drained at the end" in error_line(changed)
 
 
 def test_written_settings_repeat_the_run(run_hybridnn: Run) -> None:
