@@ -63,7 +63,7 @@ def test_real_study_runs_resumes_and_is_reported(run_hybridnn: Run, tmp_path: Pa
     facts = json.loads(text)
     assert (facts["study"], facts["finished_cells"], facts["unfinished"]) == ("tiny", 2, [])
     assert [point["ranks"] for point in facts["points"]] == [1, 2]
-    assert facts["points"][0]["speed_up"] == 1
+    assert facts["points"][0]["speed_up"]["value"] == 1
     assert (folder / "report" / "index.html").is_file()
     assert set(facts["files"]) == {f"runs/studies/tiny/report/{path.name}" for path in (folder / "report").iterdir()}
 
