@@ -114,12 +114,23 @@ def print_table(console: Console, table: Table) -> None:
     console.width = width
 
 
-def print_machine(console: Console, machine: Machine, ranks: int) -> None:
-    """Print the quality of a machine file, and a warning if it is for fewer than `ranks` ranks."""
+def print_machine(console: Console, machine: Machine, ranks: int, fewest: int | None = None) -> None:
+    """Print the quality of a machine file, and warnings where it does not describe what is predicted.
+
+    It may be for fewer than `ranks` ranks, or for more busy ranks of a node than the `fewest` ranks have (by default
+    `ranks`).
+    """
     if machine.quality is not None:
         console.print(f"machine file: {machine.quality.summary}", soft_wrap=True)
     if ranks > machine.ranks:
         console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
+    busy, least = min(fewest or ranks, machine.ranks_per_node), min(entry.busy_ranks for entry in machine.compute)
+    if busy < least:
+        console.print(
+            f"Computing costs are those of {least} busy ranks of a node: {busy} have more memory bandwidth and cache, "
+            "and are faster than predicted.",
+            soft_wrap=True,
+        )
 
 
 def print_drawing(console: Console, drawing: Drawing) -> None:

@@ -215,7 +215,7 @@ def _step_facts(
 def _print_curve(console: Console, curve: ScalingCurve, layout: Layout, machine: Machine) -> None:
     minibatch = "the same minibatch" if curve.kind == "strong" else "a minibatch that grows with the replicas"
     console.print(f"{curve.kind} scaling, {minibatch}, up to {_layout_text(layout, machine)}")
-    print_machine(console, machine, layout.ranks)
+    print_machine(console, machine, layout.ranks, curve.points[0].ranks)
     rows = [
         (
             str(point.ranks),

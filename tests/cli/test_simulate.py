@@ -124,6 +124,21 @@ def test_an_efficiency_above_100_percent_is_explained(simulate: Run, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("arguments", "busy"),
+    [(["--ranks", "64"], 64), (["--ranks", "256"], None), (["--ranks", "256", "--curve", "weak"], 1)],
+)
+def test_costs_of_more_busy_ranks_than_there_are_have_a_warning(
+    simulate: Run, arguments: list[str], busy: int | None
+) -> None:
+    """The costs of the machine are for 128 busy ranks of a node."""
+    flat = ("--set", "parallel.pipeline=1", "--set", "parallel.method=1f1b", "--set", "training.batch_size=256")
+    code, out, error = simulate(*MACHINE, *arguments, *flat)
+    assert (code, error) == (0, "")
+    warnings = [line for line in out.splitlines() if line.startswith("Computing costs are those of 128 busy ranks")]
+    assert [f": {busy} have more memory bandwidth" in line for line in warnings] == ([] if busy is None else [True])
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--ranks", "7"], "does not fit 7 ranks"),
