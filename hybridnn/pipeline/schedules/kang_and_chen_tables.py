@@ -1,4 +1,4 @@
-"""Where the lines of Kang 2019, Tables 2 to 5, and equations 4 to 6 of Chen et al. 2018 (SpecTrain) are.
+"""Where the lines of Kang 2019, Tables 2 to 5, and equations 1 to 6 of Chen et al. 2018 (SpecTrain) are.
 
 Backquoted names without a module are of the modules of this package. The methods of the papers:
 
