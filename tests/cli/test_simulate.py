@@ -143,7 +143,6 @@ def test_costs_of_more_busy_ranks_than_there_are_have_a_warning(
     [
         (["--ranks", "7"], "does not fit 7 ranks"),
         (["--ranks", "8", "--curve", "steep"], "Invalid value for '--curve': 'steep' is not one of 'strong', 'weak'"),
-        (["--ranks", "256", "--set", "parallel.model=128"], "32"),
         (["--ranks", "8", "--jitter", "-0.1"], "jitter"),
         (["--ranks", "8", "--jitter", "nan"], "jitter"),
         (["--ranks", "8", "--slow", "8:2"], "slow = 8: a rank from 0 to 7"),
