@@ -222,13 +222,13 @@ def breakdowns_of(results: StudyResults) -> dict[str, list[TimeBar]]:
         fastest: dict[tuple[int, str], TimeBar] = {}
         methods = list(dict.fromkeys(str(point.values.get("method", "")) for point in points))
         for point in sorted(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
-            figures = point.first
-            if figures.shares.overhead is None:
+            figures, shares = point.first, point.shares
+            if not point.is_timed or shares.overhead is None:
                 continue
             seconds = point.seconds_per_epoch.value * figures.ranks / figures.train_samples
             method = str(point.values.get("method", ""))
             label = f"{figures.ranks}\n{figures.grid}" + f"\n{method}" * bool(method)
-            fastest.setdefault((figures.ranks, method), TimeBar(label, seconds, point.shares))
+            fastest.setdefault((figures.ranks, method), TimeBar(label, seconds, shares))
         if len(fastest) > 1:
             panels[point_name(results, points[0], without=LAYOUT | {"method"})] = [
                 fastest[key] for key in sorted(fastest, key=lambda key: (key[0], methods.index(key[1])))
@@ -283,7 +283,10 @@ class MedianCurve:
 
 def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
     """Curves of the points that have the measure, for each training its fastest layout, in the order of the study."""
-    fastest = [min(points, key=lambda point: point.seconds_per_epoch.value) for points in same_training(results)]
+    fastest = [
+        min(points, key=lambda point: (not point.is_timed, point.seconds_per_epoch.value))
+        for points in same_training(results)
+    ]
     curves = [_curve(results, point, MEASURES[measure]) for point in fastest]
     return [curve for curve in curves if curve.epochs]
 

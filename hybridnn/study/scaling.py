@@ -194,7 +194,7 @@ def strong_lines(results: StudyResults) -> list[ScalingLine]:
     least = 1 if results.manifest.baseline else 2
 
     def exact(point: StudyPoint) -> bool:
-        return point.cells[0].run.header.layout.exact
+        return training_of(point) == ()
 
     merged = _lines(results, LAYOUT, _work, lambda point: "", keep=exact, least=least)
     same_stages = _lines(
@@ -234,25 +234,25 @@ def weak_lines(results: StudyResults) -> list[ScalingLine]:
     def batch_each(point: StudyPoint) -> int:
         return round(point.first.batch_size / point.first.ranks)
 
-    axes, batch = LAYOUT | WORK, "batch"
+    axes = LAYOUT | WORK
     return [
         *_lines(
             results,
             axes,
             lambda p: (samples_each(p), p.first.batch_size),
-            lambda p: f"{samples_each(p)} samples per rank, {batch} {p.first.batch_size}",
+            lambda p: f"{samples_each(p)} samples per rank, batch {p.first.batch_size}",
         ),
         *_lines(
             results,
             axes,
             lambda p: (samples_each(p), batch_each(p)),
-            lambda p: f"{samples_each(p)} samples per rank, {batch} {batch_each(p)} per rank",
+            lambda p: f"{samples_each(p)} samples per rank, batch {batch_each(p)} per rank",
         ),
         *_lines(
             results,
             axes,
             lambda p: (p.first.train_samples, batch_each(p)),
-            lambda p: f"{batch} {batch_each(p)} per rank",
+            lambda p: f"batch {batch_each(p)} per rank",
             per_step=True,
         ),
     ]

@@ -45,10 +45,6 @@ class Estimate:
             return Estimate(factor * self.value)
         return Estimate(factor * self.value, factor * self.low, factor * self.high)
 
-    def excludes(self, value: float) -> bool:
-        """Whether there is an interval and it does not contain `value`."""
-        return self.low is not None and self.high is not None and not self.low <= value <= self.high
-
     def format(self, spec: str = ".4g") -> str:
         """Return ``median [low, high]``, or the value alone where there is no interval; ``-`` for NaN."""
         if isnan(self.value):

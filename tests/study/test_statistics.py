@@ -52,13 +52,19 @@ def test_interval_of_a_ratio_has_the_quantiles_of_all_resamples() -> None:
     assert (found.low, found.high) == (pytest.approx(low, abs=0.05), pytest.approx(high, abs=0.05))
 
 
+def _contains(estimate: Estimate, value: float) -> bool:
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return estimate.low <= value <= estimate.high
+
+
 @pytest.mark.parametrize(("count", "least", "most"), [(5, 0.92, 0.955), (25, 0.93, 0.975)])
 def test_interval_of_a_median_contains_the_true_one_as_often_as_it_says(count: int, least: float, most: float) -> None:
     """Five values reach from least to greatest: the true median is outside with probability 2 / 2^5."""
     generator = np.random.default_rng(1)
     true = np.log(2)  # of the exponential distribution
     samples = generator.exponential(size=(250, count))
-    inside = [not median_of(sample).excludes(true) for sample in samples.tolist()]
+    inside = [_contains(median_of(sample), true) for sample in samples.tolist()]
     assert least <= np.mean(inside) <= most
 
 
@@ -69,9 +75,9 @@ def test_interval_of_a_ratio_contains_the_true_one_and_needs_the_spread_of_the_b
     for _ in range(200):
         base = (3 * np.exp(0.2 * generator.standard_normal(9))).tolist()
         times = (2 * np.exp(0.02 * generator.standard_normal(9))).tolist()
-        inside.append(not ratio_of_medians(base, times).excludes(1.5))
+        inside.append(_contains(ratio_of_medians(base, times), 1.5))
         fixed = [statistics.median(base)] * len(base)
-        inside_without_base.append(not ratio_of_medians(fixed, times).excludes(1.5))
+        inside_without_base.append(_contains(ratio_of_medians(fixed, times), 1.5))
     assert 0.92 <= np.mean(inside) <= 0.99
     assert np.mean(inside_without_base) < 0.5
 
@@ -80,7 +86,6 @@ def test_fewer_than_three_measurements_have_no_interval() -> None:
     assert median_of([1.0]) == Estimate(1.0)
     assert median_of([1.0, 2.0]) == Estimate(1.5)
     assert ratio_of_medians([1.0, 2.0, 3.0], [4.0, 4.0]) == Estimate(0.5)
-    assert not Estimate(0.5).excludes(3.0)
 
 
 def test_equal_measurements_have_an_interval_of_one_point() -> None:
