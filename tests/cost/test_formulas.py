@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
+from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.collectives import CommunicationCounts
 from hybridnn.cost.formulas import (
     batch_step,
@@ -233,6 +234,16 @@ def test_pipeline_bytes_are_those_of_the_messages_of_a_step() -> None:
     run = run_ranks(3, train_one_step, "gpipe", (3, 1, 1))
     sent = sum(call.nbytes for call in run.messages if call.name == "send" and call.nbytes > 64)
     assert sent == pipeline_bytes(TRAINED, 24, 3) == 2 * 4 * 24 * (64 + 32)
+
+
+def test_data_parallel_bytes_are_those_of_a_step_without_biases_and_loss() -> None:
+    run = run_ranks(4, train_one_step, "sequential", (1, 4, 1))
+    biases_and_loss = 4 * sum(TRAINED[1:]) + 4
+    gradients = 4 * sum(a * b for a, b in pairwise(TRAINED)) + biases_and_loss
+    calls = [call for call in run.messages if call.nbytes == gradients]
+    assert len(calls) == 4
+    sent = sum(bytes_sent_by_rank(call.name, call.nbytes - biases_and_loss, 4) for call in calls)
+    assert sent == data_parallel_bytes(TRAINED, 4)
 
 
 def test_chen_ratio_is_weights_over_samples_times_width() -> None:
