@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hybridnn.cli.options import Format, MachineFile, OutputFormat, command_group, count, option
+from hybridnn.cli.options import Format, OutputFormat, command_group, count, option
 from hybridnn.cli.output import MISSING, make_console, new_table, print_table, require_place, write_file, write_json
 from hybridnn.errors import SettingError
 
@@ -288,7 +288,9 @@ def map_grids(
     batches: Annotated[str, option("Minibatches of the columns.", "N,N,…")] = "32,128,512,2048,8192",
     alpha: Alpha = ONE_MICROSECOND,
     beta: Beta = EIGHT_GIGABYTES,
-    machine: MachineFile = None,
+    machine: Annotated[
+        str | None, option("Map the whole step too, by this machine file or machine of the package.", "FILE")
+    ] = None,
     plot: Annotated[Path | None, option("Draw the maps.", "FILE.png|.svg|.pdf")] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
