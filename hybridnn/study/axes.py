@@ -16,6 +16,8 @@ from hybridnn.utils.settings_models import by_dotted_name
 ALL_GRIDS = ("batch", "model", "all")
 """Names in place of a grid: all ranks along one axis, or every grid of batch x model that the ranks allow."""
 
+MOST_REPEATS = 1000  # a number with a digit too many would be a list that fills the memory
+
 NAMED_GRIDS = {"batch": r"[0-9]+x1", "model": r"1x[0-9]+", "mixed": r"(?!1x)[0-9]+x(?!1$)[0-9]+"}
 """Names of grids in a baseline and in statements: all ranks along one axis, or several along both; grids as text."""
 
@@ -99,11 +101,11 @@ def _find_axis(name: str) -> Axis:
     return Axis(name, name, _setting(name))
 
 
-def _whole_axis(name: str, label: str, apply: Apply, description: str, least: int = 1) -> Axis:
+def _whole_axis(name: str, label: str, apply: Apply, description: str, least: int = 1, most: int = 2**63 - 1) -> Axis:
     """An axis of whole numbers."""
 
     def check(value: Any) -> Any:
-        require_whole(f"axes.{name}", value, least)
+        require_whole(f"axes.{name}", value, least, most + 1)
         return value
 
     return Axis(name, label, apply, check, description)
@@ -201,7 +203,7 @@ _KNOWN_AXES = (
         "Cores to which the launcher binds a rank: `'core'`, one for each of its threads; `'socket'`; `'none'`.",
     ),
     _whole_axis("seeds", "seed", _setting("training.seed"), "Values of `training.seed`.", least=0),
-    _whole_axis("repeats", "repeat", _apply_nothing, "Number of repetitions, not a list."),
+    _whole_axis("repeats", "repeat", _apply_nothing, "Number of repetitions, not a list.", most=MOST_REPEATS),
 )
 AXES = {axis.name: axis for axis in _KNOWN_AXES}
 """The known axes, in the order in which they are applied and named: a width needs the depth before it."""

@@ -337,6 +337,7 @@ def test_settings_that_exclude_each_other_are_skipped(plan_of: PlanOf) -> None:
         ("axes = {widths = 8}", r"axes\.widths = 8: must be a list"),
         ("axes = {widths = []}", r"must be a list with at least one value"),
         ("axes = {repeats = [1, 2]}", r"axes\.repeats = \[1, 2\]: a whole number"),
+        ("axes = {repeats = 9_000_000_000}", r"axes\.repeats = 9000000000: a whole number from 1 to 1,000"),
         ('axes = {dtypes = ["float32", "float16"]}', r"training\.dtype = 'float16'"),
         ('axes = {methods = ["gpip"]}', r"parallel\.method = 'gpip': did you mean"),
         ("base.training.epoch = 1\naxes = {ranks = [1]}", r"unknown setting training\.epoch"),
