@@ -65,6 +65,7 @@ def run(
     limit: Annotated[
         float | None, option("End a cell after so many seconds; without, no limit.", "SECONDS", least=0.1)
     ] = None,
+    jobs: Annotated[int, count("Run N cells at once, where the study does not compare times.", "--jobs")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and commands, and run nothing.")] = False,
 ) -> None:
     """Run the cells of a study that are not finished; call it again to continue."""
@@ -82,7 +83,7 @@ def run(
         _print_plan(planned)
         return
     with _StudyProgress(planned) as view:
-        outcomes = run_study(planned, view, limit=limit)
+        outcomes = run_study(planned, view, limit=limit, jobs=jobs)
         view.summarize(outcomes)
     if any(outcome.status in FAILURES for outcome in outcomes):
         raise typer.Exit(1)

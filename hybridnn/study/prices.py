@@ -60,11 +60,13 @@ def price_cells(study: Study, cells: Iterable[Cell]) -> StudyPrices | None:
     if source is None:
         return None
     machine = read_machine(source)
-    return StudyPrices(machine, {cell.id: _price(cell, machine) for cell in cells})
+    return StudyPrices(machine, {cell.id: _price(study, cell, machine) for cell in cells})
 
 
-def _price(cell: Cell, machine: Machine) -> CellPrice | str:
+def _price(study: Study, cell: Cell, machine: Machine) -> CellPrice | str:
     settings, placement = cell.settings, cell.placement
+    if study.in_process:
+        return "its ranks take turns in one process"
     if settings.parallel.auto:
         return "parallel.auto chooses its layout when it runs"
     if settings.device.name == "gpu":

@@ -57,6 +57,22 @@ def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
     return command
 
 
+def in_process_command(launcher: str | None) -> RankCommand:
+    """Return the function that makes the commands of ranks in one process, which a launcher is not needed for.
+
+    One that is named starts that process. The function raises `SettingError` if the ranks are to be placed.
+    """
+    start = None if launcher is None else rank_command(launcher, 1)
+
+    def command(ranks: int, program: Sequence[str], placement: Placement = ANYWHERE) -> list[str]:
+        if not placement.is_free:
+            raise SettingError("in_process", True, "ranks of one process cannot be placed on nodes and cores")
+        words = [*program, "--in-process", str(ranks)]
+        return words if start is None else start(1, words)
+
+    return command
+
+
 def _command_of(found: RankLauncher) -> RankCommand:
     def command(ranks: int, program: Sequence[str], placement: Placement = ANYWHERE) -> list[str]:
         variables = found.settings(ranks, os.environ, placement).items()

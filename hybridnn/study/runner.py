@@ -1,4 +1,4 @@
-"""Study runner: runs the missing cells of a study, one after the other, each as a child process."""
+"""Study runner: runs the missing cells of a study, one after the other or several at once, as child processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import inf
@@ -24,7 +26,7 @@ from hybridnn.errors import INTERRUPTED, EnvironmentProblem, SettingError, Stopp
 from hybridnn.runs.lock import FolderInUse
 from hybridnn.runs.run_files import run_status
 from hybridnn.study.cells import Cell, CellPlan, make_cells
-from hybridnn.study.rank_command import RankCommand, rank_command
+from hybridnn.study.rank_command import RankCommand, in_process_command, rank_command
 from hybridnn.study.study_file import Study
 from hybridnn.study.study_folder import ENDED, SETTINGS, Failure, StudyFolder
 from hybridnn.utils.files import read_tail
@@ -32,6 +34,7 @@ from hybridnn.utils.files import read_tail
 WILDCARDS = "*?["
 GRACE = 10.0  # seconds between SIGTERM to a launcher and SIGKILL
 CHECKPOINT_GRACE = 60.0  # seconds for a run to write a checkpoint before its launcher is sent SIGTERM
+POLL_SECONDS = 0.05  # between two looks at a process and the signals, where cells run at once
 TWICE_SECONDS = 1.0  # interval within which a repeated signal is ignored: a batch system may send it twice
 
 STDOUT, STDERR = "stdout.log", "stderr.log"
@@ -45,6 +48,9 @@ DEATHS = (
     r"rank \d+ \(.*\) is gone: [^;=\n]*",  # the program's own, of a rank of its node
 )
 """Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
+
+Signals = list[KeyboardInterrupt]
+"""Signals received so far, in order: `_Warned` for SIGUSR1."""
 
 TrainCommand = Callable[[Path, Path], list[str]]  # ``train(settings_file, folder)`` returns the command that trains
 
@@ -147,50 +153,116 @@ def plan_study(
     cells.check(study, plan)
     if study.machine is not None:
         read_machine(study.machine)
+    if study.in_process:
+        return StudyRun(study, plan, chosen, cells, in_process_command(launcher))
     return StudyRun(study, plan, chosen, cells, rank_command(launcher, max(cell.ranks for cell in chosen)))
 
 
 def run_study(
-    run: StudyRun, view: StudyView, *, limit: float | None = None, train: TrainCommand = train_command
+    run: StudyRun, view: StudyView, *, limit: float | None = None, jobs: int = 1, train: TrainCommand = train_command
 ) -> list[CellOutcome]:
-    """Run the chosen cells that are not finished; a failed one does not stop the others.
+    """Run the chosen cells that are not finished, `jobs` of them at once; a failed one does not stop the others.
 
     A cell is ended after `limit` seconds and counts as failed. Returned are the outcomes of the cells that were not
-    finished before. After the warning before the time limit of a batch job (SIGUSR1) the last of them is the cell that
-    was ended.
+    finished before; after the warning before the time limit of a batch job (SIGUSR1), the last of them are those that
+    were ended.
 
     Raises
     ------
     EnvironmentProblem
         If the folder cannot be written or the launcher cannot be started.
     SettingError
-        If the launcher cannot place the ranks of a cell as the study requires.
+        If the launcher cannot place the ranks of a cell as the study requires, or the study compares times, which cells
+        that run at once would disturb.
     StoppedBySignal
         After that warning, if the next run of the study resumes the cell or continues with the next one.
     KeyboardInterrupt
-        After SIGINT or SIGTERM, when the running cell has been ended.
+        After SIGINT or SIGTERM, when the running cells have been ended.
     """
+    if jobs > 1 and run.study.compares == "times":
+        allowed = "1 for a study that compares times, which cells that run at once disturb (compares = 'training')"
+        raise SettingError("--jobs", jobs, allowed)
     missing = [cell for cell in run.chosen if not run.folder.has_ended(cell.id)]
     for cell in missing:
         run.command(cell, train)  # refuses a placement that the launcher cannot do, before anything runs
     run.folder.begin(run.study, run.plan)
     view.on_start(len(missing))
+    if jobs > 1:
+        return _run_at_once(run, view, missing, jobs, lambda cell, signals: _run_cell(run, cell, limit, train, signals))
     outcomes = []
-    for cell in missing:
+    for number, cell in enumerate(missing, 1):
         view.on_cell_start(cell)
         outcome, warned = _run_cell(run, cell, limit, train)
         outcomes.append(outcome)
         view.on_cell_end(outcome)
-        if warned and outcome.status not in ENDED and not run.resumes:
+        if warned:
+            _require_end(run, [outcome], others=number < len(missing))
             break
-        if warned and (outcome.status not in ENDED or cell is not missing[-1]):
-            reason = outcome.reason or "finished before the time limit of its job"
-            raise StoppedBySignal(f"cell {cell.id}: {reason}; run the study again to go on")
     return outcomes
 
 
-def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: TrainCommand) -> tuple[CellOutcome, bool]:
-    """Run a cell unless another process does; returns its outcome, and whether a warning (SIGUSR1) came."""
+def _require_end(run: StudyRun, outcomes: Sequence[CellOutcome], *, others: bool) -> None:
+    """After a warning (SIGUSR1), raise `StoppedBySignal` if the next run of the study has something to continue.
+
+    That are the cells that were ended, if the study resumes cells, or the `others` that have not begun, if none was.
+    """
+    ended = [outcome for outcome in outcomes if outcome.status not in ENDED]
+    if (ended and run.resumes) or (others and not ended):
+        outcome = (ended or outcomes)[-1]
+        reason = outcome.reason or "finished before the time limit of its job"
+        raise StoppedBySignal(f"cell {outcome.cell.id}: {reason}; run the study again to go on")
+
+
+def _run_at_once(
+    run: StudyRun,
+    view: StudyView,
+    missing: Sequence[Cell],
+    jobs: int,
+    run_cell: Callable[[Cell, Signals], tuple[CellOutcome, bool]],
+) -> list[CellOutcome]:
+    """Run `jobs` cells at once, each in a thread; this one receives the signals, calls the view and starts cells."""
+    waiting, running = deque(missing), dict[Future[tuple[CellOutcome, bool]], Cell]()
+    outcomes: list[CellOutcome] = []
+    signals: Signals = []
+    errors: list[BaseException] = []
+    with ThreadPoolExecutor(jobs) as pool, _raising_signals():
+        while running or (waiting and not signals):
+            try:
+                while waiting and len(running) < jobs and not signals:
+                    cell = waiting.popleft()
+                    view.on_cell_start(cell)
+                    running[pool.submit(run_cell, cell, signals)] = cell
+                ended = wait(running, return_when=FIRST_COMPLETED).done
+            except KeyboardInterrupt as received:
+                signals.append(received)
+                continue
+            except BaseException:
+                signals.append(KeyboardInterrupt("an error of the study"))  # for which the pool would wait
+                raise
+            for future in ended:
+                del running[future]
+                if (error := future.exception()) is not None:
+                    errors.append(error)
+                    signals.append(KeyboardInterrupt("an error of another cell"))  # ends the other cells
+                    continue
+                outcomes.append(future.result()[0])
+                view.on_cell_end(outcomes[-1])
+    if errors:
+        raise next((error for error in errors if not isinstance(error, KeyboardInterrupt)), errors[0])
+    if signals and not isinstance(signals[0], _Warned):
+        raise signals[0]
+    if signals:
+        _require_end(run, outcomes, others=bool(waiting))
+    return outcomes
+
+
+def _run_cell(
+    run: StudyRun, cell: Cell, limit: float | None, train: TrainCommand, signals: Signals | None = None
+) -> tuple[CellOutcome, bool]:
+    """Run a cell unless another process does; returns its outcome, and whether a warning (SIGUSR1) came.
+
+    `signals` are those that the main thread receives, where this is another one.
+    """
     try:
         lock = run.folder.lock(cell.id)
     except FolderInUse as busy:
@@ -203,7 +275,7 @@ def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: TrainComman
         start = perf_counter()
         try:
             code, ended_by = run_process(
-                run.command(cell, train), folder, limit, lock.descriptor, checkpoint=run.resumes
+                run.command(cell, train), folder, limit, lock.descriptor, checkpoint=run.resumes, signals=signals
             )
         except KeyboardInterrupt as stop:
             run.folder.fail(cell.id, "interrupted", f"ended by {stop.args[0] if stop.args else 'SIGINT'}")
@@ -247,13 +319,20 @@ def error_line(folder: Path) -> str:
 
 
 def run_process(
-    command: Sequence[str], folder: Path, limit: float | None, keep_open: int, *, checkpoint: bool = False
+    command: Sequence[str],
+    folder: Path,
+    limit: float | None,
+    keep_open: int,
+    *,
+    checkpoint: bool = False,
+    signals: Signals | None = None,
 ) -> tuple[int, Literal["", "limit", "warning"]]:
     """Run a command to its end; its output goes to ``stdout.log`` and ``stderr.log`` in `folder`, which exists.
 
     It is ended after `limit` seconds; where it can write a `checkpoint`, it is sent SIGUSR1 and given time first. The
     command inherits the file descriptor `keep_open`: a lock on it lasts as long as the command, even if this process is
-    killed. Raises `EnvironmentProblem` if it cannot be started.
+    killed. In another thread than the main one, `signals` are those that the latter receives. Raises
+    `EnvironmentProblem` if the command cannot be started.
 
     Returns
     -------
@@ -278,14 +357,31 @@ def run_process(
             raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
         try:
             # With a limit Python polls; without, it might handle a signal only after the process's end.
-            return process.wait(inf if limit is None else limit), ""
+            return _wait(process, inf if limit is None else limit, signals), ""
         except subprocess.TimeoutExpired:
-            return _end(process, checkpoint=checkpoint), "limit"
+            return _end(process, signals, checkpoint=checkpoint), "limit"
         except _Warned:
-            return _end(process, checkpoint=checkpoint), "warning"
+            return _end(process, signals, checkpoint=checkpoint), "warning"
         except BaseException:
-            _end(process, checkpoint=checkpoint)
+            _end(process, signals, checkpoint=checkpoint)
             raise
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float, signals: Signals | None, known: int = 0) -> int:
+    """Wait for the end of a process, and return its exit code.
+
+    Raises `subprocess.TimeoutExpired` after `seconds`, and the first of the `signals` beyond those that are `known`.
+    """
+    if signals is None:
+        return process.wait(seconds)
+    end = monotonic() + seconds
+    while len(signals) <= known:
+        try:
+            return process.wait(max(0.0, min(POLL_SECONDS, end - monotonic())))
+        except subprocess.TimeoutExpired:
+            if monotonic() >= end:
+                raise
+    raise type(signals[known])(*signals[known].args)
 
 
 class _Warned(KeyboardInterrupt):
@@ -315,15 +411,15 @@ def _raising_signals() -> Iterator[None]:
             signal.signal(kind, handler)
 
 
-def _end(process: subprocess.Popen[bytes], *, checkpoint: bool) -> int:
+def _end(process: subprocess.Popen[bytes], signals: Signals | None, *, checkpoint: bool) -> int:
     """End a process group: with SIGUSR1 if it shall write a checkpoint, SIGTERM, and at last SIGKILL."""
     if checkpoint:
         process.send_signal(signal.SIGUSR1)  # launchers forward it to the ranks
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.wait(CHECKPOINT_GRACE)
+            _wait(process, CHECKPOINT_GRACE, signals, len(signals or ()))
     for kind, grace in ((signal.SIGTERM, GRACE), (signal.SIGKILL, inf)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, kind)
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            return process.wait(grace)
+            return _wait(process, grace, signals, len(signals or ()))
     return process.wait()

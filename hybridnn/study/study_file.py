@@ -72,6 +72,11 @@ class StudyFile(Conclusions):
         description="Machine file for predictions: a `.toml` or `.json` file, from the working folder, or the name of "
         "one that ships with hybridnn. Without it that of `hybridnn train`.",
     )
+    in_process: bool = Field(
+        False,
+        description="Whether the ranks of a cell take turns in one process, without MPI: many stages on few cores. "
+        "Such cells have no times.",
+    )
     base: Table = Field(default_factory=dict, description="Settings that all cells share, as in a settings file.")
     axes: Table = Field(description="Lists of values by axis. Every combination of values is a cell.")
     variants: dict[Name, Table] = Field(
@@ -88,7 +93,8 @@ class Study:
     With `reduced`, ``[reduced]`` has been applied. `threads` are the BLAS threads of every rank of every cell. An
     `interrupted` cell starts again, as timings need it, or resumes from its newest checkpoint. `machine` is the
     absolute path of a machine file, or the name of one that ships with the package. `baseline` are values by label, as
-    text: those of the cells that all others are compared with. `minutes` are those of this form, full or reduced.
+    text: those of the cells that all others are compared with. `minutes` are those of this form, full or reduced. With
+    `in_process`, the ranks of a cell take turns in one process, and the study compares trainings.
     """
 
     name: str
@@ -103,6 +109,8 @@ class Study:
     paper: str = ""
     minutes: float | None = None
     conclusions: Conclusions = field(default_factory=Conclusions)
+    compares: Literal["times", "training"] = "training"
+    in_process: bool = False
 
 
 def ready_studies() -> dict[str, Path]:
@@ -137,7 +145,8 @@ def _make_study(values: Table, name: str, *, reduced: bool) -> Study:
             raise SettingError("--reduced", name, "this study has no [reduced] settings")
         merge(base, file.reduced.base)
         axes = {**axes, **file.reduced.axes}
-    checked = check_axes(_with_repeats(axes, file.compares), file.variants)
+    compares = _what_is_compared(file, axes)
+    checked = check_axes(_with_repeats(axes, compares), file.variants)
     machine = os.path.abspath(file.machine) if file.machine and Path(file.machine).suffix else file.machine
     return Study(
         file.name,
@@ -152,6 +161,8 @@ def _make_study(values: Table, name: str, *, reduced: bool) -> Study:
         paper=file.paper,
         minutes=file.reduced.minutes if reduced and file.reduced else file.minutes,
         conclusions=_conclusions(file, checked, reduced=reduced),
+        compares=compares,
+        in_process=file.in_process,
     )
 
 
@@ -170,18 +181,25 @@ def _conclusions(file: StudyFile, axes: ChosenAxes, *, reduced: bool) -> Conclus
     return Conclusions.model_validate(found).checked(section, known)
 
 
-def _with_repeats(axes: Table, compares: Literal["times", "training"] | None) -> Table:
-    """Add the default number of repeats where a study compares times and names none.
-
-    By default, that is where an axis of `TIMED` or ``parallel.`` varies, and there are no seeds.
-    """
+def _what_is_compared(file: StudyFile, axes: Table) -> Literal["times", "training"]:
+    """By default times, where an axis of `TIMED` or ``parallel.`` varies, and there are no seeds."""
+    if file.in_process:
+        if file.compares == "times":
+            raise SettingError("compares", "times", "ranks that take turns in one process (in_process) have no times")
+        return "training"
+    if file.compares is not None:
+        return file.compares
     given = by_dotted_name(axes)
-    if compares is None:
-        varies = any(
-            (name in TIMED or name.startswith("parallel.")) and isinstance(values, list) and _varies(values)
-            for name, values in given.items()
-        )
-        compares = "times" if varies and "seeds" not in given else "training"
+    varies = any(
+        (name in TIMED or name.startswith("parallel.")) and isinstance(values, list) and _varies(values)
+        for name, values in given.items()
+    )
+    return "times" if varies and "seeds" not in given else "training"
+
+
+def _with_repeats(axes: Table, compares: Literal["times", "training"]) -> Table:
+    """Add the default number of repeats where a study compares times and names none."""
+    given = by_dotted_name(axes)
     return axes if compares == "training" or "repeats" in given else {**axes, "repeats": DEFAULT_REPEATS}
 
 

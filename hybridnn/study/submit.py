@@ -145,7 +145,7 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
     _require_data(to_submit)
     if study.machine is not None:
         read_machine(study.machine)
-    arrays = _make_arrays(plan, to_submit, options)
+    arrays = _make_arrays(plan, to_submit, options, in_process=study.in_process)
     job_folder = next(path for n in count(1) if not (path := folder / "slurm" / str(n)).exists())
     values = {
         "python": sys.executable,
@@ -214,7 +214,9 @@ def _require_data(cells: Sequence[Cell]) -> None:
             raise DataError(f"data.name = {name!r}: {problem}; first: hybridnn data fetch {name}")
 
 
-def _make_arrays(plan: CellPlan, cells: Sequence[Cell], options: SlurmOptions) -> tuple[CellArray, ...]:
+def _make_arrays(
+    plan: CellPlan, cells: Sequence[Cell], options: SlurmOptions, *, in_process: bool
+) -> tuple[CellArray, ...]:
     """One array for each number of ranks and placement, or several where it has too many cells for one."""
     if not cells:
         return ()
@@ -225,7 +227,8 @@ def _make_arrays(plan: CellPlan, cells: Sequence[Cell], options: SlurmOptions) -
     for number, cell in enumerate(plan.cells):
         if cell.id in wanted:
             # The launcher of the cell binds its ranks, not sbatch.
-            groups.setdefault((cell.ranks, replace(cell.placement, binding=None)), []).append(number)
+            processes = 1 if in_process else cell.ranks
+            groups.setdefault((processes, replace(cell.placement, binding=None)), []).append(number)
     arrays = []
     for (ranks, wish), numbers in sorted(groups.items(), key=lambda group: (group[0][0], group[1])):
         placement = _placement(ranks, wish, partition, options.ranks_per_node)
