@@ -217,10 +217,15 @@ def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any
     """The points, warnings and unfinished cells of a study, and the files of its report."""
     from hybridnn.study.report_files import folder_facts, point_facts
     from hybridnn.study.scaling import baseline_text, warnings_of
+    from hybridnn.study.verdicts import verdicts_of, verdicts_summary
 
+    verdicts = verdicts_of(results)
     return {
         "study": results.manifest.name,
         "reduced": results.manifest.reduced,
+        "paper": results.manifest.paper,
+        "summary": verdicts_summary(verdicts, results.manifest.paper),
+        "verdicts": [asdict(verdict) for verdict in verdicts],
         "speed_ups_against": baseline_text(results),
         "finished_cells": len(results.cells),
         "unfinished": [{"id": cell.id, **asdict(cell.state)} for cell in results.unfinished],
@@ -236,8 +241,11 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     """Print the table of points, warnings, the unfinished cells with their reasons, and the files of the report."""
     from hybridnn.study.report_files import FOLDERS, THREADS, conditions_text, folder_rows, point_rows
     from hybridnn.study.scaling import warnings_of
+    from hybridnn.study.verdicts import verdict_lines, verdicts_of, verdicts_summary
     from hybridnn.utils.figures import FORMATS
 
+    if verdicts := verdicts_of(results):
+        print(verdicts_summary(verdicts, results.manifest.paper))
     rows = point_rows(results)
     threads = {row[THREADS] for row in rows}
     if len(threads) == 1:  # a line in place of a column
@@ -249,6 +257,8 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     if equal := folder_rows(results):
         _print_rows(equal)
         print(FOLDERS)
+    for statement, *pairs in map(verdict_lines, verdicts):
+        print("\n    ".join([statement, *pairs]))
     for warning in warnings_of(results):
         print(f"warning: {warning}")
     for cell in results.cells:

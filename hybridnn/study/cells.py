@@ -19,6 +19,7 @@ from hybridnn.parallel.grid import fitting_grids
 from hybridnn.pipeline.partition.stage_partition import check_stages
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.study.axes import REPEATED, format_value, has_values
+from hybridnn.study.statements import points_of, require_comparable
 from hybridnn.study.study_file import Study
 
 LONGEST_ID = 150  # characters of an id before it is cut and a hash appended
@@ -91,6 +92,8 @@ def make_cells(study: Study) -> CellPlan:
     if not any(has_values(cell.values, study.baseline) for cell in cells.values()):
         wanted = ", ".join(f"{label} = {value}" for label, value in study.baseline.items())
         raise SettingError("baseline", wanted, "no cell of this study has these values")
+    if not study.reduced:  # the short form may lack what a statement names
+        require_comparable(study.conclusions, points_of((cell.id, cell.values) for cell in cells.values()))
     return CellPlan(tuple(cells.values()), {name: str(error) for name, error in skipped.items()})
 
 

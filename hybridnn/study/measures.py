@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 from typing import Literal
 
 from hybridnn.runs.records import best_epoch
@@ -121,14 +121,10 @@ def _seconds_to_target(run: RunRecord, figures: RunFigures, target: float | None
 
 
 def _converged(run: RunRecord, figures: RunFigures, target: float | None) -> float | None:
-    if target is None:
-        return 1.0 - _diverged(run)
+    if target is None or run.diverged is not None:
+        return float(run.diverged is None)
     reached = _epochs_to_target(run, figures, target)
     return None if reached is None else float(isfinite(reached))
-
-
-def _diverged(run: RunRecord) -> float:
-    return 0.0
 
 
 def _memory(run: RunRecord) -> float:
@@ -249,7 +245,7 @@ MEASURES = {
         "",
         "training",
         "lower",
-        _of_run(_diverged),
+        _of_run(lambda run: float(run.diverged is not None)),
         "Share of the seeds whose loss or weights became infinite or NaN.",
     ),
     "converged": Measure(
@@ -297,3 +293,20 @@ MEASURES = {
     ),
 }
 """The measures by the name that study files use."""
+
+
+OUTCOMES = ("diverged", "converged")  # measures of which a divergence is a value
+
+
+def measured(run: RunRecord, figures: RunFigures, name: str, target: float | None) -> float | None:
+    """The value of a measure; None where the run did not record it.
+
+    A run that diverged has the worst value of what its training reached, and no times.
+    """
+    measure = MEASURES[name]
+    if run.diverged is not None and name not in OUTCOMES and (measure.kind == "training" or measure.needs_target):
+        return measure.worst
+    if measure.value is None or (run.diverged is not None and measure.kind == "time"):
+        return None
+    value = measure.value(run, figures, target)
+    return None if value is None or isnan(value) else value

@@ -16,6 +16,14 @@ from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.results import StudyPoint, StudyResults
 from hybridnn.study.scaling import Comparison, base_ranks, baseline_text, compare_points, warnings_of
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS
+from hybridnn.study.verdicts import (
+    Verdict,
+    best_points,
+    measure_columns,
+    verdict_lines,
+    verdicts_of,
+    verdicts_summary,
+)
 from hybridnn.utils.figures import FORMATS, figure_bytes
 from hybridnn.utils.files import write_atomically
 
@@ -42,6 +50,8 @@ table.facts th, table.facts td { text-align: left; border: 0; vertical-align: to
 .warning { border-left: 4px solid #b7791f; padding-left: .7rem; }
 .failed { color: #b42318; } .timed-out { color: #b7791f; } .interrupted { color: #6b46c1; }
 .running { color: #23669c; } .never-run { color: #5f6b7a; }
+details { border-left: 4px solid #d7dce2; padding-left: .7rem; margin: .4rem 0; }
+details.agrees { border-color: #3a8f5c; } details.does-not { border-color: #b42318; }
 """
 
 
@@ -134,9 +144,10 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
             **_comparison_row(comparisons.get(point.cells[0].id), names_base=len(bases) > 1),
             **({"predicted s per epoch": _number(point.predicted_seconds_per_epoch, ".4g")} if is_predicted else {}),
             results.metric_name: MISSING if point.metric is None else point.metric.format(),
+            **measure_columns(results, point),
             "limited by": point.first.verdict.limit,
         }
-        for point in results.points
+        for point in best_points(results)
     ]
 
 
@@ -230,7 +241,12 @@ def _distinct(values: Iterable[object]) -> str:
 def markdown_text(results: StudyResults) -> str:
     """The study's name, description, warnings, the table of its points and the unfinished cells."""
     rows = point_rows(results)
-    lines = [f"# {results.title}", "", results.manifest.description, ""]
+    verdicts = verdicts_of(results)
+    summary = f"**{verdicts_summary(verdicts, results.manifest.paper)}**\n" if verdicts else ""
+    lines = [f"# {results.title}", "", *filter(None, [summary]), results.manifest.description, ""]
+    for statement, *pairs in map(verdict_lines, verdicts):
+        lines += [f"* {statement}", *(f"    * {pair}" for pair in pairs)]
+    lines += [""] * bool(verdicts)
     lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
     lines += [*_table(rows), f"{conditions_text(results)} Times are of training alone: {TIMES}.", ""]
     for title, table, note in further_tables(results):
@@ -245,6 +261,9 @@ def latex_text(results: StudyResults) -> str:
     """The tables of the study, each to be put into a ``table``; the package booktabs is needed."""
     notes = [*(f"Warning: {text}." for text in warnings_of(results)), f"{conditions_text(results)} Times: {TIMES}."]
     tables = [f"% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
+    if verdicts := verdicts_of(results):
+        rows = [{"statement": found.title, "expected": found.expected, "verdict": found.outcome} for found in verdicts]
+        tables += ["\n% Verdicts\n", latex_table(rows, [verdicts_summary(verdicts, results.manifest.paper)])]
     for title, table, note in further_tables(results):
         tables += [f"\n% {title}\n", latex_table(table, [note])]
     return "".join(tables)
@@ -256,7 +275,9 @@ def conditions_text(results: StudyResults) -> str:
     medians = f"Medians of up to {repeated} runs" if repeated > 1 else "Single runs"
     if repeated >= LEAST_REPEATS:
         medians += f" [{CONFIDENCE:.0%} confidence interval, bootstrap]"
-    return f"{medians}. Speed-up against {baseline_text(results)}."
+    best_over = results.manifest.conclusions.best_over
+    best = f" Of {', '.join(best_over)} the value of the best metric." if best_over else ""
+    return f"{medians}. Speed-up against {baseline_text(results)}.{best}"
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
@@ -273,9 +294,12 @@ def page_html(results: StudyResults, pictures: Iterable[tuple[str, bytes]]) -> s
     `pictures` are the caption and PNG of each plot; the page embeds them.
     """
     title = escape(results.title)
+    verdicts = verdicts_of(results)
     body = [
         f"<h1>{title}</h1>",
+        *([f"<p><b>{escape(verdicts_summary(verdicts, results.manifest.paper))}</b></p>"] if verdicts else []),
         f"<p>{escape(results.manifest.description)}</p>",
+        *(_html_verdict(verdict) for verdict in verdicts),
         *(_figure(caption, png) for caption, png in pictures),
         "<h2>Results</h2>",
         *(f'<p class="warning">Warning: {escape(text)}</p>' for text in warnings_of(results)),
@@ -291,6 +315,14 @@ def page_html(results: StudyResults, pictures: Iterable[tuple[str, bytes]]) -> s
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     lines = "\n".join(body)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{lines}\n</body></html>\n'
+
+
+def _html_verdict(verdict: Verdict) -> str:
+    statement, *pairs = map(escape, verdict_lines(verdict))
+    items = "".join(f"<li>{pair}</li>" for pair in pairs)
+    return (
+        f'<details class="{verdict.outcome.replace(" ", "-")}"><summary>{statement}</summary><ul>{items}</ul></details>'
+    )
 
 
 def _html_table(rows: Sequence[Mapping[str, str]]) -> str:

@@ -50,12 +50,13 @@ def compare_points(results: StudyResults) -> dict[str, Comparison]:
     """
     found = {}
     for point in filter(_is_timed, results.points):
-        if (base := _base_of(results, point)) is not None:
+        if (base := base_of(results, point)) is not None:
             found[point.cells[0].id] = _compare(point, base)
     return found
 
 
-def _base_of(results: StudyResults, point: StudyPoint) -> StudyPoint | None:
+def base_of(results: StudyResults, point: StudyPoint) -> StudyPoint | None:
+    """The point that a point is compared with, as in `compare_points`."""
     baseline = results.manifest.baseline
     fixed = point.values.keys() - baseline.keys() - LAYOUT
 

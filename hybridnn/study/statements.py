@@ -1,13 +1,15 @@
-"""Statements of a study file: the checkable claims of a paper, and which measures and axes they compare."""
+"""Statements of a study file: the checkable claims of a paper, and the points of the study that they compare."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from hybridnn.errors import SettingError
-from hybridnn.study.axes import ChosenAxes, Table, chosen_axis, values_as_text
+from hybridnn.study.axes import REPEATED, ChosenAxes, Table, chosen_axis, format_value, has_value, values_as_text
 from hybridnn.study.measures import MEASURES
 from hybridnn.utils.checks import Range, must_be_one_of
 from hybridnn.utils.settings_models import Section, Text, Texts, list_as_tuple, refused
@@ -86,6 +88,12 @@ class Statement(Section):
                 raise refused(key, getattr(self, key), f"needs {needed} beside it")
         if self.over and self.take is None and not MEASURES[self.quantity].better:
             raise refused("take", None, f"is needed, as {self.quantity} has no better direction")
+        if self.by == "sd" and MEASURES[self.other_quantity].kind != "training":
+            raise refused("by", self.by, "is for results of a training, which has seeds")
+        if self.demands_equality and (self.over or MEASURES[self.quantity].kind == "time"):
+            raise refused(
+                "at_most", self.at_most, "equal bounds are for results of a training and exact measures, without over"
+            )
         return self
 
     def _check_bounds(self) -> None:
@@ -97,6 +105,18 @@ class Statement(Section):
             raise refused("at_least", None, "is needed, or at_most, or a trend")
         if least is not None and most is not None and least > most:
             raise refused("at_least", least, f"must be at most at_most = {most:g}")
+
+    @property
+    def expected(self) -> str:
+        """What is held against which bounds, as text."""
+        text = MEASURES[self.quantity].text
+        if self.trend is not None:
+            return f"{text} {self.trend} along {self.along}"
+        text += {"difference": ", difference", "ratio": ", ratio", "sd": ", difference in standard deviations"}[
+            self.by
+        ] * bool(self.against)
+        bounds = {"at least": self.at_least, "at most": self.at_most}
+        return f"{text}: " + ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
 
     @property
     def demands_equality(self) -> bool:
@@ -191,3 +211,144 @@ class Conclusions(Section):
     def _require_target(self, key: str, quantity: str) -> None:
         if MEASURES[quantity].needs_target and self.target is None:
             raise SettingError(key, quantity, "needs target, a test accuracy or R², in the study file")
+
+
+@dataclass(frozen=True)
+class Point:
+    """Cells that differ in repeat and seed alone, finished or not; `values` are those of the other axes, by label."""
+
+    values: Mapping[str, Any]
+    cells: tuple[str, ...]
+
+    def text(self, label: str) -> str:
+        """The value of an axis."""
+        return format_value(self.values.get(label))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sides of a comparison: the points of which one counts, by `over` and `best_over`.
+
+    `along` is the value of the axis of the trend, or empty. `against` is None where the bounds are of the measure
+    itself, and empty where no cell has the values that the statement asks for.
+    """
+
+    along: str
+    points: tuple[Point, ...]
+    against: tuple[Point, ...] | None
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Pairs for one combination of the free axes, whose values are `values`; of a trend, in its order."""
+
+    values: Mapping[str, str]
+    pairs: tuple[Pair, ...]
+
+
+def points_of(cells: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Point]:
+    """Group cells, each an id with the values of its axes, into points."""
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    values: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+    for name, given in cells:
+        own = {label: value for label, value in given.items() if label not in REPEATED}
+        key = tuple((label, format_value(value)) for label, value in own.items())
+        groups.setdefault(key, []).append(name)
+        values.setdefault(key, own)
+    return [Point(values[key], tuple(names)) for key, names in groups.items()]
+
+
+def best_axes(statement: Statement, best_over: Iterable[str]) -> tuple[str, ...]:
+    """The axes of `best_over` that the statement does not name."""
+    named = {*statement.where, *statement.other_values, *statement.over, statement.along}
+    return tuple(label for label in best_over if label not in named)
+
+
+def combinations_of(
+    statement: Statement, points: Sequence[Point], best_over: Iterable[str]
+) -> tuple[list[Combination], list[str]]:
+    """Find the points that a checked statement compares.
+
+    Returns
+    -------
+    combinations : list of Combination
+    missing : list of str
+        Values that the statement names and no cell has, as text; for example those of the full form in the short one.
+    """
+    chosen = [point for point in points if _has_all(point, statement.where)]
+    missing = _without_cell(statement.where, chosen)
+    bound = {*statement.over, statement.along, *best_axes(statement, best_over)}
+    groups: dict[tuple[tuple[str, str], ...], list[Point]] = {}
+    for point in chosen:
+        key = tuple((label, point.text(label)) for label in point.values if label not in bound)
+        groups.setdefault(key, []).append(point)
+    if statement.other_values:
+        missing += _without_cell(statement.other_values, [p for p in points if _has_all(p, statement.other_values)])
+    found = []
+    for key, group in groups.items():
+        pairs: dict[tuple[tuple[str, str], ...], list[Pair]] = {}
+        for along in _along_order(statement, group):
+            side = [point for point in group if not along or point.text(statement.along) == along]
+            for other_key, other in _other_sides(statement, side, points, bound).items():
+                if other != side or statement.other_quantity != statement.quantity:
+                    pair = Pair(along, tuple(side), None if other is None else tuple(other))
+                    pairs.setdefault(other_key, []).append(pair)
+        found += [Combination(dict(key), tuple(listed)) for listed in pairs.values()]
+    return found, missing
+
+
+def _has_all(point: Point, wanted: Mapping[str, Sequence[str]]) -> bool:
+    return all(any(has_value(point.values, label, text) for text in texts) for label, texts in wanted.items())
+
+
+def _without_cell(wanted: Mapping[str, Sequence[str]], points: Sequence[Point]) -> list[str]:
+    """Values that none of the points has."""
+    return [
+        f"{label} {text}"
+        for label, texts in wanted.items()
+        for text in texts
+        if not any(has_value(point.values, label, text) for point in points)
+    ]
+
+
+def _other_sides(
+    statement: Statement, side: Sequence[Point], points: Sequence[Point], bound: Collection[str]
+) -> dict[tuple[tuple[str, str], ...], list[Point] | None]:
+    """What the points of a side are compared with, for every combination of the values in `against`."""
+    if not statement.against:
+        return {(): None}
+    changed = statement.other_values
+    free = [label for label in side[0].values if label not in changed and label not in bound]
+    free += [statement.along] if statement.along else []
+    kept = {label: texts for label, texts in statement.where.items() if label not in changed}
+    found: dict[tuple[tuple[str, str], ...], list[Point] | None] = {}
+    for point in points:
+        same = all(point.text(label) == side[0].text(label) for label in free)
+        if same and _has_all(point, changed) and _has_all(point, kept):
+            key = tuple((label, point.text(label)) for label in changed if label not in bound)
+            found[key] = [*(found.get(key) or []), point]
+    return found or {(): []}
+
+
+def _along_order(statement: Statement, points: Sequence[Point]) -> list[str]:
+    """The values of the axis of a trend: numbers ascending, others as the statement or else the study lists them."""
+    if not statement.along:
+        return [""]
+    values = {point.text(statement.along): point.values[statement.along] for point in points}
+    if all(isinstance(value, int | float) for value in values.values()):
+        return sorted(values, key=lambda text: values[text])
+    listed = [text for text in statement.where.get(statement.along, []) if text in values]
+    return list(dict.fromkeys([*listed, *values]))
+
+
+def require_comparable(conclusions: Conclusions, points: Sequence[Point]) -> None:
+    """Raise `SettingError` for a statement that compares no cells of the study, or cells with none."""
+    for number, statement in enumerate(conclusions.statements):
+        key = f"statements[{number}]"
+        combinations, _ = combinations_of(statement, points, conclusions.best_over)
+        if not combinations:
+            raise SettingError(f"{key}.where", statement.where, "no cell of this study has these values")
+        for combination in combinations:
+            if any(pair.against == () for pair in combination.pairs):
+                at = ", ".join(f"{label} {text}" for label, text in combination.values.items())
+                raise SettingError(f"{key}.against", statement.other_values, f"no cell to compare {at} with")

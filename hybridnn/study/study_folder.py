@@ -152,7 +152,7 @@ class StudyFolder:
         with self._write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             about |= {"threads": study.threads, "baseline": dict(study.baseline)}
-            about |= {"paper": study.paper, "conclusions": study.conclusions.model_dump()}
+            about |= {"paper": study.paper, "conclusions": study.conclusions.model_dump(exclude_defaults=True)}
             write_json(self.path / MANIFEST, {**about, "cells": cells})
 
     def lock(self, name: str) -> FolderLock:

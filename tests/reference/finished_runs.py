@@ -49,15 +49,20 @@ def write_study(
     runs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]],
     missing: Mapping[str, Mapping[str, Any]] | None = None,
     baseline: Mapping[str, str] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a study of runs by id: the values of their axes, and options of `write_run`; `missing` cells never ran."""
+    """Write a study of runs by id: the values of their axes, and options of `write_run`; `missing` cells never ran.
+
+    `more` are other keys of the manifest.
+    """
     cells = []
     for name, (values, options) in runs.items():
         write_run(folder / "cells" / name, **options)
         cells.append({"id": name, "ranks": options.get("ranks", 1), "values": values})
     cells += [{"id": name, "ranks": 1, "values": values} for name, values in (missing or {}).items()]
     about = {"format": 1, "name": "my-study", "description": "a <b>bold</b> study", "reduced": False}
-    (folder / "study.json").write_text(json.dumps({**about, "cells": cells, "baseline": baseline or {}}))
+    about |= {"cells": cells, "baseline": baseline or {}, **(more or {})}
+    (folder / "study.json").write_text(json.dumps(about))
     return folder
 
 

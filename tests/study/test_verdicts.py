@@ -1,0 +1,408 @@
+"""Verdicts on statements: made-up results with known answers, and every reason why a study cannot decide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridnn.errors import SettingError
+from hybridnn.study.axes import check_axes
+from hybridnn.study.cells import make_cells
+from hybridnn.study.report_files import latex_text, markdown_text, page_html, point_rows
+from hybridnn.study.results import StudyResults, read_results
+from hybridnn.study.statements import Conclusions
+from hybridnn.study.statistics import Estimate, Resampled
+from hybridnn.study.study_file import load_study
+from hybridnn.study.verdicts import Verdict, decide, verdict_lines, verdicts_of, verdicts_summary
+from reference.finished_runs import write_run, write_study
+
+AXIS_NAMES = {"width": "widths", "method": "methods", "grid": "grids", "seed": "seeds"}
+UNFINISHED: dict[str, Any] = {}
+Cell = tuple[dict[str, Any], dict[str, Any]]  # values of axes; options of `write_run`, `UNFINISHED`
+
+
+def _results(folder: Path, cells: list[Cell], statement: Mapping[str, Any], **keys: Any) -> StudyResults:
+    """A study of these cells with a statement, and other keys of its conclusions."""
+    axes: dict[str, list[Any]] = {}
+    for values, _ in cells:
+        for label, value in values.items():
+            if label != "repeat":
+                axes.setdefault(AXIS_NAMES.get(label, label), []).append(value)
+    known = check_axes({name: list(dict.fromkeys(values)) for name, values in axes.items()}, {})
+    given = Conclusions.model_validate({"statements": [{"says": "Says.", **statement}], **keys})
+    named = {"_".join(f"{label}-{value}" for label, value in values.items()): (values, run) for values, run in cells}
+    missing = {name: values for name, (values, run) in named.items() if run is UNFINISHED}
+    runs = {name: found for name, found in named.items() if name not in missing}
+    more = {"conclusions": given.checked("", known).model_dump(exclude_defaults=True), "paper": "Someone 2020"}
+    write_study(folder, runs, missing, more=more)
+    return read_results(folder)
+
+
+def _verdict(folder: Path, cells: list[Cell], statement: Mapping[str, Any], **keys: Any) -> Verdict:
+    (verdict,) = verdicts_of(_results(folder, cells, statement, **keys))
+    return verdict
+
+
+def _trained(by_method: Mapping[str, list[float]], **values: Any) -> list[Cell]:
+    """Cells of methods and seeds with these best accuracies."""
+    return [
+        ({"method": method, **values, "seed": seed}, {"accuracy": accuracy})
+        for method, accuracies in by_method.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]
+
+
+def _timed(by_width: Mapping[int, Mapping[int, list[float]]]) -> list[Cell]:
+    """Cells of widths and ranks with these seconds per epoch in repeats."""
+    return [
+        ({"ranks": ranks, "width": width, "repeat": n}, {"ranks": ranks, "hidden": [width], "seconds": [taken]})
+        for width, by_ranks in by_width.items()
+        for ranks, seconds in by_ranks.items()
+        for n, taken in enumerate(seconds, 1)
+    ]
+
+
+CLEAR = {"sequential": [0.80, 0.81, 0.82, 0.80], "fr": [0.90, 0.91, 0.92, 0.91]}
+FR = {"quantity": "best_metric", "where": {"method": "fr"}, "against": {"method": "sequential"}}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "outcome"),
+    [
+        ({"at_least": 0.0}, "agrees"),
+        ({"at_most": 0.0}, "does not"),
+        ({"at_least": 0.101}, "cannot be decided"),
+        ({"at_least": 0.05, "at_most": 0.2}, "agrees"),
+        ({"at_least": 1.0, "by": "ratio"}, "agrees"),
+        ({"at_least": 3.0, "by": "sd"}, "agrees"),
+        ({"at_most": 3.0, "by": "sd"}, "does not"),
+        ({"at_least": 0.0, "at_most": 0.0}, "does not"),
+    ],
+)
+def test_metrics_are_compared_over_seeds(tmp_path: Path, bounds: dict[str, Any], outcome: str) -> None:
+    verdict = _verdict(tmp_path, _trained(CLEAR), {**FR, **bounds})
+    assert verdict.outcome == outcome
+    (pair,) = verdict.pairs
+    assert (pair.measured, pair.other) == (pytest.approx(0.91), pytest.approx(0.8075))
+    expected = {"ratio": 0.91 / 0.8075, "sd": 0.1025 / np.std(CLEAR["sequential"], ddof=1)}
+    assert pair.value == pytest.approx(expected.get(bounds.get("by", ""), 0.1025))
+    assert (pair.reason != "") == (outcome == "cannot be decided")
+
+
+def test_equal_trainings_need_one_seed_and_every_seed_to_be_equal(tmp_path: Path) -> None:
+    equality = {**FR, "at_least": 0, "at_most": 0}
+    assert _verdict(tmp_path / "a", _trained({"sequential": [0.8], "fr": [0.8]}), equality).outcome == "agrees"
+    swapped = {"sequential": [0.8, 0.9], "fr": [0.9, 0.8]}  # equal means
+    assert _verdict(tmp_path / "b", _trained(swapped), equality).outcome == "does not"
+    other = _trained({"sequential": [0.8, 0.9], "fr": [0.8]})
+    verdict = _verdict(tmp_path / "c", other, equality)
+    assert (verdict.outcome, "these differ" in verdict.pairs[0].reason) == ("cannot be decided", True)
+
+
+SCALING = {32: {1: [4.0, 4.1, 4.2], 2: [4.0, 4.1, 3.9]}, 64: {1: [8.0, 8.1, 8.2], 2: [4.0, 4.1, 4.2]}}
+
+
+@pytest.mark.parametrize(
+    ("statement", "outcome"),
+    [
+        ({"where": {"ranks": 2}, "along": "width", "trend": "increasing"}, "agrees"),
+        ({"where": {"ranks": 2}, "along": "width", "trend": "decreasing"}, "does not"),
+        ({"where": {"ranks": 2}, "over": ["width"], "at_least": 1.8}, "agrees"),
+        ({"where": {"ranks": 2}, "over": ["width"], "take": "min", "at_least": 1.8}, "does not"),
+        ({"where": {"ranks": 2, "width": 64}, "against": {"width": [32]}, "by": "ratio", "at_least": 1.5}, "agrees"),
+        ({"where": {"ranks": 2}, "at_least": 1.5}, "does not"),
+        ({"where": {"ranks": 2}, "at_least": 1.5, "any": True}, "agrees"),
+        ({"where": {"ranks": 2}, "at_least": 3, "any": True}, "does not"),
+        ({"at_least": 0.9}, "agrees"),
+    ],
+)
+def test_speed_ups(tmp_path: Path, statement: dict[str, Any], outcome: str) -> None:
+    verdict = _verdict(tmp_path, _timed(SCALING), {"quantity": "speed_up", **statement})
+    assert verdict.outcome == outcome
+
+
+def test_speed_up_of_the_base_is_exactly_one(tmp_path: Path) -> None:
+    bounds = {"at_least": 1, "at_most": 1.0000001}
+    verdict = _verdict(tmp_path, _timed(SCALING), {"quantity": "speed_up", "where": {"ranks": 1}, **bounds})
+    assert [(pair.value, pair.low, pair.high) for pair in verdict.pairs] == [(1, 1, 1)] * 2
+
+
+def test_best_mixed_grid_against_batch_parallelism(tmp_path: Path) -> None:
+    times = {"4x1": 2.0, "2x2": 1.0, "1x4": 3.0, "8x1": 1.5, "4x2": 3.0, "2x4": 0.5}
+    cells = []
+    for grid, seconds in times.items():
+        batch, model = map(int, grid.split("x"))
+        for repeat in (1, 2, 3):
+            options = {"ranks": batch * model, "grid": (1, batch, model), "seconds": [seconds + repeat / 1000]}
+            cells.append(({"ranks": batch * model, "grid": grid, "repeat": repeat}, options))
+    statement = {"where": {"grid": "mixed"}, "over": ["grid"], "against": {"grid": "batch"}, "by": "ratio"}
+    statement |= {"quantity": "seconds_per_epoch"}
+    verdict = _verdict(tmp_path / "a", cells, {**statement, "at_most": 0.9})
+    assert [pair.value for pair in verdict.pairs] == pytest.approx([1.002 / 2.002, 0.502 / 1.502])
+    assert [pair.what for pair in verdict.pairs] == [
+        "ranks 4, grid 2x2 against grid 4x1",
+        "ranks 8, grid 2x4 against grid 8x1",
+    ]
+    assert verdict.outcome == "agrees"
+    falls = {**statement, "along": "ranks", "trend": "decreasing"}
+    assert _verdict(tmp_path / "b", cells, falls).outcome == "agrees"
+
+
+def _diverging(by_method: Mapping[str, list[bool]], rate: float) -> list[Cell]:
+    return [
+        ({"method": method, "optimizer.lr": rate, "seed": seed}, {"diverges": True} if diverges else {})
+        for method, found in by_method.items()
+        for seed, diverges in enumerate(found)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _diverging_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that diverge after their epochs, by the option ``diverges`` of `write_run`."""
+
+    def write(folder: Path, *, diverges: bool = False, **options: Any) -> Path:
+        write_run(folder, ended=not diverges, **options)
+        if diverges:
+            line = {"kind": "diverged", "step": 41, "epoch": 5, "reason": "the loss became nan"}
+            with open(folder / "history.jsonl", "a") as file:
+                file.write(json.dumps(line) + "\n")
+        return folder
+
+    monkeypatch.setattr("reference.finished_runs.write_run", write)
+
+
+def test_divergence_is_an_outcome(tmp_path: Path) -> None:
+    cells = _diverging({"pipedream": [True] * 3, "fr": [False] * 3}, 0.5)
+    cells += _diverging({"pipedream": [False] * 3, "fr": [False] * 3}, 0.1)
+    statement = {"quantity": "diverged", "where": {"method": "pipedream"}, "against": {"method": "fr"}, "at_least": 0.5}
+    assert _verdict(tmp_path / "all", cells, statement).outcome == "does not"
+    assert _verdict(tmp_path / "some", cells, {**statement, "any": True}).outcome == "agrees"
+    falls = {"quantity": "converged", "along": "optimizer.lr", "trend": "decreasing"}
+    assert _verdict(tmp_path / "falls", cells, falls).outcome == "agrees"
+    order = {"where": {"method": ["fr", "pipedream"]}, "along": "method"}
+    verdict = _verdict(tmp_path / "order", cells, {**falls, **order})
+    assert [pair.value for pair in verdict.pairs] == [-1, 0]
+    worst = {"quantity": "best_metric", "where": {"optimizer.lr": 0.5, "method": "pipedream"}, "at_least": 0.1}
+    assert _verdict(tmp_path / "worst", cells, worst).outcome == "does not"
+    no_times = {"quantity": "seconds_per_step", "where": {"optimizer.lr": 0.5, "method": "pipedream"}, "at_least": 0}
+    assert _verdict(tmp_path / "times", cells, no_times).pairs[0].reason.endswith("diverged")
+
+
+def test_some_diverged_seeds_do_not_decide_a_share(tmp_path: Path) -> None:
+    cells = _diverging({"fr": [True, False, False]}, 0.5)
+    verdict = _verdict(tmp_path, cells, {"quantity": "converged", "at_least": 0.9})
+    assert (verdict.outcome, verdict.pairs[0].value) == ("cannot be decided", pytest.approx(2 / 3))
+
+
+def test_best_of_an_axis_is_compared_unless_the_statement_names_it(tmp_path: Path) -> None:
+    cells = _trained({"fr": [0.5, 0.6, 0.5]}, **{"optimizer.lr": 0.5})
+    cells += _trained({"fr": [0.9, 0.8, 0.9]}, **{"optimizer.lr": 0.1})
+    statement = {"quantity": "best_metric", "at_least": 0.7}
+    results = _results(tmp_path / "best", cells, statement, best_over=["optimizer.lr"])
+    (verdict,) = verdicts_of(results)
+    assert (verdict.outcome, verdict.pairs[0].what) == ("agrees", "optimizer.lr 0.1")
+    assert [row["optimizer.lr"] for row in point_rows(results)] == ["0.1"]
+    named = {**statement, "where": {"optimizer.lr": [0.5, 0.1]}}
+    assert _verdict(tmp_path / "all", cells, named, best_over=["optimizer.lr"]).outcome == "does not"
+
+
+def test_another_measure_and_epochs_to_a_target(tmp_path: Path) -> None:
+    cells = _trained({"fr": [0.8, 0.8, 0.8]})  # half of it before the fourth and last epoch
+    other = {"quantity": "best_metric", "against": {"quantity": "last_metric"}, "at_least": 0, "at_most": 0}
+    assert _verdict(tmp_path / "other", cells, other).outcome == "agrees"
+    for target, epochs in ((0.3, 1), (0.5, 4), (0.9, inf)):
+        found = _verdict(tmp_path / f"{epochs}", cells, {"quantity": "epochs_to_target", "at_most": 4}, target=target)
+        assert found.pairs[0].value == epochs
+        assert found.outcome == ("agrees" if epochs <= 4 else "does not")
+    seconds = {"quantity": "seconds_to_target", "at_least": 11.5, "at_most": 12.5}  # epochs of 9, 2, 1 and 3 s
+    assert _verdict(tmp_path / "s", cells, {**seconds, "at_most": 15}, target=0.5).pairs[0].value == 15
+
+
+def test_exact_quantities_need_one_run(tmp_path: Path) -> None:
+    cells = [({"width": 8}, {"hidden": [8]}), ({"width": 16}, {"hidden": [16]})]
+    ratio = (64 * 16 + 16 + 160 + 10) / (64 * 8 + 8 + 80 + 10)
+    statement = {"quantity": "parameters", "where": {"width": 16}, "against": {"width": 8}, "by": "ratio"}
+    verdict = _verdict(tmp_path, cells, {**statement, "at_least": ratio, "at_most": ratio})
+    assert (verdict.outcome, verdict.pairs[0].low) == ("agrees", ratio)
+
+
+@pytest.mark.parametrize(
+    ("cells", "statement", "reason"),
+    [
+        (_trained({"fr": [0.9, 0.9]}), {"at_least": 0.5}, "2 seeds, and at least 3 are needed"),
+        (_trained({"fr": [0.9] * 3}), {"along": "method", "trend": "increasing"}, "a trend needs two values of method"),
+        (_trained({"fr": [0.7, 0.8, 0.9]}), {"at_least": 0.8}, "the interval contains a bound"),
+        (
+            [*_trained({"fr": [0.9] * 3}), ({"method": "fr", "seed": 3}, UNFINISHED)],
+            {"at_least": 0.5},
+            "method-fr_seed-3 never run",
+        ),
+        (
+            _trained({"fr": [0.9] * 3, "ddg": [0.8] * 3}),
+            {**FR, "against": {"method": "ddg"}, "by": "sd"},
+            "no standard",
+        ),
+        (_trained({"fr": [0.9] * 3}), {"quantity": "least_test_loss", "at_least": 0}, "not recorded"),
+        (_trained({"fr": [0.9] * 3}), {"quantity": "waiting_share", "at_least": 0}, "not recorded"),
+    ],
+)
+def test_reasons_for_no_decision(tmp_path: Path, cells: list[Cell], statement: dict[str, Any], reason: str) -> None:
+    bounds = {} if {"at_least", "trend"} & set(statement) else {"at_least": 0}
+    verdict = _verdict(tmp_path, cells, {"quantity": "best_metric", **bounds, **statement})
+    assert verdict.outcome == "cannot be decided"
+    assert reason in verdict.pairs[0].reason
+
+
+def test_unfinished_base_is_not_replaced_by_another(tmp_path: Path) -> None:
+    cells = _timed({32: {2: [2.0, 2.1, 2.2], 4: [1.0, 1.1, 1.2]}})
+    cells += [({"ranks": 1, "width": 32, "repeat": 1}, UNFINISHED)]
+    verdict = _verdict(tmp_path, cells, {"quantity": "speed_up", "where": {"ranks": 4}, "at_least": 1})
+    assert (verdict.outcome, verdict.pairs[0].value) == ("cannot be decided", None)
+    assert verdict.pairs[0].reason == "of the baseline, ranks-1_width-32_repeat-1 never run"
+
+
+STUDY = """
+name = "s"
+target = 0.5
+[axes]
+ranks = [1, 2]
+widths = [8, 16]
+methods = ["sequential", "fr"]
+grids = ["1x1", "2x1x1"]
+[reduced.axes]
+widths = [8]
+[[statements]]
+says = "A."
+quantity = "speed_up"
+where = {width = [8, 16]}
+at_least = 0.5
+"""
+
+
+def test_values_of_the_full_form_are_missing_in_the_short_one(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(STUDY)
+    study = load_study(path, reduced=True)
+    cells = [(cell.values, {"hidden": [8], "seconds": [1.0]}) for cell in make_cells(study).cells]
+    runs = {str(number): found for number, found in enumerate(cells)}
+    write_study(tmp_path / "r", runs, more={"conclusions": study.conclusions.model_dump(exclude_defaults=True)})
+    (verdict,) = verdicts_of(read_results(tmp_path / "r"))
+    assert (verdict.outcome, verdict.reason) == (
+        "cannot be decided",
+        "no cell of this form of the study has width 16",
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"speed_up"', '"speed"', r"statements\[0\]\.quantity = 'speed': must be 'speed_up', "),
+        ("width =", "depth =", r"statements\[0\]\.where\.depth = .*: not an axis of this study: ranks, grid, width"),
+        ("[8, 16]}", "[8, 32]}", r"statements\[0\]\.where\.width = 32: not a value of this axis: 8, 16"),
+        (
+            "width = [8, 16]}",
+            'method = "fr", ranks = 1}',
+            r"\[0\]\.where = .*no cell of this study has these",
+        ),
+        ("at_least = 0.5", 'along = "lr"\ntrend = "increasing"', r"statements\[0\]\.along = 'lr': not an axis"),
+        ("at_least = 0.5", 'trend = "increasing"', r"statements\[0\]\.trend = 'increasing': needs along beside it"),
+        ("at_least = 0.5", "at_least = 2\nat_most = 1", r"statements\[0\]\.at_least = 2.*at_most = 1"),
+        ("at_least = 0.5", "", r"statements\[0\]\.at_least = None: is needed"),
+        ("at_least = 0.5", 'at_least = 0.5\nby = "ratio"', r"statements\[0\]\.by = 'ratio': needs against"),
+        ("at_least = 0.5", "at_least = 1\nat_most = 1", r"statements\[0\]\.at_most = 1.0: equal bounds are for"),
+        ("at_least = 0.5", 'at_least = 0.5\nagainst = {quantity = "x"}', r"statements\[0\]\.against\.quantity = 'x'"),
+        ("at_least = 0.5", 'at_least = 0\nagainst = {method = "sequential"}\nby = "sd"', r"statements\[0\]\.by = 'sd'"),
+        ("target = 0.5", "target = 2", r"target = 2: must be at most 1"),
+        ("target = 0.5", 'columns = ["seconds_to_target"]', r"columns = 'seconds_to_target': needs target"),
+        ("target = 0.5", 'best_over = ["optimizer.lr"]', r"best_over = 'optimizer.lr': not an axis"),
+        ("widths = [8, 16]", "widths = [8, 16]\nrepeats = 3", ""),
+    ],
+)
+def test_wrong_statements_are_refused(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    path = tmp_path / "s.toml"
+    assert STUDY.count(old) == 1
+    path.write_text(STUDY.replace(old, new))
+    if not problem:
+        assert len(make_cells(load_study(path)).cells) > 0
+        return
+    with pytest.raises(SettingError, match=problem) as caught:
+        make_cells(load_study(path))
+    assert "\n" not in str(caught.value)
+
+
+FINITE = st.floats(-1e6, 1e6)
+BOUND = st.one_of(st.none(), FINITE)
+
+
+@given(st.lists(FINITE, min_size=3, max_size=8), BOUND, BOUND)
+def test_no_value_outside_the_bounds_agrees(values: list[float], at_least: float | None, at_most: float | None) -> None:
+    for summary in (np.mean, np.median):
+        estimate = Resampled.of(values, summary, "stream").estimate
+        outcome = decide(estimate, at_least, at_most)
+        inside = (at_least is None or estimate.value >= at_least) and (at_most is None or estimate.value <= at_most)
+        assert outcome != ("does not" if inside else "agrees")
+
+
+@given(FINITE, FINITE, FINITE, BOUND, BOUND)
+def test_decision_is_that_of_all_values_between(
+    value: float, low: float, high: float, at_least: float | None, at_most: float | None
+) -> None:
+    low, high = min(low, high), max(low, high)
+    found = [value, low, high]
+    inside = [(at_least is None or x >= at_least) and (at_most is None or x <= at_most) for x in found]
+    outcome = decide(Estimate(value, low, high), at_least, at_most)
+    assert (outcome == "agrees") == all(inside)
+    assert not (outcome == "does not" and any(inside))
+
+
+def test_undefined_values_do_not_decide() -> None:
+    for estimate in (Estimate(1.0), Estimate(nan, nan, nan), Estimate(nan)):
+        assert decide(estimate, 0.0, None) == "cannot be decided"
+
+
+def test_equal_seeds_are_drawn_together_and_others_are_not() -> None:
+    first, second = ([1.0, 2.0, 3.0], [11.0, 12.0, 13.0])
+
+    def difference(stream: Callable[[int], str]) -> Estimate:
+        drawn = [Resampled.of(values, np.mean, stream(n)) for n, values in enumerate((first, second))]
+        return drawn[1].combined(np.subtract, drawn[0]).estimate
+
+    assert difference(lambda n: "seeds 0 1 2") == Estimate(10, 10, 10)
+    apart = difference(str)
+    assert apart.low is not None
+    assert apart.low < 10
+
+
+def test_every_form_of_the_report_begins_with_a_contradiction(tmp_path: Path) -> None:
+    results = _results(tmp_path, _trained(CLEAR), {**FR, "at_most": 0, "source": "Table <6>"}, columns=["memory"])
+    verdicts = verdicts_of(results)
+    summary = "1 statement of Someone 2020: 1 contradicted by these runs"
+    assert verdicts_summary(verdicts, "Someone 2020") == summary
+    statement, pair = verdict_lines(verdicts[0])
+    assert statement == "does not: Says. (Table <6>) [best metric, difference: at most 0]"
+    assert pair.startswith("method fr against method sequential: 0.91 against 0.8075: 0.102 [")
+    text = markdown_text(results)
+    assert text.splitlines()[2] == f"**{summary}**"
+    assert f"* {statement}\n    * {pair}\n" in text
+    page = page_html(results, [])
+    assert page.index(summary) < page.index("does not: Says. (Table &lt;6&gt;)") < page.index("<h2>Results")
+    assert summary in latex_text(results)
+    rows = point_rows(results)
+    assert [row["best metric"] for row in rows] == ["0.8075 ± 0.0096", "0.91 ± 0.0082"]
+    assert [row["memory, B"] for row in rows] == ["0", "0"]
+
+
+def test_study_without_statements_has_no_verdicts(tmp_path: Path) -> None:
+    write_study(tmp_path, {"a": ({}, {})})
+    results = read_results(tmp_path)
+    assert verdicts_of(results) == []
+    assert verdicts_summary([], "Someone 2020") == ""
+    assert "**" not in markdown_text(results)
