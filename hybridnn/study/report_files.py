@@ -9,11 +9,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from hybridnn.comm.hosts import Hosts
 from hybridnn.study.cell_table import csv_text, write_csv
 from hybridnn.study.folders import FOLDER, compared_folders, equal_points, times_as_fast
 from hybridnn.study.publication import latex_table, plotted_points
 from hybridnn.study.report_plots import draw_plots
-from hybridnn.study.results import StudyPoint, StudyResults
+from hybridnn.study.results import CellResult, StudyPoint, StudyResults
 from hybridnn.study.scaling import Comparison, base_ranks, baseline_text, compare_points, warnings_of
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS
 from hybridnn.study.verdicts import (
@@ -89,6 +90,8 @@ def point_facts(results: StudyResults) -> list[dict[str, Any]]:
             "grid": point.first.grid,
             "threads_per_rank": sorted({cell.figures.threads_per_rank for cell in point.cells}),
             "nodes": sorted({cell.figures.nodes for cell in point.cells}),
+            "hosts": sorted({name for hosts in _hosts_of(point.cells) for name in hosts.names}),
+            "processors": sorted({name for hosts in _hosts_of(point.cells) for name in hosts.processors}),
             "network": point.first.network,
             "seconds_per_epoch": asdict(point.seconds_per_epoch),
             "seconds_per_step": asdict(point.seconds_per_step),
@@ -101,6 +104,11 @@ def point_facts(results: StudyResults) -> list[dict[str, Any]]:
         }
         for point in results.points
     ]
+
+
+def _hosts_of(cells: Iterable[CellResult]) -> list[Hosts]:
+    """The hosts of the cells whose runs recorded them."""
+    return [cell.run.header.hosts for cell in cells if cell.run.header.hosts is not None]
 
 
 def _comparison_facts(found: Comparison | None) -> dict[str, Any]:
@@ -352,7 +360,7 @@ def _cells(tag: str, texts: Iterable[str]) -> str:
 
 def _conditions(results: StudyResults) -> dict[str, str]:
     headers = [cell.run.header for cell in results.cells]
-    hosts = [header.hosts for header in headers if header.hosts is not None]
+    hosts = _hosts_of(results.cells)
     predictions = [cell.run.prediction for cell in results.cells if cell.run.prediction is not None]
     return {
         "date": results.days,

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.config.settings import to_toml
 from hybridnn.runs.run_files import read_run, run_status
+from hybridnn.study.cells import make_cells
+from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
 from mpi_runner.launch import JobResult, find_mpirun, job_environment
 from mpi_runner.slowness import deadline
@@ -253,3 +256,28 @@ def test_folders_are_compared_unless_they_are_of_different_studies(run_hybridnn:
     assert json.loads(out)["equal_points"][0]["times_as_fast"]["new"]["value"] == 2
     assert "holds another study (t) than old does" in error_line(run_hybridnn("study", "report", "old", "other"))
     assert "is not the folder of a study" in error_line(run_hybridnn("study", "report", "old", "none"))
+
+
+def test_a_machine_file_that_is_gone_is_one_line_and_what_ran_stays(run_hybridnn: Run, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text('machine = "gone.toml"\n' + STUDY)
+    first = make_cells(load_study(tmp_path / "tiny.toml")).cells[0]
+    folder = write_run(tmp_path / "out" / "cells" / first.id)
+    (folder / "settings.toml").write_text(to_toml(first.settings))
+    history = (folder / "history.jsonl").read_bytes()
+    for options in ((), ("--dry-run",)):
+        line = error_line(
+            run_hybridnn("study", "run", "tiny.toml", "--launcher", "env {ranks}", "--out", "out", *options)
+        )
+        assert "gone.toml" in line
+    assert "gone.toml" in error_line(run_hybridnn("study", "submit", "tiny.toml", "--out", "out"))
+    assert (folder / "history.jsonl").read_bytes() == history
+
+
+def test_a_placement_that_the_launcher_cannot_do_is_one_line(run_hybridnn: Run, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY.replace("ranks = [1, 2]", "ranks = [2]\nnodes = [2]"))
+    run = ("study", "run", "tiny.toml", "--launcher", "env {ranks}", "--out", "out")
+    assert "does not place ranks: nodes = 2 needs {nodes} in it" in error_line(run_hybridnn(*run))
+    assert not (tmp_path / "out").exists()
+    code, out, _ = run_hybridnn(*run, "--dry-run")
+    assert code == 0
+    assert "cannot be started here: --launcher = 'env {ranks}': does not place ranks" in out

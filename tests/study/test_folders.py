@@ -12,7 +12,7 @@ import pytest
 from hybridnn.errors import DataError, SettingError
 from hybridnn.study.cell_table import csv_text
 from hybridnn.study.folders import compared_folders, read_folders
-from hybridnn.study.report_files import folder_facts, folder_rows, further_tables, write_report
+from hybridnn.study.report_files import folder_facts, folder_rows, further_tables, point_facts, write_report
 from hybridnn.study.results import read_results
 from hybridnn.study.scaling import compare_points, strong_lines, warnings_of
 from reference.finished_runs import write_run
@@ -52,6 +52,7 @@ def test_each_folder_has_its_own_curve_and_base(tmp_path: Path) -> None:
     assert [line.name for line in strong_lines(results)] == ["folder old", "folder new"]
     speed_ups = {name: found.speed_up.value for name, found in compare_points(results).items()}
     assert speed_ups["new/4-0"] == speed_ups["old/4-0"] == 4
+    assert [point["processors"] for point in point_facts(results)][::3] == [["CPU of old"], ["CPU of new"]]
     assert warnings_of(results) == []  # curves of different processors are what is compared
 
 
