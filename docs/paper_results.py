@@ -63,7 +63,8 @@ def main(arguments: Sequence[str], results: Path = RESULTS, hybridnn: Hybridnn =
     chosen = parser.parse_args(arguments).studies or list(ready_studies())
     unknown = [name for name in chosen if name not in ready_studies()]
     if unknown:
-        parser.error(f"{unknown[0]} is not a ready study: {', '.join(ready_studies())}")
+        print(f"Error: {unknown[0]} is not a ready study: {', '.join(ready_studies())}", file=sys.stderr)
+        return 2
     codes = []
     for name in chosen:
         start = perf_counter()

@@ -74,7 +74,9 @@ def test_interrupted_study_keeps_the_earlier_copies(tmp_path: Path) -> None:
 
 
 def test_unknown_study_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        paper_results.main(["none"], tmp_path, Commands())
-    assert error.value.code == 2
-    assert "none is not a ready study: laugier-figure-5" in capsys.readouterr().err
+    commands = Commands()
+    assert paper_results.main(["none"], tmp_path, commands) == 2
+    assert commands.calls == []
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("Error: none is not a ready study: ")
+    assert STUDY in line
