@@ -38,15 +38,43 @@ Reduced = Annotated[bool, typer.Option("--reduced", help="Run the short form tha
 @app.command("list")
 def list_studies(output_format: OutputFormat = Format.text) -> None:
     """List the ready studies, which `run` takes by name."""
-    from hybridnn.study.study_file import load_study, ready_studies
+    from hybridnn.study.study_file import ready_studies
 
     with first_rank_alone():
-        studies = {path: load_study(path) for path in ready_studies().values()}
+        studies = [_study_facts(path) for path in ready_studies().values()]
     if output_format is Format.json:
-        write_json([{"name": s.name, "description": s.description, "file": str(path)} for path, s in studies.items()])
-    else:
-        for path, study in studies.items():
-            print(f"{study.name}\n  {study.description}\n  {path}")
+        write_json(studies)
+        return
+    for study in studies:
+        lines = [study["description"], study["paper"], *map(_form_text, study["forms"]), study["file"]]
+        print("\n  ".join([study["name"], *filter(None, lines)]))
+
+
+def _study_facts(path: Path) -> dict[str, Any]:
+    """A ready study: its name, paper and file, and the duration and state of its full and reduced form."""
+    from hybridnn.study.runner import default_folder
+    from hybridnn.study.study_file import load_study
+    from hybridnn.study.study_folder import StudyFolder
+
+    study = load_study(path)
+    forms = [study, load_study(path, reduced=True)] if study.has_reduced else [study]
+    return {
+        "name": study.name,
+        "description": study.description,
+        "paper": study.paper,
+        "forms": [
+            {"reduced": form.reduced, "minutes": form.minutes, "state": StudyFolder(default_folder(form)).progress()}
+            for form in forms
+        ],
+        "file": str(path),
+    }
+
+
+def _form_text(form: Mapping[str, Any]) -> str:
+    """The duration and state of a form of a study."""
+    name = "reduced" if form["reduced"] else "full"
+    minutes = "" if form["minutes"] is None else f", about {form['minutes']:g} minutes"
+    return f"{name}{minutes}: {form['state']}"
 
 
 @app.command("run")

@@ -108,6 +108,7 @@ class Study:
     baseline: Mapping[str, str] = field(default_factory=dict)
     paper: str = ""
     minutes: float | None = None
+    has_reduced: bool = False
     conclusions: Conclusions = field(default_factory=Conclusions)
     compares: Literal["times", "training"] = "training"
     in_process: bool = False
@@ -160,6 +161,7 @@ def _make_study(values: Table, name: str, *, reduced: bool) -> Study:
         baseline=_check_baseline(file.baseline, checked),
         paper=file.paper,
         minutes=file.reduced.minutes if reduced and file.reduced else file.minutes,
+        has_reduced=file.reduced is not None,
         conclusions=_conclusions(file, checked, reduced=reduced),
         compares=compares,
         in_process=file.in_process,

@@ -24,7 +24,7 @@ from hybridnn.study.statements import Conclusions
 from hybridnn.study.study_file import Study
 from hybridnn.utils.files import JSON_BYTES, FileError, read_bytes, read_json, replace_atomically
 from hybridnn.utils.settings_models import by_dotted_name, first_problem
-from hybridnn.utils.text import shown_path, to_json
+from hybridnn.utils.text import counted, shown_path, to_json
 
 MANIFEST = "study.json"
 SETTINGS = "settings.toml"
@@ -102,6 +102,13 @@ class StudyFolder:
     def has_ended(self, name: str) -> bool:
         """Whether the run of a cell has finished or diverged, so that the cell is not run again."""
         return run_status(self.cell(name)) in ENDED
+
+    def progress(self) -> str:
+        """How many cells have ended, as text; ``"never run"`` without a manifest."""
+        if not os.path.lexists(self.path / MANIFEST):
+            return "never run"
+        cells = read_manifest(self.path).cells
+        return f"{sum(self.has_ended(cell.id) for cell in cells)} of {counted(len(cells), 'cell')} finished"
 
     def state(self, name: str) -> CellState:
         """State of a cell, with the reason.

@@ -157,8 +157,10 @@ def test_ready_studies_are_listed_and_run_by_name(run_hybridnn: Run) -> None:
     code, out, _ = run_hybridnn("study", "list")
     assert code == 0
     assert "laugier-figure-6\n" in out
+    assert ": never run\n" in out
     code, out, _ = run_hybridnn("study", "list", "--format", "json")
-    assert "laugier-figure-7" in [study["name"] for study in json.loads(out)]
+    studies = {study["name"]: study for study in json.loads(out)}
+    assert [form["state"] for form in studies["laugier-figure-7"]["forms"]] == ["never run", "never run"]
     options = ("--reduced", "--dry-run", "--launcher", "env N={ranks}")
     code, out, _ = run_hybridnn("study", "run", "laugier-figure-5", *options)
     assert code == 0
