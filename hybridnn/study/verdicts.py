@@ -65,7 +65,8 @@ class CheckedPair:
         if self.measured is not None and self.other is not None:
             parts.append(f"{self.measured:.4g} against {self.other:.4g}")
         if self.value is not None:
-            parts.append(Estimate(self.value, self.low, self.high).format())
+            varies = self.low != self.high
+            parts.append(Estimate(self.value, *((self.low, self.high) if varies else ())).format())
         return f"{': '.join(parts)}; {self.outcome}" + (f": {self.reason}" if self.reason else "")
 
 
