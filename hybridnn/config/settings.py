@@ -244,6 +244,9 @@ class TrainingSettings(Section):
     ----------
     evaluate_every : int
         Epochs between two evaluations.
+    weight_error : int
+        Record in every step record the errors of stale and of predicted weights for 1 to so many updates; 0: do not.
+        With an exact method and an optimizer with momentum. Slows the training down.
     checkpoint_every : int, str or None
         Steps between two checkpoints, or seconds, as ``"90 s"``; with an asynchronous pipeline method they are written
         at the next end of an epoch.
@@ -260,6 +263,7 @@ class TrainingSettings(Section):
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
     clip_norm: Positive | None = TrainConfig.clip_norm
     evaluate_every: Count = TrainConfig.evaluate_every
+    weight_error: Seed = TrainConfig.weight_error
     check_collectives: bool = False
     checkpoint_every: Interval | None = None
     keep: Count = 3
@@ -333,6 +337,7 @@ class Settings(Section):
             distribution=self.data.distribution,
             log_every=self.output.log_every,
             evaluate_every=training.evaluate_every,
+            weight_error=training.weight_error,
             pipelining=Pipelining(**parallel.model_dump(include=set(PIPELINE_KEYS))),
         )
 

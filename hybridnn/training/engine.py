@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
     from hybridnn.training.cuda_graphs import CudaGraphSteps, DeviceSampleCache
     from hybridnn.training.full_pipeline import EpochSequence, FullPipeline
+    from hybridnn.training.weight_errors import WeightErrors
 
 
 KEPT_EXECUTORS = 4  # executors in the cache: for training, for evaluation, and for shorter last epochs of both
@@ -96,6 +97,7 @@ class Engine:
         ]
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
         self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
+        self.weight_errors = self._make_weight_errors()
         self.samples: DeviceSampleCache | None = None
         self._graphs: CudaGraphSteps | None = None
         if not kernels.on_host:
@@ -113,6 +115,18 @@ class Engine:
         self._evaluation_runtimes: list[ChunkRuntime] = []
         self._full_pipeline: FullPipeline | None = None
         self._executors: dict[tuple[str | None, bool, int], Executor] = {}
+
+    def _make_weight_errors(self) -> WeightErrors | None:
+        config = self._config
+        if config.weight_error == 0:
+            return None
+        if not (self.layout.exact and config.optimizer.predicts_weights):
+            needs = "an exact method and an optimizer that predicts weights, such as SGD with momentum"
+            raise SettingError("training.weight_error", config.weight_error, f"above 0 needs {needs}")
+        from hybridnn.training.weight_errors import WeightErrors
+
+        parameters = config.model.parameters
+        return WeightErrors(config.weight_error, config.optimizer, self.chunks, self.states, self.arrays, parameters)
 
     @property
     def updates(self) -> int:

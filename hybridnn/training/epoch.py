@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
@@ -112,10 +112,13 @@ def train_epoch(
     since_start, since_record = Meter(grid), Meter(grid)
     losses = engine.new_losses(minibatches)
     done, unmarked, stopped = 0, 0, False
+    errors: tuple[tuple[float, ...], tuple[float, ...]] = (), ()
 
     def log(minibatch: Minibatch, loss: float) -> None:
         speed = asdict(since_record.read())
-        hooks.log(StepRecord(minibatch.number + 1, before.epoch, loss, minibatch.rate, **speed))
+        stale, predicted = errors
+        record = StepRecord(minibatch.number + 1, before.epoch, loss, minibatch.rate, **speed)
+        hooks.log(replace(record, stale_error=stale, predicted_error=predicted) if stale else record)
 
     def log_fetched() -> None:
         """Log the steps of an asynchronous method, up to the first loss that is not finite."""
@@ -127,6 +130,8 @@ def train_epoch(
     for minibatch in engine.train(split, minibatches, losses):
         done += 1
         unmarked += minibatch.size
+        if engine.weight_errors is not None:
+            errors = engine.weight_errors.after_update(minibatch.rate)
         if (minibatch.number + 1) % hooks.log_every == 0:
             if engine.layout.exact:
                 losses.fetch(done)  # waits for the device, so that the mark is at the end of the step

@@ -99,6 +99,9 @@ class StepRecord(Record):
         Learning rate of the update.
     samples_per_second, compute_seconds, communication_seconds, bytes_sent, waiting_seconds
         As in `EpochRecord`, for the steps since the previous record, or since the start of the epoch.
+    stale_error, predicted_error : tuple of float
+        Root-mean-square difference of the weights after the update from those of 1, 2, ... updates before, and from the
+        predictions made then; empty unless `Trainer` records them.
     """
 
     kind = "step"
@@ -112,6 +115,8 @@ class StepRecord(Record):
     communication_seconds: Figure
     bytes_sent: int
     waiting_seconds: Figure = 0.0
+    stale_error: tuple[float, ...] = ()
+    predicted_error: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,9 @@ class Trainer(TrainedNetwork):
         Steps between two `StepRecord`.
     evaluate_every : int
         Epochs between two evaluations; the last epoch is always evaluated.
+    weight_error : int
+        Record in every `StepRecord` the errors of stale and of predicted weights for 1 to this many updates (Chen et
+        al. 2018, Figure 8); 0: do not. With an exact method and an optimizer with momentum. Slows the training down.
     pipelining : Pipelining, optional
         Settings of a grid with several pipeline stages; by default ``1f1b``.
     initial_weights : mapping, optional
@@ -126,6 +129,7 @@ class Trainer(TrainedNetwork):
         distribution: str = "local",
         log_every: int = 10,
         evaluate_every: int = 1,
+        weight_error: int = 0,
         pipelining: Pipelining | None = None,
         initial_weights: Mapping[str, HostArray] | None = None,
         stall_seconds: float = 60.0,
@@ -146,6 +150,7 @@ class Trainer(TrainedNetwork):
             distribution=distribution,
             log_every=log_every,
             evaluate_every=evaluate_every,
+            weight_error=weight_error,
             pipelining=pipelining or Pipelining(),
         )
         self._start(config, grid, device, initial_weights, stall_seconds)
