@@ -252,7 +252,8 @@ def _draw_breakdowns(panels: Mapping[str, Sequence[TimeBar]]) -> Figure:
         axes.set_ylabel("µs of all ranks per sample")
         axes.set_title(name, fontsize=9)
         tidy(axes)
-    grid[0].legend(frameon=False, fontsize=7)
+    grid[0].set_ylim(top=1.35 * grid[0].get_ylim()[1])  # room for the legend
+    grid[0].legend(frameon=False, fontsize=7, loc="upper left")
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     return figure
