@@ -101,8 +101,10 @@ def _test_loss(epoch: EpochRecord) -> float | None:
 
 def _first_at_target(run: RunRecord, target: float | None) -> int | None:
     """Index of the first epoch whose test metric is at least the target."""
-    reached = (n for n, epoch in enumerate(run.epochs) if (epoch.metric or -inf) >= (inf if target is None else target))
-    return next(reached, None)
+    for number, epoch in enumerate(run.epochs):
+        if target is not None and epoch.metric is not None and epoch.metric >= target:
+            return number
+    return None
 
 
 def _epochs_to_target(run: RunRecord, figures: RunFigures, target: float | None) -> float | None:

@@ -167,6 +167,18 @@ def test_ready_studies_are_listed_and_run_by_name(run_hybridnn: Run) -> None:
     assert out.endswith("in runs/studies/laugier-figure-5-reduced\n")
 
 
+def test_wrong_statement_is_one_line_with_file_and_key(run_hybridnn: Run, tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    statement = '[[statements]]\nsays = "A."\nquantity = "speed"\nat_least = 1\n'
+    file.write_text(f'name = "s"\naxes = {{widths = [8]}}\n{statement}')
+    code, out, err = run_hybridnn("study", "run", str(file), "--dry-run")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{file}: statements[0].quantity = 'speed': must be 'speed_up', " in err
+    file.write_text(file.read_text().replace("speed", "memory") + "where = {width = 8}\nagainst = {width = 16}\n")
+    code, _, err = run_hybridnn("study", "run", str(file), "--dry-run")
+    assert (code, err.endswith("statements[0].against.width = 16: not a value of this axis: 8\n")) == (2, True)
+
+
 def test_study_does_not_run_inside_a_job(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
     result = run_mpi(2, [sys.executable, "-m", "hybridnn", "study", "run", "laugier-figure-5"], cwd=tmp_path)
     assert result.returncode == 2
