@@ -93,7 +93,10 @@ def make_cells(study: Study) -> CellPlan:
         wanted = ", ".join(f"{label} = {value}" for label, value in study.baseline.items())
         raise SettingError("baseline", wanted, "no cell of this study has these values")
     if not study.reduced:  # the short form may lack what a statement names
-        require_comparable(study.conclusions, points_of((cell.id, cell.values) for cell in cells.values()))
+        try:
+            require_comparable(study.conclusions, points_of((cell.id, cell.values) for cell in cells.values()))
+        except SettingError as error:
+            raise error.in_file(study.file) from None
     return CellPlan(tuple(cells.values()), {name: str(error) for name, error in skipped.items()})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -110,6 +110,7 @@ class Study:
     minutes: float | None = None
     has_reduced: bool = False
     conclusions: Conclusions = field(default_factory=Conclusions)
+    file: str = ""
     compares: Literal["times", "training"] = "training"
     in_process: bool = False
 
@@ -131,7 +132,7 @@ def load_study(name: Path | str, *, reduced: bool = False) -> Study:
     path = ready_studies().get(str(name), Path(name))
     values = _read(path)
     try:
-        return _make_study(values, str(name), reduced=reduced)
+        return replace(_make_study(values, str(name), reduced=reduced), file=shown_path(path))
     except ValidationError as error:
         raise setting_error(error, tuple(StudyFile.model_fields)).in_file(shown_path(path)) from None
     except SettingError as error:

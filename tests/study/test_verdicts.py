@@ -335,6 +335,7 @@ def test_wrong_statements_are_refused(tmp_path: Path, old: str, new: str, proble
         return
     with pytest.raises(SettingError, match=problem) as caught:
         make_cells(load_study(path))
+    assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 
 
