@@ -95,6 +95,8 @@ class Study:
     absolute path of a machine file, or the name of one that ships with the package. `baseline` are values by label, as
     text: those of the cells that all others are compared with. `minutes` are those of this form, full or reduced. With
     `in_process`, the ranks of a cell take turns in one process, and the study compares trainings.
+    `paper` and `minutes` are for lists, of this form, full or reduced; `has_reduced` is whether there is a reduced one.
+    `file` is the path of the study file, as messages show it.
     """
 
     name: str
