@@ -19,16 +19,19 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 SIZES = [6, 12, 12, 12, 12, 12, 12, 12, 4]
+NARROW = [6, 12, 2, 3, 12, 3, 2, 1]
 BATCH_SIZE, STEPS = 24, 6
 
 
-def check(comm: MPI.Intracomm, axes: dict[str, Any], *, residual: bool = False, **settings: Any) -> int:
+def check(
+    comm: MPI.Intracomm, axes: dict[str, Any], *, residual: bool = False, sizes: list[int] = SIZES, **settings: Any
+) -> int:
     """Train, and compare the bytes that all ranks have sent; returns them."""
-    model = MLP(SIZES, "relu", residual=residual)
+    model = MLP(sizes, "relu", residual=residual)
     grid = ProcessGrid(comm, **axes)
     trainer = Trainer(model, SGD(lr=1e-3), grid=grid, batch_size=BATCH_SIZE, log_every=10**6, **settings)
     generator = np.random.default_rng(0)
-    x, y = generator.standard_normal((STEPS * BATCH_SIZE, 6)), generator.standard_normal((STEPS * BATCH_SIZE, 4))
+    x, y = (generator.standard_normal((STEPS * BATCH_SIZE, width)) for width in (sizes[0], sizes[-1]))
     sent = trainer.fit(x, y, epochs=1).epochs[-1].bytes_sent
     way = settings.get("distribution", "local")
     work = Workload(model, STEPS * BATCH_SIZE, BATCH_SIZE, classification=False, distribution=way)
@@ -68,6 +71,14 @@ def test_four_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
     for nodes in ((0, 0, 1, 1), (0, 0, 0, 1)):
         check(on_nodes(comm, nodes), {})
     check(comm, {"stages": [(1, 1), (1, 3)]})
+
+
+@pytest.mark.in_process(ranks=[4])
+def test_layers_with_fewer_outputs_than_model_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
+    for split in ("columns", "alternating"):
+        check(comm, {"model": 4}, sizes=NARROW, model_split=split)
+        check(comm, {"batch": 2, "model": 2}, sizes=NARROW, model_split=split)
+        check(comm, {"stages": [(1, 3), (1, 1)]}, sizes=NARROW, model_split=split)
 
 
 @pytest.mark.in_process(ranks=[2, 4])
