@@ -1,11 +1,16 @@
-"""Runs the reduced form of the ready studies, and copies tables and plots of their reports into ``docs/papers/``.
+"""Runs the ready studies, and puts their reports into the pages of the papers.
 
-``make papers`` runs all of them, ``make papers ARGS=laugier-figure-5`` one. Finished cells are not run again.
+``make papers`` runs the reduced form of all of them, ``make papers ARGS=laugier-figure-5`` one, and ``make papers
+ARGS="--full kang-table-6"`` the full form of one. Finished cells are not run again. A page has the report between the
+lines ``<!-- study: laugier-figure-5 -->`` (for the full form ``<!-- study: kang-table-6, full -->``) and ``<!-- end of
+study -->``; its plots are in a folder of the study's name in ``docs/papers``.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +20,8 @@ from time import perf_counter
 
 __all__ = ["main", "reproduce"]
 
-RESULTS = Path(__file__).resolve().parent / "papers"
-COPIED = ("tables.md", "*.svg")
+PAGES = Path(__file__).resolve().parent / "papers"
+END = "<!-- end of study -->"
 
 Hybridnn = Callable[[Sequence[str]], int]
 """Runs ``hybridnn`` with arguments and returns its exit code."""
@@ -27,40 +32,59 @@ def run_hybridnn(arguments: Sequence[str]) -> int:
     return subprocess.run([sys.executable, "-m", "hybridnn", *arguments], check=False).returncode
 
 
-def reproduce(name: str, results: Path, hybridnn: Hybridnn = run_hybridnn) -> int:
-    """Run a study and its report, and copy its tables and plots; returns the first exit code that is not 0.
+def reproduce(name: str, pages: Path, hybridnn: Hybridnn = run_hybridnn, *, full: bool = False) -> int:
+    """Run a study and its report, and put it into its page; returns the first exit code that is not 0.
 
-    A report that cannot be written leaves the copies of an earlier one as they are.
+    A report that cannot be written leaves the page as it is.
     """
     from hybridnn.study.runner import default_folder
     from hybridnn.study.study_file import load_study
 
-    folder = default_folder(load_study(name, reduced=True))
-    ran = hybridnn(["study", "run", name, "--reduced"])
+    study = load_study(name, reduced=not full)
+    folder = default_folder(study)
+    at_once = ["--jobs", str(os.cpu_count() or 1)] if study.compares == "training" else []
+    ran = hybridnn(["study", "run", name, *([] if full else ["--reduced"]), *at_once])
     if ran not in (0, 1):  # 1: some cells failed, and the report says which
         return ran
     if (folder / "report").exists():
         shutil.rmtree(folder / "report")  # plots of an earlier form of the study
     reported = hybridnn(["study", "report", str(folder)])
-    files = [file for pattern in COPIED for file in sorted((folder / "report").glob(pattern))]
-    if files:
-        target = results / name
-        if target.exists():
-            shutil.rmtree(target)
-        target.mkdir(parents=True)
-        for file in files:
-            shutil.copyfile(file, target / file.name)
+    if reported in (0, 1):
+        _put(folder / "report", name + ", full" * full, pages)
     return ran or reported
 
 
-def main(arguments: Sequence[str], results: Path = RESULTS, hybridnn: Hybridnn = run_hybridnn) -> int:
+def _put(report: Path, title: str, pages: Path) -> None:
+    """Put tables and plots of a report between the lines of its study in the page that has them."""
+    start = f"<!-- study: {title} -->"
+    place = re.compile(rf"(?<={re.escape(start)}\n).*?(?={re.escape(END)})", re.DOTALL)
+    page = next((page for page in sorted(pages.glob("*.md")) if start in page.read_text(encoding="utf-8")), None)
+    if page is None:
+        raise SystemExit(f"Error: no page in {pages} has the line {start}")
+    folder = title.replace(", ", "-")
+    shutil.rmtree(pages / folder, ignore_errors=True)
+    pictures = sorted(report.glob("*.svg"))
+    if pictures:
+        (pages / folder).mkdir()
+    for picture in pictures:
+        shutil.copyfile(picture, pages / folder / picture.name)
+    _, _, tables = (report / "tables.md").read_text(encoding="utf-8").partition("\n")  # without the title
+    tables = re.sub("^## ", "#### ", tables, flags=re.MULTILINE).strip()
+    shown = [f"![{picture.stem.replace('_', ' ')}]({folder}/{picture.name})\n" for picture in pictures]
+    content = "\n".join(["", tables, "", *shown, ""])
+    page.write_text(place.sub(lambda _: content, page.read_text(encoding="utf-8"), count=1), encoding="utf-8")
+
+
+def main(arguments: Sequence[str], pages: Path = PAGES, hybridnn: Hybridnn = run_hybridnn) -> int:
     """Reproduce the named studies, or all; returns the exit code."""
     from hybridnn.errors import SettingError
     from hybridnn.study.study_file import ready_studies
 
     parser = argparse.ArgumentParser(prog="make papers ARGS=", description=__doc__.partition("\n")[0])
     parser.add_argument("studies", nargs="*", metavar="STUDY", help="ready studies; without any, all of them")
-    chosen = parser.parse_args(arguments).studies or list(ready_studies())
+    parser.add_argument("--full", action="store_true", help="run the full form")
+    given = parser.parse_args(arguments)
+    chosen = given.studies or list(ready_studies())
     unknown = [name for name in chosen if name not in ready_studies()]
     if unknown:
         print(f"Error: {unknown[0]} is not a ready study: {', '.join(ready_studies())}", file=sys.stderr)
@@ -69,12 +93,12 @@ def main(arguments: Sequence[str], results: Path = RESULTS, hybridnn: Hybridnn =
     for name in chosen:
         start = perf_counter()
         try:
-            codes.append(reproduce(name, results, hybridnn))
+            codes.append(reproduce(name, pages, hybridnn, full=given.full))
         except SettingError as error:
             print(f"Error: {error}", file=sys.stderr)
             codes.append(error.exit_code)
         state = "done" if codes[-1] == 0 else f"exit code {codes[-1]}"
-        print(f"{name}: {state} after {perf_counter() - start:.0f} s, {results / name}", flush=True)
+        print(f"{name}: {state} after {perf_counter() - start:.0f} s", flush=True)
     return max(codes)
 
 

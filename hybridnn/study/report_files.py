@@ -247,7 +247,7 @@ def _distinct(values: Iterable[object]) -> str:
 
 
 def markdown_text(results: StudyResults) -> str:
-    """The study's name, description, warnings, the table of its points and the unfinished cells."""
+    """The study's name, description, verdicts, warnings, tables, unfinished cells, and how it was made."""
     rows = point_rows(results)
     verdicts = verdicts_of(results)
     summary = f"**{verdicts_summary(verdicts, results.manifest.paper)}**\n" if verdicts else ""
@@ -262,6 +262,7 @@ def markdown_text(results: StudyResults) -> str:
     if results.unfinished:
         lines += [f"Not finished: {len(results.unfinished)} cells ({results.unfinished_counts})", ""]
         lines += [f"* **{cell.state.status}** {cell.text}" for cell in results.unfinished] + [""]
+    lines += ["## How it was made", "", *(f"* {name}: {text}" for name, text in _conditions(results).items()), ""]
     return "\n".join(lines)
 
 
