@@ -136,11 +136,17 @@ def _share_facts(point: StudyPoint) -> dict[str, float | None]:
 def point_rows(results: StudyResults) -> list[dict[str, str]]:
     """The table of points: cells by title.
 
-    It has a column of nodes where some cell ran on several, and one of predictions where there are some.
+    It has a column of nodes where some cell ran on several, and one of predictions where there are some. A study whose
+    ranks take turns in one process has no columns of times.
     """
     on_several_nodes = any(cell.figures.nodes > 1 for cell in results.cells)
     is_predicted = any(point.predicted_seconds_per_epoch is not None for point in results.points)
     comparisons, bases = compare_points(results), base_ranks(results)
+
+    def times(point: StudyPoint) -> dict[str, str]:
+        compared = _comparison_row(comparisons.get(point.cells[0].id), names_base=len(bases) > 1)
+        return {"seconds per epoch": point.seconds_per_epoch.format(), **compared}
+
     return [
         {
             "ranks": str(point.first.ranks),
@@ -148,12 +154,11 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
             THREADS: _distinct(sorted({cell.figures.threads_per_rank for cell in point.cells})),
             **({"nodes": _distinct(sorted({cell.figures.nodes for cell in point.cells}))} if on_several_nodes else {}),
             **_named_values(results, point),
-            "seconds per epoch": point.seconds_per_epoch.format(),
-            **_comparison_row(comparisons.get(point.cells[0].id), names_base=len(bases) > 1),
+            **(times(point) if results.is_timed else {}),
             **({"predicted s per epoch": _number(point.predicted_seconds_per_epoch, ".4g")} if is_predicted else {}),
             results.metric_name: MISSING if point.metric is None else point.metric.format(),
             **measure_columns(results, point),
-            "limited by": point.first.verdict.limit,
+            **({"limited by": point.first.verdict.limit} if results.is_timed else {}),
         }
         for point in best_points(results)
     ]
@@ -256,7 +261,7 @@ def markdown_text(results: StudyResults) -> str:
         lines += [f"* {statement}", *(f"    * {pair}" for pair in pairs)]
     lines += [""] * bool(verdicts)
     lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
-    lines += [*_table(rows), f"{conditions_text(results)} Times are of training alone: {TIMES}.", ""]
+    lines += [*_table(rows), _table_note(results), ""]
     for title, table, note in further_tables(results):
         lines += [f"## {title}", "", *_table(table), note, ""]
     if results.unfinished:
@@ -268,7 +273,7 @@ def markdown_text(results: StudyResults) -> str:
 
 def latex_text(results: StudyResults) -> str:
     """The tables of the study, each to be put into a ``table``; the package booktabs is needed."""
-    notes = [*(f"Warning: {text}." for text in warnings_of(results)), f"{conditions_text(results)} Times: {TIMES}."]
+    notes = [*(f"Warning: {text}." for text in warnings_of(results)), _table_note(results)]
     tables = [f"% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
     if verdicts := verdicts_of(results):
         rows = [{"statement": found.title, "expected": found.expected, "verdict": found.outcome} for found in verdicts]
@@ -278,6 +283,11 @@ def latex_text(results: StudyResults) -> str:
     return "".join(tables)
 
 
+def _table_note(results: StudyResults) -> str:
+    times = f" Times are of training alone: {TIMES}." if results.is_timed else ""
+    return conditions_text(results) + times
+
+
 def conditions_text(results: StudyResults) -> str:
     """Return the sentences on what the tables compare, and how: repeats, intervals, base of the speed-ups."""
     repeated = max(len(point.cells) for point in results.points)
@@ -285,8 +295,9 @@ def conditions_text(results: StudyResults) -> str:
     if repeated >= LEAST_REPEATS:
         medians += f" [{CONFIDENCE:.0%} confidence interval, bootstrap]"
     best_over = results.manifest.conclusions.best_over
+    base = f" Speed-up against {baseline_text(results)}." if results.is_timed else ""
     best = f" Of {', '.join(best_over)} the value of the best metric." if best_over else ""
-    return f"{medians}. Speed-up against {baseline_text(results)}.{best}"
+    return f"{medians}.{base}{best}"
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:

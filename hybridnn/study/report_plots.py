@@ -40,7 +40,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 MOST_MAPS = 6
 MAPS_PER_ROW = 3
-MOST_CURVES = 8
+MOST_CURVES = 12
+MOST_MARKED = 15  # points of a curve that are drawn as dots as well
 LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
 
 LEAST_R2 = -0.2
@@ -301,21 +302,23 @@ def draw_curves(results: StudyResults) -> tuple[str, Figure] | None:
     from matplotlib.ticker import MaxNLocator
 
     shown = curves[:MOST_CURVES]
-    figure = new_figure(10.5, 4.0)
-    left, right = figure.subplots(1, 2, sharey=True)
+    panels = 1 + results.is_timed
+    figure = new_figure(5.25 * panels, 4.0)
+    left, *right = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     _draw_lines(left, [(curve.name, curve.epochs, curve.values) for curve in shown], "epoch")
-    _draw_lines(right, [(curve.name, curve.seconds, curve.values) for curve in shown], "seconds of training")
     left.set_ylabel(measure)
     left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    moments = [seconds for curve in shown for seconds in curve.seconds]
-    if max(moments) > LOG_SCALE_RATIO * min(moments):
-        right.set_xscale("log")
+    for axes in right:
+        _draw_lines(axes, [(curve.name, curve.seconds, curve.values) for curve in shown], "seconds of training")
+        moments = [seconds for curve in shown for seconds in curve.seconds]
+        if max(moments) > LOG_SCALE_RATIO * min(moments):
+            axes.set_xscale("log")
     if measure == "test R²" and min(min(curve.values) for curve in shown) < LEAST_R2:
         left.set_ylim(LEAST_R2, 1.02)
     left.legend(frameon=False, fontsize=7)
     more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
-    caption = f"{measure[0].upper()}{measure[1:]} against epochs and time, for each training on its fastest grid.{more}"
-    return caption, figure
+    axes_text = "epochs and time, for each training on its fastest grid" if results.is_timed else "epochs"
+    return f"{measure[0].upper()}{measure[1:]} against {axes_text}.{more}", figure
 
 
 def _curve(results: StudyResults, point: StudyPoint, value: Callable[[EpochRecord], float | None]) -> MedianCurve:
@@ -334,7 +337,16 @@ def _curve(results: StudyResults, point: StudyPoint, value: Callable[[EpochRecor
 
 def _draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
     for number, (name, xs, ys) in enumerate(curves):
-        axes.plot(xs, ys, color=COLORS[number % len(COLORS)], label=name, linewidth=1.6, marker="o", markersize=3)
+        axes.plot(
+            xs,
+            ys,
+            color=COLORS[number % len(COLORS)],
+            linestyle="-" if number < len(COLORS) else "--",
+            linewidth=1.6,
+            marker="o" if len(xs) <= MOST_MARKED else "",
+            markersize=3,
+            label=name,
+        )
     axes.set_xlabel(label)
     tidy(axes)
 

@@ -36,6 +36,11 @@ class CellResult:
         """Whether the loss or the weights became infinite or NaN."""
         return self.run.diverged is not None
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it has times; one rank alone in a study of ranks in one process counts as the others do."""
+        return not self.run.untimed and not self.run.header.in_process
+
 
 @dataclass(frozen=True)
 class UnfinishedCell:
@@ -71,12 +76,12 @@ class StudyPoint:
     @property
     def epoch_times(self) -> list[float]:
         """Seconds per epoch of the cells that have times, or one NaN."""
-        return [cell.figures.seconds_per_epoch for cell in self.cells if not cell.run.untimed] or [nan]
+        return [cell.figures.seconds_per_epoch for cell in self.cells if cell.is_timed] or [nan]
 
     @property
     def is_timed(self) -> bool:
         """Whether any of the cells has times."""
-        return any(not cell.run.untimed for cell in self.cells)
+        return any(cell.is_timed for cell in self.cells)
 
     @cached_property
     def seconds_per_epoch(self) -> Estimate:
@@ -113,7 +118,7 @@ class StudyPoint:
     @property
     def shares(self) -> TimeShares:
         """Means over the cells that have times, if there are any."""
-        timed = [cell for cell in self.cells if not cell.run.untimed]
+        timed = [cell for cell in self.cells if cell.is_timed]
         return mean_shares([cell.figures.shares for cell in timed or self.cells])
 
 
@@ -134,6 +139,11 @@ class StudyResults:
     def title(self) -> str:
         """Name of the study."""
         return self.manifest.name + ", reduced" * self.manifest.reduced
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether any of the points has times."""
+        return any(point.is_timed for point in self.points)
 
     @property
     def failures(self) -> int:
