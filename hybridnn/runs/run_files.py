@@ -106,8 +106,12 @@ def read_config(folder: Path) -> Settings:
 
 
 def to_line(record: Record) -> str:
-    """The line of a record: a JSON object with its ``kind`` first, and null for numbers that are not finite."""
-    return to_json({"kind": record.kind, **asdict(record)}) + "\n"  # type: ignore[call-overload]  # all are dataclasses
+    """The line of a record: a JSON object with its ``kind`` first, and null for numbers that are not finite.
+
+    Empty tuples, which are the default of what few runs record, are left out.
+    """
+    values = asdict(record)  # type: ignore[call-overload]  # all are dataclasses
+    return to_json({"kind": record.kind} | {name: value for name, value in values.items() if value != ()}) + "\n"
 
 
 def run_status(folder: Path) -> Literal["absent", "unfinished", "finished", "diverged"]:

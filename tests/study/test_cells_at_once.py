@@ -143,7 +143,11 @@ def test_an_error_of_the_runner_ends_the_other_cells(tmp_path: Path) -> None:
 
     def train(settings: Path, folder: Path) -> list[str]:
         calls.append(folder)
-        if len(calls) > 3 and folder.name == "seed-1":  # the first calls check the commands
+        if folder.name == "seed-1" and calls.count(folder) > 1:  # the first call checks the command
+            end = time.monotonic() + deadline(60)
+            while plan.folder.state("seed-0").status != "running":
+                assert time.monotonic() < end
+                time.sleep(0.02)
             raise RuntimeError("on purpose")
         return fake(settings, folder)
 
@@ -190,7 +194,7 @@ def test_stages_in_one_process_have_results_and_no_times(tmp_path: Path) -> None
         3,
         "its ranks took turns in one process",
     )
-    assert [row["seconds per epoch"] for row in point_rows(results)] == ["-"] * 4
+    assert all("seconds per epoch" not in row for row in point_rows(results))
     assert "limited by" not in point_rows(results)[0] or {r["limited by"] for r in point_rows(results)} == {
         "not measured"
     }
