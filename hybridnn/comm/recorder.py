@@ -102,6 +102,14 @@ class RecordedTotals:
     bytes_sent: int
     messages: int
 
+    def __add__(self, other: RecordedTotals) -> RecordedTotals:
+        return RecordedTotals(
+            self.communication_seconds + other.communication_seconds,
+            self.waiting_seconds + other.waiting_seconds,
+            self.bytes_sent + other.bytes_sent,
+            self.messages + other.messages,
+        )
+
     def __sub__(self, earlier: RecordedTotals) -> RecordedTotals:
         return RecordedTotals(
             self.communication_seconds - earlier.communication_seconds,

@@ -244,6 +244,9 @@ class TrainingSettings(Section):
     ----------
     evaluate_every : int
         Epochs between two evaluations.
+    evaluate_every_steps : int
+        Steps between two evaluations besides, each with a record of its own; 0: none. With an asynchronous method they
+        are done at the end of the epoch, of copies of the weights.
     weight_error : int
         Record in every step record the errors of stale and of predicted weights for 1 to so many updates; 0: do not.
         With an exact method and an optimizer with momentum. Slows the training down.
@@ -263,6 +266,7 @@ class TrainingSettings(Section):
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
     clip_norm: Positive | None = TrainConfig.clip_norm
     evaluate_every: Count = TrainConfig.evaluate_every
+    evaluate_every_steps: Seed = TrainConfig.evaluate_every_steps
     weight_error: Seed = TrainConfig.weight_error
     check_collectives: bool = False
     checkpoint_every: Interval | None = None
@@ -337,6 +341,7 @@ class Settings(Section):
             distribution=self.data.distribution,
             log_every=self.output.log_every,
             evaluate_every=training.evaluate_every,
+            evaluate_every_steps=training.evaluate_every_steps,
             weight_error=training.weight_error,
             pipelining=Pipelining(**parallel.model_dump(include=set(PIPELINE_KEYS))),
         )

@@ -36,7 +36,7 @@ from hybridnn.runs.run_files import (
     run_status,
     to_line,
 )
-from hybridnn.training.records import EpochRecord, MeasuredStep, Record, StepRecord
+from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Record, StepRecord
 from hybridnn.utils.files import discard_partial, replace_atomically
 
 Start = Literal["new", "again", "resume"]
@@ -159,7 +159,7 @@ def resume_advice(folder: Path | None) -> str:
 
 def _is_until(record: Record, progress: Progress) -> bool:
     """Whether a record is of a step up to `progress`, of an epoch that had ended, or not of the training."""
-    if isinstance(record, StepRecord):
+    if isinstance(record, StepRecord | EvaluationRecord):
         return record.step <= progress.step
     if isinstance(record, EpochRecord | MeasuredStep):
         return record.epoch < progress.epoch

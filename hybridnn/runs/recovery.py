@@ -254,6 +254,7 @@ def complete_history(folder: Path, in_memory: History, progress: Progress) -> No
     ends = {record.epoch: record.step for record in in_memory.epochs if record.epoch < progress.epoch}
     records: list[tuple[int, Record]] = [
         *((record.step, record) for record in in_memory.steps if record.step <= progress.step),
+        *((record.step, record) for record in in_memory.evaluations if record.step <= progress.step),
         *((ends[record.epoch], record) for record in in_memory.measured if record.epoch in ends),
         *((record.step, record) for record in in_memory.epochs if record.epoch in ends),
     ]
@@ -262,5 +263,5 @@ def complete_history(folder: Path, in_memory: History, progress: Progress) -> No
 
 
 def _key(record: Record) -> tuple[Any, ...]:
-    """Identity of a step, epoch or measured step among the records of a history."""
+    """Identity of a step, evaluation, epoch or measured step among the records of a history."""
     return record.kind, getattr(record, "epoch", None), getattr(record, "step", None)

@@ -24,7 +24,7 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, WEIGHTS
-from hybridnn.training.records import EpochRecord, StepRecord
+from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.figures import MUTED, new_figure, tidy, write_png
 
@@ -102,6 +102,11 @@ class RunReport:
         if self._folder is not None:
             self._folder.append(record)
             self._view.on_step(record)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Report an evaluation between two steps."""
+        if self._folder is not None:
+            self._folder.append(record)
 
     def epoch(self, record: EpochRecord) -> None:
         """Report the end of an epoch."""

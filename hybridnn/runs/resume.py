@@ -35,6 +35,7 @@ FREE_SETTINGS = frozenset(
         "data.inputs",
         "model.init_from",
         "training.evaluate_every",
+        "training.evaluate_every_steps",
         "training.weight_error",
         "training.check_collectives",
         "training.checkpoint_every",

@@ -212,6 +212,7 @@ def _fit(
                 validation=(data.test, None),
                 on_step=report.step,
                 on_epoch=on_epoch,
+                on_evaluation=report.evaluation,
                 should_stop=hook,
             )
         except NonFiniteLossError as error:

@@ -10,18 +10,20 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import accumulate
 from math import nan
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from hybridnn.config.settings import Settings, load_settings
 from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.runs.records import DivergedRecord, EndRecord, PredictedStep, ResumeRecord, RunHeader
-from hybridnn.training.records import EpochRecord, MeasuredStep, Record, StepRecord
+from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Record, StepRecord
 from hybridnn.utils.files import LINE_BYTES, parse_json, read_lines, read_npz, read_tail
 from hybridnn.utils.settings_models import first_problem
 from hybridnn.utils.text import shown_path, to_json
@@ -41,11 +43,28 @@ CHECKPOINTS = "checkpoints"
 
 _RECORD_CLASSES: tuple[type[Record], ...] = (
     *(RunHeader, ResumeRecord, PredictedStep, EndRecord, DivergedRecord),
-    *(StepRecord, MeasuredStep, EpochRecord),
+    *(StepRecord, MeasuredStep, EpochRecord, EvaluationRecord),
 )
 RECORD_CLASSES: dict[str, type[Record]] = {record_class.kind: record_class for record_class in _RECORD_CLASSES}
 
 RecordClass = TypeVar("RecordClass", bound=Record)
+
+
+class Moment(NamedTuple):
+    """A moment of a run for which it has a record."""
+
+    epochs: float  # epochs done, with the part of the current one
+    seconds: float  # training time until then on rank 0; within an epoch in proportion to the steps
+    train_loss: float | None  # of the epoch that ends there
+    # on the test data
+    loss: float | None
+    accuracy: float | None
+    r2: float | None
+
+    @property
+    def metric(self) -> float | None:
+        """Test accuracy or R²."""
+        return self.r2 if self.accuracy is None else self.accuracy
 
 
 @dataclass(frozen=True)
@@ -60,6 +79,7 @@ class RunRecord:
     measured: tuple[MeasuredStep, ...]  # one per epoch, or none
     steps: tuple[StepRecord, ...] = ()
     diverged: DivergedRecord | None = None  # None if the run finished
+    evaluations: tuple[EvaluationRecord, ...] = ()  # those besides the epochs
 
     @property
     def untimed(self) -> str:
@@ -77,6 +97,24 @@ class RunRecord:
     def settled_steps(self) -> tuple[MeasuredStep, ...]:
         """The measured steps of those epochs."""
         return self.measured[1:] or self.measured
+
+    @property
+    def moments(self) -> list[Moment]:
+        """Ends of epochs and evaluations between them, in order; one for each step."""
+        ends = {epoch.step: epoch for epoch in self.epochs}
+        times = accumulate(epoch.compute_seconds + epoch.communication_seconds for epoch in self.epochs)
+        steps, seconds = [0, *ends], [0.0, *times]
+        between = {record.step: record for record in self.evaluations}
+        found = []
+        for step in sorted({*ends, *between}):
+            end, record = ends.get(step), between.get(step) or ends[step]
+            if end is not None and end.test_loss is not None:
+                record = end
+            epochs = step / self.steps_per_epoch if end is None else end.epoch
+            test = record.test_loss, record.test_accuracy, record.test_r2
+            spent = float(np.interp(step, steps, seconds))
+            found.append(Moment(epochs, spent, None if end is None else end.train_loss, *test))
+        return found
 
     @property
     def steps_per_epoch(self) -> int:
@@ -220,6 +258,7 @@ def read_run(folder: Path) -> RunRecord:
         tuple(of_class(records, MeasuredStep)),
         tuple(of_class(records, StepRecord)),
         diverged[-1] if diverged else None,
+        tuple(of_class(records, EvaluationRecord)),
     )
     if (problem := _impossible_figure(run)) is not None:
         raise DataError(f"{folder / HISTORY}: not the record of a run: {problem}")

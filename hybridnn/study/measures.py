@@ -5,14 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from math import inf, isfinite, isnan
 from typing import Literal
 
-from hybridnn.runs.records import best_epoch
-from hybridnn.runs.run_files import RunRecord
+from hybridnn.runs.run_files import Moment, RunRecord
 from hybridnn.study.quantities import RunFigures
-from hybridnn.training.records import EpochRecord
 
 LATE_SHARE = 0.2
 """Share of the evaluations, the last ones, whose spread is `late_metric_sd`."""
@@ -68,13 +65,12 @@ def _of_run(read: Callable[[RunRecord], float | None]) -> Value:
 
 
 def _test_metrics(run: RunRecord) -> list[float]:
-    """Test accuracy or R² of the evaluated epochs."""
-    return [epoch.metric for epoch in run.epochs if epoch.metric is not None]
+    """Test accuracy or R² of all evaluations."""
+    return [moment.metric for moment in run.moments if moment.metric is not None]
 
 
 def _best_metric(run: RunRecord) -> float | None:
-    best = best_epoch(run.epochs)
-    return None if best is None else best.metric
+    return max(filter(isfinite, _test_metrics(run)), default=None)
 
 
 def _late_metric_sd(run: RunRecord) -> float | None:
@@ -83,27 +79,27 @@ def _late_metric_sd(run: RunRecord) -> float | None:
     return statistics.stdev(late) if len(late) > 1 else None
 
 
-def _losses(run: RunRecord, read: Callable[[EpochRecord], float | None]) -> list[float]:
-    return [loss for epoch in run.epochs if (loss := read(epoch)) is not None and isfinite(loss)]
+def _losses(run: RunRecord, read: Callable[[Moment], float | None]) -> list[float]:
+    return [loss for moment in run.moments if (loss := read(moment)) is not None and isfinite(loss)]
 
 
 def _last(values: Iterable[float]) -> float | None:
     return next(iter(reversed(list(values))), None)
 
 
-def _train_loss(epoch: EpochRecord) -> float:
-    return epoch.train_loss
+def _train_loss(moment: Moment) -> float | None:
+    return moment.train_loss
 
 
-def _test_loss(epoch: EpochRecord) -> float | None:
-    return epoch.test_loss
+def _test_loss(moment: Moment) -> float | None:
+    return moment.loss
 
 
-def _first_at_target(run: RunRecord, target: float | None) -> int | None:
-    """Index of the first epoch whose test metric is at least the target."""
-    for number, epoch in enumerate(run.epochs):
-        if target is not None and epoch.metric is not None and epoch.metric >= target:
-            return number
+def _first_at_target(run: RunRecord, target: float | None) -> Moment | None:
+    """The first evaluation whose test metric is at least the target."""
+    for moment in run.moments:
+        if target is not None and moment.metric is not None and moment.metric >= target:
+            return moment
     return None
 
 
@@ -111,15 +107,14 @@ def _epochs_to_target(run: RunRecord, figures: RunFigures, target: float | None)
     if not _test_metrics(run):
         return None
     found = _first_at_target(run, target)
-    return inf if found is None else run.epochs[found].epoch
+    return inf if found is None else found.epochs
 
 
 def _seconds_to_target(run: RunRecord, figures: RunFigures, target: float | None) -> float | None:
     if not _test_metrics(run):
         return None
     found = _first_at_target(run, target)
-    seconds = list(accumulate(epoch.compute_seconds + epoch.communication_seconds for epoch in run.epochs))
-    return inf if found is None else seconds[found]
+    return inf if found is None else found.seconds
 
 
 def _converged(run: RunRecord, figures: RunFigures, target: float | None) -> float | None:
@@ -209,7 +204,12 @@ MEASURES = {
         needs_target=True,
     ),
     "best_metric": Measure(
-        "best metric", "", "training", "higher", _of_run(_best_metric), "Highest test accuracy or R² of all epochs."
+        "best metric",
+        "",
+        "training",
+        "higher",
+        _of_run(_best_metric),
+        "Highest test accuracy or R² of all evaluations.",
     ),
     "last_metric": Measure(
         "last metric",
@@ -249,7 +249,7 @@ MEASURES = {
         "training",
         "lower",
         _of_run(lambda run: min(_losses(run, _test_loss), default=None)),
-        "Least test loss of all epochs.",
+        "Least test loss of all evaluations.",
     ),
     "last_test_loss": Measure(
         "last test loss",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.runs.run_files import RunRecord
+from hybridnn.runs.run_files import Moment, RunRecord
 from hybridnn.study.quantities import RunFigures, TimeShares, instruction_figures
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn.study.scaling import (
@@ -26,7 +25,6 @@ from hybridnn.study.scaling import (
     weak_lines,
 )
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
-from hybridnn.training.records import EpochRecord
 from hybridnn.utils.figures import MUTED, new_figure, png_bytes, tidy
 from hybridnn.utils.text import counted
 
@@ -47,10 +45,10 @@ LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a lo
 LEAST_R2 = -0.2
 """Lower end of the axis of R²: smaller values, before the network has learned, would hide the rest of the plot."""
 
-MEASURES: dict[str, Callable[[EpochRecord], float | None]] = {
-    "test accuracy": lambda record: record.test_accuracy,
-    "test R²": lambda record: record.test_r2,
-    "training loss": lambda record: record.train_loss,
+MEASURES: dict[str, Callable[[Moment], float | None]] = {
+    "test accuracy": lambda moment: moment.accuracy,
+    "test R²": lambda moment: moment.r2,
+    "training loss": lambda moment: moment.train_loss,
 }
 
 
@@ -272,13 +270,13 @@ def _style(number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MedianCurve:
-    """One measure of a point after each evaluated epoch, counted from 1: medians over its cells.
+    """One measure of a point after each evaluation, in epochs from the start: medians over its cells.
 
     `seconds` are the training time until then, without evaluation.
     """
 
     name: str
-    epochs: tuple[int, ...]
+    epochs: tuple[float, ...]
     seconds: tuple[float, ...]
     values: tuple[float, ...]
 
@@ -294,7 +292,7 @@ def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
 
 
 def draw_curves(results: StudyResults) -> tuple[str, Figure] | None:
-    """Draw the first measure that the cells have; None if no run has two epochs. Returns a caption and the figure."""
+    """Draw the first measure that the cells have; None if no run has two moments. Returns a caption and the figure."""
     found = ((measure, curves_of(results, measure)) for measure in MEASURES)
     measure, curves = next(((name, curves) for name, curves in found if curves), ("", []))
     if not any(len(curve.epochs) > 1 for curve in curves):
@@ -321,16 +319,14 @@ def draw_curves(results: StudyResults) -> tuple[str, Figure] | None:
     return f"{measure[0].upper()}{measure[1:]} against {axes_text}.{more}", figure
 
 
-def _curve(results: StudyResults, point: StudyPoint, value: Callable[[EpochRecord], float | None]) -> MedianCurve:
-    runs = [cell.run.epochs for cell in point.cells]
-    times = [list(accumulate(e.compute_seconds + e.communication_seconds for e in epochs)) for epochs in runs]
+def _curve(results: StudyResults, point: StudyPoint, value: Callable[[Moment], float | None]) -> MedianCurve:
+    runs = [cell.run.moments for cell in point.cells]
     rows = []
-    for number, epoch in enumerate(runs[0]):
-        found = [value(epochs[number]) for epochs in runs if number < len(epochs)]
-        measured = [known for known in found if known is not None and math.isfinite(known)]
-        passed = [seconds[number] for seconds in times if number < len(seconds)]
+    for number, moment in enumerate(runs[0]):
+        moments = [run[number] for run in runs if number < len(run)]
+        measured = [known for known in map(value, moments) if known is not None and math.isfinite(known)]
         if measured:
-            rows.append((epoch.epoch, median(passed), median(measured)))
+            rows.append((moment.epochs, median(moment.seconds for moment in moments), median(measured)))
     epochs, seconds, values = zip(*rows, strict=True) if rows else ((), (), ())
     return MedianCurve(point_name(results, point), epochs, seconds, values)
 

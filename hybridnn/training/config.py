@@ -116,6 +116,7 @@ class TrainConfig:
     distribution: Distribution = "local"
     log_every: Count = 10
     evaluate_every: Count = 1
+    evaluate_every_steps: Seed = 0
     weight_error: Seed = 0
     pipelining: Pipelining = field(default_factory=Pipelining)
 
@@ -132,7 +133,8 @@ class TrainConfig:
             For the first setting that is not allowed.
         """
         require_choice("training.dtype", getattr(self.dtype, "__name__", str(self.dtype)), DTYPES)
-        require_fields("training", self, ("batch_size", "seed", "clip_norm", "evaluate_every", "weight_error"))
+        evaluation = "evaluate_every", "evaluate_every_steps", "weight_error"
+        require_fields("training", self, ("batch_size", "seed", "clip_norm", *evaluation))
         require_fields("output", self, ("log_every",))
         require_fields("data", self, ("distribution",))
         require_fields("parallel", self, ("model_split", "overlap", "shared_replicas", "wire_dtype"))

@@ -222,6 +222,25 @@ class Engine:
         """Weights and arrays of the optimizer of every chunk."""
         return [[chunk.weights, *state.slots.values()] for chunk, state in zip(self.chunks, self.states, strict=True)]
 
+    def copy_weights(self) -> list[Array]:
+        """Copies of this rank's weights by chunk, after the last update of its stage; collective over its replicas."""
+        self._publish()  # shared weights are complete
+        copies = [self._copy(chunk.weights) for chunk in self.chunks]
+        self._publish()  # no rank updates them before all have copied
+        return copies
+
+    @contextmanager
+    def other_weights(self, weights: Sequence[Array]) -> Iterator[None]:
+        """Context in which forward passes use other weights, by chunk."""
+        saved = [(chunk.weights, chunk.parameters) for chunk in self.chunks]
+        try:
+            for chunk, flat in zip(self.chunks, weights, strict=True):
+                chunk.weights, chunk.parameters = flat, chunk.layout.views(flat)
+            yield
+        finally:
+            for chunk, (flat, views) in zip(self.chunks, saved, strict=True):
+                chunk.weights, chunk.parameters = flat, views
+
     def _copy(self, array: Array) -> Array:
         copy = self._kernels.empty(array.shape, array.dtype)
         self._kernels.copy(array, copy)

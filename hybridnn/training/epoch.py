@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from hybridnn.training.data_split import DataSplit
 from hybridnn.training.engine import Engine
 from hybridnn.training.records import MeasuredStep, Meter, Speed, StepRecord
 
+if TYPE_CHECKING:
+    from hybridnn.training.step_evaluations import StepEvaluations
+
 KINDS = (*(kind.name for kind in (Forward, Recompute, Backward, InputGradient, WeightGradient, Update)), "loss", "step")
 """Kinds of computation in the recorder, in the same order on all ranks."""
 
@@ -36,6 +40,16 @@ class StepClock:
     def __init__(self, grid: ProcessGrid) -> None:
         self._grid = grid
         self._start = self._now()
+
+    @contextmanager
+    def paused(self, *meters: Meter) -> Iterator[None]:
+        """Context of work that is no training, which this clock and the meters leave out; not collective."""
+        before, totals = self._now(), self._grid.recorder.totals
+        yield
+        spent = self._now() - before
+        self._start += spent
+        for meter in meters:
+            meter.leave_out(float(spent[0]), self._grid.recorder.totals - totals)
 
     def stop(self) -> None:
         """End the measurement; not collective."""
@@ -78,6 +92,7 @@ class EpochHooks:
     # called on every rank after each step but the last; True stops the training there. Only with an exact method,
     # whose pipeline is empty between steps.
     should_stop: Callable[[StepPosition], bool] | None = None
+    evaluations: StepEvaluations | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +146,8 @@ def train_epoch(
         done += 1
         unmarked += minibatch.size
         if engine.weight_errors is not None:
-            errors = engine.weight_errors.after_update(minibatch.rate)
+            with clock.paused(since_start, since_record):
+                errors = engine.weight_errors.after_update(minibatch.rate)
         if (minibatch.number + 1) % hooks.log_every == 0:
             if engine.layout.exact:
                 losses.fetch(done)  # waits for the device, so that the mark is at the end of the step
@@ -139,6 +155,11 @@ def train_epoch(
             unmarked = 0
             if engine.layout.exact:
                 log(minibatch, losses.means[-1])
+        # An asynchronous method does the update of a minibatch after its yield.
+        step = minibatch.number + engine.layout.exact
+        if hooks.evaluations is not None and step > before.step and hooks.evaluations.is_due(step):
+            with clock.paused(since_start, since_record):
+                hooks.evaluations.after_step(step, before.epoch)
         if hooks.should_stop is not None and done < len(minibatches):
             position = minibatch.number + 1, before.minibatches + done, partial(losses.progress, before, done)
             if hooks.should_stop(StepPosition(*position)):

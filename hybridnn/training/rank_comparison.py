@@ -172,7 +172,17 @@ SETTING_OF = {
     "log_every": "output.log_every",
 } | {
     name: f"training.{name}"
-    for name in ("batch_size", "evaluate_every", "weight_error", "seed", "dtype", "clip_norm", "shuffle", "epochs")
+    for name in (
+        "batch_size",
+        "evaluate_every",
+        "evaluate_every_steps",
+        "weight_error",
+        "seed",
+        "dtype",
+        "clip_norm",
+        "shuffle",
+        "epochs",
+    )
 }
 """Names in a run's settings of those parameters of `Trainer` and `Trainer.fit` that have another name there."""
 

@@ -56,6 +56,11 @@ class Meter:
         self._totals, self._start = grid.recorder.totals, perf_counter()
         self._spans: deque[tuple[int, float, RecordedTotals]] = deque()
 
+    def leave_out(self, seconds: float, spent: RecordedTotals) -> None:
+        """Leave work that is no training out of the current interval."""
+        self._start += seconds
+        self._totals += spent
+
     def mark(self, samples: int) -> None:
         """End an interval of training on `samples` samples, and start the next; not collective."""
         now, totals = perf_counter(), self._grid.recorder.totals
@@ -183,6 +188,34 @@ class MeasuredStep(Record):
     most_computing: float | None = None  # all instructions, of the rank that spent most; None in an earlier version
 
 
+@dataclass(frozen=True)
+class EvaluationRecord(Record):
+    """Metrics on the test data after a step, by ``training.evaluate_every_steps``.
+
+    Attributes
+    ----------
+    step : int
+        Steps done.
+    epoch : int
+        Epoch of the last of them, from 1.
+    test_loss, test_accuracy, test_r2 : float or None
+        As in `EpochRecord`; the loss is NaN if it is not finite.
+    """
+
+    kind = "evaluation"
+
+    step: int
+    epoch: int
+    test_loss: Figure
+    test_accuracy: float | None
+    test_r2: float | None
+
+    @property
+    def metric(self) -> float | None:
+        """Test accuracy (classification) or R² (regression)."""
+        return self.test_accuracy if self.test_accuracy is not None else self.test_r2
+
+
 @dataclass
 class History:
     """All records of a run, in order."""
@@ -190,3 +223,4 @@ class History:
     steps: list[StepRecord] = field(default_factory=list)
     epochs: list[EpochRecord] = field(default_factory=list)
     measured: list[MeasuredStep] = field(default_factory=list)
+    evaluations: list[EvaluationRecord] = field(default_factory=list)

@@ -26,7 +26,7 @@ from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.engine import make_engine
 from hybridnn.training.epoch import EpochHooks, StepPosition, train_epoch
 from hybridnn.training.layout_choice import choose_layout
-from hybridnn.training.records import EpochRecord, History, StepRecord
+from hybridnn.training.records import EpochRecord, EvaluationRecord, History, StepRecord
 from hybridnn.training.trained_network import TrainedNetwork
 from hybridnn.utils.checks import require_number, require_whole
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hybridnn.checkpoints.manifest import Origin
     from hybridnn.checkpoints.reading import Checkpoint
     from hybridnn.checkpoints.writing import CheckpointWriter
+    from hybridnn.training.step_evaluations import StepEvaluations
 
 
 class Trainer(TrainedNetwork):
@@ -79,6 +80,9 @@ class Trainer(TrainedNetwork):
         Steps between two `StepRecord`.
     evaluate_every : int
         Epochs between two evaluations; the last epoch is always evaluated.
+    evaluate_every_steps : int
+        Steps between two evaluations besides, each with an `EvaluationRecord`; 0: none. They do not count as training
+        time. With an asynchronous method each rank keeps a copy of its weights for each, until the end of the epoch.
     weight_error : int
         Record in every `StepRecord` the errors of stale and of predicted weights for 1 to this many updates (Chen et
         al. 2018, Figure 8); 0: do not. With an exact method and an optimizer with momentum. Slows the training down.
@@ -129,6 +133,7 @@ class Trainer(TrainedNetwork):
         distribution: str = "local",
         log_every: int = 10,
         evaluate_every: int = 1,
+        evaluate_every_steps: int = 0,
         weight_error: int = 0,
         pipelining: Pipelining | None = None,
         initial_weights: Mapping[str, HostArray] | None = None,
@@ -150,6 +155,7 @@ class Trainer(TrainedNetwork):
             distribution=distribution,
             log_every=log_every,
             evaluate_every=evaluate_every,
+            evaluate_every_steps=evaluate_every_steps,
             weight_error=weight_error,
             pipelining=pipelining or Pipelining(),
         )
@@ -191,6 +197,7 @@ class Trainer(TrainedNetwork):
         self.batch_size, self.schedule = config.batch_size, config.schedule
         self.seed, self.shuffle = config.seed, config.shuffle
         self.log_every, self.evaluate_every = config.log_every, config.evaluate_every
+        self.evaluate_every_steps = config.evaluate_every_steps
         self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, self.batch_size, grid))
         self.history, self.progress = History(), Progress()
         self.device = resolve_device(device, grid)
@@ -213,6 +220,7 @@ class Trainer(TrainedNetwork):
         validation: tuple[Any, HostArray | None] | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         on_epoch: Callable[[EpochRecord], None] | None = None,
+        on_evaluation: Callable[[EvaluationRecord], None] | None = None,
         should_stop: Callable[[StepPosition], bool] | None = None,
     ) -> History:
         """Train for a number of epochs; an incomplete epoch is completed first and counts as one of them.
@@ -227,9 +235,9 @@ class Trainer(TrainedNetwork):
             Passes over the samples.
         validation : tuple, optional
             Test samples and targets, as `x` and `y`.
-        on_step, on_epoch : callable, optional
-            Called on every rank with each record; with an asynchronous pipeline method, `on_step` is called at the end
-            of the epoch.
+        on_step, on_epoch, on_evaluation : callable, optional
+            Called on every rank with each record; with an asynchronous pipeline method, `on_step` and `on_evaluation`
+            are called at the end of the epoch.
         should_stop : callable, optional
             Called on every rank with the position of the training, after every step and after every epoch with its
             record written; with an asynchronous method only after every epoch. If it returns True, `fit` returns. It
@@ -257,6 +265,7 @@ class Trainer(TrainedNetwork):
         last = self.progress.epoch + epochs - 1
         updates = self.step - self.progress.minibatches + epochs * per_epoch
         self._engine.end_epochs()  # of a `fit` that an error ended
+        evaluations = self._step_evaluations(test, on_evaluation)
         while self.progress.epoch <= last:
             epoch = self.progress.epoch
             if self.layout.drains_at_end and not self.progress.minibatches and not self._engine.has_epochs:
@@ -264,7 +273,7 @@ class Trainer(TrainedNetwork):
             evaluated = test if epoch % self.evaluate_every == 0 or epoch == last else None
             # A diverging loss raises `NonFiniteLossError` in the step.
             with np.errstate(over="ignore", invalid="ignore"):
-                record = self._train_epoch(train, evaluated, per_epoch, updates, on_step, should_stop)
+                record = self._train_epoch(train, evaluated, (per_epoch, updates), on_step, should_stop, evaluations)
             if record is None:
                 break
             self.history.epochs.append(record)
@@ -281,8 +290,9 @@ class Trainer(TrainedNetwork):
             return
         from hybridnn.training.rank_comparison import require_same_settings, trainer_facts
 
-        names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every", "evaluate_every"
-        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+        names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every"
+        evaluations = "evaluate_every", "evaluate_every_steps"
+        settings: dict[str, Any] = {name: getattr(self, name) for name in (*names, *evaluations)}
         settings |= {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
         settings["should_stop"] = should_stop is not None
         require_same_settings(self.grid.world, lambda: trainer_facts(settings))
@@ -291,14 +301,14 @@ class Trainer(TrainedNetwork):
         self,
         train: DataSplit,
         test: DataSplit | None,
-        per_epoch: int,
-        updates: int,
+        counts: tuple[int, int],
         on_step: Callable[[StepRecord], None] | None,
         should_stop: Callable[[StepPosition], bool] | None,
+        evaluations: StepEvaluations | None,
     ) -> EpochRecord | None:
         """Train on the rest of the epoch; None if the training stopped before its end."""
         before = self.progress
-        loaded = self._minibatches(train, before, per_epoch, updates)
+        loaded = self._minibatches(train, before, *counts)
         rates = [minibatch.rate for minibatch in loaded]
         if self.grid.size > 1:
             from hybridnn.training.rank_comparison import require_same_rates
@@ -311,17 +321,33 @@ class Trainer(TrainedNetwork):
                 on_step(record)
 
         # With an asynchronous method the pipeline is not empty between steps.
-        hooks = EpochHooks(log, self.log_every, should_stop if self.layout.exact else None)
+        hooks = EpochHooks(log, self.log_every, should_stop if self.layout.exact else None, evaluations)
         result = train_epoch(self._engine, self.grid, train, loaded, before, hooks)
         if result.stopped:
             self.progress = result.progress
             return None
+        if evaluations is not None:
+            evaluations.end_epoch(result.progress.step, before.epoch)
         self.history.measured.append(result.measured)
         metrics = None if test is None else self._engine.evaluate(test)
         self._engine.require_finite(metrics)
         self.progress = result.progress.next_epoch()
         loss = result.progress.loss_sum / result.progress.samples
         return EpochRecord.of(self.step, before.epoch, loss, rates[-1], metrics, result.speed)
+
+    def _step_evaluations(
+        self, test: DataSplit | None, on_evaluation: Callable[[EvaluationRecord], None] | None
+    ) -> StepEvaluations | None:
+        if test is None or not self.evaluate_every_steps:
+            return None
+        from hybridnn.training.step_evaluations import StepEvaluations  # most trainings evaluate after epochs only
+
+        def record(evaluation: EvaluationRecord) -> None:
+            self.history.evaluations.append(evaluation)
+            if on_evaluation is not None:
+                on_evaluation(evaluation)
+
+        return StepEvaluations(self._engine, test, self.evaluate_every_steps, record)
 
     def _minibatches(self, train: DataSplit, start: Progress, per_epoch: int, updates: int) -> list[Minibatch]:
         """The minibatches of the rest of an epoch, from `start` on."""

@@ -152,6 +152,7 @@ def train(
                 weights[name] = plan.rule.step(weights[name], gradient, kept, step + 1, rate)
                 for slot in slots:
                     slots[slot][name] = kept[slot]
+            out.step_weights.append(dict(weights))
             out.step_losses.append(loss)
             out.rates.append(rate)
         out.epoch_losses.append(total / len(x))

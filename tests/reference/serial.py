@@ -129,6 +129,7 @@ class Outcome:
     rates: list[float]
     gradients: Weights
     epoch_weights: list[Weights] = field(default_factory=list)  # after each epoch
+    step_weights: list[Weights] = field(default_factory=list)  # after each step, of the replay of a pipeline
 
 
 def sample_order(samples: int, seed: int, epoch: int) -> Array:

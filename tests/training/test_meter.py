@@ -81,3 +81,21 @@ def test_steps_are_measured_as_means_and_with_the_rank_that_computes_most(clock:
         assert (measured.seconds_per_step, measured.waiting) == (pytest.approx(2.0), pytest.approx(1.25))
         assert measured.communication == pytest.approx(0)
         assert measured.most_computing == pytest.approx(4 * 1.5 / 5)
+
+
+def test_a_pause_is_no_part_of_a_span(clock: Clock) -> None:
+    grid = ProcessGrid(recorder=Recorder())
+    steps, span = StepClock(grid), Meter(grid)
+    clock.now += 2.0
+    with steps.paused(span):
+        start = clock.now
+        clock.now += 5.0
+        grid.recorder.end_communication("receive.wait", "pipeline", start, 40)
+        grid.recorder.end_compute("forward", start)
+        clock.now += 1.0
+    clock.now += 2.0
+    span.mark(8)
+    steps.stop()
+    assert span.read() == Speed(2.0, 4.0, 0.0, 0, 0.0)
+    measured = steps.read(1, 2)
+    assert (measured.seconds_per_step, measured.waiting, measured.instructions) == (2.0, 0.0, {})

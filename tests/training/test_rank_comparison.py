@@ -101,6 +101,7 @@ CONSTRUCTED: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
     ("training.clip_norm", "1", "none", {"clip_norm": 1.0}, {}),
     ("training.shuffle", "false", "true", {"shuffle": False}, {}),
     ("training.evaluate_every", "2", "1", {"evaluate_every": 2}, {}),
+    ("training.evaluate_every_steps", "2", "0", {"evaluate_every_steps": 2}, {}),
     ("output.log_every", "5", "10", {"log_every": 5}, {}),
     ("parallel.model_split", "'alternating'", "'columns'", {"model_split": "alternating"}, {}),
     ("parallel.overlap", "true", "'auto'", {"overlap": True}, {}),

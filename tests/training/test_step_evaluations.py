@@ -1,0 +1,130 @@
+"""Evaluations between steps, against trainings that stop there and against the serial replay of stale pipelines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
+from hybridnn.runs.run_files import read_run
+from hybridnn.study.measures import MEASURES
+from hybridnn.training.records import EvaluationRecord, History
+from reference.cases import assert_arrays_close, assert_close, data
+from reference.pipeline_cases import DELAYED_CASES, MOMENTUM, expected_outcome, pipelined_trainer
+from reference.trained_runs import REGRESSION, regression_file, train
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.standard_normal((45, 5)), RANDOM.standard_normal((45, 2))
+TEST = X[:13], Y[:13] + 1
+
+
+def trainer_on(comm: MPI.Intracomm, axis: str, every: int) -> Trainer:
+    grid = ProcessGrid(comm, **{"batch": 1, axis: comm.size})
+    model, pipelining = MLP([5, 7, 6, 5, 2], "tanh"), Pipelining("1f1b", microbatches=2)
+    settings: dict[str, Any] = {"batch_size": 10, "dtype": "float64", "pipelining": pipelining, "grid": grid}
+    return Trainer(model, SGD(0.05), evaluate_every_steps=every, log_every=2, **settings)
+
+
+@pytest.mark.in_process(ranks=[1, 2, 4])
+@pytest.mark.parametrize("axis", ["batch", "model", "pipeline"])
+def test_records_are_those_of_trainings_that_stop_there(comm: MPI.Intracomm, axis: str) -> None:
+    """Five steps per epoch, evaluated every three: between steps, and after the last step of an epoch."""
+    seen: list[EvaluationRecord] = []
+    trainer = trainer_on(comm, axis, 3)
+    history = trainer.fit(X, Y, epochs=3, validation=TEST, on_evaluation=seen.append)
+    assert [(record.step, record.epoch) for record in seen] == [(3, 1), (6, 2), (9, 2), (12, 3), (15, 3)]
+    assert history.evaluations == seen
+    for record in seen:
+        stopped = trainer_on(comm, axis, 0)
+        stopped.fit(X, Y, epochs=3, should_stop=lambda reached, step=record.step: reached.step == step)
+        test = stopped.evaluate(*TEST)
+        assert (record.test_loss, record.test_accuracy, record.test_r2) == (test.loss, test.accuracy, test.r2)
+    plain = trainer_on(comm, axis, 0)
+    without = plain.fit(X, Y, epochs=3, validation=TEST)
+    assert not without.evaluations
+    assert [step.train_loss for step in history.steps] == [step.train_loss for step in without.steps]
+    assert [step.bytes_sent for step in history.steps] == [step.bytes_sent for step in without.steps]
+    assert_same_weights(trainer, plain)
+
+
+def assert_same_weights(one: Trainer, other: Trainer) -> None:
+    found, expected = one.weights(), other.weights()
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.in_process(ranks=[2, 4])
+@pytest.mark.parametrize("drain", ["epoch", "end"])
+@pytest.mark.parametrize("name", DELAYED_CASES)
+def test_stale_pipelines_evaluate_the_weights_of_the_step_on_every_stage(
+    comm: MPI.Intracomm, name: str, drain: Any
+) -> None:
+    """Four steps per epoch, evaluated every three; the replay has the weights of every step."""
+    it = replace(DELAYED_CASES[name], drain=drain, case=replace(MOMENTUM, epochs=3))
+    for stages in {comm.size, 2}:  # of four ranks also two batch ranks per stage
+        grid = ProcessGrid(comm, pipeline=stages)
+        trainer, plain, replayed = (pipelined_trainer(it, grid) for _ in range(3))
+        trainer.evaluate_every_steps = 3
+        test = data(it.case, "test")
+        history = trainer.fit(*data(it.case), epochs=3, validation=test)
+        plain.fit(*data(it.case), epochs=3, validation=test)
+        assert_same_weights(trainer, plain)
+        expected = expected_outcome(it, stages).step_weights
+        assert [(record.step, record.epoch) for record in history.evaluations] == [(3, 1), (6, 2), (9, 3), (12, 3)]
+        for record in history.evaluations:
+            replayed.load_weights(expected[record.step - 1])
+            assert_close(record.test_loss, replayed.evaluate(*test).loss, f"{it}, step {record.step}")
+        assert_arrays_close(trainer.weights(), expected[-1], str(it))
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_copies_of_shared_weights_are_complete(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=2)
+    case = replace(MOMENTUM, epochs=3, shared_replicas=True)
+    it = replace(DELAYED_CASES["pipedream"], drain="end", case=case)
+    trainer, replayed = (pipelined_trainer(it, grid) for _ in range(2))
+    trainer.evaluate_every_steps = 1
+    history = trainer.fit(*data(case), epochs=3, validation=data(case, "test"))
+    for record, weights in zip(history.evaluations, expected_outcome(it, 2).step_weights, strict=True):
+        replayed.load_weights(weights)
+        assert_close(record.test_loss, replayed.evaluate(*data(case, "test")).loss, f"step {record.step}")
+
+
+def test_runs_record_evaluations_and_measures_use_them(tmp_path: Path) -> None:
+    source = {"data": {"file": str(regression_file(tmp_path / "data.npz"))}}
+    training = {**REGRESSION["training"], "evaluate_every_steps": 2}
+    train(tmp_path / "run", **source, model=REGRESSION["model"], training=training)
+    run = read_run(tmp_path / "run")
+    steps = [record.step for record in run.evaluations]
+    assert steps == list(range(2, run.epochs[-1].step + 1, 2))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == steps
+    moments = run.moments
+    assert [moment.epochs for moment in moments] == [
+        step / run.steps_per_epoch for step in sorted({*steps, *(epoch.step for epoch in run.epochs)})
+    ]
+    assert [moment.seconds for moment in moments] == sorted(moment.seconds for moment in moments)
+    losses = [record.test_loss for record in (*run.evaluations, *run.epochs)]
+    read = MEASURES["least_test_loss"].value
+    assert read is not None
+    assert read(run, None, None) == min(losses)  # type: ignore[arg-type]  # the figures are of its times
+    first = run.evaluations[0]
+    reached = MEASURES["epochs_to_target"].value
+    assert reached is not None
+    assert reached(run, None, first.metric) == 2 / run.steps_per_epoch  # type: ignore[arg-type]
+
+
+def test_a_record_of_a_run_that_stops_is_kept_once() -> None:
+    one, two = (Trainer(MLP([5, 7, 2]), batch_size=10, evaluate_every_steps=2) for _ in range(2))
+    whole = one.fit(X, Y, epochs=2, validation=TEST)
+    for step in (4, 99):
+        two.fit(X, Y, epochs=3 - two.progress.epoch, validation=TEST, should_stop=lambda at, step=step: at.step == step)
+    assert [asdict(record) for record in two.history.evaluations] == [asdict(record) for record in whole.evaluations]
+    assert isinstance(whole, History)
