@@ -12,7 +12,7 @@ from hybridnn.checkpoints.progress import Progress
 from hybridnn.runs.records import ResumeRecord
 from hybridnn.runs.recovery import complete_history
 from hybridnn.runs.run_files import to_line
-from hybridnn.training.records import EpochRecord, History, MeasuredStep, Record, StepRecord
+from hybridnn.training.records import EpochRecord, EvaluationRecord, History, MeasuredStep, Record, StepRecord
 
 LOSSES = {2: 0.5, 4: 0.4, 6: 0.3, 8: 0.2}
 WRITTEN_LOSS = 0.123
@@ -65,3 +65,12 @@ def test_missing_records_are_added_in_order(
         expected[1] = json.dumps(first_step) + "\n"
     assert found == expected
     assert [entry.name for entry in tmp_path.iterdir()] == ["history.jsonl"]
+
+
+def test_evaluations_between_steps_are_kept_up_to_the_progress(tmp_path: Path) -> None:
+    history = in_memory()
+    history.evaluations = [EvaluationRecord(step, (step + 3) // 4, 0.5, None, 0.1) for step in (3, 6, 7)]
+    (tmp_path / "history.jsonl").write_text(to_line(history.evaluations[0]))
+    complete_history(tmp_path, history, Progress(step=6, epoch=2, minibatches=2))
+    kept = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in kept if line["kind"] == "evaluation"] == [3, 6]
