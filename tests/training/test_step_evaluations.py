@@ -13,7 +13,7 @@ import pytest
 from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
 from hybridnn.runs.run_files import read_run
 from hybridnn.study.measures import MEASURES
-from hybridnn.training.records import EvaluationRecord, History
+from hybridnn.training.records import EvaluationRecord
 from reference.cases import assert_arrays_close, assert_close, data
 from reference.pipeline_cases import DELAYED_CASES, MOMENTUM, expected_outcome, pipelined_trainer
 from reference.trained_runs import REGRESSION, regression_file, train
@@ -127,4 +127,3 @@ def test_a_record_of_a_run_that_stops_is_kept_once() -> None:
     for step in (4, 99):
         two.fit(X, Y, epochs=3 - two.progress.epoch, validation=TEST, should_stop=lambda at, step=step: at.step == step)
     assert [asdict(record) for record in two.history.evaluations] == [asdict(record) for record in whole.evaluations]
-    assert isinstance(whole, History)
