@@ -103,17 +103,17 @@ def best_grid(
     Raises
     ------
     GridError
-        If every grid would leave a rank without a sample or without an output of some layer.
+        If every grid would leave a rank without a sample, or without an output of any layer.
     """
     _require_widths(widths)
     require_whole("batch", batch, 1)
     require_whole("ranks", ranks, 1)
-    narrowest = min(widths[1:])
-    grids = [grid for grid in fitting_grids(ranks) if grid[0] <= batch and grid[1] <= narrowest]
+    widest = max(widths[1:])
+    grids = [grid for grid in fitting_grids(ranks) if grid[0] <= batch and grid[1] <= widest]
     if not grids:
         raise GridError(
             f"{ranks} ranks: no grid has at most {batch} batch ranks (samples of the minibatch) "
-            f"and at most {narrowest} model ranks (outputs of the narrowest layer)"
+            f"and at most {widest} model ranks (outputs of the widest layer)"
         )
     return min(grids, key=lambda grid: integrated_step(widths, batch, *grid, itemsize=itemsize).seconds(alpha, beta))
 
