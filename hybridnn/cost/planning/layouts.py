@@ -52,7 +52,7 @@ def feasible_layouts(
     if not grids:
         fewer = f"{most_ranks(workload, ranks)} is the largest number up to {ranks} that this model can use"
         limits = f"{len(workload.model.layers)} layers, {workload.batch_size} samples in a minibatch"
-        widest = _most_model_ranks(workload, 1)
+        widest = _most_model_ranks(workload)
         raise SettingError("ranks", ranks, f"{fewer}: it has {limits}, and {widest} outputs to split")
     found = False
     for grid in grids:
@@ -66,19 +66,15 @@ def feasible_layouts(
 
 def most_ranks(workload: Workload, limit: int) -> int:
     """The largest number of ranks up to `limit` for which there is a layout."""
-    ranks = min(limit, len(workload.model.layers) * workload.batch_size * _most_model_ranks(workload, 1))
+    ranks = min(limit, len(workload.model.layers) * workload.batch_size * _most_model_ranks(workload))
     while not any(_grids(workload, ranks)):
         ranks -= 1
     return ranks
 
 
-def _most_model_ranks(workload: Workload, pipeline: int) -> int:
-    """Outputs of the narrowest layer that has to be split by them.
-
-    With one stage, the alternating split leaves out every second layer; with more, stages can begin at any layer.
-    """
-    layers = workload.model.layers[::2] if pipeline == 1 else workload.model.layers
-    return min(layer.outputs for layer in layers)
+def _most_model_ranks(workload: Workload) -> int:
+    """Outputs of the widest layer: more model ranks would have none of any layer."""
+    return max(layer.outputs for layer in workload.model.layers)
 
 
 def _grids(workload: Workload, ranks: int) -> Iterator[tuple[int, int, int]]:
@@ -86,7 +82,7 @@ def _grids(workload: Workload, ranks: int) -> Iterator[tuple[int, int, int]]:
     for pipeline in range(1, len(workload.model.layers) + 1):
         replicas, rest = divmod(ranks, pipeline)
         for batch in range(min(replicas, workload.batch_size), 0, -1) if rest == 0 else ():
-            if replicas % batch == 0 and replicas // batch <= _most_model_ranks(workload, pipeline):
+            if replicas % batch == 0 and replicas // batch <= _most_model_ranks(workload):
                 yield pipeline, batch, replicas // batch
 
 
@@ -113,22 +109,13 @@ def _layouts_of_grid(
                     wire_dtype=wanted.get("wire_dtype", "same"),
                     node_ranks=node_ranks,
                 )
-                if _splits_layers(workload, layout):
+                # The alternating split is that by columns, unless some stage has two layers.
+                if model == 1 or split != "alternating" or max(layout.layers) > 1:
                     yield layout
 
 
 def _allowed(wanted: Wanted, key: str, value: object) -> bool:
     return bool(wanted.get(key, value) == value)
-
-
-def _splits_layers(workload: Workload, layout: Layout) -> bool:
-    """Whether every model rank has outputs of some layer; the alternating split also needs two layers in some stage."""
-    model = layout.stages[0][1]
-    if model == 1:
-        return True
-    if layout.model_split == "alternating" and max(layout.layers) < 2:
-        return False
-    return model <= max(layer.outputs for layer in workload.model.layers)
 
 
 def _pipelines(

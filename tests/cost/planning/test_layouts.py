@@ -40,10 +40,9 @@ def test_grids_are_all_factorizations_of_the_ranks() -> None:
     for ranks in (1, 2, 6, 12, 16, 60):
         expected = {
             ((batch, model),) * pipeline
-            for pipeline, batch, model in product(range(1, 6), range(1, 33), range(1, 5))
+            for pipeline, batch, model in product(range(1, 6), range(1, 33), range(1, 17))
             if pipeline * batch * model == ranks
         }
-        # The last layer, of 4 outputs, is the fifth: split by its outputs even where splits alternate.
         assert {one.stages for one in layouts(DEEP, ranks)} == expected
 
 
@@ -155,9 +154,9 @@ def test_constraints_exclude_exactly_the_other_layouts() -> None:
 
 def test_error_with_more_ranks_than_the_model_can_use() -> None:
     small = Workload(MLP([5, 4, 3]), 100, 7)
-    # 2 stages of 7 batch and 3 model ranks
-    assert most_ranks(small, 10**9) == 42
-    with pytest.raises(SettingError, match=r"ranks = 64: 42 is the largest number up to 64 .* 2 layers, 7 samples"):
+    # 2 stages of 7 batch and 4 model ranks
+    assert most_ranks(small, 10**9) == 56
+    with pytest.raises(SettingError, match=r"ranks = 64: 56 is the largest number up to 64 .* 2 layers, 7 samples"):
         layouts(small, 64)
     # A prime above all of 7 samples, 4 outputs and 2 layers is no product of what there is; 28 is 7 x 4.
     assert most_ranks(small, 29) == 28
