@@ -183,7 +183,7 @@ def further_tables(results: StudyResults) -> list[tuple[str, list[dict[str, str]
     """Title, rows and note of the tables after that of the points, but for those without rows."""
     tables = [
         ("Folders side by side", folder_rows(results), FOLDERS),
-        ("Where the time goes", breakdown_rows(results), BREAKDOWN),
+        ("Where the time goes", breakdown_rows(results) if results.is_timed else [], BREAKDOWN),
     ]
     return [table for table in tables if table[1]]
 

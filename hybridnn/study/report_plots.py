@@ -14,7 +14,7 @@ from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
     Comparison,
-    GridMap,
+    GridTimes,
     ScalingLine,
     alike_points,
     baseline_text,
@@ -164,7 +164,7 @@ def _draw_estimates(axes: Axes, points: Sequence[tuple[int, Estimate]], **style:
     axes.errorbar([ranks for ranks, _ in points], values, yerr=[below, above], capsize=2, **style)
 
 
-def _draw_maps(maps: Sequence[GridMap]) -> Figure:
+def _draw_maps(maps: Sequence[GridTimes]) -> Figure:
     columns = min(MAPS_PER_ROW, len(maps))
     rows = -(-len(maps) // columns)
     figure = new_figure(4.2 * columns, 3.8 * rows)
@@ -176,7 +176,7 @@ def _draw_maps(maps: Sequence[GridMap]) -> Figure:
     return figure
 
 
-def _draw_map(axes: Axes, grids: GridMap) -> None:
+def _draw_map(axes: Axes, grids: GridTimes) -> None:
     from matplotlib.colors import LogNorm
 
     batches = sorted({batch for batch, _ in grids.seconds})

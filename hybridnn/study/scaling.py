@@ -144,7 +144,7 @@ class ScalingLine:
 
 
 @dataclass(frozen=True)
-class GridMap:
+class GridTimes:
     """Seconds per epoch of the grids of one network: ``seconds[batch, model]``."""
 
     name: str
@@ -293,7 +293,7 @@ def _ranks_and_seconds(point: StudyPoint) -> tuple[int, float]:
     return point.first.ranks, point.seconds_per_epoch.value
 
 
-def grid_maps(results: StudyResults) -> list[GridMap]:
+def grid_maps(results: StudyResults) -> list[GridTimes]:
     """Maps of batch x model for every network that ran with several numbers of both; all numbers of ranks together."""
     maps = []
     for points in alike_points(results, constant=lambda point: (*_work(point), point.grid[0])):
@@ -304,7 +304,7 @@ def grid_maps(results: StudyResults) -> list[GridMap]:
         if len({batch for batch, _ in seconds}) > 1 and len({model for _, model in seconds}) > 1:
             name = point_name(results, points[0], without=LAYOUT)
             pipeline = points[0].grid[0]
-            maps.append(GridMap(name + f", {pipeline} stages" * (pipeline > 1), seconds))
+            maps.append(GridTimes(name + f", {pipeline} stages" * (pipeline > 1), seconds))
     return maps
 
 
