@@ -11,6 +11,7 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, NonFiniteLossError, SettingError
+from hybridnn.in_process import run_ranks
 from hybridnn.pipeline.partition.layer_profile import LayerProfile
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.training.config import Pipelining
@@ -35,6 +36,8 @@ from reference.ranks import allgather_objects
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from hybridnn.kernels.backend import HostArray
 
 RANKS = [2, 3]
 
@@ -245,10 +248,23 @@ def test_one_stage_takes_exact_methods_alone() -> None:
     assert_arrays_same(trained(pipelining=Pipelining()), plain)
 
 
-@pytest.mark.in_process(ranks=[3])
-def test_a_stage_wider_than_a_layer_is_refused(comm: MPI.Intracomm) -> None:
-    with pytest.raises(HybridnnError, match=r"1 output.*2 model ranks"):
-        Trainer(MLP([5, 8, 4, 1]), grid=ProcessGrid(comm, stages=[(1, 1), (1, 2)]), pipelining=Pipelining())
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "interleaved"])
+def test_a_stage_wider_than_its_layers_trains_as_a_stage_of_one_rank(method: str) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((50, 5)), random.standard_normal((50, 1))
+
+    def train(comm: MPI.Intracomm, *stages: tuple[int, int]) -> dict[str, HostArray]:
+        grid = ProcessGrid(comm, stages=stages)
+        trainer = Trainer(
+            MLP([5, 8, 2, 1]), SGD(0.05), grid=grid, batch_size=12, dtype="float64", pipelining=Pipelining(method)
+        )
+        trainer.fit(x, y, epochs=2)
+        return trainer.weights()
+
+    plain = run_ranks(2, train, (1, 1), (1, 1)).results[0]
+    wide = run_ranks(5, train, (1, 2), (1, 3)).results[0]
+    for name, array in plain.items():
+        np.testing.assert_allclose(wide[name], array, rtol=0, atol=1e-13)
 
 
 @pytest.mark.in_process(ranks=[2, 3])
