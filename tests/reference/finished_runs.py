@@ -12,8 +12,9 @@ from typing import Any
 from hybridnn.config.settings import settings_from, to_toml
 from hybridnn.pipeline.layout import Layout
 from hybridnn.runs.run_files import CONFIG_END
+from hybridnn.study.results import StudyResults, read_results
 
-__all__ = ["measured_line", "prediction_line", "write_run", "write_study"]
+__all__ = ["made_study", "measured_line", "prediction_line", "strong_study", "write_run", "write_study"]
 
 
 def prediction_line(seconds_per_step: float, **changes: Any) -> dict[str, Any]:
@@ -164,3 +165,29 @@ def write_run(
     written = [header, *lines, *epochs, *([end] if ended else [])]
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
     return folder
+
+
+def made_study(folder: Path, *arguments: Any, **options: Any) -> StudyResults:
+    """The results of `write_study`."""
+    return read_results(write_study(folder, *arguments, **options))
+
+
+def strong_study(folder: Path) -> StudyResults:
+    """Two widths on 1, 2 and 4 ranks, each thrice."""
+    seconds = {
+        (8, 1): (4, 5, 9),
+        (8, 2): (2, 3, 2.5),
+        (8, 4): (2, 2, 2),
+        (16, 1): (8, 8, 8),
+        (16, 2): (4, 4, 4),
+        (16, 4): (1, 2, 4),
+    }
+    runs = {
+        f"{width}-{ranks}-{repeat}": (
+            {"ranks": ranks, "width": width, "repeat": repeat},
+            {"ranks": ranks, "hidden": [width], "seconds": [taken], "lines": [prediction_line(taken / 20)]},
+        )
+        for (width, ranks), times in seconds.items()
+        for repeat, taken in enumerate(times)
+    }
+    return made_study(folder, runs)

@@ -9,7 +9,6 @@ import re
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.image import imread
@@ -22,32 +21,7 @@ from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.scaling import warnings_of
 from hybridnn.study.study_folder import StudyFolder
 from hybridnn.utils.figures import FORMATS, figure_bytes, png_bytes
-from reference.finished_runs import prediction_line, write_study
-
-
-def _study(folder: Path, *arguments: Any, **options: Any) -> StudyResults:
-    return read_results(write_study(folder, *arguments, **options))
-
-
-def _strong(folder: Path) -> StudyResults:
-    """Two widths on 1, 2 and 4 ranks, each thrice."""
-    seconds = {
-        (8, 1): (4, 5, 9),
-        (8, 2): (2, 3, 2.5),
-        (8, 4): (2, 2, 2),
-        (16, 1): (8, 8, 8),
-        (16, 2): (4, 4, 4),
-        (16, 4): (1, 2, 4),
-    }
-    runs = {
-        f"{width}-{ranks}-{repeat}": (
-            {"ranks": ranks, "width": width, "repeat": repeat},
-            {"ranks": ranks, "hidden": [width], "seconds": [taken], "lines": [prediction_line(taken / 20)]},
-        )
-        for (width, ranks), times in seconds.items()
-        for repeat, taken in enumerate(times)
-    }
-    return _study(folder, runs)
+from reference.finished_runs import made_study, prediction_line, strong_study
 
 
 def _grids(folder: Path) -> StudyResults:
@@ -59,7 +33,7 @@ def _grids(folder: Path) -> StudyResults:
         )
         for (b, m), taken in seconds.items()
     }
-    return _study(folder, runs)
+    return made_study(folder, runs)
 
 
 def test_curves_are_medians_against_epochs_and_summed_time(tmp_path: Path) -> None:
@@ -67,7 +41,7 @@ def test_curves_are_medians_against_epochs_and_summed_time(tmp_path: Path) -> No
         f"seed-{seed}": ({"seed": seed}, {"seconds": times, "accuracy": accuracy})
         for seed, (times, accuracy) in enumerate([((2, 1), 0.5), ((4, 3), 0.7), ((3, 2), 0.9)])
     }
-    results = _study(tmp_path, runs)
+    results = made_study(tmp_path, runs)
     (curve,) = curves_of(results, "test accuracy")
     assert (curve.epochs, curve.values) == ((1, 2), (0.35, 0.7))
     assert curve.seconds == (3, 5)  # of 2, 4, 3 and of 3, 7, 5
@@ -79,12 +53,12 @@ def test_curves_take_the_fastest_layout_of_a_network(tmp_path: Path) -> None:
     runs = {
         f"{ranks}": ({"ranks": ranks}, {"ranks": ranks, "seconds": [taken, taken]}) for ranks, taken in ((1, 4), (2, 3))
     }
-    (curve,) = curves_of(_study(tmp_path, runs), "training loss")
+    (curve,) = curves_of(made_study(tmp_path, runs), "training loss")
     assert (curve.name, curve.seconds, curve.values) == ("ranks 2", (3, 6), (1, 0.5))
 
 
 def test_csv_has_a_line_for_every_cell(tmp_path: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text(_strong(tmp_path)))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(strong_study(tmp_path)))))
     assert len(rows) == 18
     first = rows[0]
     assert (first["id"], first["axis.width"], first["axis.repeat"], first["ranks"]) == ("8-1-0", "8", "0", "1")
@@ -96,20 +70,20 @@ def test_csv_has_a_line_for_every_cell(tmp_path: Path) -> None:
 
 def test_markdown_has_a_row_for_every_point_and_the_unfinished_cells(tmp_path: Path) -> None:
     runs = {"a": ({"width": 8}, {"seconds": [2.0]})}
-    text = markdown_text(_study(tmp_path, runs, missing={"b": {"width": 9}}))
+    text = markdown_text(made_study(tmp_path, runs, missing={"b": {"width": 9}}))
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 3
     assert table[2].startswith("| 1 | 1x1 | 1 | 2 | 1.00 | 1.00 | 0.5 |")
     assert "Single runs. Speed-up against the fewest ranks of the same work (1 rank, 2 s per epoch)." in text
     assert "Not finished: 1 cells (1 never run)\n\n* **never run** b\n" in text
-    strong = markdown_text(_strong(tmp_path / "strong"))
+    strong = markdown_text(strong_study(tmp_path / "strong"))
     assert "| 1 | 1x1 | 1 | 8 | 5 [4, 9] | 1.00 | 1.00 | 2.5 |" in strong
     assert "| 2 | 2x1 | 1 | 8 | 2.5 [2, 3] | 2.00 [1.33, 4.50] | 1.00 | 1.25 |" in strong
     assert "Medians of up to 3 runs [95% confidence interval, bootstrap]. Speed-up against the fewest ranks" in strong
 
 
 def test_facts_have_units_in_their_names(tmp_path: Path) -> None:
-    facts = point_facts(_strong(tmp_path))
+    facts = point_facts(strong_study(tmp_path))
     assert facts[1]["seconds_per_epoch"] == {"value": 2.5, "low": 2, "high": 3}
     assert facts[1]["seconds_per_step"]["value"] == 0.25
     assert facts[1]["speed_up"]["value"] == 2
@@ -160,14 +134,14 @@ def test_report_is_complete_and_its_page_self_contained(tmp_path: Path) -> None:
 
 
 def test_plots_are_pictures(tmp_path: Path) -> None:
-    for results in (_strong(tmp_path / "a"), _grids(tmp_path / "b")):
+    for results in (strong_study(tmp_path / "a"), _grids(tmp_path / "b")):
         for caption, figure in draw_plots(results).values():
             assert caption.endswith(".")
             assert imread(BytesIO(png_bytes(figure))).std() > 0
 
 
 def test_equal_results_give_equal_small_files_with_text_as_text(tmp_path: Path) -> None:
-    first, second = (draw_plots(_strong(tmp_path / name))["strong_scaling"][1] for name in "ab")
+    first, second = (draw_plots(strong_study(tmp_path / name))["strong_scaling"][1] for name in "ab")
     for kind in FORMATS:
         content = figure_bytes(first, kind)
         assert content == figure_bytes(second, kind)
@@ -176,7 +150,7 @@ def test_equal_results_give_equal_small_files_with_text_as_text(tmp_path: Path) 
 
 
 def test_single_cell_has_tables_and_no_plots(tmp_path: Path) -> None:
-    results = _study(tmp_path, {"only": ({}, {"seconds": [1.0]})})
+    results = made_study(tmp_path, {"only": ({}, {"seconds": [1.0]})})
     assert draw_plots(results) == {}
     assert [path.name for path in write_report(results, tmp_path / "r")] == [
         *("results.csv", "tables.md", "tables.tex", "index.html")
@@ -194,7 +168,7 @@ def test_foreign_folder_is_refused(tmp_path: Path) -> None:
 def test_study_without_a_finished_cell_is_refused(tmp_path: Path) -> None:
     problem = "none of the 2 cells of the study is finished: 1 interrupted, 1 never run; a: its run left no end"
     with pytest.raises(DataError, match=problem):
-        _study(tmp_path, {"a": ({}, {"ended": False})}, missing={"b": {}})
+        made_study(tmp_path, {"a": ({}, {"ended": False})}, missing={"b": {}})
 
 
 def _with_every_state(folder: Path) -> StudyResults:
@@ -204,7 +178,7 @@ def _with_every_state(folder: Path) -> StudyResults:
         (place.cell(name)).mkdir(parents=True)
         place.fail(name, status, f"reason of <{name}>")  # type: ignore[arg-type]
     runs = {"a": ({"seed": 1}, {}), "e": ({"seed": 5}, {"ended": False})}
-    return _study(folder, runs, missing={name: {"seed": seed} for seed, name in enumerate("bcdf", 6)})
+    return made_study(folder, runs, missing={name: {"seed": seed} for seed, name in enumerate("bcdf", 6)})
 
 
 def test_every_form_of_the_report_has_all_states(tmp_path: Path) -> None:
@@ -232,13 +206,13 @@ def test_a_speed_up_above_the_ideal_is_a_warning(tmp_path: Path) -> None:
         str(ranks): ({"ranks": ranks}, {"ranks": ranks, "seconds": [taken]})
         for ranks, taken in ((1, 12.0), (2, 5.0), (4, 1.0))  # efficiencies of 1.2 and 3
     }
-    results = _study(tmp_path, runs)
+    results = made_study(tmp_path, runs)
     (warning,) = warnings_of(results)
     assert warning.startswith("ranks 4: efficiency 300%, more than ranks alone can give")
     assert f"**Warning:** {warning}\n" in markdown_text(results)
     assert f'<p class="warning">Warning: {warning}</p>' in page_html(results, {})
     assert [point["efficiency"]["value"] for point in point_facts(results)] == pytest.approx([1, 1.2, 3])
-    assert warnings_of(_strong(tmp_path / "strong")) == []
+    assert warnings_of(strong_study(tmp_path / "strong")) == []
 
 
 def test_threads_and_nodes_have_columns_and_mixing_them_is_a_warning(tmp_path: Path) -> None:
@@ -247,7 +221,7 @@ def test_threads_and_nodes_have_columns_and_mixing_them_is_a_warning(tmp_path: P
         "4-1": ({"ranks": 4, "repeat": 1}, {"ranks": 4, "nodes": 1, "seconds": [1.0]}),
         "4-2": ({"ranks": 4, "repeat": 2}, {"ranks": 4, "nodes": 2, "seconds": [2.0]}),
     }
-    results = _study(tmp_path, runs)
+    results = made_study(tmp_path, runs)
     assert warnings_of(results) == [
         "the runs differ in BLAS threads per rank (1, 2): speed-ups compare different numbers of cores",
         "ranks 4: repeated on 1, 2 nodes, whose times are not the same",
@@ -270,7 +244,7 @@ def test_csv_has_every_cell_with_its_outcome_and_all_figures(tmp_path: Path) -> 
         for ranks, times in ((1, (4.0, 8.0, 6.0)), (2, (4.0, 2.0, 3.0)))
         for repeat, taken in enumerate(times)
     }
-    results = _study(tmp_path, runs, missing={"4-0": {"ranks": 4, "repeat": 0}})
+    results = made_study(tmp_path, runs, missing={"4-0": {"ranks": 4, "repeat": 0}})
     rows = {row["id"]: row for row in csv.DictReader(io.StringIO(csv_text(results)))}
     assert list(rows) == [*runs, "4-0"]
     assert (rows["4-0"]["outcome"], rows["4-0"]["axis.ranks"], rows["4-0"]["speed_up"]) == ("never run", "4", "")
@@ -298,7 +272,7 @@ def test_differing_hardware_is_a_warning_in_every_form(tmp_path: Path) -> None:
         name: ({"ranks": ranks}, {"ranks": ranks, "hosts": {"processors": [name]}, "seconds": [2.0 / ranks]})
         for name, ranks in (("old", 1), ("new", 2))
     }
-    results = _study(tmp_path / "study", runs)
+    results = made_study(tmp_path / "study", runs)
     warning = "cells of one curve ran with different processors: old (1 cell); new (1 cell)"
     assert warnings_of(results) == [warning]
     write_report(results, tmp_path / "report")
@@ -307,7 +281,7 @@ def test_differing_hardware_is_a_warning_in_every_form(tmp_path: Path) -> None:
 
 
 def test_curves_file_has_the_points_of_the_plots(tmp_path: Path) -> None:
-    write_report(_strong(tmp_path / "study"), tmp_path / "report")
+    write_report(strong_study(tmp_path / "study"), tmp_path / "report")
     rows = list(csv.DictReader((tmp_path / "report" / "curves.csv").open()))
     seconds = {(row["curve"], row["x"]): float(row["y"]) for row in rows if row["y_name"] == "seconds per epoch"}
     assert seconds["width 8", "1"] == 5

@@ -8,7 +8,7 @@ import pytest
 
 from hybridnn.study.report_files import breakdown_rows, point_rows
 from hybridnn.study.report_plots import breakdowns_of, curves_of, draw_plots
-from hybridnn.study.results import StudyPoint, StudyResults, read_results
+from hybridnn.study.results import StudyPoint, StudyResults
 from hybridnn.study.scaling import (
     Comparison,
     baseline_text,
@@ -19,32 +19,7 @@ from hybridnn.study.scaling import (
     weak_lines,
 )
 from hybridnn.study.statistics import Estimate, MeanDeviation
-from reference.finished_runs import measured_line, prediction_line, write_study
-
-
-def _study(folder: Path, *arguments: Any, **options: Any) -> StudyResults:
-    return read_results(write_study(folder, *arguments, **options))
-
-
-def _strong(folder: Path) -> StudyResults:
-    """Two widths on 1, 2 and 4 ranks, each thrice."""
-    seconds = {
-        (8, 1): (4, 5, 9),
-        (8, 2): (2, 3, 2.5),
-        (8, 4): (2, 2, 2),
-        (16, 1): (8, 8, 8),
-        (16, 2): (4, 4, 4),
-        (16, 4): (1, 2, 4),
-    }
-    runs = {
-        f"{width}-{ranks}-{repeat}": (
-            {"ranks": ranks, "width": width, "repeat": repeat},
-            {"ranks": ranks, "hidden": [width], "seconds": [taken], "lines": [prediction_line(taken / 20)]},
-        )
-        for (width, ranks), times in seconds.items()
-        for repeat, taken in enumerate(times)
-    }
-    return _study(folder, runs)
+from reference.finished_runs import made_study, measured_line, strong_study
 
 
 def _speed_ups(results: StudyResults) -> dict[str, tuple[float, str]]:
@@ -53,7 +28,7 @@ def _speed_ups(results: StudyResults) -> dict[str, tuple[float, str]]:
 
 
 def test_repeats_become_medians_with_intervals(tmp_path: Path) -> None:
-    results = _strong(tmp_path)
+    results = strong_study(tmp_path)
     assert (len(results.cells), len(results.points)) == (18, 6)
     found = {(point.first.network, point.first.ranks): point.seconds_per_epoch for point in results.points}
     assert found["64-8-10", 1] == Estimate(5, 4, 9)
@@ -63,7 +38,7 @@ def test_repeats_become_medians_with_intervals(tmp_path: Path) -> None:
 
 
 def test_strong_lines_have_speed_ups_against_one_rank(tmp_path: Path) -> None:
-    results = _strong(tmp_path)
+    results = strong_study(tmp_path)
     first, second = strong_lines(results)
     assert (first.name, second.name) == ("width 8", "width 16")
     assert first.ranks == (1, 2, 4)
@@ -80,7 +55,7 @@ def test_strong_lines_have_speed_ups_against_one_rank(tmp_path: Path) -> None:
 
 
 def test_interval_of_a_speed_up_includes_the_spread_of_the_base(tmp_path: Path) -> None:
-    found = compare_points(_strong(tmp_path))
+    found = compare_points(strong_study(tmp_path))
     assert found["8-4-0"].speed_up == Estimate(2.5, 2.0, 4.5)  # of 4 to 9 s, over 2 s
     assert found["8-4-0"].efficiency == Estimate(0.625, 0.5, 1.125)
     assert found["16-4-0"].speed_up == Estimate(4.0, 2.0, 8.0)
@@ -93,7 +68,7 @@ def test_serial_fraction_is_that_of_amdahls_law(tmp_path: Path) -> None:
         str(ranks): ({"ranks": ranks}, {"ranks": ranks, "seconds": [serial + (1 - serial) / ranks]})
         for ranks in (1, 2, 4, 16)
     }
-    found = compare_points(_study(tmp_path, runs))
+    found = compare_points(made_study(tmp_path, runs))
     assert found["1"].serial_fraction is None
     assert [found[name].serial_fraction for name in ("2", "4", "16")] == pytest.approx([serial] * 3)
 
@@ -107,7 +82,7 @@ def _grids(folder: Path, **options: Any) -> StudyResults:
         )
         for (b, m), taken in seconds.items()
     }
-    return _study(folder, runs, **options)
+    return made_study(folder, runs, **options)
 
 
 def test_grids_make_a_map_and_the_fastest_of_each_ranks_a_line(tmp_path: Path) -> None:
@@ -121,7 +96,7 @@ def test_grids_make_a_map_and_the_fastest_of_each_ranks_a_line(tmp_path: Path) -
 
 
 def test_one_row_of_grids_is_no_map(tmp_path: Path) -> None:
-    assert grid_maps(_strong(tmp_path)) == []
+    assert grid_maps(strong_study(tmp_path)) == []
 
 
 def test_model_axis_of_a_map_is_p_r(tmp_path: Path) -> None:
@@ -159,7 +134,7 @@ METHODS = {("sequential", 1): 6.0, ("sequential", 4): 12.0, ("ddg", 4): 4.0, ("p
 
 
 def test_methods_are_compared_with_the_baseline_on_their_own_ranks_or_the_fewest(tmp_path: Path) -> None:
-    results = _study(tmp_path, _method_runs(METHODS), baseline={"method": "sequential"})
+    results = made_study(tmp_path, _method_runs(METHODS), baseline={"method": "sequential"})
     assert _speed_ups(results) == {
         "sequential-1": (1, "sequential-1"),
         "sequential-4": (1, "sequential-4"),
@@ -173,7 +148,7 @@ def test_methods_are_compared_with_the_baseline_on_their_own_ranks_or_the_fewest
 
 
 def test_baseline_of_a_method_and_ranks(tmp_path: Path) -> None:
-    results = _study(tmp_path, _method_runs(METHODS), baseline={"method": "sequential", "ranks": "1"})
+    results = made_study(tmp_path, _method_runs(METHODS), baseline={"method": "sequential", "ranks": "1"})
     speed_ups = {name: speed_up for name, (speed_up, _) in _speed_ups(results).items()}
     assert speed_ups == {"sequential-1": 1, "sequential-4": 0.5, "ddg-4": 1.5, "pipedream-2": 2}
     assert baseline_text(results) == "method sequential, ranks 1 (1 rank, 6 s per epoch)"
@@ -182,19 +157,19 @@ def test_baseline_of_a_method_and_ranks(tmp_path: Path) -> None:
 def test_lines_begin_with_their_base(tmp_path: Path) -> None:
     seconds = {**METHODS, ("pipedream", 4): 2.0}
     baseline = {"method": "sequential", "ranks": "1"}
-    results = _study(tmp_path / "with", _method_runs(seconds), baseline=baseline)
+    results = made_study(tmp_path / "with", _method_runs(seconds), baseline=baseline)
     lines = {line.name: [point.cells[0].id for point in line.points] for line in strong_lines(results)}
     assert lines == {
         "method sequential": ["sequential-1", "sequential-4"],
         "method ddg, stages of 1x1": ["sequential-1", "ddg-4"],
         "method pipedream, stages of 1x1": ["sequential-1", "pipedream-2", "pipedream-4"],
     }
-    names = [line.name for line in strong_lines(_study(tmp_path / "without", _method_runs(seconds)))]
+    names = [line.name for line in strong_lines(made_study(tmp_path / "without", _method_runs(seconds)))]
     assert names == ["method sequential", "method pipedream, stages of 1x1"]
 
 
 def test_without_a_baseline_every_method_is_its_own_base(tmp_path: Path) -> None:
-    results = _study(tmp_path, _method_runs(METHODS))
+    results = made_study(tmp_path, _method_runs(METHODS))
     assert _speed_ups(results)["ddg-4"] == (1, "ddg-4")
     assert _speed_ups(results)["sequential-4"] == (0.5, "sequential-1")
     assert baseline_text(results) == "the fewest ranks of the same work"
@@ -208,7 +183,7 @@ def test_values_of_the_other_axes_are_those_of_the_base(tmp_path: Path) -> None:
         )
         for (width, method), taken in {(8, "sequential"): 4.0, (8, "ddg"): 2.0, (16, "ddg"): 1.0}.items()
     }
-    results = _study(tmp_path, runs, baseline={"method": "sequential"})
+    results = made_study(tmp_path, runs, baseline={"method": "sequential"})
     assert _speed_ups(results) == {"8-sequential": (1, "8-sequential"), "8-ddg": (2, "8-sequential")}
     (warning,) = warnings_of(results)  # none on the efficiency of 200 %: another method is faster on the same ranks
     assert warning == "1 of 3 points have no speed-up: no finished cell of the baseline has their other values"
@@ -219,7 +194,7 @@ def test_values_of_the_other_axes_are_those_of_the_base(tmp_path: Path) -> None:
 def test_stages_that_change_the_training_have_a_curve_each(tmp_path: Path) -> None:
     methods = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain", "1f1b", "gpipe")
     seconds = {(method, stages): 6.0 / stages for method in methods for stages in (2, 3)}
-    results = _study(tmp_path, _method_runs(seconds))
+    results = made_study(tmp_path, _method_runs(seconds))
     names = [curve.name for curve in curves_of(results, "training loss")]
     grids = {method: [name for name in names if name.endswith(f"method {method}")] for method in methods}
     for method in methods[:6]:
@@ -236,7 +211,7 @@ def test_batch_ranks_do_not_change_the_training_of_any_method(tmp_path: Path) ->
         )
         for (k, b), taken in {(2, 1): 8.0, (2, 2): 4.0, (4, 1): 5.0}.items()
     }
-    results = _study(tmp_path, runs)
+    results = made_study(tmp_path, runs)
     assert [curve.name for curve in curves_of(results, "training loss")] == [
         "ranks 4, grid 2x2x1",
         "ranks 4, grid 4x1x1",
@@ -250,7 +225,7 @@ def test_minibatches_that_grow_with_the_ranks_are_another_training(tmp_path: Pat
         str(ranks): ({"ranks": ranks}, {"ranks": ranks, "batch_size": 50 * ranks, "seconds": [2.0, 2.0]})
         for ranks in (1, 2)
     }
-    assert len(curves_of(_study(tmp_path, runs), "training loss")) == 2
+    assert len(curves_of(made_study(tmp_path, runs), "training loss")) == 2
 
 
 def _efficiencies(results: StudyResults) -> list[float]:
@@ -266,7 +241,7 @@ def test_work_that_grows_with_the_ranks_makes_weak_lines(tmp_path: Path) -> None
         )
         for ranks, taken in ((1, 4.0), (2, 5.0))
     }
-    results = _study(tmp_path / "batch", by_batch)
+    results = made_study(tmp_path / "batch", by_batch)
     (line,) = weak_lines(results)
     assert line.per_step
     assert [found.value for found in line.seconds] == [0.4, 0.5]
@@ -279,7 +254,7 @@ def test_work_that_grows_with_the_ranks_makes_weak_lines(tmp_path: Path) -> None
         )
         for ranks, taken in ((1, 4.0), (2, 5.0), (4, 8.0))
     }
-    results = _study(tmp_path / "samples", by_samples)
+    results = made_study(tmp_path / "samples", by_samples)
     (line,) = weak_lines(results)
     assert not line.per_step
     assert (line.ranks, [found.value for found in line.seconds]) == ((1, 2, 4), [4, 5, 8])
@@ -289,7 +264,7 @@ def test_work_that_grows_with_the_ranks_makes_weak_lines(tmp_path: Path) -> None
     assert _efficiencies(results) == [1.0, 0.8, 0.5]
     assert [found.serial_fraction for found in compare_points(results).values()] == [None, None, None]
     assert set(draw_plots(results)) == {"weak_scaling"}
-    assert weak_lines(_strong(tmp_path / "strong")) == []
+    assert weak_lines(strong_study(tmp_path / "strong")) == []
 
 
 def test_metrics_are_means_over_the_seeds_and_repeats_of_one_count_once(tmp_path: Path) -> None:
@@ -298,9 +273,9 @@ def test_metrics_are_means_over_the_seeds_and_repeats_of_one_count_once(tmp_path
         f"{seed}-{repeat}": ({"seed": seed, "repeat": repeat}, {"accuracy": accuracy})
         for (seed, repeat), accuracy in accuracies.items()
     }
-    (point,) = _study(tmp_path, runs).points
+    (point,) = made_study(tmp_path, runs).points
     assert point.metric == MeanDeviation(pytest.approx(0.7), pytest.approx(0.2), 3)
-    (repeated,) = _study(tmp_path / "repeats", {str(n): ({"repeat": n}, {}) for n in (1, 2, 3)}).points
+    (repeated,) = made_study(tmp_path / "repeats", {str(n): ({"repeat": n}, {}) for n in (1, 2, 3)}).points
     assert repeated.metric == MeanDeviation(0.5, None, 1)
 
 
@@ -315,7 +290,7 @@ def test_parts_of_the_time_and_pop_metrics(tmp_path: Path) -> None:
         "2": ({"ranks": 2}, _measured(2, 0.625, 3.0)),
         "4": ({"ranks": 4}, _measured(4, None, 2.0)),
     }
-    results = _study(tmp_path, runs)
+    results = made_study(tmp_path, runs)
     one, two, four = (point.shares for point in results.points)
     assert (two.computing, two.communication, two.waiting, two.overhead) == pytest.approx((0.5, 0.3, 0.1, 0.1))
     assert (one.load_balance, one.communication_efficiency) == pytest.approx((1.0, 0.5))
@@ -337,7 +312,7 @@ def test_breakdown_has_a_bar_for_every_method_and_number_of_ranks(tmp_path: Path
         "slow": ({"ranks": 2, "grid": "1x2", "method": "sequential"}, _measured(2, 0.5, 5.0, grid=(1, 1, 2))),
         "ddg": ({"ranks": 2, "grid": "2x1x1", "method": "ddg"}, _measured(2, 0.5, 2.0, grid=(2, 1, 1), method="ddg")),
     }
-    results = _study(tmp_path, runs)
+    results = made_study(tmp_path, runs)
     ((name, bars),) = breakdowns_of(results).items()
     assert name == "my-study"
     # Of 1,000 samples: 4 s on one rank, 3 s and 2 s on two.
@@ -347,12 +322,12 @@ def test_breakdown_has_a_bar_for_every_method_and_number_of_ranks(tmp_path: Path
         ("2\n2x1x1\nddg", pytest.approx(0.004)),
     ]
     assert "breakdown" in draw_plots(results)
-    assert breakdowns_of(_strong(tmp_path / "strong")) == {}
+    assert breakdowns_of(strong_study(tmp_path / "strong")) == {}
 
 
 def test_points_with_one_base_name_it_with_its_seconds(tmp_path: Path) -> None:
     runs = {str(ranks): ({"ranks": ranks}, {"ranks": ranks, "seconds": [8.0 / ranks]}) for ranks in (2, 4)}
-    results = _study(tmp_path, runs)
+    results = made_study(tmp_path, runs)
     assert baseline_text(results) == "the fewest ranks of the same work (2 ranks, 4 s per epoch)"
     found: dict[str, Comparison] = compare_points(results)
     assert found["4"].efficiency.value == 1
