@@ -3,7 +3,8 @@
 ``make papers`` runs the reduced form of all of them, ``make papers ARGS=laugier-figure-5`` one, and ``make papers
 ARGS="--full kang-table-6"`` the full form of one. Finished cells are not run again. A page has the report between the
 lines ``<!-- study: laugier-figure-5 -->`` (for the full form ``<!-- study: kang-table-6, full -->``) and ``<!-- end of
-study -->``; its plots are in a folder of the study's name in ``docs/papers``.
+study -->``, and the verdicts of all its studies between ``<!-- verdicts -->`` and ``<!-- end of verdicts -->``; plots
+are in a folder of the study's name in ``docs/papers``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ __all__ = ["main", "reproduce"]
 
 PAGES = Path(__file__).resolve().parent / "papers"
 END = "<!-- end of study -->"
+STUDY = re.compile(rf"<!-- study: ([\w-]+)(, full)? -->\n(.*?){re.escape(END)}", re.DOTALL)
+VERDICT = re.compile(r"^\* (agrees|does not|cannot be decided): (.*? \(.*?\))(?= \[|$)", re.MULTILINE)
+SUMMARY = re.compile(r"(?<=<!-- verdicts -->\n).*?(?=<!-- end of verdicts -->)", re.DOTALL)
 
 Hybridnn = Callable[[Sequence[str]], int]
 """Runs ``hybridnn`` with arguments and returns its exit code."""
@@ -72,7 +76,24 @@ def _put(report: Path, title: str, pages: Path) -> None:
     tables = re.sub("^## ", "#### ", tables, flags=re.MULTILINE).strip()
     shown = [f"![{picture.stem.replace('_', ' ')}]({folder}/{picture.name})\n" for picture in pictures]
     content = "\n".join(["", tables, "", *shown, ""])
-    page.write_text(place.sub(lambda _: content, page.read_text(encoding="utf-8"), count=1), encoding="utf-8")
+    text = place.sub(lambda _: content, page.read_text(encoding="utf-8"), count=1)
+    page.write_text(SUMMARY.sub(lambda _: _summary(text), text), encoding="utf-8")
+
+
+def _summary(page: str) -> str:
+    """Table of the verdicts of all studies of a page, those that contradict the paper first."""
+    rows = [
+        (verdict, f"{name}, {'full' if full else 'short'} form", statement)
+        for name, full, report in STUDY.findall(page)
+        for verdict, statement in VERDICT.findall(report)
+    ]
+    counts = {
+        verdict: [row[0] for row in rows].count(verdict) for verdict in ("does not", "agrees", "cannot be decided")
+    }
+    rows.sort(key=lambda row: list(counts).index(row[0]))
+    lines = ["", "Does it hold? " + ", ".join(f"{number} {verdict}" for verdict, number in counts.items()) + ".", ""]
+    lines += ["| verdict | study | statement |", "| --- | --- | --- |", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join([*lines, "", ""])
 
 
 def main(arguments: Sequence[str], pages: Path = PAGES, hybridnn: Hybridnn = run_hybridnn) -> int:

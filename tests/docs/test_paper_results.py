@@ -66,6 +66,32 @@ def test_study_is_run_and_reported_and_its_page_has_the_report(
     assert f"{STUDY}: done after 0 s" in capsys.readouterr().out
 
 
+def test_page_begins_with_the_verdicts_of_its_studies(tmp_path: Path) -> None:
+    pages = tmp_path / "papers"
+    pages.mkdir()
+    blocks = [
+        "<!-- study: a -->\n* agrees: Small (b) is [better]. (Table 1 (2)) [metric: at least 1]; no cell has b\n"
+        "    * b: 2; agrees\n* cannot be decided: Never. (Table 2)\n<!-- end of study -->\n",
+        "* does not: Outside of a study. (none)\n",
+        "<!-- study: a, full -->\n* does not: Large. (Table 3) [metric: at most 1]\n<!-- end of study -->\n",
+    ]
+    places = f"<!-- study: {STUDY} -->\n<!-- end of study -->\n"
+    (pages / "page.md").write_text(
+        "# Page\n<!-- verdicts -->\nold\n<!-- end of verdicts -->\n" + "".join(blocks) + places
+    )
+    assert paper_results.main([STUDY], pages, Commands()) == 0
+    summary = (pages / "page.md").read_text().partition("<!-- verdicts -->\n")[2].partition("<!-- end")[0]
+    assert summary.strip().splitlines() == [
+        "Does it hold? 1 does not, 1 agrees, 1 cannot be decided.",
+        "",
+        "| verdict | study | statement |",
+        "| --- | --- | --- |",
+        "| does not | a, full form | Large. (Table 3) |",
+        "| agrees | a, short form | Small (b) is [better]. (Table 1 (2)) |",
+        "| cannot be decided | a, short form | Never. (Table 2) |",
+    ]
+
+
 def test_full_form_has_a_place_of_its_own(tmp_path: Path) -> None:
     commands, pages = Commands(), make_pages(tmp_path / "papers", "kang-table-6", "kang-table-6, full")
     assert paper_results.main(["--full", "kang-table-6"], pages, commands) == 0
