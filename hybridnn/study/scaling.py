@@ -282,9 +282,9 @@ def _lines(
     return lines
 
 
-def _differ_in_layout(point: StudyPoint, base: StudyPoint) -> bool:
-    """Whether a speed-up of the point can only come from its ranks: not from another method, for example."""
-    return all(
+def _differs_in_ranks(point: StudyPoint, base: StudyPoint) -> bool:
+    """Whether a speed-up of the point can only come from more ranks: not from another method or grid, for example."""
+    return point.first.ranks > base.first.ranks and all(
         str(base.values.get(label)) == str(value) for label, value in point.values.items() if label not in LAYOUT
     )
 
@@ -318,7 +318,7 @@ def warnings_of(results: StudyResults) -> list[str]:
         if len(nodes) > 1:
             warnings.append(f"{name}: repeated on {', '.join(map(str, nodes))} nodes, whose times are not the same")
         comparison = comparisons.get(point.cells[0].id)
-        if comparison is not None and _differ_in_layout(point, comparison.base):
+        if comparison is not None and _differs_in_ranks(point, comparison.base):
             warnings.append(efficiency_warning(name, comparison.efficiency.value))
     curves = alike_points(results, LAYOUT | WORK, lambda point: ())
     warnings += hardware_warnings([cell.run for point in curve for cell in point.cells] for curve in curves)
