@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from time import perf_counter
 
@@ -25,6 +26,7 @@ PAGES = Path(__file__).resolve().parent / "papers"
 END = "<!-- end of study -->"
 STUDY = re.compile(rf"<!-- study: ([\w-]+)(, full)? -->\n(.*?){re.escape(END)}", re.DOTALL)
 VERDICT = re.compile(r"^\* (agrees|does not|cannot be decided): (.*? \(.*?\))(?= \[|$)", re.MULTILINE)
+NUMBER = re.compile(r"\d+\.\d{2,}")
 SUMMARY = re.compile(r"(?<=<!-- verdicts -->\n).*?(?=<!-- end of verdicts -->)", re.DOTALL)
 
 Hybridnn = Callable[[Sequence[str]], int]
@@ -54,12 +56,13 @@ def reproduce(name: str, pages: Path, hybridnn: Hybridnn = run_hybridnn, *, full
         shutil.rmtree(folder / "report")  # plots of an earlier form of the study
     reported = hybridnn(["study", "report", str(folder)])
     if reported in (0, 1):
-        _put(folder / "report", name + ", full" * full, pages)
+        without = {"accuracy"} if study.compares == "times" else set()  # layouts that are compared by time train alike
+        _put(folder / "report", name + ", full" * full, pages, without)
     return ran or reported
 
 
-def _put(report: Path, title: str, pages: Path) -> None:
-    """Put tables and plots of a report between the lines of its study in the page that has them."""
+def _put(report: Path, title: str, pages: Path, without: AbstractSet[str]) -> None:
+    """Put tables and plots of a report, without some, between the lines of its study in the page that has them."""
     start = f"<!-- study: {title} -->"
     place = re.compile(rf"(?<={re.escape(start)}\n).*?(?={re.escape(END)})", re.DOTALL)
     page = next((page for page in sorted(pages.glob("*.md")) if start in page.read_text(encoding="utf-8")), None)
@@ -67,17 +70,39 @@ def _put(report: Path, title: str, pages: Path) -> None:
         raise SystemExit(f"Error: no page in {pages} has the line {start}")
     folder = title.replace(", ", "-")
     shutil.rmtree(pages / folder, ignore_errors=True)
-    pictures = sorted(report.glob("*.svg"))
+    pictures = sorted(path for path in report.glob("*.svg") if path.stem not in without)
     if pictures:
         (pages / folder).mkdir()
     for picture in pictures:
-        shutil.copyfile(picture, pages / folder / picture.name)
+        (pages / folder / picture.name).write_text(compact_svg(picture.read_text(encoding="utf-8")), encoding="utf-8")
     _, _, tables = (report / "tables.md").read_text(encoding="utf-8").partition("\n")  # without the title
     tables = re.sub("^## ", "#### ", tables, flags=re.MULTILINE).strip()
     shown = [f"![{picture.stem.replace('_', ' ')}]({folder}/{picture.name})\n" for picture in pictures]
     content = "\n".join(["", tables, "", *shown, ""])
     text = place.sub(lambda _: content, page.read_text(encoding="utf-8"), count=1)
     page.write_text(SUMMARY.sub(lambda _: _summary(text), text), encoding="utf-8")
+
+
+def _rounded(number: re.Match[str]) -> str:
+    value = float(number[0])
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def compact_svg(svg: str) -> str:
+    """Return a drawing of Matplotlib in about half of its bytes, with coordinates to a tenth of a point.
+
+    Metadata and names of groups are left out, and equal styles are written once.
+    """
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg).replace("<defs/>", "")
+    svg = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", svg)
+    svg = re.sub(r"(?<=base64,)[^\"]*", lambda data: "".join(data[0].split()), svg)
+    svg = re.sub("<[^>]*>", lambda tag: NUMBER.sub(_rounded, tag[0]), svg)
+    svg = re.sub(r"\s+", " ", svg).replace("> <", "><")
+    names: dict[str, str] = {}
+    svg = re.sub(r'style="([^"]*)"', lambda style: f'class="{names.setdefault(style[1], f"s{len(names)}")}"', svg)
+    rules = "".join(f".{name}{{{style}}}" for style, name in names.items())
+    return re.sub("<svg [^>]*>", lambda start: f"{start[0]}<style>{rules}</style>", svg, count=1) + "\n"
 
 
 def _summary(page: str) -> str:

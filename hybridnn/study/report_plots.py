@@ -40,6 +40,8 @@ MOST_MAPS = 6
 MAPS_PER_ROW = 3
 MOST_CURVES = 12
 MOST_MARKED = 15  # points of a curve that are drawn as dots as well
+MOST_INSIDE = 6  # curves whose names fit into a panel
+DARK = 0.6  # share of the colors of a map, from the lightest, after which text is white
 LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
 
 LEAST_R2 = -0.2
@@ -116,7 +118,10 @@ def _draw_strong(lines: Sequence[ScalingLine], comparisons: Mapping[str, Compari
     _rank_axis(right, [count for line in lines for count in line.ranks])
     right.set_ylabel(f"speed-up against {counted(min(bases), 'rank')}" if len(bases) == 1 else "speed-up")
     tidy(right)
-    left.legend(frameon=False, fontsize=7)
+    if len(lines) > MOST_INSIDE:
+        figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=7)
+    else:
+        left.legend(frameon=False, fontsize=7)
     return figure
 
 
@@ -185,10 +190,9 @@ def _draw_map(axes: Axes, grids: GridTimes) -> None:
     values = [[1e3 * grids.seconds.get((batch, model), missing) for model in models] for batch in batches]
     fastest = min(grids.seconds, key=lambda grid: grids.seconds[grid])
     image = axes.imshow(values, norm=LogNorm(), cmap="YlOrBr", origin="lower", aspect="auto")
-    middle = (min(grids.seconds.values()) * max(grids.seconds.values())) ** 0.5
     for (batch, model), seconds in grids.seconds.items():
         box = {"boxstyle": "round", "facecolor": "none", "edgecolor": "black"} if (batch, model) == fastest else None
-        color = "white" if seconds > 1.5 * middle else "black"
+        color = "white" if image.norm(1e3 * seconds) > DARK else "black"
         position = models.index(model), batches.index(batch)
         axes.text(*position, f"{1e3 * seconds:.3g}", ha="center", va="center", fontsize=8, bbox=box, color=color)
     axes.set_xticks(range(len(models)), [str(model) for model in models])

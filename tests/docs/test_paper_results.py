@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from hybridnn.study.study_file import load_study, ready_studies
+from hybridnn.utils.figures import new_figure
 from reference.pages import paper_results
 
 STUDY = "laugier-figure-5"
@@ -27,7 +30,7 @@ class Commands:
             report = Path(arguments[2]) / "report"
             report.mkdir(parents=True)
             (report / "tables.md").write_text("# Title\n\n**verdicts**\n\n## Times\n")
-            for name in ("the_scaling.svg", "the_scaling.png", "index.html"):
+            for name in ("accuracy.svg", "the_scaling.svg", "the_scaling.png", "index.html"):
                 (report / name).write_text(name)
         return code
 
@@ -90,6 +93,47 @@ def test_page_begins_with_the_verdicts_of_its_studies(tmp_path: Path) -> None:
         "| agrees | a, short form | Small (b) is [better]. (Table 1 (2)) |",
         "| cannot be decided | a, short form | Never. (Table 2) |",
     ]
+
+
+def test_drawings_keep_their_text_styles_and_places(tmp_path: Path) -> None:
+    figure = new_figure(4, 3)
+    left, right = figure.subplots(1, 2)
+    left.errorbar([1, 2], [0.125, 30.0625], yerr=[0.1, 0.2], label="1.23456 <b> & c")
+    left.legend()
+    right.imshow([[1, 2], [3, 4]])
+    figure.savefig(tmp_path / "drawing.svg")
+    written = (tmp_path / "drawing.svg").read_text()
+    compact = paper_results.compact_svg(written)
+    assert len(compact) < 0.7 * len(written)
+    before, after = drawn(written), drawn(compact)
+    assert len(before) == len(after) > 50
+    for (tag, text, style, numbers), found in zip(before, after, strict=True):
+        assert found[:3] == (tag, text, style)
+        assert found[3] == pytest.approx(numbers, abs=0.051)
+
+
+@pytest.mark.parametrize("paper", ["laugier", "kang", "chen"])
+def test_drawings_of_a_paper_are_small(paper: str) -> None:
+    sizes = [path.stat().st_size for path in paper_results.PAGES.glob(f"{paper}-*/*.svg")]
+    assert 0 < sum(sizes) < 200_000
+
+
+def drawn(svg: str) -> list[tuple[str, str, str, list[float]]]:
+    """The tag, text, style and coordinates of every element that draws something."""
+    found = []
+    root = ElementTree.fromstring(svg)
+    sheet = "".join(element.text or "" for element in root.iter() if element.tag.endswith("}style"))
+    rules = dict(re.findall(r"\.(\w+){([^}]*)}", sheet))
+    for element in root.iter():
+        tag = element.tag.partition("}")[2]
+        style = element.get("style", rules.get(element.get("class", ""), ""))
+        places = " ".join(element.get(key, "") for key in ("d", "x", "y", "width", "height"))
+        data = "".join(element.get("{http://www.w3.org/1999/xlink}href", "").split())
+        if tag in ("path", "use", "text", "tspan", "image", "rect"):
+            numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", places)]
+            widths = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", style)
+            found.append((tag, f"{data}{element.text or ''}".strip(), widths, numbers))
+    return found
 
 
 def test_full_form_has_a_place_of_its_own(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.times import compile_layout, makespan
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.cost.simulation import simulate
+from hybridnn.cost.simulation import simulate_layout
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.clock import run
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -207,7 +207,7 @@ def test_full_pipeline_adds_an_epoch_without_drain(method: str) -> None:
     ends = [makespan(run(compile_layout(full, epochs * work.steps_per_epoch), costs)) for epochs in (4, 5)]
     done = predict(work, full, machine)
     assert done.seconds_per_epoch == pytest.approx(ends[1] - ends[0], rel=1e-3)
-    assert simulate(work, full, machine, 24).seconds_per_epoch == pytest.approx(ends[1] - ends[0], rel=1e-3)
+    assert simulate_layout(work, full, machine, 24).seconds_per_epoch == pytest.approx(ends[1] - ends[0], rel=1e-3)
     drained = predict(work, layout(*[(1, 1)] * 3, **options), machine)
     assert drained.seconds_per_epoch > 1.05 * done.seconds_per_epoch
     assert drained.seconds_per_step == done.seconds_per_step
