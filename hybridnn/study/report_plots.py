@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from hybridnn.study.scaling import (
     weak_lines,
 )
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
+from hybridnn.study.verdicts import named_measures
 from hybridnn.utils.figures import MUTED, new_figure, png_bytes, tidy
 from hybridnn.utils.text import counted
 
@@ -41,6 +42,7 @@ MAPS_PER_ROW = 3
 MOST_CURVES = 12
 MOST_MARKED = 15  # points of a curve that are drawn as dots as well
 MOST_INSIDE = 6  # curves whose names fit into a panel
+MOST_STEPS = 150  # steps of a curve that has a value for each
 DARK = 0.6  # share of the colors of a map, from the lightest, after which text is white
 LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
 
@@ -90,8 +92,13 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
             f"all of it computing.{more}",
             _draw_breakdowns(dict(list(bars.items())[:MOST_MAPS])),
         )
-    if curves := draw_curves(results):
+    if curves := draw_curves(results, MEASURES):
         plots["accuracy"] = curves
+    names_losses = not {"least_train_loss", "last_train_loss"}.isdisjoint(named_measures(results))
+    if names_losses and (curves := draw_curves(results, ["training loss"])):
+        plots["training_loss"] = curves
+    if found := [point for point in results.points if _has_weight_errors(point.cells[0].run)]:
+        plots["weight_error"] = _draw_weight_errors(found[:MAPS_PER_ROW])
     return plots
 
 
@@ -295,9 +302,9 @@ def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
     return [curve for curve in curves if curve.epochs]
 
 
-def draw_curves(results: StudyResults) -> tuple[str, Figure] | None:
+def draw_curves(results: StudyResults, measures: Iterable[str]) -> tuple[str, Figure] | None:
     """Draw the first measure that the cells have; None if no run has two moments. Returns a caption and the figure."""
-    found = ((measure, curves_of(results, measure)) for measure in MEASURES)
+    found = ((measure, curves_of(results, measure)) for measure in measures)
     measure, curves = next(((name, curves) for name, curves in found if curves), ("", []))
     if not any(len(curve.epochs) > 1 for curve in curves):
         return None
@@ -333,6 +340,34 @@ def _curve(results: StudyResults, point: StudyPoint, value: Callable[[Moment], f
             rows.append((moment.epochs, median(moment.seconds for moment in moments), median(measured)))
     epochs, seconds, values = zip(*rows, strict=True) if rows else ((), (), ())
     return MedianCurve(point_name(results, point), epochs, seconds, values)
+
+
+def _has_weight_errors(run: RunRecord) -> bool:
+    return any(step.stale_error for step in run.steps)
+
+
+def _draw_weight_errors(points: Sequence[StudyPoint]) -> tuple[str, Figure]:
+    """Draw the errors of predicted and of stale weights over the steps, those of the first run of each point."""
+    figure = new_figure(5.25 * len(points), 4.0)
+    panels = figure.subplots(1, len(points), squeeze=False)[0]
+    for axes, point in zip(panels, points, strict=True):
+        steps = [step for step in point.cells[0].run.steps if step.stale_error]
+        steps = steps[:: -(-len(steps) // MOST_STEPS)]
+        for number in range(max(len(step.stale_error) for step in steps)):
+            shown = [step for step in steps if len(step.stale_error) > number]
+            xs = [step.step for step in shown]
+            for kind, line in (("stale", "--"), ("predicted", "-")):
+                ys = [getattr(step, f"{kind}_error")[number] for step in shown]
+                axes.plot(
+                    xs, ys, line, color=COLORS[number % len(COLORS)], linewidth=1.2, label=f"{kind}, {number + 1} ahead"
+                )
+        axes.set_yscale("log")
+        axes.set_xlabel("step")
+        tidy(axes)
+    panels[0].set_ylabel("root-mean-square error of the weights")
+    panels[-1].legend(frameon=False, fontsize=7)
+    caption = "Errors of predicted and of stale weights, of the first run"
+    return f"{caption}{' of each point' * (len(points) > 1)}; at most {MOST_STEPS} steps are drawn.", figure
 
 
 def _draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:

@@ -398,19 +398,24 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 SHOWN = ("speed_up", "efficiency", "seconds_per_epoch", "last_metric")  # measures that have a column in any case
 
 
+def named_measures(results: StudyResults) -> list[str]:
+    """The measures that the study's statements and `columns` name."""
+    conclusions = results.manifest.conclusions
+    stated = [name for found in conclusions.statements for name in (found.quantity, found.other_quantity)]
+    return list(dict.fromkeys([*stated, *conclusions.columns]))
+
+
 def measure_columns(results: StudyResults, point: StudyPoint) -> dict[str, str]:
-    """The measures of a point that the study's statements and `columns` name, as cells of a table by title.
+    """The `named_measures` of a point, as cells of a table by title.
 
     Times are medians with their interval, results of a training means with the standard deviation over the seeds.
     """
-    conclusions = results.manifest.conclusions
-    named = [name for found in conclusions.statements for name in (found.quantity, found.other_quantity)]
     cells = {}
-    for name in dict.fromkeys([*named, *conclusions.columns]):
+    for name in named_measures(results):
         measure = MEASURES[name]
         if name not in SHOWN:
             title = f"{measure.text}, {measure.unit}" if measure.unit else measure.text
-            cells[title] = _cell_text(point, name, conclusions.target)
+            cells[title] = _cell_text(point, name, results.manifest.conclusions.target)
     return cells
 
 

@@ -49,6 +49,36 @@ def test_curves_are_medians_against_epochs_and_summed_time(tmp_path: Path) -> No
     assert curves_of(results, "test R²") == []
 
 
+def test_study_that_names_training_losses_draws_them(tmp_path: Path) -> None:
+    runs = {"a": ({}, {"seconds": (1, 1)}), "b": ({"seed": 1}, {"seconds": (1, 1)})}
+    results = made_study(tmp_path, runs, more={"conclusions": {"columns": ["least_train_loss"]}})
+    plots = draw_plots(results)
+    assert set(plots) == {"accuracy", "training_loss"}
+    caption, figure = plots["training_loss"]
+    assert caption.startswith("Training loss against epochs")
+    assert list(figure.axes[0].lines[0].get_ydata()) == [1, 0.5]
+
+
+def test_weight_errors_are_drawn_for_every_distance(tmp_path: Path) -> None:
+    errors = {1: ([], []), 2: ([0.5], [0.25]), 3: ([0.75, 1.5], [0.125, 1.0])}
+    lines = [
+        {
+            **{"kind": "step", "step": step, "epoch": 1, "train_loss": 1.0, "learning_rate": 0.1, "bytes_sent": 0},
+            **dict.fromkeys(("samples_per_second", "compute_seconds", "communication_seconds"), 1.0),
+            **{"stale_error": stale, "predicted_error": predicted},
+        }
+        for step, (stale, predicted) in errors.items()
+    ]
+    _, figure = draw_plots(made_study(tmp_path, {"a": ({}, {"lines": lines})}))["weight_error"]
+    found = {line.get_label(): [list(line.get_xdata()), list(line.get_ydata())] for line in figure.axes[0].lines}
+    assert found == {
+        "stale, 1 ahead": [[2, 3], [0.5, 0.75]],
+        "predicted, 1 ahead": [[2, 3], [0.25, 0.125]],
+        "stale, 2 ahead": [[3], [1.5]],
+        "predicted, 2 ahead": [[3], [1.0]],
+    }
+
+
 def test_curves_take_the_fastest_layout_of_a_network(tmp_path: Path) -> None:
     runs = {
         f"{ranks}": ({"ranks": ranks}, {"ranks": ranks, "seconds": [taken, taken]}) for ranks, taken in ((1, 4), (2, 3))
