@@ -103,6 +103,7 @@ def run(
 
     study = load_study(file, reduced=reduced)
 
+    from hybridnn.study.prices import require_own_processor
     from hybridnn.study.runner import default_folder, plan_study, run_study
     from hybridnn.study.study_folder import FAILURES
 
@@ -110,6 +111,8 @@ def run(
     if dry_run:
         _print_plan(planned)
         return
+    if launcher is None:  # which may place the ranks on other nodes
+        require_own_processor(study)
     with _StudyProgress(planned) as view:
         outcomes = run_study(planned, view, limit=limit, jobs=jobs)
         view.summarize(outcomes)

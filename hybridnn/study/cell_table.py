@@ -9,8 +9,10 @@ from dataclasses import asdict
 from math import isnan
 from typing import Any
 
+from hybridnn.study.measures import measured
 from hybridnn.study.results import StudyResults
 from hybridnn.study.scaling import compare_points
+from hybridnn.study.verdicts import named_measures
 
 FIGURES = (
     "ranks",
@@ -69,6 +71,7 @@ def csv_text(results: StudyResults) -> str:
 def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
     """Figures of the finished cells by column; speed-ups are those of the cell, against the median of the base."""
     comparisons = compare_points(results)
+    names, target = named_measures(results), results.manifest.conclusions.target
     for point in results.points:
         found, median = comparisons.get(point.cells[0].id), point.seconds_per_epoch.value
         for cell in point.cells:
@@ -87,6 +90,7 @@ def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
                 "communication_share": _known(figures.shares.communication),
                 "waiting_share": figures.shares.waiting,
                 "verdict": figures.verdict.text,
+                **{f"measure.{name}": measured(cell.run, figures, name, target) for name in names},
                 **{name: _joined(hosts.get(key, ())) for name, key in HOST_COLUMNS.items()},
                 **{f"version.{name}": version for name, version in header.versions.items()},
             }

@@ -13,11 +13,11 @@ from typing import Any
 
 from hybridnn.comm.launcher import ANYWHERE
 from hybridnn.comm.placement import Placement
-from hybridnn.config.settings import Settings, settings_from, stage_shapes, with_stages
+from hybridnn.config.settings import Settings, settings_from, with_stages
 from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.parallel.grid import fitting_grids
-from hybridnn.pipeline.partition.stage_partition import check_stages
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
+from hybridnn.runs.workload import require_fitting_layout
 from hybridnn.study.axes import REPEATED, format_value, has_values
 from hybridnn.study.statements import points_of, require_comparable
 from hybridnn.study.study_file import Study
@@ -194,16 +194,8 @@ def _with_stages(settings: Settings, ranks: int, *, named: bool) -> Settings:
 
 
 def _require_possible(settings: Settings, ranks: int) -> None:
-    """Raise `GridError` for layouts that the run itself would refuse only after its start."""
-    parallel = settings.parallel
-    stages = len(stage_shapes(parallel, ranks))
-    if settings.data.file is not None:  # its features and outputs are read by the run
-        return
-    shape = settings.data.describe()
-    network = settings.model.make(shape.features, shape.outputs, shape.task)
-    if stages == 1:
-        return
-    try:  # the run chooses the layers of the stages, and with them their splits
-        check_stages(len(network.layers), stages)
+    """Raise `GridError` for what the run itself would refuse only after its start, with its method for example."""
+    try:
+        require_fitting_layout(settings, ranks)
     except SettingError as error:
         raise GridError(str(error)) from error

@@ -46,6 +46,22 @@ def _list(values: Counter[str]) -> str:
     return "; ".join(f"{text} ({counted(number, 'cell')})" for text, number in values.items())
 
 
+def crowding_warnings(runs: Iterable[RunRecord]) -> list[str]:
+    """Sentences on runs whose ranks had fewer cores than threads, so that they took turns."""
+    crowded = {
+        (ranks, run.header.threads_per_rank, cores)
+        for run in runs
+        if run.header.hosts is not None and not run.header.in_process
+        for ranks, cores in zip(run.header.hosts.ranks, run.header.hosts.cores, strict=True)
+        if ranks * run.header.threads_per_rank > cores
+    }
+    return [
+        f"{counted(ranks, 'rank')} of {counted(threads, 'thread')} shared the {counted(cores, 'core')} of a node: "
+        "they took turns, and their times are no scaling"
+        for ranks, threads, cores in sorted(crowded)
+    ]
+
+
 def prediction_warnings(runs: Sequence[RunRecord]) -> list[str]:
     """Sentences on machine files that were calibrated on fewer ranks than they predict, or on another processor."""
     of_machine: dict[str, list[RunRecord]] = {}

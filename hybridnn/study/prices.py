@@ -9,7 +9,7 @@ from hybridnn.comm.hosts import processor_name
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import find_machine, read_machine
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.errors import HybridnnError
+from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from hybridnn.study.cells import Cell
 from hybridnn.study.hardware import machine_warnings
@@ -87,3 +87,13 @@ def price_warnings(machine: Machine, cells: Sequence[Cell]) -> list[str]:
     """Sentences on a machine file that was calibrated on fewer ranks than the cells have, or not on this processor."""
     most_ranks = max(cell.ranks for cell in cells)
     return machine_warnings(machine.name, machine.processor, machine.calibrated_ranks, most_ranks, [processor_name()])
+
+
+def require_own_processor(study: Study) -> None:
+    """Raise `SettingError` if the study names a machine file of another processor than that of this node."""
+    if study.machine is None:
+        return
+    processor, own = read_machine(study.machine).processor, processor_name()
+    if processor and processor != own:
+        problem = f"the machine file is of another processor, {processor}, and this node has {own}"
+        raise SettingError("machine", study.machine, f"{problem}: name one of this machine, or none")

@@ -291,13 +291,18 @@ def _table_note(results: StudyResults) -> str:
 def conditions_text(results: StudyResults) -> str:
     """Return the sentences on what the tables compare, and how: repeats, intervals, base of the speed-ups."""
     repeated = max(len(point.cells) for point in results.points)
-    medians = f"Medians of up to {repeated} runs" if repeated > 1 else "Single runs"
+    seeds = max(len({str(cell.values.get("seed")) for cell in point.cells}) for point in results.points)
+    sentences = [f"Medians of up to {repeated} runs" if repeated > 1 else "Single runs"]
     if repeated >= LEAST_REPEATS:
-        medians += f" [{CONFIDENCE:.0%} confidence interval, bootstrap]"
-    best_over = results.manifest.conclusions.best_over
-    base = f" Speed-up against {baseline_text(results)}." if results.is_timed else ""
-    best = f" Of {', '.join(best_over)} the value of the best metric." if best_over else ""
-    return f"{medians}.{base}{best}"
+        sentences[0] += f" [{CONFIDENCE:.0%} confidence interval, bootstrap]"
+    if seeds > 1:
+        means = f"results of the training are means ± standard deviations over up to {seeds} seeds"
+        sentences = [sentences[0], means.capitalize()] if results.is_timed else [means.capitalize()]
+    if results.is_timed:
+        sentences.append(f"Speed-up against {baseline_text(results)}")
+    if best_over := results.manifest.conclusions.best_over:
+        sentences.append(f"Of {', '.join(best_over)} the value of the best metric")
+    return " ".join(f"{sentence}." for sentence in sentences)
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from hybridnn.study.scaling import (
     weak_lines,
 )
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
-from hybridnn.study.verdicts import named_measures
+from hybridnn.study.verdicts import best_points, named_measures
 from hybridnn.utils.figures import MUTED, new_figure, png_bytes, tidy
 from hybridnn.utils.text import counted
 
@@ -39,7 +39,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 MOST_MAPS = 6
 MAPS_PER_ROW = 3
-MOST_CURVES = 12
+MOST_CURVES = 16
 MOST_MARKED = 15  # points of a curve that are drawn as dots as well
 MOST_INSIDE = 6  # curves whose names fit into a panel
 MOST_STEPS = 150  # steps of a curve that has a value for each
@@ -125,10 +125,7 @@ def _draw_strong(lines: Sequence[ScalingLine], comparisons: Mapping[str, Compari
     _rank_axis(right, [count for line in lines for count in line.ranks])
     right.set_ylabel(f"speed-up against {counted(min(bases), 'rank')}" if len(bases) == 1 else "speed-up")
     tidy(right)
-    if len(lines) > MOST_INSIDE:
-        figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=7)
-    else:
-        left.legend(frameon=False, fontsize=7)
+    _draw_legend(figure, left)
     return figure
 
 
@@ -290,13 +287,17 @@ class MedianCurve:
     epochs: tuple[float, ...]
     seconds: tuple[float, ...]
     values: tuple[float, ...]
+    diverged: int = 0  # cells whose training diverged
 
 
 def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
-    """Curves of the points that have the measure, for each training its fastest layout, in the order of the study."""
+    """Curves of the points that have the measure, for each training its fastest layout, in the order of the study.
+
+    Of axes in the study's `best_over` they take the best value, as the tables do.
+    """
     fastest = [
         min(points, key=lambda point: (not point.is_timed, point.seconds_per_epoch.value))
-        for points in same_training(results)
+        for points in same_training(replace(results, points=tuple(best_points(results))))
     ]
     curves = [_curve(results, point, MEASURES[measure]) for point in fastest]
     return [curve for curve in curves if curve.epochs]
@@ -324,7 +325,9 @@ def draw_curves(results: StudyResults, measures: Iterable[str]) -> tuple[str, Fi
             axes.set_xscale("log")
     if measure == "test R²" and min(min(curve.values) for curve in shown) < LEAST_R2:
         left.set_ylim(LEAST_R2, 1.02)
-    left.legend(frameon=False, fontsize=7)
+    if any(curve.diverged for curve in shown):
+        _mark_diverged(left, shown)
+    _draw_legend(figure, left)
     more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
     axes_text = "epochs and time, for each training on its fastest grid" if results.is_timed else "epochs"
     return f"{measure[0].upper()}{measure[1:]} against {axes_text}.{more}", figure
@@ -333,13 +336,32 @@ def draw_curves(results: StudyResults, measures: Iterable[str]) -> tuple[str, Fi
 def _curve(results: StudyResults, point: StudyPoint, value: Callable[[Moment], float | None]) -> MedianCurve:
     runs = [cell.run.moments for cell in point.cells]
     rows = []
-    for number, moment in enumerate(runs[0]):
+    for number, moment in enumerate(max(runs, key=len)):
         moments = [run[number] for run in runs if number < len(run)]
         measured = [known for known in map(value, moments) if known is not None and math.isfinite(known)]
         if measured:
             rows.append((moment.epochs, median(moment.seconds for moment in moments), median(measured)))
     epochs, seconds, values = zip(*rows, strict=True) if rows else ((), (), ())
-    return MedianCurve(point_name(results, point), epochs, seconds, values)
+    diverged = sum(cell.diverged for cell in point.cells)
+    count = f", {diverged} of {len(point.cells)} diverged" if diverged else ""
+    return MedianCurve(point_name(results, point) + count, epochs, seconds, values, diverged)
+
+
+def _mark_diverged(axes: Axes, curves: Sequence[MedianCurve]) -> None:
+    """Draw a cross at the end of the curves of which a training diverged."""
+    for number, curve in enumerate(curves):
+        if curve.diverged:
+            color = COLORS[number % len(COLORS)]
+            axes.plot(curve.epochs[-1:], curve.values[-1:], "x", color=color, markersize=9, markeredgewidth=2)
+
+
+def _draw_legend(figure: Figure, axes: Axes) -> None:
+    """Draw the names of the curves: beside the panels, if there are too many for a panel."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > MOST_INSIDE:
+        figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=7)
+    else:
+        axes.legend(frameon=False, fontsize=7)
 
 
 def _has_weight_errors(run: RunRecord) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hybridnn.study.axes import has_values
-from hybridnn.study.hardware import hardware_warnings, prediction_warnings
+from hybridnn.study.hardware import crowding_warnings, hardware_warnings, prediction_warnings
 from hybridnn.study.quantities import efficiency_warning, karp_flatt_fraction, threads_warning
 from hybridnn.study.results import Key, StudyPoint, StudyResults, point_name
 from hybridnn.study.statistics import Estimate, ratio_of_medians
@@ -322,6 +322,7 @@ def warnings_of(results: StudyResults) -> list[str]:
             warnings.append(efficiency_warning(name, comparison.efficiency.value))
     curves = alike_points(results, LAYOUT | WORK, lambda point: ())
     warnings += hardware_warnings([cell.run for point in curve for cell in point.cells] for curve in curves)
+    warnings += crowding_warnings(cell.run for cell in results.cells)
     warnings += prediction_warnings([cell.run for cell in results.cells])
     without_base = sum(point.is_timed and point.cells[0].id not in comparisons for point in results.points)
     if without_base:

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 
 from hybridnn.errors import SettingError
 from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, values_as_text
+from hybridnn.study.measures import MEASURES
 from hybridnn.study.statements import Conclusions, Statements, TestMetric
 from hybridnn.utils.checks import Count, Positive
 from hybridnn.utils.files import FileError, read_toml
@@ -183,7 +184,13 @@ def _conclusions(file: StudyFile, axes: ChosenAxes, *, reduced: bool) -> Conclus
     other = check_axes({**file.axes, **({} if reduced else short.axes)}, file.variants)
     others = {axis.label: values for axis, values in other}
     known = [(axis, values + [v for v in others.get(axis.label, []) if v not in values]) for axis, values in axes]
-    return Conclusions.model_validate(found).checked(section, known)
+    conclusions = Conclusions.model_validate(found).checked(section, known)
+    for number, statement in enumerate(conclusions.statements if file.in_process else ()):
+        for name in {statement.quantity, statement.other_quantity}:
+            if MEASURES[name].kind == "time":
+                problem = "ranks that take turns in one process (in_process) have no times"
+                raise SettingError(f"{section}statements[{number}].quantity", name, problem)
+    return conclusions
 
 
 def _what_is_compared(file: StudyFile, axes: Table) -> Literal["times", "training"]:

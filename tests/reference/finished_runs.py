@@ -85,6 +85,7 @@ def write_run(
     hosts: Mapping[str, Any] | None = None,
     lines: Sequence[Mapping[str, Any]] = (),
     ended: bool = True,
+    in_process: bool = False,
 ) -> Path:
     """Write a run of ten steps per epoch on digits.
 
@@ -133,6 +134,7 @@ def write_run(
         "optimizer": "sgd",
         "versions": {"hybridnn": "0.0", "MPI": "Some MPI & <more>"},
         "folder": str(folder),
+        "in_process": in_process,
         "hosts": {
             "names": ["n1"],
             "ranks": [ranks],

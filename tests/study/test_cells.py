@@ -275,6 +275,18 @@ def test_reduced_study_overrides_base_and_axes(plan_of: PlanOf) -> None:
             "grid-4x1x1_depth-2",
             "at most 3, the number of layers",
         ),
+        (
+            'base.parallel.vertical_sync = true\naxes = {grids = ["2x1x1"], methods = ["pipedream", "ddg"]}',
+            "grid-2x1x1_method-pipedream",
+            "grid-2x1x1_method-ddg",
+            "only with pipedream, not with ddg",
+        ),
+        (
+            'base.parallel.drain = "end"\naxes = {grids = ["2x1x1"], methods = ["ddg", "sequential"]}',
+            "grid-2x1x1_method-ddg",
+            "grid-2x1x1_method-sequential",
+            "sequential drains after every minibatch",
+        ),
     ],
 )
 def test_impossible_cells_are_skipped_with_the_reason(
@@ -387,7 +399,7 @@ def test_reduced_ready_studies_need_no_network_and_two_cores() -> None:
         cells = make_cells(load_study(name, reduced=True)).cells
         assert {cell.settings.data.name for cell in cells} <= {"synthetic", "digits"}
         assert max(cell.ranks for cell in cells) <= 11
-        assert len(cells) <= 72
+        assert len(cells) <= 120
 
 
 def test_placement_follows_from_nodes_and_ranks_per_node(plan_of: PlanOf) -> None:

@@ -207,6 +207,11 @@ def test_keys_that_contradict_ranks_in_one_process_are_refused(tmp_path: Path) -
     (tmp_path / "s.toml").write_text(IN_PROCESS.replace("in_process = true", 'in_process = true\ncompares = "times"'))
     with pytest.raises(SettingError, match=r"compares = 'times': ranks that take turns"):
         load_study(tmp_path / "s.toml")
+    for name in ("speed_up", "seconds_to_target"):
+        stated = f'target = 0.5\nstatements = [{{says = "Fast.", quantity = "{name}", at_least = 1.0}}]\n'
+        (tmp_path / "s.toml").write_text(stated + IN_PROCESS)
+        with pytest.raises(SettingError, match=rf"statements\[0\].quantity = '{name}': ranks that take turns"):
+            load_study(tmp_path / "s.toml")
     (tmp_path / "s.toml").write_text(IN_PROCESS + "ranks_per_node = [1]\n")
     plan = plan_study(load_study(tmp_path / "s.toml"), tmp_path / "out")
     with pytest.raises(SettingError, match="cannot be placed"):

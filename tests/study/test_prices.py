@@ -10,10 +10,10 @@ import pytest
 from hybridnn.comm.hosts import processor_name
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from hybridnn.study.cells import make_cells
-from hybridnn.study.prices import CellPrice, StudyPrices, price_cells, price_warnings
+from hybridnn.study.prices import CellPrice, StudyPrices, price_cells, price_warnings, require_own_processor
 from hybridnn.study.study_file import load_study
 
 PricesOf = Callable[[str], StudyPrices]
@@ -94,3 +94,18 @@ def test_doubtful_machine_files_are_named(prices_of: PricesOf) -> None:
         "the machine file cluster-1024 was calibrated on 2 ranks: predictions for 8 are extrapolated",
         f"the machine file cluster-1024 is of another processor: Old CPU, not {processor_name()}",
     ]
+
+
+def test_study_does_not_run_with_the_machine_file_of_another_processor(prices_of: PricesOf) -> None:
+    machine = read_machine("cluster-1024")
+    for processor in (processor_name(), "Old CPU"):
+        about = {"processor": processor}
+        write_machine(machine.model_copy(update={"about": about}), Path(f"{processor.split()[0]}.toml"))
+    prices_of('machine = "Old.toml"\naxes = {ranks = [1]}')  # prices may be those of another machine
+    with pytest.raises(
+        SettingError, match=r"machine = '.*Old.toml': .* of another processor, Old CPU, and this node has"
+    ):
+        require_own_processor(load_study("study.toml"))
+    for given in (f'machine = "{processor_name().split()[0]}.toml"', 'machine = "cluster-1024"', ""):
+        prices_of(f"{given}\naxes = {{ranks = [1]}}")
+        require_own_processor(load_study("study.toml"))

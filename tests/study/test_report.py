@@ -21,7 +21,7 @@ from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.scaling import warnings_of
 from hybridnn.study.study_folder import StudyFolder
 from hybridnn.utils.figures import FORMATS, figure_bytes, png_bytes
-from reference.finished_runs import made_study, prediction_line, strong_study
+from reference.finished_runs import made_study, prediction_line, strong_study, write_study
 
 
 def _grids(folder: Path) -> StudyResults:
@@ -57,6 +57,63 @@ def test_study_that_names_training_losses_draws_them(tmp_path: Path) -> None:
     caption, figure = plots["training_loss"]
     assert caption.startswith("Training loss against epochs")
     assert list(figure.axes[0].lines[0].get_ydata()) == [1, 0.5]
+
+
+def test_training_that_diverged_ends_with_a_cross_and_a_count(tmp_path: Path) -> None:
+    runs = {
+        "a-0": ({"width": 8, "seed": 0}, {"seconds": (1, 1), "ended": False}),
+        "a-1": ({"width": 8, "seed": 1}, {"seconds": (1, 1, 1), "accuracy": 0.7}),
+        "b": ({"width": 9, "seed": 0}, {"seconds": (1, 1, 1)}),
+    }
+    with open(write_study(tmp_path, runs) / "cells/a-0/history.jsonl", "a") as file:
+        file.write(json.dumps({"kind": "diverged", "step": 25, "epoch": 3, "reason": "the loss became nan"}) + "\n")
+    results = read_results(tmp_path)
+    curves = curves_of(results, "test accuracy")
+    assert [(curve.name, curve.epochs) for curve in curves] == [
+        ("width 8, 1 of 2 diverged", (1, 2, 3)),
+        ("width 9", (1, 2, 3)),
+    ]
+    (axes, *_) = draw_plots(results)["accuracy"][1].axes
+    (cross,) = [line for line in axes.lines if line.get_marker() == "x"]
+    assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([3], [0.7])
+    assert cross.get_color() == axes.lines[0].get_color()
+
+
+def test_curves_take_the_best_rate_as_the_tables_do(tmp_path: Path) -> None:
+    runs = {
+        f"{method}-{rate}": (
+            {"method": method, "optimizer.lr": rate},
+            {"accuracy": accuracy, "settings": {"optimizer": {"lr": rate}}},
+        )
+        for method, rate, accuracy in (("fr", 0.1, 0.8), ("fr", 0.2, 0.9), ("ddg", 0.1, 0.7), ("ddg", 0.2, 0.6))
+    }
+    results = made_study(tmp_path, runs, more={"conclusions": {"best_over": ["optimizer.lr"]}})
+    names = [curve.name for curve in curves_of(results, "test accuracy")]
+    assert names == ["method fr, optimizer.lr 0.2", "method ddg, optimizer.lr 0.1"]
+
+
+def test_results_of_trainings_are_said_to_be_means_over_seeds(tmp_path: Path) -> None:
+    runs = {f"{seed}": ({"seed": seed}, {"ranks": 2, "in_process": True}) for seed in range(3)}
+    untimed = markdown_text(made_study(tmp_path / "untimed", runs))
+    assert "\nResults of the training are means ± standard deviations over up to 3 seeds.\n" in untimed
+    timed = markdown_text(made_study(tmp_path / "timed", {name: (values, {}) for name, (values, _) in runs.items()}))
+    assert "Medians of up to 3 runs [95% confidence interval, bootstrap]. Results of the training are means" in timed
+
+
+def test_ranks_that_share_cores_are_a_warning(tmp_path: Path) -> None:
+    runs = {
+        "4": ({"ranks": 4}, {"ranks": 4, "threads": 3, "hosts": {"ranks": [4], "cores": [8]}}),
+        "2": ({"ranks": 2}, {"ranks": 2, "threads": 3, "hosts": {"ranks": [2], "cores": [8]}}),
+    }
+    (warning,) = [text for text in warnings_of(made_study(tmp_path, runs)) if "took turns" in text]
+    assert warning.startswith("4 ranks of 3 threads shared the 8 cores of a node")
+
+
+def test_csv_has_the_measures_that_statements_and_columns_name(tmp_path: Path) -> None:
+    conclusions = {"columns": ["best_metric", "epochs_to_target"], "target": 0.5}
+    results = made_study(tmp_path, {"a": ({}, {"accuracy": 0.5})}, more={"conclusions": conclusions})
+    (row,) = csv.DictReader(io.StringIO(csv_text(results)))
+    assert (float(row["measure.best_metric"]), float(row["measure.epochs_to_target"])) == (0.5, 4)
 
 
 def test_weight_errors_are_drawn_for_every_distance(tmp_path: Path) -> None:
