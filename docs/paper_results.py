@@ -106,11 +106,16 @@ def compact_svg(svg: str) -> str:
 
 
 def _summary(page: str) -> str:
-    """Table of the verdicts of all studies of a page, those that contradict the paper first."""
+    """Table of the verdicts of all studies of a page, those that contradict the paper first.
+
+    Of a study whose full form has run, the table leaves the short form out.
+    """
+    reports = {(name, bool(full)): VERDICT.findall(report) for name, full, report in STUDY.findall(page)}
     rows = [
         (verdict, f"{name}, {'full' if full else 'short'} form", statement)
-        for name, full, report in STUDY.findall(page)
-        for verdict, statement in VERDICT.findall(report)
+        for (name, full), verdicts in reports.items()
+        for verdict, statement in verdicts
+        if full or not reports.get((name, True))
     ]
     counts = {
         verdict: [row[0] for row in rows].count(verdict) for verdict in ("does not", "agrees", "cannot be decided")

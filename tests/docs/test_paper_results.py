@@ -76,7 +76,8 @@ def test_page_begins_with_the_verdicts_of_its_studies(tmp_path: Path) -> None:
         "<!-- study: a -->\n* agrees: Small (b) is [better]. (Table 1 (2)) [metric: at least 1]; no cell has b\n"
         "    * b: 2; agrees\n* cannot be decided: Never. (Table 2)\n<!-- end of study -->\n",
         "* does not: Outside of a study. (none)\n",
-        "<!-- study: a, full -->\n* does not: Large. (Table 3) [metric: at most 1]\n<!-- end of study -->\n",
+        "<!-- study: b -->\n* agrees: Left out. (Table 3)\n<!-- end of study -->\n",
+        "<!-- study: b, full -->\n* does not: Large. (Table 3) [metric: at most 1]\n<!-- end of study -->\n",
     ]
     places = f"<!-- study: {STUDY} -->\n<!-- end of study -->\n"
     (pages / "page.md").write_text(
@@ -89,7 +90,7 @@ def test_page_begins_with_the_verdicts_of_its_studies(tmp_path: Path) -> None:
         "",
         "| verdict | study | statement |",
         "| --- | --- | --- |",
-        "| does not | a, full form | Large. (Table 3) |",
+        "| does not | b, full form | Large. (Table 3) |",
         "| agrees | a, short form | Small (b) is [better]. (Table 1 (2)) |",
         "| cannot be decided | a, short form | Never. (Table 2) |",
     ]

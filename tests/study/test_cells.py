@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -400,6 +401,7 @@ def test_reduced_ready_studies_need_no_network_and_two_cores() -> None:
         assert {cell.settings.data.name for cell in cells} <= {"synthetic", "digits"}
         assert max(cell.ranks for cell in cells) <= 11
         assert len(cells) <= 120
+    assert sum(load_study(name, reduced=True).minutes or inf for name in ready_studies()) <= 60
 
 
 def test_placement_follows_from_nodes_and_ranks_per_node(plan_of: PlanOf) -> None:
