@@ -193,10 +193,12 @@ def _draw_map(axes: Axes, grids: GridTimes) -> None:
     missing = float("nan")
     values = [[1e3 * grids.seconds.get((batch, model), missing) for model in models] for batch in batches]
     fastest = min(grids.seconds, key=lambda grid: grids.seconds[grid])
+    least, most = min(grids.seconds.values()), max(grids.seconds.values())
     image = axes.imshow(values, norm=LogNorm(), cmap="YlOrBr", origin="lower", aspect="auto")
     for (batch, model), seconds in grids.seconds.items():
         box = {"boxstyle": "round", "facecolor": "none", "edgecolor": "black"} if (batch, model) == fastest else None
-        color = "white" if image.norm(1e3 * seconds) > DARK else "black"
+        is_dark = seconds > least * (most / least) ** DARK  # the colors are those of the logarithm
+        color = "white" if is_dark else "black"
         position = models.index(model), batches.index(batch)
         axes.text(*position, f"{1e3 * seconds:.3g}", ha="center", va="center", fontsize=8, bbox=box, color=color)
     axes.set_xticks(range(len(models)), [str(model) for model in models])
@@ -335,8 +337,8 @@ def draw_curves(results: StudyResults, measures: Iterable[str]) -> tuple[str, Fi
 
 def _curve(results: StudyResults, point: StudyPoint, value: Callable[[Moment], float | None]) -> MedianCurve:
     runs = [cell.run.moments for cell in point.cells]
-    rows = []
-    for number, moment in enumerate(max(runs, key=len)):
+    longest, rows = max(runs, key=len), []
+    for number, moment in enumerate(longest):
         moments = [run[number] for run in runs if number < len(run)]
         measured = [known for known in map(value, moments) if known is not None and math.isfinite(known)]
         if measured:
