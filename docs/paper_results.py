@@ -108,14 +108,14 @@ def compact_svg(svg: str) -> str:
 def _summary(page: str) -> str:
     """Table of the verdicts of all studies of a page, those that contradict the paper first.
 
-    Of a study whose full form has run, the table leaves the short form out.
+    Of a study whose full form has run, the table has of the short form only what contradicts the paper.
     """
     reports = {(name, bool(full)): VERDICT.findall(report) for name, full, report in STUDY.findall(page)}
     rows = [
         (verdict, f"{name}, {'full' if full else 'short'} form", statement)
         for (name, full), verdicts in reports.items()
         for verdict, statement in verdicts
-        if full or not reports.get((name, True))
+        if full or verdict == "does not" or not reports.get((name, True))
     ]
     counts = {
         verdict: [row[0] for row in rows].count(verdict) for verdict in ("does not", "agrees", "cannot be decided")
