@@ -94,7 +94,8 @@ class TrainView:
         pipelined = self._header is not None and len(self._header.layout.stages) > 1
         for line in ("", epoch_table(summary.epochs, pipelined=pipelined), ""):
             self._console.print(line)
-        self._console.print(summary_table(summary, speed, pipelined=pipelined))
+        takes_turns = self._header is not None and self._header.in_process and self._header.ranks > 1
+        self._console.print(summary_table(summary, speed, pipelined=pipelined, takes_turns=takes_turns))
 
     def _start_progress(self, steps: int) -> Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -231,8 +232,8 @@ def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Ta
     return table
 
 
-def summary_table(summary: RunSummary, speed: Speed, *, pipelined: bool = False) -> Table:
-    """Last and best metric, speed, where the time went, and the folder."""
+def summary_table(summary: RunSummary, speed: Speed, *, pipelined: bool = False, takes_turns: bool = False) -> Table:
+    """Last and best metric, speed, where the time went, and the folder; `takes_turns`: all ranks are one process."""
     record = best_epoch(summary.epochs)
     best = f", best {_number(record.metric)} in epoch {record.epoch}" if record else ""
     steps = f"{summary.steps:,}"
@@ -243,6 +244,7 @@ def summary_table(summary: RunSummary, speed: Speed, *, pipelined: bool = False)
             (summary.metric_name, f"{_number(summary.metric)}{best}"),
             ("steps", f"{steps} in {summary.seconds:.1f} s, {speed.samples_per_second:,.0f} samples/s"),
             ("time", f"{time_shares(speed, pipelined=pipelined)} (rank 0)"),
+            *([("", "of ranks that take turns in one process, and not of parallel ranks")] if takes_turns else []),
             ("sent", f"{format_bytes(speed.bytes_sent, decimals=1)} by all ranks"),
             ("folder", summary.folder),
         ]

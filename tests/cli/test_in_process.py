@@ -69,6 +69,8 @@ def test_digits_on_two_by_two_print_the_figures_of_the_readme(run_hybridnn: Run)
     assert header[2] == ["device", "cpu (ranks of one process)"]
     assert text.count("ranks      4 on 1 node") == 1, "rank 0 alone prints"
     assert text.count("test accuracy  ") == 1
+    assert "of ranks that take turns in one process, and not of parallel ranks" in text
+    assert "take turns" not in run_hybridnn("train", "--in-process", "1", "--epochs", "1")[1]
 
 
 CHECKED = ("--set", "training.check_collectives=true", "--set", "output.trace=true")
