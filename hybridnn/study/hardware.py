@@ -49,11 +49,11 @@ def _list(values: Counter[str]) -> str:
 def crowding_warnings(runs: Iterable[RunRecord]) -> list[str]:
     """Sentences on runs whose ranks had fewer cores than threads, so that they took turns."""
     crowded = {
-        (ranks, run.header.threads_per_rank, cores)
+        (ranks, run.header.threads_per_rank, max(run.header.hosts.cores))
         for run in runs
         if run.header.hosts is not None and not run.header.in_process
-        for ranks, cores in zip(run.header.hosts.ranks, run.header.hosts.cores, strict=True)
-        if ranks * run.header.threads_per_rank > cores
+        for ranks in run.header.hosts.ranks
+        if ranks * run.header.threads_per_rank > max(run.header.hosts.cores)  # which has equal numbers once
     }
     return [
         f"{counted(ranks, 'rank')} of {counted(threads, 'thread')} shared the {counted(cores, 'core')} of a node: "

@@ -103,6 +103,10 @@ def test_results_of_trainings_are_said_to_be_means_over_seeds(tmp_path: Path) ->
 def test_ranks_that_share_cores_are_a_warning(tmp_path: Path) -> None:
     runs = {
         "4": ({"ranks": 4}, {"ranks": 4, "threads": 3, "hosts": {"ranks": [4], "cores": [8]}}),
+        "6": (
+            {"ranks": 6},
+            {"ranks": 6, "threads": 3, "hosts": {"names": ["a", "b", "c"], "ranks": [2] * 3, "cores": [8]}},
+        ),
         "2": ({"ranks": 2}, {"ranks": 2, "threads": 3, "hosts": {"ranks": [2], "cores": [8]}}),
     }
     (warning,) = [text for text in warnings_of(made_study(tmp_path, runs)) if "took turns" in text]
