@@ -96,7 +96,12 @@ def require_fitting_layout(settings: Settings, ranks: int) -> None:
     if settings.parallel.auto:
         return
     stage_shapes(settings.parallel, ranks)
-    if settings.data.file is None and settings.parallel.partition != "profile":
+    if settings.data.file is None:
+        if (
+            settings.parallel.partition == "profile"
+        ):  # the layers of the stages are timed in the run; all else is checked
+            parallel = settings.parallel.model_copy(update={"partition": ParallelSettings().partition})
+            settings = settings.model_copy(update={"parallel": parallel})
         layout_from_settings(settings, ranks, workload_from_settings(settings).model)
 
 

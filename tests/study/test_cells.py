@@ -277,6 +277,12 @@ def test_reduced_study_overrides_base_and_axes(plan_of: PlanOf) -> None:
             "at most 3, the number of layers",
         ),
         (
+            'base.parallel.partition = "profile"\naxes = {grids = ["3x1x1", "4x1x1"], depths = [2]}',
+            "grid-3x1x1_depth-2",
+            "grid-4x1x1_depth-2",
+            "at most 3, the number of layers",
+        ),
+        (
             'base.parallel.vertical_sync = true\naxes = {grids = ["2x1x1"], methods = ["pipedream", "ddg"]}',
             "grid-2x1x1_method-pipedream",
             "grid-2x1x1_method-ddg",
