@@ -28,8 +28,10 @@ LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_
 LAUNCHER_PREFIXES = ("OMPI_COMM_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HYDI_", "MPI_LOCAL")
 """Prefixes of the variables that make a process a rank of a job."""
 
-NODE_LISTS = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
-"""Nodes of a job of a batch system. ``mpirun`` reads them, so the cores of this node are not the limit."""
+BATCH_SYSTEMS = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
+HOST_FILES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE")
+NODE_LISTS = BATCH_SYSTEMS + HOST_FILES
+"""Where ``mpirun`` finds the nodes of a job, or those of the user; the cores of this node are then not the limit."""
 
 RANKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
 
@@ -133,7 +135,7 @@ class RankLauncher:
             return []
         if (placement.nodes or 1) > 1 and not _in_job(environment):
             raise SettingError(
-                "nodes", placement.nodes, "needs a job of a batch system, or a --launcher with its hosts"
+                "nodes", placement.nodes, "needs a job of a batch system, a host file of mpirun, or a --launcher"
             )
         crowded = _is_crowded(ranks, environment)
         if placement.binding == "core" and _is_crowded(ranks * placement.threads, environment):

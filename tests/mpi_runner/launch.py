@@ -27,6 +27,7 @@ __all__ = [
     "find_mpirun",
     "job_environment",
     "marked_processes",
+    "run_job",
     "run_mpi",
     "started_job",
 ]
@@ -202,7 +203,17 @@ def run_mpi(
         Changes of the environment; None removes a variable. By default, each rank has one BLAS thread.
     """
     arguments = [sys.executable, "-c", program] if isinstance(program, str) else list(program)
-    command = [find_mpirun(), "-n", str(ranks), *arguments]
+    return run_job([find_mpirun(), "-n", str(ranks), *arguments], timeout=timeout, env=env, cwd=cwd)
+
+
+def run_job(
+    command: Sequence[str],
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+) -> JobResult:
+    """Run a command that starts ranks, as `run_mpi` does; repeat it if mpirun could not start."""
     limit = deadline(timeout)
     for _ in range(STARTS - 1):
         result = _run(command, limit, env, cwd)
@@ -211,7 +222,7 @@ def run_mpi(
     return _run(command, limit, env, cwd)
 
 
-def _run(command: list[str], timeout: float, env: Mapping[str, str | None] | None, cwd: Path | None) -> JobResult:
+def _run(command: Sequence[str], timeout: float, env: Mapping[str, str | None] | None, cwd: Path | None) -> JobResult:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.monotonic()
         with started_job(command, stdout=out, stderr=err, environment=job_environment(env), folder=cwd) as process:

@@ -1,0 +1,1 @@
+"""Several nodes on this machine, and the tests on them."""

@@ -1,0 +1,44 @@
+"""Fixtures of the tests on several nodes, made on this machine: ``make test-cluster``, ``pytest -m cluster``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.nodes import Nodes, NodesCannotBeMade
+
+HERE = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cluster: needs the nodes that `make test-cluster` makes, as root")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = "cluster" in config.option.markexpr
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+            if not wanted:
+                item.add_marker(pytest.mark.skip(reason="makes several nodes: make test-cluster"))
+
+
+@pytest.fixture(scope="session")
+def four_nodes() -> Iterator[Nodes]:
+    """Return four nodes of two slots each, whose links have no limit; for tests that leave them as they are."""
+    with made(Nodes(4)) as nodes:
+        yield nodes
+
+
+@contextlib.contextmanager
+def made(nodes: Nodes) -> Iterator[Nodes]:
+    """Make the nodes, or skip the test."""
+    try:
+        nodes.__enter__()
+    except NodesCannotBeMade as error:
+        pytest.skip(str(error))
+    with nodes:
+        yield nodes
