@@ -3,8 +3,9 @@
 #   make train                 train digits with 4 ranks as a 2 x 2 grid (more options: make train ARGS="--set training.epochs=3")
 #   make test                  all that an installation has to pass, two tests at a time  (one test: make test ARGS="-k name -n 0")
 #   make test-slow             what else the library has to pass: sweeps of more than 4 ranks, long drills, compilers
-#   make test-all              test, test-slow and test-slurm
+#   make test-all              test, test-slow, test-slurm and test-cluster
 #   make test-slurm            batch scripts and pages on a real Slurm, started on this machine and ended afterwards; as root
+#   make test-cluster          what happens between nodes, on nodes of network namespaces on this machine; as root
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
 #   make lint types bench      ruff and the order of imports, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
@@ -27,7 +28,7 @@ comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
 
-.PHONY: train test test-slow test-all test-slurm test-gpu bench-gpu lint types bench cost-check fault-drill papers outputs docs clean
+.PHONY: train test test-slow test-all test-slurm test-cluster test-gpu bench-gpu lint types bench cost-check fault-drill papers outputs docs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -43,9 +44,13 @@ test-all:
 	$(MAKE) test
 	$(MAKE) test-slow
 	$(MAKE) test-slurm
+	$(MAKE) test-cluster
 
 test-slurm: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
+
+test-cluster: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 # $(call link_tree,folder) shows the tree in a folder as it is installed.
 define link_tree

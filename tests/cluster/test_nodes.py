@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -45,7 +46,7 @@ def test_nodes_differ_as_machines_do(four_nodes: Nodes, tmp_path: Path) -> None:
     assert [fact["memory"] for fact in facts] == [[], ["mark"], [], []]
     assert {fact["folder"] for fact in facts} == {str(tmp_path)}
     clocks = [float(str(fact["clock"])) for fact in facts]
-    assert all(later - clock > 900 for clock, later in zip(clocks, clocks[1:], strict=False))
+    assert all(later - clock > 900 for clock, later in itertools.pairwise(clocks))
     assert all(int(str(fact["processes"])) < 8 for fact in facts)
     (four_nodes.root("node2") / "dev/shm/mark").unlink()
 
