@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).with_name("nodes.sh")
 CANNOT = 77
 SECONDS_TO_START = 60
 SHARED = "run/cluster"
-QUEUE = ("burst", "32kb", "limit", "4mb")
+QUEUE = ("burst", "10kb", "limit", "4mb")
 
 
 class NodesCannotBeMade(RuntimeError):  # noqa: N818 - the name is the problem

@@ -102,9 +102,9 @@ start_node() {
 ip link set lo up
 ip address add $NETWORK.$1/24 dev eth0
 ip link set eth0 up
-[ "$2" = none ] || tc qdisc add dev eth0 root tbf rate "$2" burst 32kb limit 4mb
+[ "$2" = none ] || tc qdisc add dev eth0 root tbf rate "$2" burst 10kb limit 4mb
 LINK
-  [ "$2" = none ] || tc qdisc add dev "$name" root tbf rate "$2" burst 32kb limit 4mb
+  [ "$2" = none ] || tc qdisc add dev "$name" root tbf rate "$2" burst 10kb limit 4mb
 }
 
 # First process of a node.
