@@ -27,7 +27,6 @@ SCRIPT = Path(__file__).with_name("nodes.sh")
 CANNOT = 77
 SECONDS_TO_START = 60
 SHARED = "run/cluster"
-QUEUE = ("burst", "10kb", "limit", "4mb")
 
 
 class NodesCannotBeMade(RuntimeError):  # noqa: N818 - the name is the problem
@@ -145,12 +144,9 @@ class Nodes:
         self._on_switch("ip", "link", "set", node, "up")
 
     def set_rate(self, rate: str, *nodes: str) -> None:
-        """Change the rate of the links of some nodes, by default of all."""
+        """Change the rate of the links of some nodes, by default of all; ``"none"`` removes the limit."""
         for node in nodes or self.names:
-            enter = ["nsenter", "--target", self._first_process(node), "--net"]
-            for there, device in (([], node), (enter, "eth0")):
-                limit = [*there, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, *QUEUE]
-                self._on_switch(*limit)
+            self._on_switch(f"/{SHARED}/limit", node, rate)
 
     def kill(self, node: str) -> None:
         """End all processes of a node, and with them its link."""

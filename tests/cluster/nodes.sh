@@ -77,6 +77,22 @@ shift
 export TMPDIR=/run/node/tmp HERE=$PWD
 exec nsenter --target "$process" --mount --uts --net --pid --time bash -c "cd \"\$HERE\" && $*"
 AGENT
+  cat >"$SHARED/limit" <<LIMIT
+#!/bin/bash -e
+# limit NODE RATE: limit the link of a node in both directions. What may pass at once, after a pause, is a packet; from
+# 1 Gbit/s on as much as passes in 128 microseconds, because timers are not more precise than that.
+process=\$(cat $SHARED/"\$1.pid")
+whole=\${2%%[!0-9]*}
+[[ \$2 == *gbit ]] && burst=\$((whole * 16))kb || burst=10kb
+for device in "\$1" eth0; do
+  [ "\$device" = eth0 ] && there=(nsenter --target "\$process" --net) || there=()
+  if [ "\$2" = none ]; then
+    "\${there[@]}" tc qdisc delete dev "\$device" root 2>/dev/null || true
+  else
+    "\${there[@]}" tc qdisc replace dev "\$device" root tbf rate "\$2" burst "\$burst" limit 4mb
+  fi
+done
+LIMIT
   cat >"$SHARED/login" <<LOGIN
 #!/bin/bash
 # login COMMAND...: run a command on the login node. Waiting ranks yield, because the nodes share the cores.
@@ -85,7 +101,7 @@ export PRTE_MCA_plm_ssh_agent=$SHARED/agent PRTE_MCA_prte_default_hostfile=$SHAR
 export HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXEC=$SHARED/agent HYDRA_HOST_FILE=$SHARED/mpich-hosts
 exec "\$@"
 LOGIN
-  chmod +x "$SHARED/agent" "$SHARED/login"
+  chmod +x "$SHARED/agent" "$SHARED/limit" "$SHARED/login"
 }
 
 # start_node NUMBER RATE: a node with a link to the switch. The rate holds in both directions.
@@ -98,13 +114,9 @@ start_node() {
   echo "$process" >"$SHARED/$name.pid"
   ip link add "$name" mtu 9000 type veth peer name eth0 mtu 9000 netns "$process"
   ip link set "$name" master switch up
-  nsenter --target "$process" --net bash -e <<LINK
-ip link set lo up
-ip address add $NETWORK.$1/24 dev eth0
-ip link set eth0 up
-[ "$2" = none ] || tc qdisc add dev eth0 root tbf rate "$2" burst 10kb limit 4mb
-LINK
-  [ "$2" = none ] || tc qdisc add dev "$name" root tbf rate "$2" burst 10kb limit 4mb
+  nsenter --target "$process" --net bash -ec \
+    "ip link set lo up; ip address add $NETWORK.$1/24 dev eth0; ip link set eth0 up"
+  "$SHARED/limit" "$name" "$2"
 }
 
 # First process of a node.
