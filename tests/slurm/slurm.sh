@@ -4,16 +4,35 @@
 #   tests/slurm/slurm.sh start    starts it unless it runs; prints the variable to set in a shell
 #   tests/slurm/slurm.sh status   exit code 0 if it runs
 #   tests/slurm/slurm.sh stop     stops it and removes its files
+#   tests/slurm/slurm.sh install  installs what it needs, and starts nothing
 #
 # NODES=4 CPUS=4 FOLDER=/var/tmp/hybridnn-slurm PORT=17800 change its size and place. Exit code 77: it cannot run here; the reason is printed.
 # It needs root, a kernel with namespaces, and Debian's packages, which it installs if they are missing.
 # All its files are in FOLDER, including its key and its configuration, so another Slurm of the machine is not affected.
+#
+#   tests/cluster/nodes.sh 4 1gbit tests/slurm/slurm.sh on-nodes COMMAND...
+#
+# runs COMMAND, for example bash, on the login node of a Slurm on the nodes of tests/cluster/nodes.sh, which it starts there
+# unless it runs. Each node has as many CPUs as slots. The Slurm ends with the nodes. As these reach no other network,
+# `install` comes first.
 set -euo pipefail
 
 NODES=${NODES:-4}
 CPUS=${CPUS:-4}
 FOLDER=${FOLDER:-/var/tmp/hybridnn-slurm}
 PORT=${PORT:-17800}
+SPOOL=$FOLDER/spool/%n
+TMPFS=$FOLDER/tmp/%n
+TIMEOUT=30 # seconds without an answer after which a node is down
+MACHINES=/run/cluster # of tests/cluster/nodes.sh, whose nodes share this folder; /run/node is a folder of each alone
+if [ "${1:-}" = on-nodes ]; then
+  NODES=$(grep -cs '\snode[0-9]' "$MACHINES/hosts") || { echo "on-nodes: a command of tests/cluster/nodes.sh alone" >&2; exit 2; }
+  CPUS=$SLOTS
+  FOLDER=$MACHINES/slurm
+  SPOOL=/run/node/slurm
+  TMPFS=/run/node/tmp
+  TIMEOUT=10
+fi
 PACKAGES=(munge slurmctld slurmd slurm-client libpmix2)
 DEADLINE=60 # seconds until every node must answer
 MARK="# hybridnn-slurm"
@@ -61,13 +80,13 @@ node_daemons() {
 }
 
 install_packages() {
-  local missing=() package
+  local missing=() package printed
   for package in "${PACKAGES[@]}"; do
     [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
   done
   ((${#missing[@]})) || return 0
-  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } \
-    >"$FOLDER/log/apt.log" 2>&1 || cannot "apt-get install ${missing[*]}: $(tail -n 1 "$FOLDER/log/apt.log")"
+  printed=$({ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } 2>&1) ||
+    cannot "apt-get install ${missing[*]}: ${printed##*$'\n'}"
 }
 
 # Slurm's plugin for PMIx opens libpmix.so, a name that Debian keeps in the development package. The library has two paths, in
@@ -96,20 +115,18 @@ configuration() {
   memory=$(($(awk '/MemTotal/ {print $2}' /proc/meminfo) / 1200 / NODES))
   cat <<CONF
 ClusterName=hybridnn
-SlurmctldHost=$(hostname -s)(127.0.0.1)
-SlurmctldPort=$PORT
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket=$FOLDER/run/munge.socket,cred_expire=5
 StateSaveLocation=$FOLDER/state
-SlurmdSpoolDir=$FOLDER/spool/%n
+SlurmdSpoolDir=$SPOOL
 SlurmctldPidFile=$FOLDER/run/slurmctld.pid
 SlurmdPidFile=$FOLDER/run/slurmd.%n.pid
 SlurmctldLogFile=$FOLDER/log/slurmctld.log
 SlurmdLogFile=$FOLDER/log/slurmd.%n.log
-TmpFS=$FOLDER/tmp/%n
+TmpFS=$TMPFS
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -129,11 +146,18 @@ ReturnToService=2
 KillWait=5
 MinJobAge=600
 MaxArraySize=1001
-SlurmdTimeout=30
+SlurmdTimeout=$TIMEOUT
 PropagateResourceLimitsExcept=MEMLOCK
 NodeName=DEFAULT CPUs=$CPUS Boards=1 SocketsPerBoard=1 CoresPerSocket=$CPUS ThreadsPerCore=1 RealMemory=$memory
 CONF
-  for ((i = 1; i <= NODES; i++)); do echo "NodeName=n$i NodeHostname=n$i NodeAddr=127.0.0.1 Port=$((PORT + i))"; done
+  if [ "$FOLDER" = $MACHINES/slurm ]; then
+    awk '$2 == "head" {print "SlurmctldHost=head(" $1 ")"} $2 ~ /^node/ {print "NodeName=" $2 " NodeAddr=" $1}' $MACHINES/hosts
+    echo "TaskProlog=$FOLDER/task-prolog"
+  else
+    echo "SlurmctldHost=$(hostname -s)(127.0.0.1)"
+    echo "SlurmctldPort=$PORT"
+    for ((i = 1; i <= NODES; i++)); do echo "NodeName=n$i NodeHostname=n$i NodeAddr=127.0.0.1 Port=$((PORT + i))"; done
+  fi
   echo "PartitionName=main Nodes=ALL Default=YES DefaultTime=10 MaxTime=INFINITE State=UP"
 }
 
@@ -164,16 +188,31 @@ nodes_that_answer() {
   sinfo -h -N -o '%N %T' 2>/dev/null | awk '$2 ~ /^(idle|mixed|allocated|completing)$/ {print $1}' | sort -u | wc -l
 }
 
-start() {
+install() {
   ((EUID == 0)) || cannot "it needs root"
   command -v apt-get >/dev/null || cannot "it installs Debian's packages, and there is no apt-get"
   unshare --uts true 2>/dev/null || cannot "this kernel or container gives no namespace for host names"
-  mkdir -p "$FOLDER"/{log,run,state}
-  chmod 755 "$FOLDER" "$FOLDER/run"
   install_packages
   link_pmix
-  name_nodes
+}
+
+wait_for_nodes() {
+  local i
+  for ((i = 0; i < DEADLINE * 5; i++)); do
+    [ "$(nodes_that_answer)" != "$NODES" ] || return 0
+    # Nodes that an earlier end left down come back only when told.
+    sinfo -h -N -t down,drain -o %N 2>/dev/null | sort -u | xargs -r -I{} scontrol update nodename={} state=resume || true
+    sleep 0.2
+  done
+  fail "only $(nodes_that_answer) of $NODES nodes answer, see $FOLDER/log"
+}
+
+start() {
   local i before now
+  install
+  mkdir -p "$FOLDER"/{log,run,state}
+  chmod 755 "$FOLDER" "$FOLDER/run"
+  name_nodes
   now=$(configuration)
   before=$(cat "$SLURM_CONF" 2>/dev/null) || true
   if [ "$now" != "$before" ]; then
@@ -188,16 +227,30 @@ start() {
     mkdir -p "$FOLDER/spool/n$i" "$FOLDER/tmp/n$i"
     start_node "n$i"
   done
-  for ((i = 0; i < DEADLINE * 5; i++)); do
-    if [ "$(nodes_that_answer)" = "$NODES" ]; then
-      echo "export SLURM_CONF=$SLURM_CONF"
-      return
-    fi
-    # Nodes that an earlier end left down come back only when told.
-    sinfo -h -N -t down,drain -o %N 2>/dev/null | sort -u | xargs -r -I{} scontrol update nodename={} state=resume || true
-    sleep 0.2
-  done
-  fail "only $(nodes_that_answer) of $NODES nodes answer, see $FOLDER/log"
+  wait_for_nodes
+  echo "export SLURM_CONF=$SLURM_CONF"
+}
+
+# A job gets its hosts from Slurm, and starts processes on them with srun.
+on_nodes() {
+  local i
+  command -v slurmctld slurmd munged >/dev/null || cannot "first, outside of the nodes: $0 install"
+  if [ ! -e "$SLURM_CONF" ]; then
+    mkdir -p "$FOLDER"/{log,run,state}
+    configuration >"$SLURM_CONF"
+    printf '#!/bin/sh\necho export TMPDIR=%s\n' "$TMPFS" >"$FOLDER/task-prolog"
+    chmod 755 "$FOLDER" "$FOLDER/run" "$FOLDER/task-prolog"
+    touch "$FOLDER/log/finished-jobs.txt" "$FOLDER/cgroup.conf"
+    start_munge
+    start_controller
+    for ((i = 1; i <= NODES; i++)); do
+      PMIX_MCA_psec=native "$MACHINES/agent" "node$i" slurmd -f "$SLURM_CONF" </dev/null >/dev/null 2>&1 ||
+        fail "slurmd of node$i, see $FOLDER/log/slurmd.node$i.log"
+    done
+    wait_for_nodes
+  fi
+  unset PRTE_MCA_plm_ssh_agent PRTE_MCA_prte_default_hostfile HYDRA_LAUNCHER HYDRA_LAUNCHER_EXEC HYDRA_HOST_FILE
+  exec "$@"
 }
 
 status() {
@@ -222,6 +275,7 @@ stop() {
 }
 
 case ${1:-} in
-  start | status | stop) "$1" ;;
+  install | start | status | stop) "$1" ;;
+  on-nodes) shift && on_nodes "$@" ;;
   *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2 ;;
 esac
