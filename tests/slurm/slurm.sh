@@ -13,8 +13,9 @@
 #   tests/cluster/nodes.sh 4 1gbit tests/slurm/slurm.sh on-nodes COMMAND...
 #
 # runs COMMAND, for example bash, on the login node of a Slurm on the nodes of tests/cluster/nodes.sh, which it starts there
-# unless it runs. Each node has as many CPUs as slots. The Slurm ends with the nodes. As these reach no other network,
-# `install` comes first.
+# unless it runs. Each node has as many CPUs as slots. Jobs of `sbatch --licenses=machine` run one at a time, because the
+# nodes share the cores of this machine. The Slurm ends with the nodes. As these reach no other network, `install` comes
+# first.
 set -euo pipefail
 
 NODES=${NODES:-4}
@@ -153,6 +154,7 @@ CONF
   if [ "$FOLDER" = $MACHINES/slurm ]; then
     awk '$2 == "head" {print "SlurmctldHost=head(" $1 ")"} $2 ~ /^node/ {print "NodeName=" $2 " NodeAddr=" $1}' $MACHINES/hosts
     echo "TaskProlog=$FOLDER/task-prolog"
+    echo "Licenses=machine:1"
   else
     echo "SlurmctldHost=$(hostname -s)(127.0.0.1)"
     echo "SlurmctldPort=$PORT"
