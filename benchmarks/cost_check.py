@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from itertools import combinations
@@ -46,7 +46,6 @@ NETWORKS = (
 
 ROUNDS = 5
 ROUND_SECONDS = 0.3
-LEAST_STEPS = 8
 APART = 1.15
 """Factor between measured times from which on the order of two layouts should be predicted correctly."""
 
@@ -103,14 +102,14 @@ class Run:
     measured: list[float]
 
 
-def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> Run:
-    """Predict a layout, and choose the number of steps of a round."""
+def prepare(machine: Machine, model: MLP, batch_size: int, case: Case, least_steps: int = 8) -> Run:
+    """Predict a layout, and choose the number of steps of a round, at least `least_steps`."""
     mpi = import_mpi()
     grid = ProcessGrid(mpi.COMM_WORLD if case.axes else mpi.COMM_SELF, **case.axes)
     quiet = {"log_every": 10**6, "evaluate_every": 10**6}
     trainer = Trainer(model, SGD(lr=1e-6), grid=grid, batch_size=batch_size, **quiet, **case.settings)
     one = Workload(model, batch_size, batch_size, classification=False)
-    steps = max(LEAST_STEPS, round(ROUND_SECONDS / predict(one, trainer.layout, machine).seconds_per_step))
+    steps = max(least_steps, round(ROUND_SECONDS / predict(one, trainer.layout, machine).seconds_per_step))
     epoch = predict(Workload(model, steps * batch_size, batch_size, classification=False), trainer.layout, machine)
     return Run(model.sizes, batch_size, case.name, trainer, steps, epoch.seconds_per_epoch / steps, [])
 
@@ -125,12 +124,17 @@ def check(machine: Machine) -> list[Result]:
         for case in cases()
         if case.axes or first
     ]
-    for number in range(ROUNDS + 1):
+    measure_in_turn(runs, ROUNDS)
+    return [result_of(run) for run in runs]
+
+
+def measure_in_turn(runs: Sequence[Run], rounds: int) -> None:
+    """Measure all runs in every round, after one round as a warm-up."""
+    for number in range(rounds + 1):
         for run in runs:
             seconds = measure(run)
-            if number:  # the first round is a warm-up
+            if number:
                 run.measured.append(seconds)
-    return [result_of(run) for run in runs]
 
 
 def result_of(run: Run) -> Result:
@@ -148,14 +152,14 @@ def measure(run: Run) -> float:
     return run.batch_size / run.trainer.fit(x, y, epochs=1).epochs[-1].samples_per_second
 
 
-def order_rate(results: list[Result]) -> tuple[int, int]:
+def order_rate(results: Sequence[Result], apart_by: float = APART) -> tuple[int, int]:
     """Number of pairs of layouts of one network with different times, and of those predicted in the right order."""
     apart = right = 0
     for one, other in combinations(results, 2):
         if (one.network, one.batch_size) != (other.network, other.batch_size):
             continue
         fast, slow = sorted((one, other), key=lambda result: result.measured_seconds_per_step)
-        if slow.measured_seconds_per_step > APART * fast.measured_seconds_per_step:
+        if slow.measured_seconds_per_step > apart_by * fast.measured_seconds_per_step:
             apart += 1
             right += slow.predicted_seconds_per_step > fast.predicted_seconds_per_step
     return apart, right

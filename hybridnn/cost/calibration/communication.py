@@ -30,9 +30,11 @@ SIZES = {"send": 42, "allreduce": 42, "allgather": 42, "iallreduce": 21, "broadc
 LEAST_BYTES, MOST_BYTES = 8, 1 << 26
 ITEMSIZE = 4  # bytes of an element of float32
 
-BYTES_PER_SECOND = 1 << 22
-"""Largest size per second of a short measurement, so that every size has several turns at a few hundred MB/s."""
 LEAST_RANGE = 1 << 18  # the largest size is at least this
+
+LARGEST_SHARE = 1 / 80
+"""Largest size of a measurement, relative to the bytes that could be reduced one after another in its time: all sizes
+and operations together take about ten times as long as the largest, and every one should have several turns."""
 
 TURN_SECONDS = 2e-4
 """Short operations are repeated for about this long, against the noise of the clock and of the barrier before them."""
@@ -111,13 +113,12 @@ def _group_sizes(most: int) -> list[int]:
     return sorted(size for size in powers | {3, most} if 2 <= size <= most)
 
 
-def plan_cases(ranks: int, seconds: float, generator: np.random.Generator) -> tuple[CollectiveCase, ...]:
-    """Operations and sizes to measure in a group of `ranks`, in about `seconds`.
+def plan_cases(ranks: int, most: int, generator: np.random.Generator) -> tuple[CollectiveCase, ...]:
+    """Operations and sizes to measure in a group of `ranks`, up to `most` bytes.
 
     Sizes are random, one from each of equal parts of a logarithmic scale. The second of every three is held out.
     Messages are measured in groups of two. Every other all-gather has blocks of equal size.
     """
-    most = min(MOST_BYTES, max(LEAST_RANGE, int(seconds * BYTES_PER_SECOND)))
     cases = []
     for operation, count in SIZES.items():
         if operation == "send" and ranks > 2:
@@ -149,12 +150,15 @@ def measure_communication(
         group_seconds = seconds / len(groups)
         generator = np.random.default_rng([seed, index])  # the same on every rank
         ranks, spans = len(measured.members), measured.spans_nodes
-        cases = plan_cases(ranks, group_seconds, generator)
-        medians = np.zeros(len(cases))
         is_member = grid.rank in measured.members
         group = grid.world.split(int(is_member), "calibration")
         where = "on several nodes" if spans else "of a node"
         report(f"messages and collectives among {ranks} ranks {where}")
+        trial = np.array([_seconds_of_trial(group) if is_member else 0.0])
+        sleeping_barrier(grid.world)
+        grid.world.allreduce(trial, "max")
+        cases = plan_cases(ranks, largest_size(group_seconds, float(trial[0])), generator)
+        medians = np.zeros(len(cases))
         if is_member:
             medians[:] = _time_cases(group, cases, group_seconds, generator)
         sleeping_barrier(grid.world)
@@ -164,6 +168,18 @@ def measure_communication(
             for case, median in zip(cases, medians.tolist(), strict=True)
         ]
     return tuple(samples)
+
+
+def largest_size(seconds: float, trial_seconds: float) -> int:
+    """Largest size to measure in so many seconds, if an all-reduce of `LEAST_RANGE` bytes takes `trial_seconds`."""
+    reduced = seconds / trial_seconds * LEAST_RANGE
+    return min(MOST_BYTES, max(LEAST_RANGE, int(LARGEST_SHARE * reduced)))
+
+
+def _seconds_of_trial(group: Group) -> float:
+    """Seconds of an all-reduce of `LEAST_RANGE` bytes, after one that opened connections."""
+    array = np.zeros(LEAST_RANGE // ITEMSIZE, np.float32)
+    return min(_time_turn(group, "allreduce", array, 1) for _ in range(3))
 
 
 def _nodes_of_ranks(grid: ProcessGrid) -> list[int]:

@@ -10,7 +10,10 @@ import pytest
 
 from hybridnn.comm.recorder import Recorder
 from hybridnn.cost.calibration.communication import (
+    LEAST_RANGE,
+    MOST_BYTES,
     MeasuredGroup,
+    largest_size,
     measure_communication,
     measure_overlap,
     measure_reduction,
@@ -107,7 +110,7 @@ def test_groups_of_nodes_with_one_rank() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_sizes_cover_the_range_and_a_third_inside_it_is_held_out(ranks: int) -> None:
-    cases = plan_cases(ranks, 60.0, np.random.default_rng(0))
+    cases = plan_cases(ranks, MOST_BYTES, np.random.default_rng(0))
     operations = Counter(case.operation for case in cases)
     assert set(operations) == {"barrier", "allreduce", "iallreduce", "allgather", "broadcast"} | (
         {"send"} if ranks == 2 else set()
@@ -130,7 +133,9 @@ def test_sizes_cover_the_range_and_a_third_inside_it_is_held_out(ranks: int) -> 
 
 def test_gathered_blocks_are_even_and_uneven() -> None:
     numbers = [
-        case.nbytes // 4 for case in plan_cases(3, 60.0, np.random.default_rng(0)) if case.operation == "allgather"
+        case.nbytes // 4
+        for case in plan_cases(3, MOST_BYTES, np.random.default_rng(0))
+        if case.operation == "allgather"
     ]
     even = sum(number % 3 == 0 for number in numbers)
     assert len(numbers) / 2 <= even < len(numbers)
@@ -138,15 +143,24 @@ def test_gathered_blocks_are_even_and_uneven() -> None:
 
 def test_sizes_are_distinct_in_a_short_range() -> None:
     for seed in range(20):
-        cases = plan_cases(3, 0.05, np.random.default_rng(seed))
+        cases = plan_cases(3, LEAST_RANGE, np.random.default_rng(seed))
         assert len(set(cases)) == len(cases) == len({(case.operation, case.nbytes) for case in cases})
 
 
+def test_the_largest_size_is_what_fits_the_time_and_the_network() -> None:
+    link = 25e6  # bytes per second: 200 Mbit/s
+    trial = 2 * LEAST_RANGE / link
+    assert largest_size(10.0, trial) == int(10 * link / 2 / 80)
+    assert largest_size(20.0, trial) == 2 * largest_size(10.0, trial)
+    assert largest_size(0.1, trial) == LEAST_RANGE
+    assert largest_size(60.0, 1e-5) == MOST_BYTES
+
+
 def test_short_measurements_have_smaller_messages_and_repeat_with_the_seed() -> None:
-    short = plan_cases(2, 0.05, np.random.default_rng(0))
+    short = plan_cases(2, LEAST_RANGE, np.random.default_rng(0))
     assert max(case.nbytes for case in short) <= 2**18 + 8
-    assert short == plan_cases(2, 0.05, np.random.default_rng(0))
-    assert short != plan_cases(2, 0.05, np.random.default_rng(1))
+    assert short == plan_cases(2, LEAST_RANGE, np.random.default_rng(0))
+    assert short != plan_cases(2, LEAST_RANGE, np.random.default_rng(1))
 
 
 def test_ranks_per_node_of_groups() -> None:

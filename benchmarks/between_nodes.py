@@ -1,0 +1,207 @@
+"""What pays between nodes, and whether it is predicted: layouts over several nodes, measured beside predicted.
+
+``mpirun -n 8 python -m benchmarks.between_nodes --machine FILE --rate NAME``, in a job of several nodes, on a machine
+file of these nodes. Three networks are trained in named layouts, each of which differs from another in one thing; in
+layouts that are drawn from all that are feasible; and in the first choice of the planner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from statistics import mean
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.cost_check import RESULTS, Case, Result, Run, console, measure_in_turn, order_rate, prepare, result_of
+from hybridnn import MLP, ProcessGrid
+from hybridnn.comm.threads import limit_blas_threads
+from hybridnn.cost.machine import Machine
+from hybridnn.cost.machine_file import read_machine
+from hybridnn.cost.planning.layouts import feasible_layouts
+from hybridnn.cost.planning.plan import best_exact
+from hybridnn.cost.prediction.workload import Workload
+from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
+from hybridnn.pipeline.layout import Layout
+from hybridnn.training.config import Pipelining
+
+NETWORKS = (((256, 512, 512, 512, 512, 10), 64), ((128, *[256] * 7, 10), 128), ((64, *[128] * 7, 10), 512))
+"""Sizes of the layers, and samples of a minibatch: most bytes in weights, in both, and in activations. Computing is a
+small part, because the ranks of several nodes may share the cores of one machine."""
+
+ROUNDS = 3
+LEAST_STEPS = 3
+DRAWN = 14  # layouts of each network
+BUCKETS = (1 << 17, 1 << 21)  # bytes, besides the default of 2^19
+
+
+def named_cases(ranks: int, nodes: int) -> Iterator[Case]:
+    """Layouts that answer a question each, on so many ranks of each of so many nodes."""
+    own = {"shared_replicas": False}
+    yield Case("batch", {"batch": ranks}, own | {"overlap": False})
+    yield Case("batch, overlap", {"batch": ranks}, own | {"overlap": True})
+    yield Case("batch, bfloat16", {"batch": ranks}, own | {"overlap": False, "wire_dtype": "bfloat16"})
+    yield Case("batch, shared", {"batch": ranks}, {})
+    yield Case("batch, shared, bfloat16", {"batch": ranks}, {"wire_dtype": "bfloat16"})
+    for split in ("columns", "alternating"):
+        for overlap in (False, True):
+            words = ", overlap" * overlap
+            settings = {"model_split": split, "overlap": overlap}
+            yield Case(f"model, {split}{words}", {"batch": 1, "model": ranks}, settings)
+    per_node = ranks // nodes
+    if per_node > 1:
+        yield Case("grid, model in nodes", {"batch": nodes, "model": per_node}, {"overlap": False})
+        yield Case("grid, model in nodes, overlap", {"batch": nodes, "model": per_node}, {"overlap": True})
+        yield Case("grid, model over nodes", {"batch": per_node, "model": nodes}, {"overlap": False})
+        yield from _pipelines(f"pipeline of {nodes} x batch", {"pipeline": nodes, "batch": per_node})
+    yield from _pipelines("pipeline", {"pipeline": ranks, "batch": 1})
+
+
+def _pipelines(name: str, axes: dict[str, int]) -> Iterator[Case]:
+    for method in ("gpipe", "1f1b", "pipedream"):
+        yield Case(f"{name}, {method}", axes, {"pipelining": Pipelining(method)})
+
+
+def case_of(layout: Layout, name: str) -> Case:
+    """A feasible layout as a case."""
+    keys = layout.parallel_settings()
+    axes = {axis: keys.pop(axis) for axis in ("pipeline", "batch", "model")}
+    settings = {key: keys.pop(key) for key in ("model_split", "overlap", "wire_dtype") if key in keys}
+    settings["shared_replicas"] = layout.shared_replicas
+    return Case(name, axes, settings | ({"pipelining": Pipelining(**keys)} if keys else {}))
+
+
+def drawn_cases(workload: Workload, machine: Machine, ranks: int, generator: np.random.Generator) -> list[Case]:
+    """Layouts drawn from all feasible ones, evenly over the process grids."""
+    by_grid: dict[Any, list[Layout]] = {}
+    for layout in feasible_layouts(workload, machine, ranks):
+        by_grid.setdefault(layout.stages, []).append(layout)
+    drawn = []
+    for index in range(DRAWN):
+        layouts = list(by_grid.values())[index % len(by_grid)]
+        drawn.append(layouts.pop(generator.integers(len(layouts))))
+        by_grid = {grid: left for grid, left in by_grid.items() if left}
+    return [case_of(layout, layout.describe()) for layout in drawn]
+
+
+def prepare_all(machine: Machine, grid: ProcessGrid, seed: int) -> dict[str, list[Run]]:
+    """All layouts of all networks, by kind: named, other sizes of buckets, drawn, and the first choice of the plan."""
+    found: dict[str, list[Run]] = {"named": [], "buckets": [], "drawn": [], "planned": []}
+    for sizes, batch_size in NETWORKS:
+        model = MLP(list(sizes), "relu")
+        workload = Workload(model, batch_size, batch_size, classification=False)
+        generator = np.random.default_rng([seed, sum(sizes)])  # the same on every rank
+        planned = best_exact(workload, machine, grid.size).layout
+        cases = {
+            "named": [case for case in named_cases(grid.size, grid.nodes) if _fits(case, model)],
+            "drawn": drawn_cases(workload, machine, grid.size, generator),
+            "planned": [case_of(planned, planned.describe())],
+        }
+        for kind, of_kind in cases.items():
+            found[kind] += [prepare(machine, model, batch_size, case, LEAST_STEPS) for case in of_kind]
+        for nbytes in BUCKETS:
+            buckets = replace(HOST_BUCKETS, bucket_bytes=nbytes, piece_bytes=nbytes)
+            with patch("hybridnn.parallel.gradient_reduction.HOST_BUCKETS", buckets):
+                settings = {"overlap": True, "shared_replicas": False}
+                case = Case(f"batch, overlap, buckets of {nbytes >> 10} KiB", {"batch": grid.size}, settings)
+                found["buckets"].append(prepare(machine, model, batch_size, case, LEAST_STEPS))
+    return found
+
+
+def _fits(case: Case, model: MLP) -> bool:
+    return case.axes.get("pipeline", 1) <= len(model.layers)
+
+
+def print_table(named: Sequence[Result], buckets: Sequence[Result]) -> None:
+    """Print milliseconds per step, predicted and measured, a column for each network; `*` marks the fastest."""
+    networks = list(dict.fromkeys((result.network, result.batch_size) for result in named))
+    print("| layout | " + " | ".join(f"{network}, {batch_size}" for network, batch_size in networks) + " |")
+    print("|---" * (len(networks) + 1) + "|")
+    fastest = {
+        network: min(result.measured_seconds_per_step for result in named if result.network == network)
+        for network, _ in networks
+    }
+    for name in dict.fromkeys(result.layout for result in (*named, *buckets)):
+        cells = []
+        for network, _ in networks:
+            found = [result for result in (*named, *buckets) if (result.layout, result.network) == (name, network)]
+            cells += [_cell(result, fastest[network], predicted=result in named) for result in found] or [""]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def _cell(result: Result, fastest: float, *, predicted: bool) -> str:
+    measured = f"{1e3 * result.measured_seconds_per_step:.1f}" + "*" * (result.measured_seconds_per_step == fastest)
+    return f"{1e3 * result.predicted_seconds_per_step:.1f} / {measured}" if predicted else measured
+
+
+def summary_of(results: dict[str, list[Result]]) -> dict[str, Any]:
+    """Errors, order of pairs, and what the first choice of the plan loses to the best exact layout of all."""
+    predicted = list(
+        {(it.network, it.layout): it for kind in ("named", "drawn", "planned") for it in results[kind]}.values()
+    )
+    apart, right = order_rate(predicted)
+    pairs, in_order = order_rate(predicted, apart_by=1.0)
+    losses = {}
+    for choice in results["planned"]:
+        exact = [it for it in predicted if it.network == choice.network and not _is_stale(it.layout)]
+        best = min(exact, key=lambda result: result.measured_seconds_per_step)
+        losses[choice.network] = {
+            "choice": choice.layout,
+            "best": best.layout,
+            "loss": choice.measured_seconds_per_step / best.measured_seconds_per_step - 1,
+        }
+    return {
+        "layouts": len(predicted),
+        "mean_error": mean(abs(result.error) for result in predicted),
+        "mean_error_of_drawn": mean(abs(result.error) for result in results["drawn"]),
+        "pairs": pairs,
+        "pairs_in_order": in_order,
+        "pairs_apart": apart,
+        "pairs_apart_in_order": right,
+        "plan": losses,
+    }
+
+
+def _is_stale(name: str) -> bool:
+    return any(method in name for method in ("pipedream", "ddg", "fr", "spectrain"))
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    """Print the figures of `summary_of`."""
+    pairs = f"{summary['pairs_in_order']} of {summary['pairs']} pairs of a network in the right order"
+    apart = f"{summary['pairs_apart_in_order']} of the {summary['pairs_apart']} that differ by more than 15 %"
+    console().print(f"\nmean error {summary['mean_error']:.1%} over {summary['layouts']} layouts; {pairs}, {apart}")
+    for network, plan in summary["plan"].items():
+        console().print(f"plan for {network}: {plan['choice']}, {plan['loss']:.1%} slower than {plan['best']}")
+
+
+def main() -> None:
+    """Predict and measure all layouts; rank 0 prints the table and writes all results as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--machine", required=True, help="a machine file of these nodes")
+    parser.add_argument("--rate", required=True, help="name of the rate of the links")
+    parser.add_argument("--seed", type=int, default=0, help="of the drawn layouts")
+    arguments = parser.parse_args()
+    grid = ProcessGrid()
+    limit_blas_threads(grid.node_group)
+    machine = read_machine(arguments.machine)
+    runs = prepare_all(machine, grid, arguments.seed)
+    measure_in_turn([run for of_kind in runs.values() for run in of_kind], ROUNDS)
+    results = {kind: [result_of(run) for run in of_kind] for kind, of_kind in runs.items()}
+    if grid.rank == 0:
+        print_table(results["named"], results["buckets"])
+        summary = summary_of(results)
+        print_summary(summary)
+        layouts = {kind: [{**asdict(it), "error": it.error} for it in of_kind] for kind, of_kind in results.items()}
+        out = RESULTS / f"{date.today()}-between-nodes-{arguments.rate}.json"
+        figures = {"machine": machine.about, "summary": summary, **layouts}
+        out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
