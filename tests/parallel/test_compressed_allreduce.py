@@ -21,7 +21,7 @@ from hybridnn.parallel.compressed_allreduce import (
 )
 from hybridnn.parallel.gradient_reduction import HOST_BUCKETS, GradientReducer
 from hybridnn.parallel.grid import ProcessGrid
-from reference.rounding import rounded_sum
+from reference.rounding import rounded, rounded_sum
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -72,8 +72,17 @@ def test_sums_are_within_the_error_bound_and_bitwise_equal_on_all_ranks(comm: MP
         assert (extremes[0] == -extremes[1]).all()
 
 
+def test_the_reference_rounds_to_bfloat16_as_pytorch_does() -> None:
+    import torch
+
+    ties = np.ldexp(np.arange(-1025.0, 1026.0), -9)
+    for numbers in (ties, *arrays_of_ranks(3, 1001, "float64"), *arrays_of_ranks(3, 1001, "float32")):
+        of_torch = torch.from_numpy(numbers).to(torch.float32).to(torch.bfloat16).to(torch.float64).numpy()
+        np.testing.assert_array_equal(rounded("bfloat16", numbers), of_torch)
+
+
 @pytest.mark.in_process(ranks=[2, 3])
-def test_sums_equal_those_of_pytorch_and_numpy_rounding(comm: MPI.Intracomm) -> None:
+def test_sums_equal_those_of_the_reference(comm: MPI.Intracomm) -> None:
     world = ProcessGrid(comm).world
     for name, dtype, size in cases():
         numbers = arrays_of_ranks(comm.size, size, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -36,6 +37,8 @@ SINGLE = Case(DEEP, classification=False, samples=9, batch_size=20, epochs=2)
 """One minibatch, smaller than the batch size."""
 COSINE = Case(DEEP, activation="relu", optimizer="adamw", schedule="cosine", samples=24, batch_size=4, epochs=2, seed=1)
 """Six minibatches; the learning rate changes in every update."""
+ODD = Case((5, 9, 7, 5, 9, 3), optimizer="momentum", samples=31, epochs=2)
+"""Widths that two or three ranks do not divide; the last minibatch is one sample, so that batch ranks go without."""
 TRAININGS = {"momentum": MOMENTUM, "adam": ADAM, "few": FEW, "single": SINGLE, "cosine": COSINE}
 
 UNEVEN = {1: (8,), 2: (5, 3), 3: (1, 2, 5), 4: (3, 1, 1, 3)}
@@ -88,6 +91,15 @@ def exact_cases(stages: int) -> dict[str, PipelineCase]:
 
 
 EXACT_NAMES = tuple(exact_cases(1))
+
+
+def few_of_each(stages: int) -> Iterator[PipelineCase]:
+    """Every method once, every training with some of them."""
+    trainings = (ODD, ADAM, FEW, COSINE, SINGLE, MOMENTUM)
+    for number, it in enumerate([*DELAYED_CASES.values(), *exact_cases(stages).values()]):
+        case = trainings[number % len(trainings)]
+        # Two chunks a rank need as many layers.
+        yield replace(it, case=MOMENTUM if 2 * stages > len(case.sizes) - 1 and it.chunks == 2 else case)
 
 
 def short_training(method: str, stages: int) -> Case:

@@ -1,4 +1,4 @@
-"""Reference of the compressed all-reduce: rounding to 16 bits by PyTorch and Python."""
+"""Reference of the compressed all-reduce: rounding to 16 bits by the significands of Python's numbers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
+
 
 def rounded(dtype: str, values: Array) -> Array:
-    """Round to bfloat16, or to the 11 significant bits of float16 with an unlimited exponent."""
-    if dtype == "bfloat16":
-        single = torch.from_numpy(np.ascontiguousarray(values)).to(torch.float32)
-        return single.to(torch.bfloat16).to(torch.float32).numpy().astype(values.dtype)
-    significands, exponents = np.frexp(values)
-    return np.ldexp(np.round(np.ldexp(significands, 11)), exponents - 11).astype(values.dtype)
+    """Round to bfloat16, of float64 to float32 first, or to float16 with an unlimited exponent; ties to even."""
+    exact = values.astype(np.float32) if dtype == "bfloat16" else values
+    significands, exponents = np.frexp(exact)
+    bits = SIGNIFICANT_BITS[dtype]
+    return np.ldexp(np.round(np.ldexp(significands, bits)), exponents - bits).astype(values.dtype)
 
 
 def rounded_sum(dtype: str, addends: Sequence[Array]) -> Array:

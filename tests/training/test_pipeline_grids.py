@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from hybridnn import ProcessGrid
-from reference.cases import Case, assert_arrays_same
+from reference.cases import assert_arrays_same
 from reference.pipeline_cases import (
     ADAM,
-    COSINE,
     DELAYED_CASES,
     FEW,
     MOMENTUM,
-    SINGLE,
+    ODD,
     PipelineCase,
     check_pipelined,
     exact_cases,
+    few_of_each,
     run_pipelined,
 )
 
@@ -28,24 +27,12 @@ if TYPE_CHECKING:
 
 Stages = list[tuple[int, int]]
 
-ODD = Case((5, 9, 7, 5, 9, 3), optimizer="momentum", samples=31, epochs=2)
-"""Widths that two or three ranks do not divide; the last minibatch is one sample, so that batch ranks go without."""
-
 WIDTHS: dict[int, list[Stages]] = {
     3: [[(1, 1), (2, 1)], [(2, 1), (1, 1)], [(1, 2), (1, 1)], [(1, 1), (1, 2)]],
     4: [[(2, 1), (1, 2)], [(3, 1), (1, 1)], [(1, 1), (1, 2), (1, 1)]],
     5: [[(2, 1), (1, 1), (1, 2)], [(2, 1), (3, 1)], [(1, 3), (1, 2)]],
 }
 """Batch and model ranks of every stage, by number of ranks."""
-
-
-def few_of_each(stages: int) -> Iterator[PipelineCase]:
-    """Every method once, every training with some of them."""
-    trainings = (ODD, ADAM, FEW, COSINE, SINGLE, MOMENTUM)
-    for number, it in enumerate([*DELAYED_CASES.values(), *exact_cases(stages).values()]):
-        case = trainings[number % len(trainings)]
-        # Two chunks a rank need as many layers.
-        yield replace(it, case=MOMENTUM if 2 * stages > len(case.sizes) - 1 and it.chunks == 2 else case)
 
 
 @pytest.mark.in_process(ranks=[4])

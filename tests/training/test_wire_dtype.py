@@ -5,100 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
-from hybridnn.comm.blocks import block_sizes, block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.parallel.gradient_reduction import STAGED_BUCKETS, BucketConfig
 from hybridnn.parallel.shared_replica import SharedReplica
 from hybridnn.runs.report import describe_wire_dtype
 from hybridnn.training.config import Pipelining
-from reference import network as net
-from reference import serial
 from reference.cases import (
-    Case,
     assert_arrays_close,
     assert_arrays_same,
     assert_close,
-    check_state,
     data,
     local_data,
     make_trainer,
-    plan_of,
     reference,
     run,
 )
-from reference.network import Array, Network, Weights
 from reference.ranks import on_nodes
-from reference.rounding import rounded_sum
+from reference.rounded_trainings import CASES, WORDS, Sharers, alone, check_rounded, replay
 from training.stand_in_training import stand_in
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-CASES = (
-    Case(optimizer="adam", clip_norm=0.3),
-    Case(classification=False, optimizer="nesterov", samples=31, residual=True),
-    Case(optimizer="plain", samples=5, batch_size=3),
-)
-"""With clipping, a last minibatch of one sample, and minibatches of fewer samples than there may be ranks."""
-
-WORDS = ("bfloat16", "float16")
-
-Sharers = Sequence[Sequence[int]]
-"""Batch ranks whose gradients are added up before they are rounded."""
-
-
-def part_of_gradient(network: Network, weights: Weights, x: Array, y: Array, part: Array) -> Weights:
-    """What some samples of a minibatch add to the gradient of its mean loss."""
-    share = len(part) / len(x)
-    if not share:
-        return {name: np.zeros_like(array) for name, array in weights.items()}
-    _, gradients = net.gradients(network, weights, x[part], y[part])
-    return {name: share * gradient for name, gradient in gradients.items()}
-
-
-def samples_of(rank: int, batch: int, microbatches: int, count: int) -> Array:
-    """Places in a minibatch of the samples of a batch rank: its block of every microbatch."""
-    whole = np.split(np.arange(count), np.cumsum(block_sizes(count, microbatches))[:-1])
-    return np.concatenate([places[block_slice(len(places), batch, rank)] for places in whole])
-
-
-def replay(case: Case, words: str, batch: int, sharers: Sharers, microbatches: int = 1) -> serial.Outcome:
-    """The training by its definition, with one rounded gradient from every group of sharers."""
-
-    def gradients(network: Network, weights: Weights, x: Array, y: Array) -> tuple[float, Weights]:
-        loss = net.loss(network, net.forward(network, weights, x)[0], y)
-        parts = [samples_of(rank, batch, microbatches, len(x)) for rank in range(batch)]
-        of_ranks = [part_of_gradient(network, weights, x, y, part) for part in parts]
-        total = {
-            name: rounded_sum(words, [sum(of_ranks[rank][name] for rank in ranks) for ranks in sharers])
-            for name in weights
-        }
-        return loss, total
-
-    return serial.train(case.network, plan_of(case), *data(case), gradients_of=gradients)
-
-
-def check(case: Case, words: str, grid: ProcessGrid, sharers: Sharers, **settings: Any) -> Trainer:
-    """Train on `grid` and compare what a user can see with the replay, and see that it is not the usual training."""
-    trainer = run(case, grid, wire_dtype=words, **settings)
-    where = f"{case} as {words} on {grid!r}"
-    expected, usual = replay(case, words, grid.batch, sharers, trainer.layout.microbatches), reference(case)
-    assert_arrays_close(trainer.weights(), expected.weights, f"{where}: weights")
-    check_state(trainer, expected, where)
-    largest = max(np.max(np.abs(expected.gradients[name] - usual.gradients[name])) for name in usual.gradients)
-    assert largest > 1e-6 * max(np.max(np.abs(gradient)) for gradient in usual.gradients.values())
-    return trainer
-
-
-def alone(ranks: int) -> Sharers:
-    return [[rank] for rank in range(ranks)]
 
 
 @pytest.mark.in_process(ranks=[2, 3])
@@ -108,7 +41,7 @@ def test_own_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
         for case in CASES:
             for overlap, words in ((True, "bfloat16"), (False, "float16")):
                 own = replace(case, shared_replicas=False, overlap=overlap)
-                check(own, words, grid, alone(comm.size))
+                check_rounded(own, words, grid, alone(comm.size))
 
 
 @pytest.mark.mpi(ranks=[2, 3])
@@ -127,7 +60,7 @@ def test_gradients_of_a_device_are_rounded_by_the_host(
         grid = ProcessGrid(on_nodes(comm, range(comm.size)))
         device = stand_in(grid, transport, comm)
         own = replace(case, shared_replicas=False, overlap=overlap)
-        trainer = check(own, words, grid, alone(comm.size), device=device)
+        trainer = check_rounded(own, words, grid, alone(comm.size), device=device)
         assert trainer.rounds_gradients()
 
 
@@ -142,7 +75,7 @@ def test_shared_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
         grid = ProcessGrid(on_nodes(comm, places))
         for case in CASES:
             for words in WORDS:
-                trainer = check(replace(case, shared_replicas=True), words, grid, sharers)
+                trainer = check_rounded(replace(case, shared_replicas=True), words, grid, sharers)
                 assert isinstance(trainer._engine.chunks[0].replica, SharedReplica)
 
 
@@ -150,10 +83,12 @@ def test_shared_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
 def test_model_ranks_and_pipelines(comm: MPI.Intracomm) -> None:
     apart = on_nodes(comm, (0, 1, 2, 3))
     for split in ("columns", "alternating"):
-        check(replace(CASES[0], model_split=split), "bfloat16", ProcessGrid(apart, model=2), alone(2))
+        check_rounded(replace(CASES[0], model_split=split), "bfloat16", ProcessGrid(apart, model=2), alone(2))
     for method in ("gpipe", "interleaved"):
         grid = ProcessGrid(apart, pipeline=2, batch=2)
-        check(replace(CASES[1], samples=32), "float16", grid, alone(2), pipelining=Pipelining(method, microbatches=2))
+        check_rounded(
+            replace(CASES[1], samples=32), "float16", grid, alone(2), pipelining=Pipelining(method, microbatches=2)
+        )
 
 
 @pytest.mark.in_process(ranks=[2])

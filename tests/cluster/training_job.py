@@ -1,0 +1,325 @@
+"""Job of trainings between nodes: each is compared with one process, and rank 0 prints a line for it.
+
+    mpirun -n 4 python -m cluster.training_job 2,2 [--few]
+
+The argument is the number of ranks on each node. Two nodes of two ranks train all cases, others half of those of the
+large groups, which still have every method and grid. ``--few`` are the cases for another MPI library.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice, product
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridnn import ProcessGrid, Trainer
+from hybridnn.checkpoints.reading import newest_valid
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
+from hybridnn.parallel import gradient_reduction
+from hybridnn.parallel.compressed_allreduce import CompressedReducer, CompressionWorkspace
+from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
+from hybridnn.parallel.replica import PrivateReplica
+from hybridnn.parallel.shared_replica import SharedReplica
+from hybridnn.training.config import Pipelining
+from reference.cases import OPTIMIZERS, Case, assert_arrays_same, check_against_reference, local_data, make_trainer
+from reference.pipeline_cases import (
+    ADAM,
+    COSINE,
+    DELAYED_CASES,
+    MOMENTUM,
+    ODD,
+    PipelineCase,
+    check_pipelined,
+    exact_cases,
+    few_of_each,
+)
+from reference.rounded_trainings import CASES, WORDS, Sharers, alone, check_rounded
+from reference.sweeps import SPLITS, grid_shapes, layouts, sizes_for, trainings
+
+Check = Callable[[], object]
+"""Collective; raises an error if something is wrong."""
+
+WORLD = MPI.COMM_WORLD
+SHARED = Case(optimizer="adam", clip_norm=0.3, shared_replicas=True)
+
+STAGES: dict[int, list[list[tuple[int, int]]]] = {
+    3: [[(1, 1), (2, 1)], [(1, 2), (1, 1)]],
+    4: [[(2, 1), (1, 2)], [(3, 1), (1, 1)], [(1, 1), (1, 2), (1, 1)]],
+    6: [[(2, 2), (1, 2)], [(1, 3), (3, 1)], [(2, 1), (1, 1), (1, 3)]],
+}
+"""Batch and model ranks of every stage, by number of ranks."""
+
+
+class Nodes:
+    """Ranks on every node, as they must be."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.counts = tuple(counts)
+        self.hosts = [f"node{number}" for number, ranks in enumerate(counts, 1) for _ in range(ranks)]
+
+    def check(self) -> None:
+        """See that every rank is on its node, and that MPI and the grid know it."""
+        assert WORLD.allgather(socket.gethostname()) == self.hosts
+        own = self.counts[int(socket.gethostname().removeprefix("node")) - 1]
+        assert WORLD.Split_type(MPI.COMM_TYPE_SHARED).Get_size() == own
+        grid = ProcessGrid(WORLD)
+        assert (grid.nodes, grid.node_ranks, grid.node_group.size) == (len(self.counts), max(self.counts), own)
+
+    @property
+    def sharers(self) -> Sharers:
+        """Batch ranks of every node, where all ranks are batch ranks."""
+        ends = np.cumsum(self.counts)
+        return [list(range(end - ranks, end)) for end, ranks in zip(ends, self.counts, strict=True)]
+
+
+def grids_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
+    """Every grid without a pipeline: splits, distributions, overlap, optimizers, rates, clipping, uneven sizes."""
+    for batch, model in grid_shapes(WORLD.size):
+        grid = ProcessGrid(WORLD, batch=batch, model=model)
+        for case in (*layouts((batch, model)), *trainings((batch, model))):
+            yield f"{batch} x {model}, {case}", lambda grid=grid, case=case: check_against_reference(case, grid)
+
+
+def message_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
+    """Gradients in many buckets, messages in pieces, and layers of fewer outputs than model ranks."""
+
+    def in_buckets(case: Case, grid: ProcessGrid, size: int) -> None:
+        with patch.object(gradient_reduction, "HOST_BUCKETS", replace(HOST_BUCKETS, bucket_bytes=size)):
+            check_against_reference(case, grid)
+
+    for batch, model in grid_shapes(WORLD.size):
+        for size, overlap in product((1, 700), (True, False)):
+            grid = ProcessGrid(WORLD, batch=batch, model=model, message_limit=200 if size == 700 else 1 << 30)
+            for split in SPLITS:
+                sizes = sizes_for(model, split, False, True)
+                case = Case(sizes, model_split=split, overlap=overlap, shared_replicas=False, clip_norm=0.3)
+                name = f"{batch} x {model}, buckets of {size} bytes, {case}"
+                yield name, lambda case=case, grid=grid, size=size: in_buckets(case, grid, size)
+                few = replace(case, sizes=(5, 13, 2, 3, 1), classification=False, clip_norm=None)
+                yield f"{name}, few outputs", lambda case=few, grid=grid: check_against_reference(case, grid)
+
+
+def pipeline_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
+    """Every method on stages of one rank and of several, and on stages of different widths."""
+    size = WORLD.size
+    axes: list[dict[str, Any]] = [{"pipeline": size}] if size <= 4 else []
+    axes += [
+        {"pipeline": stages, "batch": batch, "model": model}
+        for stages in range(2, size)
+        if size % stages == 0
+        for batch, model in grid_shapes(size // stages)
+    ]
+    for number, given in enumerate([*axes, *({"stages": stages} for stages in STAGES[size])]):
+        grid = ProcessGrid(WORLD, **given)
+        for turn, it in enumerate(few_of_each(grid.pipeline)):
+            if size > 4 and (turn + number) % 2:
+                continue
+            overlaps = (turn + number) % 3 > 0
+            it = replace(it, case=replace(it.case, overlap=overlaps, model_split=SPLITS[turn % 2]))
+            yield f"{given}, {it}", lambda it=it, grid=grid: check_pipelined(it, grid)
+
+
+def pipeline_option_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
+    """Synchronous sends, messages in pieces, clipping, and pipelines that stay full between epochs."""
+    stages = 2 if WORLD.size % 2 == 0 else WORLD.size
+    for batch, model in grid_shapes(WORLD.size // stages):
+        axes = {"pipeline": stages, "batch": batch, "model": model}
+        grid = ProcessGrid(WORLD, **axes, message_limit=200)
+        clipped = replace(MOMENTUM, clip_norm=0.05)
+        its = [
+            PipelineCase("1f1b", ODD, microbatches=3, synchronous_sends=True),
+            PipelineCase("pipedream", ODD, synchronous_sends=True),
+            PipelineCase("gpipe", clipped, microbatches=3),
+            PipelineCase("zb-h1", clipped, microbatches=3),
+            *(replace(it, case=ADAM, drain="end") for it in DELAYED_CASES.values()),
+        ]
+        for it in its:
+            yield f"{axes}, {it}", lambda it=it, grid=grid: check_pipelined(it, grid)
+
+
+def mapping_of(address: int) -> str:
+    """Device and file of the memory at an address, where other processes may see it; else empty."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access, _, device, inode, *_ = line.split()
+        start, stop = (int(end, 16) for end in span.split("-"))
+        if start <= address < stop:
+            return f"{device} {inode}" if access.endswith("s") else ""
+    return ""
+
+
+def check_sharing(trainer: Trainer, nodes: Nodes) -> None:
+    """See that all ranks of a node that has several have their weights in the same memory."""
+    chunk = trainer._engine.chunks[0]
+    assert isinstance(chunk.replica, SharedReplica)
+    memory = mapping_of(chunk.weights.ctypes.data)
+    of_ranks = WORLD.allgather((socket.gethostname(), memory))
+    for host, ranks in zip(dict.fromkeys(nodes.hosts), nodes.counts, strict=True):
+        found = {memory for other, memory in of_ranks if other == host}
+        assert len(found) == 1, f"{host} has {found}"
+        assert ranks == 1 or found != {""}, f"{host} shares no memory"
+
+
+def replica_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
+    """Replicas that the ranks of a node share; or, without such nodes, replicas of their own by default."""
+    grid = ProcessGrid(WORLD)
+
+    def check(case: Case) -> None:
+        trainer = check_against_reference(case, grid)
+        if max(nodes.counts) > 1:
+            check_sharing(trainer, nodes)
+        else:
+            assert isinstance(trainer._engine.chunks[0].replica, PrivateReplica)
+
+    for number, optimizer in enumerate(OPTIMIZERS):
+        wanted = True if max(nodes.counts) > 1 and number % 2 else "auto"
+        samples, batch_size = ((37, 10), (31, 10), (5, 3))[number % 3]
+        case = replace(SHARED, optimizer=optimizer, samples=samples, batch_size=batch_size, shared_replicas=wanted)
+        yield f"shared replicas, {case}", lambda case=case: check(case)
+    if max(nodes.counts) > 1:
+        for method in ("pipedream", "fr", "spectrain", "1f1b"):
+            stages = [(WORLD.size - 1, 1), (1, 1)]
+            it = PipelineCase(method, replace(COSINE, shared_replicas=True))
+            pipeline = ProcessGrid(WORLD, stages=stages)
+            yield f"shared replicas, {stages}, {it}", lambda it=it, grid=pipeline: check_pipelined(it, grid)
+
+
+def check_error_bound(group: Any, name: str, dtype: str) -> None:
+    """See that a compressed all-reduce of all ranks is within the stated error, and the same on all ranks."""
+    size = 1001
+    random = np.random.default_rng(size)
+    addends = random.standard_normal((WORLD.size, size)) * 10.0 ** random.uniform(-6, 2, size)
+    addends[-1, ::3] = -addends[0, ::3] * (1 + 1e-3 * random.standard_normal(addends[0, ::3].shape))
+    addends = addends.astype(dtype)
+    total = addends[WORLD.rank].copy()
+    workspace = CompressionWorkspace(COMPRESSED_FORMATS[name], group.size, 400, dtype)
+    CompressedReducer(group, [workspace]).allreduce(total)
+    u, s, p = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[name], np.finfo(dtype).eps / 2, WORLD.size
+    if (name, dtype) == ("bfloat16", "float64"):
+        u += 2.0**-24 * (1 + u)  # rounded to float32 first
+    exact = np.sum(addends, axis=0, dtype=np.longdouble)
+    magnitude = np.sum(np.abs(addends), axis=0, dtype=np.longdouble)
+    bound = u * np.abs(exact) + (1 + u) * (u + (p - 1) * s * (1 + u)) * magnitude
+    underflow = 2 * p * 2.0**-39 * np.max(np.abs(addends)) if name == "float16" else 0.0
+    error = np.abs(total - exact)
+    assert (error <= bound * (1 + 1e-6) + underflow).all(), f"{np.max(error / bound):.3g} of the bound"
+    assert np.max(error / (bound + underflow)) > 0.05, "nothing was rounded"
+    assert len(set(WORLD.allgather(total.tobytes()))) == 1
+
+
+def rounding_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
+    """Gradients that are rounded between nodes: errors of sums, and trainings by their definition."""
+    grid = ProcessGrid(WORLD)
+    for name, dtype in product(WORDS, ("float32", "float64")):
+        check = lambda name=name, dtype=dtype: check_error_bound(grid.world, name, dtype)  # noqa: E731
+        yield f"error of sums, {name} of {dtype}", check
+    for case, words in product(CASES, WORDS):
+        if max(nodes.counts) > 1:
+            shared = replace(case, shared_replicas=True)
+            yield (
+                f"shared replicas, {words}, {case}",
+                lambda case=shared, words=words: check_rounded(case, words, grid, nodes.sharers),
+            )
+        for overlap in (True, False):
+            own = replace(case, shared_replicas=False, overlap=overlap)
+            yield (
+                f"own replicas, {words}, {own}",
+                lambda case=own, words=words: check_rounded(case, words, grid, alone(WORLD.size)),
+            )
+    if nodes.counts == (1, 1, 1, 1):
+        pipelining = Pipelining("gpipe", microbatches=2)
+        pipeline = ProcessGrid(WORLD, pipeline=2, batch=2)
+        case = replace(CASES[1], samples=32)
+        check = lambda: check_rounded(case, "float16", pipeline, alone(2), pipelining=pipelining)  # noqa: E731
+        yield "a pipeline, float16", check
+
+
+def checkpoint_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
+    """Checkpoints in a folder that all nodes see, from which another trainer goes on to the last bit."""
+
+    def check(case: Case, grid: ProcessGrid, pipelining: Pipelining | None) -> None:
+        settings = {} if pipelining is None else {"pipelining": pipelining}
+        first, second = (make_trainer(case, grid, **settings) for _ in range(2))
+        first.fit(*local_data(case, grid), epochs=1)
+        # The working directory of the job is that of the test.
+        folder = Path(WORLD.bcast(mkdtemp(dir=Path.cwd()) if WORLD.rank == 0 else None))
+        first.checkpoint_writer(folder, "numbers").write(first.progress)
+        found, problems = newest_valid(folder, grid.world)
+        assert found is not None, problems
+        second.restore(found)
+        for trainer in (first, second):
+            trainer.fit(*local_data(case, grid), epochs=1)
+        assert_arrays_same(second.weights(), first.weights())
+
+    adam = Case(optimizer="adam")
+    yield "a checkpoint of a grid", lambda: check(adam, ProcessGrid(WORLD, model=2 - WORLD.size % 2), None)
+    pipeline = ProcessGrid(WORLD, pipeline=WORLD.size)
+    yield "a checkpoint of a pipeline", lambda: check(ADAM, pipeline, Pipelining("pipedream"))
+
+
+def few_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
+    """Every axis, a pipeline of each kind, shared replicas, rounded gradients and a checkpoint."""
+    for batch, model in grid_shapes(WORLD.size):
+        grid = ProcessGrid(WORLD, batch=batch, model=model)
+        for case in list(layouts((batch, model)))[::3]:
+            yield f"{batch} x {model}, {case}", lambda grid=grid, case=case: check_against_reference(case, grid)
+    for given in ({"pipeline": WORLD.size}, {"pipeline": 2, "batch": 2}, {"stages": STAGES[WORLD.size][0]}):
+        grid = ProcessGrid(WORLD, **given)
+        for it in (*DELAYED_CASES.values(), *list(exact_cases(grid.pipeline).values())[::2]):
+            yield f"{given}, {it}", lambda it=it, grid=grid: check_pipelined(it, grid)
+    yield from list(replica_cases(nodes))[::3]
+    yield from list(rounding_cases(nodes))[::2]
+    yield from checkpoint_cases(nodes)
+
+
+GROUPS: dict[str, Callable[[Nodes], Iterator[tuple[str, Check]]]] = {
+    "grids": grids_cases,
+    "messages": message_cases,
+    "pipelines": pipeline_cases,
+    "pipeline options": pipeline_option_cases,
+    "shared replicas": replica_cases,
+    "rounded gradients": rounding_cases,
+    "checkpoints": checkpoint_cases,
+}
+
+
+def run(group: str, cases: Iterator[tuple[str, Check]]) -> None:
+    """Check the cases of a group; rank 0 prints ``ok`` or ``failed`` for each."""
+    for name, check in cases:
+        problem = ""
+        try:
+            check()
+        except Exception as error:
+            problem = f"rank {WORLD.rank} on {socket.gethostname()}: {type(error).__name__}: {error}"
+            traceback.print_exc()
+        problems = list(filter(None, WORLD.allgather(problem)))
+        if WORLD.rank == 0:
+            print("\t".join([group, name, " ".join("; ".join(problems).split()) or "ok"]), flush=True)
+
+
+def main() -> None:
+    """Run all groups, or the few cases."""
+    counts, *options = sys.argv[1:]
+    nodes = Nodes([int(count) for count in counts.split(",")])
+    nodes.check()
+    groups = {"few": few_cases} if "--few" in options else GROUPS
+    for group, cases in groups.items():
+        is_large = group in ("grids", "messages", "pipelines")[: 3 if WORLD.size < 6 else 2]
+        run(group, islice(cases(nodes), 0, None, 2 if is_large and nodes.counts != (2, 2) else 1))
+    if WORLD.rank == 0:
+        print(f"library\t{MPI.Get_library_version().splitlines()[0].split(',')[0]}\tok", flush=True)
+        print(f"end\t{os.getcwd()}\tok", flush=True)
+
+
+if __name__ == "__main__":
+    main()
