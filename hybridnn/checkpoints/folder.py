@@ -47,11 +47,6 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     return [finished[step] for step in sorted(finished, reverse=True)]
 
 
-def nearest_existing(folder: Path) -> Path:
-    """The folder itself, or the nearest one above it that exists."""
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
-
-
 def clean(folder: Path) -> None:
     """Remove leftovers of an interrupted run; only for the one job that writes to `folder`."""
     for path in _paths(folder, "replaced"):

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn._version import __version__
-from hybridnn.checkpoints.folder import clean, nearest_existing, partial_folder, prune, publish, step_folder
+from hybridnn.checkpoints.folder import clean, partial_folder, prune, publish, step_folder
 from hybridnn.checkpoints.manifest import FORMAT_VERSION, MANIFEST, SUMS, ArrayEntry, Manifest, Origin
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.checkpoints.shards import (
@@ -41,9 +41,19 @@ from hybridnn.checkpoints.shards import (
     files_to_hash,
     local_shards,
 )
-from hybridnn.comm.agreement import agree
+from hybridnn.comm.agreement import agree, name_hosts
 from hybridnn.comm.blocks import block_sizes
-from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, sync, write_file, write_rectangle
+from hybridnn.comm.file_io import (
+    NOT_SHARED,
+    Rectangle,
+    file_sha256,
+    nearest_existing,
+    nodes_without,
+    npy_header,
+    sync,
+    write_file,
+    write_rectangle,
+)
 from hybridnn.comm.group import Group
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.nn.mlp import MLP
@@ -240,7 +250,7 @@ class CheckpointWriter:
     A write in the background advances only by calls: call `is_done` between steps, and `finish` once it was True on
     every rank.
 
-    Raises `EnvironmentProblem` on every rank: the folder cannot be created or written.
+    Raises `EnvironmentProblem` on every rank: the folder cannot be created or written, or other nodes do not see it.
 
     Parameters
     ----------
@@ -280,6 +290,8 @@ class CheckpointWriter:
         self._buffers: dict[int, NDArray[Any]] = {}
         self._work: tuple[PendingCheckpoint, CollectivePhases] | None = None
         self._on_all_ranks(f"checkpoint folder {folder} cannot be written", self._prepare_folder)
+        if hosts := nodes_without(folder, self._group, grid.node_group):
+            raise EnvironmentProblem(f"checkpoint folder {folder}: {NOT_SHARED} {name_hosts(hosts)}")
 
     def write(self, progress: Progress) -> Path:
         """Write a checkpoint and return its folder when it is on disk; collective.

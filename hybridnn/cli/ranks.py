@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -94,7 +95,8 @@ def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
             if lower_rank_reports(LEAD_SECONDS):
                 time.sleep(DEADLINE)  # that rank prints, and ends the job
             else:
-                print(f"Error on rank {world.Get_rank()}: {message}", file=sys.stderr, flush=True)
+                where = f"rank {world.Get_rank()} on {socket.gethostname()}"
+                print(f"Error on {where}: {message}", file=sys.stderr, flush=True)
         time.sleep(LEAD_SECONDS)  # for the launcher to forward the line
         world.Abort(exit_code)
     sys.exit(exit_code)

@@ -15,6 +15,7 @@ from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
     from hybridnn.config.settings import Settings
+    from hybridnn.runs.folder import Start
 
 Override = str | None  # a short option, parsed to the text that ``--set`` takes
 
@@ -81,7 +82,9 @@ def train(
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cli.train_view import TrainView, announce_loss, leave_after_loss
+    from hybridnn.comm.agreement import agree
     from hybridnn.diagnostics.lost_ranks import start_mpi_with_timeout
+    from hybridnn.parallel.grid import all_ranks_group
     from hybridnn.runs.recovery import RankLoss, RunOutcome, train_on_survivors
     from hybridnn.runs.resume import resolve_request
 
@@ -92,8 +95,11 @@ def train(
             announce_loss(loss)
         return TrainView(as_json=output_format is Format.json, quiet=quiet)
 
+    def resolved() -> tuple[Settings, Start] | None:
+        return resolve_request(settings, resume, changes, forced=force)
+
     def train_rank() -> RunOutcome | None:
-        request = resolve_request(settings, resume, changes, forced=force)
+        request = resolved() if resume is None else agree(all_ranks_group(), resolved, names_nodes=True)
         if request is None:
             return None
         run_settings, start = request

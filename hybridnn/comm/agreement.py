@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -19,16 +20,18 @@ from hybridnn.utils.text import name_ranks
 
 Result = TypeVar("Result")
 
+SHOWN_HOSTS = 8  # host names in a message
 SHOWN_VALUES = 4  # different values of one name in a message
 SHOWN_CHARACTERS = 120  # length of a value in a message
 
 
-def agree(group: Group, action: Callable[[], Result]) -> Result:
+def agree(group: Group, action: Callable[[], Result], *, names_nodes: bool = False) -> Result:
     """Run `action` on every rank of `group`; if any rank raises a `HybridnnError`, raise it on all. Collective.
 
     `action` must not communicate in a way that a failure would interrupt.
 
-    A failing rank raises its own error, the others a `HybridnnError` with the message of the lowest failing rank.
+    A failing rank raises its own error, the others a `HybridnnError` with the message of the lowest failing rank. With
+    `names_nodes`, messages begin with the nodes of the failing ranks, unless all nodes have one.
     """
     own_error: HybridnnError | None = None
     result: list[Result] = []
@@ -39,10 +42,29 @@ def agree(group: Group, action: Callable[[], Result]) -> Result:
     failing = lowest_rank(group, own_error is not None)
     if failing is None:
         return result[0]
-    message = broadcast_text(group, "" if own_error is None else str(own_error), failing)
+    where = _nodes_where(group, own_error is not None) if names_nodes else ""
+    message = broadcast_text(group, "" if own_error is None else f"{where}{own_error}", failing)
     if own_error is not None:
+        own_error.args = (f"{where}{own_error}",)
         raise own_error
     raise HybridnnError(message)
+
+
+def hosts_where(group: Group, holds: bool) -> list[str]:
+    """Host names of the ranks of `group` where `holds`, each once, on every rank. Collective."""
+    return list(dict.fromkeys(filter(None, gather_texts(group, socket.gethostname() if holds else ""))))
+
+
+def _nodes_where(group: Group, holds: bool) -> str:
+    """``on node2: ``, of the nodes of the ranks where `holds`; empty if these are all nodes. Collective."""
+    hosts, others = hosts_where(group, holds), hosts_where(group, not holds)
+    return "" if set(others) <= set(hosts) else f"on {name_hosts(hosts)}: "
+
+
+def name_hosts(hosts: Sequence[str]) -> str:
+    """``node1, node2``; of many, only the first ones and their number."""
+    left_out = len(hosts) - SHOWN_HOSTS
+    return ", ".join(hosts[:SHOWN_HOSTS]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def lowest_rank(group: Group, holds: bool) -> int | None:

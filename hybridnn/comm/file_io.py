@@ -1,4 +1,4 @@
-"""Files of arrays that several ranks write and read in blocks at the same time.
+"""Files of arrays that several ranks write and read in blocks at the same time, in folders that all nodes see.
 
 Every rank writes its own block at its own offset with ``pwrite``, not through MPI-IO. Measured with two ranks of Open
 MPI 5 and of MPICH 5 and 256 MB on ext4, that is no slower than a collective MPI-IO write. It can run in a thread during
@@ -8,9 +8,12 @@ the training, without MPI calls from two threads and without busy waiting in a c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
+import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +22,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.comm.agreement import broadcast_text, hosts_where, lowest_rank
+from hybridnn.comm.group import Group
 from hybridnn.utils.files import open_regular
+
+VISIBLE_SECONDS = 3.0  # time for a network file system to show a new file on other nodes
+NOT_SHARED = "must be on a file system that all nodes share; it is not seen by"
+VISIBLE_PREFIX = ".hybridnn-visible-"
 
 CHUNK = 1 << 20  # bytes read at a time for a digest: they stay in cache until they are hashed
 
@@ -154,6 +163,55 @@ def file_sha256(path: Path) -> bytes:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
     return digest.digest()
+
+
+def nearest_existing(folder: Path) -> Path:
+    """The folder itself, or the nearest one above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
+def nodes_without(folder: Path, world: Group, node: Group) -> list[str]:
+    """Host names of the nodes that do not see the folder that rank 0 sees, on every rank; collective over `world`.
+
+    Rank 0 makes an empty file in it for a moment, for which one rank of every node looks. A folder that rank 0 cannot
+    write is not examined. On one node, nothing is done.
+
+    Parameters
+    ----------
+    folder : Path
+        The value of rank 0 counts. If it does not exist there, the nearest folder above it is examined.
+    node : Group
+        The ranks of `world` on this node.
+    """
+    if node.size == world.size:
+        return []
+    mark = ""
+    if world.rank == 0:
+        with contextlib.suppress(OSError):
+            descriptor, mark = tempfile.mkstemp(prefix=VISIBLE_PREFIX, dir=nearest_existing(folder))
+            os.close(descriptor)
+    path = broadcast_text(world, mark, 0)
+    try:
+        is_missing = bool(path) and node.rank == 0 and not _appears(Path(path))
+        if lowest_rank(world, is_missing) is None:
+            return []
+        return hosts_where(world, is_missing)
+    finally:
+        if mark:
+            with contextlib.suppress(OSError):
+                os.unlink(mark)
+
+
+def _appears(path: Path) -> bool:
+    """Whether a file that another node has made exists here, at once or after a while."""
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(VISIBLE_SECONDS / 50)
+        with contextlib.suppress(OSError):
+            os.listdir(path.parent)  # a network file system then asks its server again
+    return True
 
 
 def _write_all(descriptor: int, memory: memoryview, offset: int) -> None:

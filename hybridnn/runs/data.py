@@ -104,7 +104,7 @@ def place_data(
         own_facts = _Facts(*sizes, int(bool(train.targets_shape)), int.from_bytes(digest, "big"))
         return data
 
-    loaded = agree(grid.world, load_and_split)
+    loaded = agree(grid.world, load_and_split, names_nodes=True)
     facts = _share_facts(own_facts, grid, is_local)
     targets = facts.outputs if facts.regression else 0
     standardizer = None

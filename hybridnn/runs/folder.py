@@ -39,6 +39,8 @@ from hybridnn.runs.run_files import (
 from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Record, StepRecord
 from hybridnn.utils.files import discard_partial, replace_atomically
 
+RUNS = "runs"  # folder of run folders that are not named
+
 Start = Literal["new", "again", "resume"]
 """Start in a folder without results, again in the folder of an unfinished run, or where that run was interrupted."""
 
@@ -179,7 +181,7 @@ def _require_free(folder: Path, *, again: bool) -> None:
 
 
 def _new_folder(name: str) -> Path:
-    stem = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    stem = Path(RUNS) / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     for number in itertools.count(1):
         folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
         with _named_if_unwritable(folder), contextlib.suppress(FileExistsError):  # of a run of the same second

@@ -11,13 +11,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.comm.agreement import agree, broadcast_text, name_hosts
+from hybridnn.comm.file_io import NOT_SHARED, nodes_without
 from hybridnn.comm.recorder import Recorder
 from hybridnn.config.settings import ParallelSettings, Settings
-from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError
+from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.runs.data import PlacedData, place_data
-from hybridnn.runs.folder import RunFolder, Start, resume_advice
+from hybridnn.runs.folder import RUNS, RunFolder, Start, resume_advice
 from hybridnn.runs.hooks import BestWeights, CheckpointHook
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import RunReport, RunView, summarize
@@ -166,11 +167,14 @@ def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice,
     weights_file = settings.model.init_from
     setting = f"model.init_from = {str(weights_file)!r}"
     model = settings.model.make(data.features, data.outputs, data.task)
+    weights = None
+    if weights_file is not None:
+        weights = agree(grid.world, lambda: read_npz(weights_file, setting), names_nodes=True)
     return Trainer.from_config(
         settings.train_config(model),
         grid=grid,
         device=device,
-        initial_weights=None if weights_file is None else agree(grid.world, lambda: read_npz(weights_file, setting)),
+        initial_weights=weights,
         stall_seconds=settings.output.stall_seconds,
     )
 
@@ -184,8 +188,14 @@ def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
 
 
 def _open_folder(settings: Settings, start: Start, grid: ProcessGrid) -> tuple[RunFolder | None, Path]:
-    """Open the run folder on rank 0; its path on every rank. Collective."""
+    """Open the run folder on rank 0; its path on every rank. Collective.
+
+    Raises `SettingError` on every rank if other nodes do not see it.
+    """
     name = settings.data.name or Path(settings.data.file or "run").stem
+    wanted = Path(settings.output.folder or RUNS)
+    if hosts := nodes_without(wanted, grid.world, grid.node_group):
+        raise SettingError("output.folder", str(wanted), f"{NOT_SHARED} {name_hosts(hosts)}")
     folder = agree(
         grid.world, lambda: RunFolder.create(settings.output.folder, name, start) if grid.rank == 0 else None
     )

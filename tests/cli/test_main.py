@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -163,7 +164,7 @@ def test_error_that_only_one_rank_has_ends_the_job(run_mpi: Callable[..., JobRes
     result = run_mpi(3, program, timeout=60)
     assert not result.timed_out
     assert result.returncode == 2
-    assert result.stderr.count("Error on rank 1: only here") == 1
+    assert result.stderr.count(f"Error on rank 1 on {socket.gethostname()}: only here") == 1
 
 
 def test_an_error_of_a_job_whose_command_needs_one_rank_is_one_line(run_mpi: Callable[..., JobResult]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -164,7 +165,7 @@ def test_an_error_of_two_of_three_ranks_is_one_line(tmp_path: Path) -> None:
     assert not result.timed_out
     assert result.returncode == 2, result.stderr
     errors = [line for line in result.stderr.splitlines() if line.startswith("Error")]
-    assert errors == ["Error on rank 1: found on rank 1"]
+    assert errors == [f"Error on rank 1 on {socket.gethostname()}: found on rank 1"]
 
 
 def test_several_processes_without_an_mpi_library_are_refused_with_the_two_extras(tmp_path: Path) -> None:

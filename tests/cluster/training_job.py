@@ -66,6 +66,7 @@ class Nodes:
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = tuple(counts)
+        self.has_all_cases = self.counts == (2, 2)
         self.hosts = [f"node{number}" for number, ranks in enumerate(counts, 1) for _ in range(ranks)]
 
     def check(self) -> None:
@@ -123,7 +124,7 @@ def pipeline_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
     for number, given in enumerate([*axes, *({"stages": stages} for stages in STAGES[size])]):
         grid = ProcessGrid(WORLD, **given)
         for turn, it in enumerate(few_of_each(grid.pipeline)):
-            if size > 4 and (turn + number) % 2:
+            if not nodes.has_all_cases and (turn + number) % 2:
                 continue
             overlaps = (turn + number) % 3 > 0
             it = replace(it, case=replace(it.case, overlap=overlaps, model_split=SPLITS[turn % 2]))
@@ -314,8 +315,8 @@ def main() -> None:
     nodes.check()
     groups = {"few": few_cases} if "--few" in options else GROUPS
     for group, cases in groups.items():
-        is_large = group in ("grids", "messages", "pipelines")[: 3 if WORLD.size < 6 else 2]
-        run(group, islice(cases(nodes), 0, None, 2 if is_large and nodes.counts != (2, 2) else 1))
+        halved = not nodes.has_all_cases and group in ("grids", "messages")
+        run(group, islice(cases(nodes), 0, None, 2 if halved else 1))
     if WORLD.rank == 0:
         print(f"library\t{MPI.Get_library_version().splitlines()[0].split(',')[0]}\tok", flush=True)
         print(f"end\t{os.getcwd()}\tok", flush=True)

@@ -1,0 +1,203 @@
+"""Checkpoints and files of runs on several nodes: resumed on any of them, and folders that not all nodes see."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.nodes import Nodes
+from mpi_runner.launch import JobResult
+from reference.command_line import assert_same_weights, records_of
+
+COMMAND = [sys.executable, "-m", "hybridnn"]
+TRAIN = ["train", "--data", "digits", "--hidden", "20,18,16", "--set", "training.dtype=float64", "--batch-size", "100"]
+"""A run of four layers, which four stages divide."""
+
+APART = ("--map-by", "node")
+LOCAL = Path("/run/node")
+"""A folder of its own on every node."""
+
+
+def started(
+    nodes: Nodes, folder: Path, *arguments: str | Path, ranks: int = 4, options: Sequence[str] = ()
+) -> JobResult:
+    """Run ``hybridnn`` on ranks of the nodes, in a folder that all of them see."""
+    program = [*COMMAND, *map(str, arguments)]
+    return nodes.run_ranks(ranks, program, options=options, folder=folder, timeout=60)
+
+
+def trained(nodes: Nodes, folder: Path, *arguments: str | Path, ranks: int = 4, options: Sequence[str] = ()) -> str:
+    """Run it, and return what it prints."""
+    result = started(nodes, folder, *arguments, ranks=ranks, options=options)
+    assert result.returncode == 0, result.stderr
+    assert not [line for line in result.stderr.splitlines() if line.startswith("Warning")], result.stderr
+    return result.stdout
+
+
+def hosts_of(folder: Path) -> list[tuple[int, list[str], list[int]]]:
+    """Nodes, host names and ranks on each, of every start of a run."""
+    headers = records_of(folder, "header")
+    return [(header["nodes"], header["hosts"]["names"], header["hosts"]["ranks"]) for header in headers]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(four_nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of three epochs by one process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    trained(four_nodes, folder, *TRAIN, "--epochs", "3", "--out", "run", ranks=1)
+    return folder / "run"
+
+
+LAYOUTS: dict[str, tuple[list[str], list[str], list[str]]] = {
+    "grids": (["--batch", "4"], ["--batch", "2", "--model", "2"], ["--model", "2", "--split", "alternating"]),
+    "pipelines": (
+        ["--pipeline", "4", "--method", "1f1b"],
+        ["--pipeline", "2", "--batch", "2", "--method", "gpipe"],
+        ["--pipeline", "2", "--method", "zb-h1"],
+    ),
+}
+"""Layouts on four nodes of one rank, two nodes of two, and one node of two."""
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_run_goes_on_with_fewer_nodes(kind: str, four_nodes: Nodes, undisturbed: Path, tmp_path: Path) -> None:
+    first, second, third = LAYOUTS[kind]
+    printed = trained(four_nodes, tmp_path, *TRAIN, *first, "--epochs", "1", "--out", "run", options=APART)
+    assert "4 on 4 nodes" in printed
+    assert "4 on 2 nodes" in trained(four_nodes, tmp_path, "train", "--resume", "run", *second, "--epochs", "2")
+    assert "2 on 1 node," in trained(four_nodes, tmp_path, "train", "--resume", "run", *third, "--epochs", "3", ranks=2)
+    assert hosts_of(tmp_path / "run") == [
+        (4, ["node1", "node2", "node3", "node4"], [1, 1, 1, 1]),
+        (2, ["node1", "node2"], [2, 2]),
+        (1, ["node1"], [2]),
+    ]
+    assert_same_weights(tmp_path / "run", undisturbed, 1e-10)
+    losses, expected = (
+        [record["train_loss"] for record in records_of(folder, "epoch")] for folder in (tmp_path / "run", undisturbed)
+    )
+    np.testing.assert_allclose(losses, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["1f1b", "pipedream"])
+def test_the_same_layout_goes_on_to_the_last_bit(method: str, four_nodes: Nodes, tmp_path: Path) -> None:
+    layout = ["--pipeline", "2", "--batch", "2", "--method", method]
+    trained(four_nodes, tmp_path, *TRAIN, *layout, "--epochs", "2", "--out", "whole")
+    trained(four_nodes, tmp_path, *TRAIN, *layout, "--epochs", "1", "--out", "run")
+    trained(four_nodes, tmp_path, "train", "--resume", "run", "--epochs", "2")
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+def on_node(nodes: Nodes, node: str, *command: str | Path) -> str:
+    """Run a command on a node, and return what it prints."""
+    result = nodes.run([*map(str, command)], node=node)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture
+def local_folders(four_nodes: Nodes) -> Iterator[Path]:
+    """Return an empty folder of its own on each of two nodes, which the login node does not have."""
+    folder = LOCAL / "runs"
+    for node in ("node1", "node2"):
+        on_node(four_nodes, node, "mkdir", folder)
+    yield folder
+    for node in ("node1", "node2"):
+        on_node(four_nodes, node, "rm", "-r", folder)
+
+
+def refusal(result: JobResult) -> str:
+    """The only line about the error of a job that was refused."""
+    assert not result.timed_out
+    assert result.returncode == 2, result.stderr
+    (line,) = (line for line in result.stderr.splitlines() if line.startswith("Error"))
+    assert "Traceback" not in result.stderr
+    return line
+
+
+def test_a_run_folder_that_other_nodes_do_not_see_is_refused(
+    four_nodes: Nodes, local_folders: Path, tmp_path: Path
+) -> None:
+    """Also if all nodes have a folder of this name; nothing is made or changed in them."""
+    for out in (local_folders, local_folders / "new"):
+        line = refusal(started(four_nodes, tmp_path, *TRAIN, "--out", out))
+        name = f"output.folder = '{out}'"
+        assert line == f"Error: {name}: must be on a file system that all nodes share; it is not seen by node2"
+        for node in ("node1", "node2"):
+            assert on_node(four_nodes, node, "ls", "-A", local_folders) == ""
+
+
+def test_a_run_that_other_nodes_do_not_see_is_not_resumed(
+    four_nodes: Nodes, local_folders: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    run = local_folders / "run"
+    for node, blind in (("node1", "node2"), ("node2", "node1")):
+        on_node(four_nodes, node, "cp", "-r", undisturbed, run)
+        line = refusal(started(four_nodes, tmp_path, "train", "--resume", run, "--epochs", "4"))
+        assert line == f"Error: on {blind}: --resume = '{run}': is not a run folder"
+        on_node(four_nodes, node, "rm", "-r", run)
+    for node in ("node1", "node2"):
+        on_node(four_nodes, node, "cp", "-r", undisturbed, run)
+    line = refusal(started(four_nodes, tmp_path, "train", "--resume", run, "--epochs", "4"))
+    assert line.endswith("it is not seen by node2")
+
+
+CHECKPOINT = """
+import sys
+from pathlib import Path
+import hybridnn
+trainer = hybridnn.Trainer(hybridnn.MLP([4, 3]), grid=hybridnn.ProcessGrid())
+try:
+    trainer.checkpoint_writer(Path(sys.argv[1]), "numbers")
+except hybridnn.HybridnnError as error:
+    if trainer.grid.rank in (0, 3):
+        print(error, flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+def test_a_script_is_refused_checkpoints_that_other_nodes_do_not_see(
+    four_nodes: Nodes, local_folders: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CHECKPOINT)
+    result = four_nodes.run([*COMMAND, "run", "-n", "4", str(script), str(local_folders / "new")], folder=tmp_path)
+    assert result.returncode == 2, result.stderr
+    line = (
+        f"checkpoint folder {local_folders}/new: must be on a file system that all nodes share; it is not seen by node2"
+    )
+    assert result.stdout.splitlines() == [line, line]
+    assert on_node(four_nodes, "node1", "ls", "-A", local_folders) == ""
+
+
+def test_files_that_some_nodes_lack_name_these_nodes(
+    four_nodes: Nodes, local_folders: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y)
+    data, weights, settings = (local_folders / name for name in ("data.npz", "weights.npz", "config.toml"))
+    on_node(four_nodes, "node2", "cp", tmp_path / "data.npz", data)
+    on_node(four_nodes, "node1", "cp", undisturbed / "weights.npz", weights)
+    on_node(four_nodes, "node1", "cp", undisturbed / "config.toml", settings)
+
+    line = refusal(started(four_nodes, tmp_path, "train", "--file", data, "--hidden", "5"))
+    assert line == f"Error: on node1: data.file = '{data}': no such file"
+    line = refusal(started(four_nodes, tmp_path, *TRAIN, "--set", f"model.init_from={weights}"))
+    assert line == f"Error: on node2: model.init_from = '{weights}': there is no such file"
+    line = refusal(started(four_nodes, tmp_path, "train", settings))
+    assert line.startswith("Error on rank 2 on node2: ")
+    assert str(settings) in line
+
+
+def test_a_data_folder_that_some_nodes_lack_names_these_nodes(
+    four_nodes: Nodes, local_folders: Path, unpacked: Path, tmp_path: Path
+) -> None:
+    cache = local_folders / "cache"
+    on_node(four_nodes, "node1", "ln", "-s", unpacked, cache)
+    program = ["env", f"HYBRIDNN_DATA={cache}", *COMMAND, "train", "--data", "airfoil", "--hidden", "5"]
+    line = refusal(four_nodes.run_ranks(4, program, folder=tmp_path))
+    assert line == f"Error: on node2: HYBRIDNN_DATA = '{cache}': no such folder"
