@@ -12,12 +12,14 @@
 #
 # A node has its own host name, network address, process numbers, monotonic clock, /dev/shm and /run/node (TMPDIR is in
 # it). All other folders are those of this machine, as on a shared file system. SLOTS=2 are the ranks of a node that
-# mpirun fills before the next node; SHM=1g and LOCAL=256m are the sizes of /dev/shm and /run/node.
+# mpirun fills before the next node; SHM=1g and LOCAL=256m are the sizes of /dev/shm and /run/node. With CORES=0.45, the
+# processes of a node together get no more than so much of the time of a core, so that nodes compute at the same time as
+# fast as alone where the machine has enough cores for all.
 set -euo pipefail
 
 NETWORK=10.99.0
 SHARED=/run/cluster # files of all nodes, in a file system that no process outside sees
-export SLOTS=${SLOTS:-2} SHM=${SHM:-1g} LOCAL=${LOCAL:-256m}
+export SLOTS=${SLOTS:-2} SHM=${SHM:-1g} LOCAL=${LOCAL:-256m} CORES=${CORES:-} QUOTAS=
 
 cannot() {
   echo "nodes cannot be made here: $*" >&2
@@ -37,7 +39,29 @@ start() {
   unshare --pid --fork --mount --mount-proc --uts --net --time bash -c \
     'mount -t tmpfs tmpfs /run && ip link add switch type bridge && tc qdisc add dev lo root tbf rate 1mbit burst 32kb limit 1mb' \
     >/dev/null 2>&1 || cannot "this kernel or container gives no namespace with a bridge and a rate limit"
-  exec unshare --pid --fork --kill-child --mount --mount-proc --uts --net "$0" --head "$@"
+  local apart=(unshare --pid --fork --kill-child --mount --mount-proc --uts --net)
+  if [ -z "$CORES" ]; then
+    exec "${apart[@]}" "$0" --head "$@"
+  fi
+  make_quotas "$1"
+  local code=0
+  setpriv --pdeathsig KILL "${apart[@]}" "$0" --head "$@" || code=$?
+  exit "$code"
+}
+
+# make_quotas NODES: a control group for each node, which takes turns of milliseconds on the cores.
+make_quotas() {
+  local controller=/sys/fs/cgroup/cpu period=5000 i # microseconds
+  [ -e "$controller/cpu.shares" ] || cannot "CORES needs control groups of version 1"
+  QUOTAS=$controller/hybridnn-nodes-$$
+  export QUOTAS
+  trap 'rmdir "$QUOTAS"/node* "$QUOTAS"' EXIT
+  mkdir "$QUOTAS"
+  for ((i = 1; i <= $1; i++)); do
+    mkdir "$QUOTAS/node$i"
+    echo "$period" >"$QUOTAS/node$i/cpu.cfs_period_us"
+    awk -v cores="$CORES" -v period="$period" 'BEGIN {print int(cores * period)}' >"$QUOTAS/node$i/cpu.cfs_quota_us"
+  done
 }
 
 # First process of the login node, which is the parent of the nodes and their network switch.
@@ -72,9 +96,11 @@ write_files() {
 #!/bin/bash
 # agent NODE COMMAND...: run a command on a node, with the environment and in the folder of the caller.
 while [[ $1 == -* ]]; do shift; done
-process=$(cat "/run/cluster/$1.pid") && kill -0 "$process" 2>/dev/null || { echo "there is no $1" >&2; exit 255; }
+node=$1
+process=$(cat "/run/cluster/$node.pid") && kill -0 "$process" 2>/dev/null || { echo "there is no $node" >&2; exit 255; }
 shift
 export TMPDIR=/run/node/tmp HERE=$PWD
+[ -z "$QUOTAS" ] || echo 0 >"$QUOTAS/$node/cgroup.procs"
 exec nsenter --target "$process" --mount --uts --net --pid --time bash -c "cd \"\$HERE\" && $*"
 AGENT
   cat >"$SHARED/limit" <<LIMIT
