@@ -42,6 +42,8 @@ INSTRUCTIONS: Mapping[str, type[Instruction]] = MappingProxyType(
     {kind.name: kind for kind in Instruction.__subclasses__()}
 )
 
+BARRIERS = 15  # barriers at which the clocks of several nodes are compared
+
 TRAINING = "training"  # name of the phase of an epoch's training
 
 
@@ -153,9 +155,9 @@ def _within(trace: RankTrace, start: float, stop: float) -> RankTrace:
 def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
     """Write the events of all ranks as one file, atomically; collective over the grid.
 
-    Ranks of one node have one clock. On several nodes the clocks are aligned at a common barrier, which ranks leave
-    microseconds apart on a fast network, up to milliseconds on a slow or busy one; messages between nodes are off
-    by as much.
+    Ranks of one node have one clock. On several nodes the clocks are aligned at barriers, which ranks leave
+    microseconds apart on a fast network, up to milliseconds on a slow or busy one. The median of some barriers counts;
+    messages between nodes are off by as much.
 
     Raises `EnvironmentProblem` on every rank: the file cannot be written.
 
@@ -240,8 +242,15 @@ def _clock(grid: ProcessGrid) -> float:
     """A common time of all ranks, by this rank's clock; 0 where they have one clock."""
     if grid.nodes == 1:
         return 0.0
-    grid.world.barrier()
-    return perf_counter()
+    own = np.zeros(BARRIERS)
+    for number in range(BARRIERS):
+        grid.world.barrier()
+        own[number] = perf_counter()
+    first = own.copy()
+    grid.world.broadcast(first)
+    clock = first[-1] + np.median(own - first, keepdims=True)
+    grid.node_group.broadcast(clock)
+    return float(clock[0])
 
 
 def _outer_first(event: Event) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hybridnn.comm.agreement import agree
+from hybridnn.comm.agreement import agree, hosts_where, name_hosts
 from hybridnn.errors import SettingError
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import ParameterLayout
@@ -252,4 +252,7 @@ def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: Process
     grid.world.allreduce(maxima, "max")
     if not maxima[0]:
         return TOO_FEW
-    return f"a node's shared memory (/dev/shm) has no room for {maxima[2]:,} bytes" if maxima[1] else ""
+    if not maxima[1]:
+        return ""
+    hosts = name_hosts(hosts_where(grid.world, bool(too_large)))
+    return f"the shared memory of {hosts} (/dev/shm) has no room for {maxima[2]:,} bytes"

@@ -10,11 +10,11 @@
 # nodes and removes everything else: host, network, mounts and files of the nodes exist in namespaces alone.
 # Exit code 77: it cannot run here; the reason is printed.
 #
-# A node has its own host name, network address, process numbers, monotonic clock, /dev/shm and /run/node (TMPDIR is in
-# it). All other folders are those of this machine, as on a shared file system. SLOTS=2 are the ranks of a node that
-# mpirun fills before the next node; SHM=1g and LOCAL=256m are the sizes of /dev/shm and /run/node. With CORES=0.45, the
-# processes of a node together get no more than so much of the time of a core, so that nodes compute at the same time as
-# fast as alone where the machine has enough cores for all.
+# A node has its own host name, network address, process numbers, System V memory, monotonic clock, /dev/shm and
+# /run/node (TMPDIR is in it). All other folders are those of this machine, as on a shared file system. SLOTS=2 are the
+# ranks of a node that mpirun fills before the next node; SHM=1g and LOCAL=256m are the sizes of /dev/shm and /run/node.
+# With CORES=0.45, the processes of a node together get no more than so much of the time of a core, so that nodes compute
+# at the same time as fast as alone where the machine has enough cores for all.
 set -euo pipefail
 
 NETWORK=10.99.0
@@ -101,7 +101,7 @@ process=$(cat "/run/cluster/$node.pid") && kill -0 "$process" 2>/dev/null || { e
 shift
 export TMPDIR=/run/node/tmp HERE=$PWD
 [ -z "$QUOTAS" ] || echo 0 >"$QUOTAS/$node/cgroup.procs"
-exec nsenter --target "$process" --mount --uts --net --pid --time bash -c "cd \"\$HERE\" && $*"
+exec nsenter --target "$process" --mount --uts --ipc --net --pid --time bash -c "cd \"\$HERE\" && $*"
 AGENT
   cat >"$SHARED/limit" <<LIMIT
 #!/bin/bash -e
@@ -133,7 +133,7 @@ LOGIN
 # start_node NUMBER RATE: a node with a link to the switch. The rate holds in both directions.
 start_node() {
   local name=node$1 process
-  unshare --mount --uts --net --pid --time --monotonic "$(($1 * 1000))" --boottime "$(($1 * 1000))" \
+  unshare --mount --uts --ipc --net --pid --time --monotonic "$(($1 * 1000))" --boottime "$(($1 * 1000))" \
     --fork --kill-child --mount-proc "$0" --node "$name" &
   until [ -e "$SHARED/$name.ready" ]; do kill -0 $! && sleep 0.01; done
   process=$(tr -d ' ' <"/proc/$!/task/$!/children") # its only child
