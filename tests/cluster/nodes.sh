@@ -51,7 +51,7 @@ start() {
 
 # make_quotas NODES: a control group for each node, which takes turns of milliseconds on the cores.
 make_quotas() {
-  local controller=/sys/fs/cgroup/cpu period=5000 i # microseconds
+  local controller=/sys/fs/cgroup/cpu period=2000 i # microseconds
   [ -e "$controller/cpu.shares" ] || cannot "CORES needs control groups of version 1"
   QUOTAS=$controller/hybridnn-nodes-$$
   export QUOTAS
@@ -105,17 +105,24 @@ exec nsenter --target "$process" --mount --uts --ipc --net --pid --time bash -c 
 AGENT
   cat >"$SHARED/limit" <<LIMIT
 #!/bin/bash -e
-# limit NODE RATE: limit the link of a node in both directions. What may pass at once, after a pause, is a packet; from
-# 1 Gbit/s on as much as passes in 128 microseconds, because timers are not more precise than that.
+# limit NODE RATE: limit the link of a node in both directions. After a pause, as much passes at once as the link
+# carries in 128 microseconds, because timers are not more precise than that; packets are smaller.
 process=\$(cat $SHARED/"\$1.pid")
-whole=\${2%%[!0-9]*}
-[[ \$2 == *gbit ]] && burst=\$((whole * 16))kb || burst=10kb
+case \$2 in
+  none) mbit=1000 ;;
+  *gbit) mbit=\$((\${2%%[!0-9]*} * 1000)) ;;
+  *mbit) mbit=\${2%%[!0-9]*} ;;
+  *) mbit=1 ;;
+esac
+((mbit < 1000)) && packet=1500 || packet=9000
+burst=\$((16 * mbit > 3000 ? 16 * mbit : 3000))
 for device in "\$1" eth0; do
   [ "\$device" = eth0 ] && there=(nsenter --target "\$process" --net) || there=()
+  "\${there[@]}" ip link set "\$device" mtu "\$packet"
   if [ "\$2" = none ]; then
     "\${there[@]}" tc qdisc delete dev "\$device" root 2>/dev/null || true
   else
-    "\${there[@]}" tc qdisc replace dev "\$device" root tbf rate "\$2" burst "\$burst" limit 4mb
+    "\${there[@]}" tc qdisc replace dev "\$device" root tbf rate "\$2" burst "\${burst}b" limit 4mb
   fi
 done
 LIMIT
