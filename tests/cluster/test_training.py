@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.nodes import Nodes
+from hybridnn.pipeline.schedules.methods import METHODS
 from mpi_runner.launch import find_mpirun
 
 TESTS = str(Path(__file__).parents[1])
@@ -70,3 +71,5 @@ def report(request: pytest.FixtureRequest, four_nodes: Nodes, tmp_path_factory: 
 def test_trainings_between_nodes_equal_those_of_one_process(report: Report, group: str) -> None:
     assert set(report) == {*GROUPS, "library", "end"}
     assert_ok(report[group], least=2)
+    if group == "pipelines":
+        assert not [method for method in METHODS if not any(f"}}, {method}," in name for name in report[group])]
