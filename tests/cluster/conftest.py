@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster.nodes import Nodes, NodesCannotBeMade
+from cluster.nodes import CANNOT, Nodes, NodesCannotBeMade
+from slurm.cluster import SCRIPT, Cluster
 
 HERE = Path(__file__).parent
 
@@ -42,3 +44,13 @@ def made(nodes: Nodes) -> Iterator[Nodes]:
         pytest.skip(str(error))
     with nodes:
         yield nodes
+
+
+@pytest.fixture(scope="session")
+def slurm_on_nodes() -> Iterator[Cluster]:
+    """Return a Slurm on four nodes of two CPUs each, whose links have no limit."""
+    installed = subprocess.run([SCRIPT, "install"], capture_output=True, text=True, check=False)
+    if installed.returncode == CANNOT:
+        pytest.skip(installed.stderr.strip())
+    with made(Nodes(4)) as nodes:
+        yield Cluster(nodes=nodes)

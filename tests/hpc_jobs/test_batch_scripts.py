@@ -27,6 +27,7 @@ PROGRAM = f"""#!/bin/bash
 [ "$2" != hybridnn.hpc_jobs.run_step ] || exec {sys.executable} "$@"
 """
 PROGRAM += """
+[ "$2" != hybridnn.hpc_jobs.lost_node ] || exit ${LOST_NODE:-1}
 echo "$@" >>program-calls
 threads="$OMP_NUM_THREADS $OPENBLAS_NUM_THREADS $SRUN_CPUS_PER_TASK"
 echo "threads $threads gpu ${CUDA_VISIBLE_DEVICES:-none}" >>program-calls
@@ -113,6 +114,14 @@ def test_end_of_the_run_is_the_end_of_the_job(tmp_path: Path, script: str, code:
         command, threads = job.lines("program-calls")
         assert command == "-m hybridnn train config.toml --set data.name=a b --out runs/name-17 --resume auto"
         assert threads.startswith("threads 3 3 3 ")
+
+
+@pytest.mark.parametrize("name", [*REQUEUING, "study_array.sbatch"])
+def test_run_that_ends_with_a_node_is_requeued(tmp_path: Path, name: str) -> None:
+    array = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "17"} if "array" in name else {}
+    with _job(tmp_path, name, "exit 14", LOST_NODE="0", arguments="", **array) as job:
+        assert job.wait() == (0, "requeue: " + ("the cell runs later\n" if array else "runs/name-17 goes on later\n"))
+        assert job.lines("scontrol-calls") == ["requeue 17" + "_0" * bool(array)]
 
 
 def test_run_of_another_job_can_be_resumed(tmp_path: Path, script: str) -> None:
@@ -329,6 +338,12 @@ def test_restarts_end_at_their_limit(tmp_path: Path, script: str) -> None:
         assert code == 75
         assert out == "not requeued after 2 restarts; to go on, submit the same with RUN=runs/name-17\n"
         assert len(job.lines("scontrol-calls")) == 1
+
+
+def test_requeue_may_end_scontrol_before_it_returns(tmp_path: Path, script: str) -> None:
+    with _job(tmp_path, script, "exit 75", scontrol_code="$(kill -TERM $$)") as job:
+        assert job.wait() == (0, "requeue: runs/name-17 goes on later\n")
+        assert job.lines("scontrol-calls") == ["requeue 17"]
 
 
 def test_refused_requeue_prints_the_command_to_resume(tmp_path: Path, script: str) -> None:

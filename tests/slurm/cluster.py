@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,7 +20,12 @@ from hybridnn.study.submit import fill_in_script
 from mpi_runner.launch import JOB_MARK, job_environment, marked_processes
 from mpi_runner.slowness import deadline
 
-__all__ = ["Cluster", "Job", "edited_script", "wait_until"]
+if TYPE_CHECKING:
+    from cluster.nodes import Nodes
+
+__all__ = ["SCRIPT", "Cluster", "Job", "edited_script", "wait_until"]
+
+SCRIPT = Path(__file__).with_name("slurm.sh")
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
@@ -82,11 +88,14 @@ class Cluster:
 
     Parameters
     ----------
-    configuration : str
-        Its ``slurm.conf``.
+    configuration : str, optional
+        Its ``slurm.conf``, which a Slurm on `nodes` finds by itself.
+    nodes : Nodes, optional
+        The nodes on which it runs, or on which the first command starts it.
     """
 
-    def __init__(self, configuration: str) -> None:
+    def __init__(self, configuration: str | None = None, nodes: Nodes | None = None) -> None:
+        self.nodes = nodes
         self.mark = f"{JOB_MARK}={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         # With a policy that permits overbooked nodes, Open MPI would put all ranks on the first node.
@@ -96,8 +105,9 @@ class Cluster:
 
     def run(self, *command: str, folder: Path | None = None, seconds: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command in the environment from which jobs are submitted."""
+        entered = command if self.nodes is None else self.nodes.enter([str(SCRIPT), "on-nodes", *command], None, folder)
         return subprocess.run(
-            command,
+            entered,
             cwd=folder,
             env=self.environment,
             capture_output=True,

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from mpi_runner.slowness import deadline
-from slurm.cluster import Cluster
+from slurm.cluster import SCRIPT, Cluster
 
 HERE = Path(__file__).parent
-SCRIPT = HERE / "slurm.sh"
 CANNOT = 77
 SECONDS_TO_INSTALL = 300
 

@@ -27,8 +27,8 @@ TMPFS=$FOLDER/tmp/%n
 TIMEOUT=30 # seconds without an answer after which a node is down
 MACHINES=/run/cluster # of tests/cluster/nodes.sh, whose nodes share this folder; /run/node is a folder of each alone
 if [ "${1:-}" = on-nodes ]; then
-  NODES=$(grep -cs '\snode[0-9]' "$MACHINES/hosts") || { echo "on-nodes: a command of tests/cluster/nodes.sh alone" >&2; exit 2; }
-  CPUS=$SLOTS
+  NODES=$(grep -c . "$MACHINES/open-mpi-hosts") || { echo "on-nodes: a command of tests/cluster/nodes.sh alone" >&2; exit 2; }
+  CPUS=$(sed -n '1s/.*slots=//p' "$MACHINES/open-mpi-hosts")
   FOLDER=$MACHINES/slurm
   SPOOL=/run/node/slurm
   TMPFS=/run/node/tmp

@@ -7,23 +7,26 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from hybridnn.runs.run_files import run_status
 from hybridnn.study.study_folder import StudyFolder
-from slurm.cluster import Cluster, Job, edited_script, wait_until
+from slurm.cluster import Cluster, edited_script, wait_until
+from slurm.runs import (
+    EPOCHS,
+    LONG,
+    RUN,
+    assert_same,
+    checkpoints,
+    epochs,
+    records,
+    submit_run,
+    wait_until_it_trains,
+)
 
 pytestmark = pytest.mark.timeout(1500)
 
-EPOCHS = 12
-RUN = f"""
-training = {{epochs = {EPOCHS}, batch_size = 16, dtype = "float64", checkpoint_every = 100}}
-parallel = {{batch = 2, model = 2}}
-model.hidden = [48, 32]
-"""
 STUDY = """
 name = "tiny"
 base.training = {epochs = 2, batch_size = 16}
@@ -32,84 +35,41 @@ base.data = {name = "synthetic", synthetic = {samples = 200, test_samples = 50}}
 axes = {ranks = [1, 2], seeds = [0, 1]}
 """
 CELL = "ranks-2_seed-0"
-LONG = 600
-
-
-def _records(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "history.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def _epochs(folder: Path) -> list[int]:
-    return [record["epoch"] for record in _records(folder) if record["kind"] == "epoch"]
-
-
-def _weights(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    with np.load(folder / "weights.npz") as file:
-        return dict(file)
-
-
-def _checkpoints(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
-
-
-def _submit_run(cluster: Cluster, folder: Path, launcher: str, *options: str, **values: str) -> tuple[Job, Path]:
-    """Submit ``train.sbatch`` and return the job and its run folder."""
-    (folder / "config.toml").write_text(RUN)
-    script = edited_script("train.sbatch", folder, launcher=launcher, **values)
-    job = cluster.submit(script, "config.toml", options=options)
-    return job, folder / "runs" / f"train-{job.number}"
-
-
-def _wait_until_it_trains(job: Job, run: Path) -> None:
-    wait_until(lambda: _epochs(run), LONG, f"{run.name} has an epoch", job.text)
-    assert run_status(run) != "finished"
 
 
 @pytest.fixture(scope="module")
 def undisturbed(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of an undisturbed run, which searches for its launcher."""
-    job, run = _submit_run(_cluster, tmp_path_factory.mktemp("undisturbed"), "")
+    job, run = submit_run(_cluster, tmp_path_factory.mktemp("undisturbed"), "")
     text = job.wait(LONG)
     assert "launcher: " in text
     assert (run / f"launcher-{job.number}").read_text().strip().rpartition(" ")[0] in text
     return run
 
 
-def _assert_same(run: Path, undisturbed: Path) -> None:
-    """Assert bit-identical weights, and a history without gap or duplicate."""
-    assert run_status(run) == "finished"
-    expected, found = _weights(undisturbed), _weights(run)
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
-    assert _epochs(run) == list(range(1, EPOCHS + 1))
-
-
 def test_four_ranks_train_on_two_nodes(undisturbed: Path) -> None:
-    header = _records(undisturbed)[0]
+    header = records(undisturbed)[0]
     assert (header["ranks"], header["layout"]["stages"], header["nodes"]) == (4, [[2, 2]], 2)
     assert header["threads_per_rank"] == 1
     assert run_status(undisturbed) == "finished"
-    assert _epochs(undisturbed) == list(range(1, EPOCHS + 1))
+    assert epochs(undisturbed) == list(range(1, EPOCHS + 1))
 
 
 def test_warning_before_the_time_limit_requeues_the_run(
     cluster: Cluster, tmp_path: Path, launcher: str, undisturbed: Path
 ) -> None:
-    job, run = _submit_run(cluster, tmp_path, launcher)
-    _wait_until_it_trains(job, run)
+    job, run = submit_run(cluster, tmp_path, launcher)
+    wait_until_it_trains(job, run)
     (tmp_path / "config.toml").write_text("of = 'the next run'")
     # This is the signal of "--signal=B:USR1@120".
     cluster.run("scancel", "--batch", "--signal=USR1", job.number)
     wait_until(lambda: "requeue: " in job.text(), LONG, "the run is requeued")
-    assert _checkpoints(run)
+    assert checkpoints(run)
     assert run_status(run) != "finished"
     assert not (run / "weights.npz").exists()
     job.wait(LONG)
     assert job.facts()["Restarts"] == "1"
-    _assert_same(run, undisturbed)
+    assert_same(run, undisturbed)
 
 
 def test_time_limit_requeues_the_run(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
@@ -119,52 +79,52 @@ def test_time_limit_requeues_the_run(cluster: Cluster, tmp_path: Path, launcher:
     run = tmp_path / "runs" / f"train-{job.number}"
     wait_until(lambda: "requeue: " in job.text(), 120, "the run is requeued", job.text)
     assert "stopped by SIGUSR1 after step " in job.text()
-    steps = [int(name.removeprefix("step-")) for name in _checkpoints(run)]
-    done = _epochs(run)
-    wait_until(lambda: len(_epochs(run)) > len(done), LONG, "the run goes on", job.text)
-    resumed = [record["step"] for record in _records(run) if record["kind"] == "resumed"]
+    steps = [int(name.removeprefix("step-")) for name in checkpoints(run)]
+    done = epochs(run)
+    wait_until(lambda: len(epochs(run)) > len(done), LONG, "the run goes on", job.text)
+    resumed = [record["step"] for record in records(run) if record["kind"] == "resumed"]
     assert resumed[0] == max(steps)  # on a busy machine the job may reach the limit again
-    assert _epochs(run)[: len(done)] == done
+    assert epochs(run)[: len(done)] == done
     cluster.run("scancel", job.number)
     job.wait(60, state="CANCELLED")
 
 
 def test_restarts_are_counted(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
-    job, run = _submit_run(cluster, tmp_path, launcher, most_restarts="0")
-    _wait_until_it_trains(job, run)
+    job, run = submit_run(cluster, tmp_path, launcher, most_restarts="0")
+    wait_until_it_trains(job, run)
     cluster.run("scancel", "--batch", "--signal=USR1", job.number)
     text = job.wait(60, state="FAILED")
     assert f"not requeued after 0 restarts; to go on, submit the same with RUN=runs/{run.name}" in text
     assert job.exit_code == 75
-    assert _checkpoints(run)
+    assert checkpoints(run)
     assert run_status(run) != "finished"
 
 
 def test_cancelled_run_ends_and_stays_ended(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
-    job, run = _submit_run(cluster, tmp_path, launcher)
-    _wait_until_it_trains(job, run)
+    job, run = submit_run(cluster, tmp_path, launcher)
+    wait_until_it_trains(job, run)
     cluster.run("scancel", job.number)
     job.wait(60, state="CANCELLED")
     wait_until(lambda: not cluster.queued(), 20, "the queue is empty")
     wait_until(lambda: not cluster.processes(), 10, "no process of the job lives on")
     assert job.facts()["Restarts"] == "0"
-    assert _checkpoints(run)
+    assert checkpoints(run)
     assert run_status(run) != "finished"
 
 
 def test_failing_node_requeues_the_run(cluster: Cluster, tmp_path: Path, launcher: str, undisturbed: Path) -> None:
-    job, run = _submit_run(cluster, tmp_path, launcher)
-    _wait_until_it_trains(job, run)
-    wait_until(lambda: _checkpoints(run), 30, "there is a checkpoint")
+    job, run = submit_run(cluster, tmp_path, launcher)
+    wait_until_it_trains(job, run)
+    wait_until(lambda: checkpoints(run), 30, "there is a checkpoint")
     cluster.run("scontrol", "update", "nodename=n2", "state=down", "reason=test")
     wait_until(lambda: job.facts()["Restarts"] == "1", 60, "the job has been requeued")
     job.wait(LONG)
-    _assert_same(run, undisturbed)
+    assert_same(run, undisturbed)
 
 
 def test_rank_that_is_killed_ends_the_job(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
-    job, run = _submit_run(cluster, tmp_path, launcher)
-    _wait_until_it_trains(job, run)
+    job, run = submit_run(cluster, tmp_path, launcher)
+    wait_until_it_trains(job, run)
     ranks = [process for process in cluster.processes() if _is_rank(process)]
     assert len(ranks) == 4
     os.kill(ranks[-1], signal.SIGKILL)
@@ -180,7 +140,7 @@ def _is_rank(process: int) -> bool:
 
 
 def test_srun_that_does_not_connect_the_ranks_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    job, run = _submit_run(cluster, tmp_path, "srun --mpi=none -n")
+    job, run = submit_run(cluster, tmp_path, "srun --mpi=none -n")
     text = job.wait(60, state="FAILED")
     assert job.exit_code == 2
     assert "Error: srun started 4 processes, but MPI sees 1 rank: start " in text
@@ -213,7 +173,7 @@ def test_study_is_submitted_as_arrays_with_a_report(cluster: Cluster, tmp_path: 
     wait_until(lambda: not cluster.queued(), 150, "the arrays and the report are over", lambda: _printed(study))
     for cell in ("ranks-1_seed-0", "ranks-1_seed-1", "ranks-2_seed-0", "ranks-2_seed-1"):
         assert run_status(study / "cells" / cell) == "finished", _printed(study)
-    header = _records(study / "cells" / "ranks-2_seed-0")[0]
+    header = records(study / "cells" / "ranks-2_seed-0")[0]
     assert (header["ranks"], header["nodes"], header["threads_per_rank"]) == (2, 1, 1)
     assert (study / "report" / "index.html").is_file(), _printed(study)
     again = cluster.run(*submit, folder=tmp_path)
@@ -234,7 +194,7 @@ def test_warned_task_of_a_study_is_requeued_or_ends(cluster: Cluster, tmp_path: 
         assert array["cells"] == {"0": CELL}
         studies[key] = array["job"], StudyFolder(folder)
     for job, study in studies.values():
-        wait_until(lambda: _epochs(study.cell(CELL)), LONG, "the cell trains", lambda: _printed(study.path))  # noqa: B023
+        wait_until(lambda: epochs(study.cell(CELL)), LONG, "the cell trains", lambda: _printed(study.path))  # noqa: B023
         assert study.state(CELL).status == "running"
         cluster.run("scancel", "--batch", "--signal=USR1", f"{job}_0")
 
@@ -245,7 +205,7 @@ def test_warned_task_of_a_study_is_requeued_or_ends(cluster: Cluster, tmp_path: 
     assert "requeue: " not in _printed(study.path)
 
     job, study = studies["resume"]
-    resumed = lambda: [r for r in _records(study.cell(CELL)) if r["kind"] == "resumed"]  # noqa: E731
+    resumed = lambda: [r for r in records(study.cell(CELL)) if r["kind"] == "resumed"]  # noqa: E731
     wait_until(resumed, LONG, "the cell goes on", lambda: _printed(study.path))
     assert "requeue: the cell runs later" in _printed(study.path)
     assert resumed()[0]["step"] > 0
@@ -278,7 +238,7 @@ def test_cells_of_a_study_run_in_turn_in_one_job(cluster: Cluster, tmp_path: Pat
     script = edited_script("strong_scaling.sbatch", tmp_path, launcher=launcher, study="tiny.toml", folder="here")
     text = cluster.submit(script).wait(LONG)
     assert "3 of 3 cells are finished" in text
-    nodes = {ranks: _records(tmp_path / "here" / "cells" / f"ranks-{ranks}_seed-0")[0]["nodes"] for ranks in (1, 2, 4)}
+    nodes = {ranks: records(tmp_path / "here" / "cells" / f"ranks-{ranks}_seed-0")[0]["nodes"] for ranks in (1, 2, 4)}
     assert nodes == {1: 1, 2: 1, 4: 2}  # ranks fill one node before the next
     assert (tmp_path / "here" / "report" / "index.html").is_file()
     again = cluster.submit(script).wait(LONG)
@@ -299,7 +259,7 @@ def test_commands_start_their_ranks_in_a_job(cluster: Cluster, tmp_path: Path) -
     script = tmp_path / "own-ranks.sbatch"
     script.write_text(OWN_RANKS.format(python=sys.executable))
     cluster.submit(script).wait(LONG)
-    header = _records(tmp_path / "run")[0]
+    header = records(tmp_path / "run")[0]
     assert (header["ranks"], header["nodes"]) == (4, 2)
     assert run_status(tmp_path / "run") == "finished"
 

@@ -1,0 +1,137 @@
+"""The batch scripts on a Slurm of several nodes, each with its own memory, network address and link."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.conftest import made
+from cluster.nodes import Nodes
+from hybridnn.runs.run_files import run_status
+from mpi_runner.launch import run_mpi
+from slurm.cluster import Cluster, wait_until
+from slurm.runs import (
+    EPOCHS,
+    LONG,
+    RUN,
+    assert_same,
+    checkpoints,
+    epochs,
+    records,
+    submit_run,
+    wait_until_it_trains,
+    weights,
+)
+
+pytestmark = pytest.mark.timeout(1500)
+
+PMIX = "srun --mpi=pmix -n"
+
+
+@pytest.fixture
+def cluster(slurm_on_nodes: Cluster) -> Iterator[Cluster]:
+    """Return the Slurm, with an empty queue before and after the test."""
+    slurm_on_nodes.clear()
+    yield slurm_on_nodes
+    slurm_on_nodes.clear()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the same training by one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "config.toml").write_text(RUN)
+    options = ["--batch", "1", "--model", "1", "--out", "run"]
+    result = run_mpi(1, [sys.executable, "-m", "hybridnn", "train", "config.toml", *options], cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder / "run"
+
+
+def _assert_like_one_process(run: Path, alone: Path) -> None:
+    assert run_status(run) == "finished"
+    expected, found = weights(alone), weights(run)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-10 * np.abs(array).max(), err_msg=name)
+    assert epochs(run) == list(range(1, EPOCHS + 1))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(slurm_on_nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an undisturbed run on two nodes, which searches for its launcher."""
+    job, run = submit_run(slurm_on_nodes, tmp_path_factory.mktemp("undisturbed"), "")
+    assert "launcher: srun --mpi=pmix\n" in job.wait(LONG)
+    return run
+
+
+def test_ranks_train_on_two_and_on_four_nodes(cluster: Cluster, tmp_path: Path, alone: Path, undisturbed: Path) -> None:
+    job, run = submit_run(cluster, tmp_path, PMIX, "--nodes=4", "--ntasks-per-node=1")
+    job.wait(LONG)
+    for folder, nodes in (undisturbed, 2), (run, 4):
+        header = records(folder)[0]
+        assert (header["ranks"], header["layout"]["stages"], header["nodes"]) == (4, [[2, 2]], nodes)
+        _assert_like_one_process(folder, alone)
+
+
+def test_stages_of_different_widths_train_on_three_nodes(cluster: Cluster, tmp_path: Path, alone: Path) -> None:
+    """The third stage has its model ranks on two nodes."""
+    settings = RUN.replace("{batch = 2, model = 2}", "{stages = [{batch = 2}, {}, {model = 2}]}")
+    job, run = submit_run(cluster, tmp_path, PMIX, "--nodes=3", "--ntasks=5", settings=settings)
+    job.wait(LONG)
+    header = records(run)[0]
+    assert (header["layout"]["stages"], header["nodes"]) == ([[2, 1], [1, 1], [1, 2]], 3)
+    _assert_like_one_process(run, alone)
+
+
+def test_warning_requeues_the_run(cluster: Cluster, tmp_path: Path, undisturbed: Path) -> None:
+    job, run = submit_run(cluster, tmp_path, PMIX)
+    wait_until_it_trains(job, run)
+    cluster.run("scancel", "--batch", "--signal=USR1", job.number)
+    wait_until(lambda: "requeue: " in job.text(), LONG, "the run is requeued", job.text)
+    assert checkpoints(run)
+    job.wait(LONG)
+    assert job.facts()["Restarts"] == "1"
+    assert_same(run, undisturbed)
+
+
+NO_PMIX = """#!/bin/bash
+[[ " $* " == *" --mpi=list "* ]] && {{ echo "MPI plugin types are..."; echo none; echo pmi2; exit; }}
+exec {srun} "$@"
+"""
+"""The srun of a Slurm that was built without PMIx."""
+
+
+def test_mpirun_starts_the_ranks_where_srun_cannot(cluster: Cluster, tmp_path: Path, undisturbed: Path) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text(NO_PMIX.format(srun=cluster.run("which", "srun").stdout.strip()))
+    srun.chmod(0o755)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/bash\nPATH={tmp_path}:{Path(sys.executable).parent}:$PATH exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    job, run = submit_run(cluster, tmp_path, "", python=str(python))
+    text = job.wait(LONG)
+    assert "launcher: not srun --mpi=pmi2: " in text
+    assert "launcher: mpirun --bind-to none\n" in text
+    assert records(run)[0]["nodes"] == 2
+    assert_same(run, undisturbed)
+
+
+def test_run_goes_on_when_nodes_fail(tmp_path: Path, undisturbed: Path) -> None:
+    """First a node with ranks fails, then the one that runs the batch script as well."""
+    with made(Nodes(4)) as nodes:
+        cluster = Cluster(nodes=nodes)
+        job, run = submit_run(cluster, tmp_path, PMIX)
+        for restarts in range(2):
+            seen = checkpoints(run)
+            wait_until(lambda: set(checkpoints(run)) - set(seen), LONG, "there is a new checkpoint", job.text)  # noqa: B023
+            assert run_status(run) != "finished"
+            facts = job.facts()
+            nodes.kill("node2" if restarts == 0 else facts["BatchHost"])
+            again = str(restarts + 1)
+            wait_until(lambda: job.facts()["Restarts"] == again, 60, "the job is requeued", job.text)  # noqa: B023
+        job.wait(LONG)
+    assert [record["kind"] for record in records(run)].count("resumed") == 2
+    assert_same(run, undisturbed)
