@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -30,6 +31,7 @@ from hybridnn.comm.mpi import INTERACTIVE_STEP, STEP_SIZE
 from hybridnn.diagnostics.failsafe import all_ranks_arrive, lower_rank_reports, notify_higher_ranks, running_world
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.runs.stop_signals import REPEAT_SECONDS
+from hybridnn.utils.connections import host_of, open_connections
 
 LEAD_SECONDS = 0.5
 """Delay of the other processes before they exit: a launcher may end the job before rank 0 has printed."""
@@ -38,6 +40,14 @@ DEADLINE = 5.0  # seconds that a rank waits for the others to reach the same err
 
 FORWARDED = {signal.SIGINT: signal.SIGUSR2, signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1}
 """Signals of this process, and those sent to Open MPI's ``mpirun``: on the first two it would end the ranks at once."""
+
+CHECK_SECONDS = 1.0  # between two looks at the connections of a launcher
+SILENT_SECONDS = 20.0  # after which a host that acknowledges nothing is lost for a launcher
+
+PROGRESS_FILE = "HYBRIDNN_PROGRESS_FILE"
+"""Environment variable: the file of `reported_progress`."""
+
+BEGUN, ENDED = b"begun", b"ended"
 
 PARENT_DEATH_SIGNAL = 1
 """``PR_SET_PDEATHSIG`` of Linux: option of ``prctl`` for the signal that is sent when the parent process ends."""
@@ -209,15 +219,60 @@ def _run_and_forward(command: Sequence[str], environment: Mapping[str, str]) -> 
         process.send_signal(sent[-1][2])
 
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    process = subprocess.Popen(command, env=environment, preexec_fn=_prepare_launcher)
-    for number in FORWARDED:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, forward)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    code = process.wait()
+    with tempfile.NamedTemporaryFile(prefix="hybridnn-progress-") as progress:
+        environment = {**environment, PROGRESS_FILE: progress.name}
+        process = subprocess.Popen(command, env=environment, preexec_fn=_prepare_launcher)
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, forward)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        code = _wait(process)
+        if code == 0 and progress.read() == BEGUN:
+            _print_end("mpirun lost a host, and ended the training")
+            return 1
     # Ranks without a handler yet ended on the signal that was sent instead.
     ended_by = next((number for _, number, to in sent if to == signal.SIGHUP or code == 128 + to), None)
     return 128 + ended_by if ended_by else code if code >= 0 else 128 - code
+
+
+def _wait(launcher: subprocess.Popen[bytes]) -> int:
+    """Wait for a launcher and return its exit code, or 1 where it is ended because it waits for a lost host.
+
+    When a job ends, Open MPI's ``mpirun`` waits for an answer of every host, for a quarter of an hour if one is lost.
+    """
+    silent_since: dict[str, float] = {}
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return launcher.wait(CHECK_SECONDS)
+        now = monotonic()
+        silent = [connection for connection in open_connections(launcher.pid) if connection.is_silent]
+        silent_since = {connection.inode: silent_since.get(connection.inode, now) for connection in silent}
+        lost = [connection.remote for connection in silent if now - silent_since[connection.inode] >= SILENT_SECONDS]
+        if lost:
+            hosts = ", ".join(dict.fromkeys(map(host_of, lost)))
+            _print_end(f"no answer from {hosts} for {SILENT_SECONDS:g} s: it or its network is down; mpirun was ended")
+            launcher.kill()
+            launcher.wait()
+            return 1
+
+
+def _print_end(reason: str) -> None:
+    print(f"\n=== {reason} ===", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def reported_progress() -> Iterator[None]:
+    """Report begin and end of the block to the process that started the ranks, if rank 0 shares its temporary folder.
+
+    Open MPI's ``mpirun`` ends with exit code 0 if it has lost a host.
+    """
+    file = Path(os.environ.get(PROGRESS_FILE, ""))
+    reports = launch_rank() == 0 and file.is_file()
+    if reports:
+        file.write_bytes(BEGUN)
+    yield
+    if reports:
+        file.write_bytes(ENDED)
 
 
 def _prepare_launcher() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridnn.cli.options import Config, Format, InProcess, OutputFormat, Overrides, Ranks, option
-from hybridnn.cli.ranks import launch_rank, on_ranks, require_one_way, start_ranks
+from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def train(
         run_settings, start = request
         return train_on_survivors(run_settings, new_view, start, forced=force)
 
-    ended = on_ranks(in_process, train_rank)
+    with reported_progress():
+        ended = on_ranks(in_process, train_rank)
     if ended is None:
         if launch_rank() in (None, 0):
             print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -137,11 +138,13 @@ class Nodes:
 
     def cut(self, node: str) -> None:
         """Cut the link of a node."""
+        (self.root() / SHARED / f"{node}.cut").touch()
         self._on_switch("ip", "link", "set", node, "down")
 
     def join(self, node: str) -> None:
         """Restore the link of a node."""
         self._on_switch("ip", "link", "set", node, "up")
+        (self.root() / SHARED / f"{node}.cut").unlink(missing_ok=True)
 
     def set_rate(self, rate: str, *nodes: str) -> None:
         """Change the rate of the links of some nodes, by default of all; ``"none"`` removes the limit."""
@@ -151,6 +154,24 @@ class Nodes:
     def kill(self, node: str) -> None:
         """End all processes of a node, and with them its link."""
         self._on_switch("kill", "-KILL", self._first_process(node))
+
+    def remove(self, node: str) -> None:
+        """Remove a node from the host files of mpirun, as after it was killed."""
+        for hosts in self.root().glob(f"{SHARED}/*-hosts"):
+            lines = hosts.read_text().splitlines(keepends=True)
+            hosts.write_text("".join(line for line in lines if not re.match(rf"{node}\b", line)))
+
+    def remove_names(self, node: str) -> None:
+        """Remove all that tells a node the addresses of others: its list of hosts and its name server."""
+        for file in ("/etc/hosts", "/etc/resolv.conf"):
+            enter = ["nsenter", "--target", self._first_process(node), "--mount"]
+            self._on_switch(*enter, "mount", "--bind", "/dev/null", file)
+
+    def fill(self, node: str, folder: str) -> None:
+        """Fill the file system of a folder of a node: ``dev/shm`` or ``run/node``."""
+        with contextlib.suppress(OSError), open(self.root(node) / folder / "filled", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 20))
 
     @property
     def _nsenter(self) -> list[str]:

@@ -94,14 +94,17 @@ write_files() {
   done
   cat >"$SHARED/agent" <<'AGENT'
 #!/bin/bash
-# agent NODE COMMAND...: run a command on a node, with the environment and in the folder of the caller.
+# agent NODE COMMAND...: run a command on a node, with the environment and in the folder of the caller. As with ssh, the
+# end of a node gives exit code 255, and nothing is known of a node while its link is cut.
 while [[ $1 == -* ]]; do shift; done
-node=$1
+node=$1 code=0
 process=$(cat "/run/cluster/$node.pid") && kill -0 "$process" 2>/dev/null || { echo "there is no $node" >&2; exit 255; }
 shift
 export TMPDIR=/run/node/tmp HERE=$PWD
 [ -z "$QUOTAS" ] || echo 0 >"$QUOTAS/$node/cgroup.procs"
-exec nsenter --target "$process" --mount --uts --ipc --net --pid --time bash -c "cd \"\$HERE\" && $*"
+nsenter --target "$process" --mount --uts --ipc --net --pid --time bash -c "cd \"\$HERE\" && $*" || code=$?
+while [ -e "/run/cluster/$node.cut" ]; do sleep 0.1; done
+exit "$((code == 137 ? 255 : code))"
 AGENT
   cat >"$SHARED/limit" <<LIMIT
 #!/bin/bash -e

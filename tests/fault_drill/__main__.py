@@ -16,6 +16,8 @@ from rich.console import Console
 
 from fault_drill.damage import disks_can_be_made
 from fault_drill.forgeries import devices_can_be_made
+from fault_drill.network_faults import NETWORK_FAULTS
+from fault_drill.network_trials import missing_for_nodes
 from fault_drill.outcomes import AnyTrial, Outcome
 from fault_drill.selection import EVERY_FAULT, KIND_OF, SHARES, Drills, draw
 from fault_drill.tables import counts, markdown, table
@@ -65,6 +67,11 @@ def _faults(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tup
         if name in names and not possible():
             print(f"skipped, because it needs root: {name}", file=sys.stderr)
             names.remove(name)
+    if any(name in NETWORK_FAULTS for name in names) and (reason := missing_for_nodes()):
+        print(f"skipped: network: {reason}", file=sys.stderr)
+        names = [name for name in names if name not in NETWORK_FAULTS]
+    if not names:
+        parser.exit(0)
     return tuple(names)
 
 

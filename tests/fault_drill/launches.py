@@ -98,6 +98,7 @@ def run_job(
     *,
     marker: str | None = None,
     act: Callable[[subprocess.Popen[bytes], Path], float] = lambda process, markers: time.monotonic(),
+    program: str = "",
 ) -> Launched:
     """Run a command and wait until all its processes have ended; repeat it if mpirun could not start.
 
@@ -117,13 +118,15 @@ def run_job(
         Marker file of the moment of the fault.
     act : callable
         Injects the fault, given the process and the folder of markers, and returns the time.
+    program : str
+        Part of the command lines of the processes that must have ended; by default all.
     """
     for number in range(1, STARTS):
         attempt = name if number == 1 else f"{name}-start-{number}"
-        done = _run_once(command, folder, attempt, limit, title, marker, act)
+        done = _run_once(command, folder, attempt, limit, title, marker, act, program)
         if NOT_STARTED not in done.output:
             return done
-    return _run_once(command, folder, f"{name}-start-{STARTS}", limit, title, marker, act)
+    return _run_once(command, folder, f"{name}-start-{STARTS}", limit, title, marker, act, program)
 
 
 def _run_once(
@@ -134,6 +137,7 @@ def _run_once(
     title: str,
     marker: str | None,
     act: Callable[[subprocess.Popen[bytes], Path], float],
+    program: str,
 ) -> Launched:
     markers = folder / f"{name}-markers"
     markers.mkdir(parents=True)
@@ -158,7 +162,7 @@ def _run_once(
                 time.sleep(TICK)
             code = process.poll()
             if hung is None:
-                hung = _wait_for_the_ranks(mark)
+                hung = _wait_for_the_ranks(mark, program)
             end = time.monotonic()
     if marker is not None and injected is None and (markers / marker).exists():  # the process ended first
         injected = (markers / marker).stat().st_mtime - time.time() + time.monotonic()
@@ -198,11 +202,19 @@ def _targets(injection: Injection, launcher: int, markers: Path) -> list[int]:
     return [launcher, *ranks] if injection.target == "everything" else ranks
 
 
-def _wait_for_the_ranks(mark: str) -> str | None:
+def _wait_for_the_ranks(mark: str, program: str) -> str | None:
     """Wait for the end of all ranks; return a description of those that outlive their launcher."""
     end = time.monotonic() + SECONDS_TO_GO
-    while left := marked_processes(f"{MARK}={mark}"):
+    while left := [number for number in marked_processes(f"{MARK}={mark}") if _runs(number, program)]:
         if time.monotonic() > end:
             return f"processes {left} lived on for {SECONDS_TO_GO:g} s after their launcher"
         time.sleep(0.02)
     return None
+
+
+def _runs(process: int, program: str) -> bool:
+    """Whether `program` is part of the command line of a process."""
+    try:
+        return program in Path(f"/proc/{process}/cmdline").read_text(errors="replace")
+    except OSError:
+        return False

@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fault_drill.clocks import shift_clock
 from fault_drill.moments import watch
 
 __all__ = ["BROKEN", "HERE", "OVER", "PROCESS", "main"]
@@ -32,6 +34,9 @@ def main() -> None:
     markers = Path(orders["markers"])
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
     _write_marker(markers, f"{PROCESS}{rank}")
+    shift_clock(orders.get("hours", {}).get(socket.gethostname(), 0))
+    if "silent_seconds" in orders:
+        _set_silent_seconds(orders["silent_seconds"])
     _disable_learning_curve()
     if rank == orders["rank"]:
         watch(orders["moment"], orders["call"], _injection(markers, rank, orders["error"], waits=orders["waits"]))
@@ -45,6 +50,13 @@ def _disable_learning_curve() -> None:
     from hybridnn.runs import report
 
     report.draw_learning_curve = lambda epochs, path: None
+
+
+def _set_silent_seconds(seconds: float) -> None:
+    """Set the time after which the process that has started the ranks gives up a host."""
+    from hybridnn.cli import ranks
+
+    ranks.SILENT_SECONDS = seconds
 
 
 def _injection(markers: Path, rank: int, error: str | None, *, waits: bool) -> Callable[[], None]:

@@ -9,6 +9,8 @@ from random import Random
 
 from fault_drill.folder_trials import CUT, FILE_FAULTS, FORGE, FolderDrill, FolderTrial, draw_folder_trial
 from fault_drill.injections import FAULTS
+from fault_drill.network_faults import NETWORK_FAULTS
+from fault_drill.network_trials import NetworkDrill, NetworkTrial, draw_network_trial
 from fault_drill.outcomes import AnyTrial, Outcome
 from fault_drill.script import DIFFER, EXIT, LOOP, RANK_FAULTS
 from fault_drill.script_trials import ScriptDrill, ScriptTrial, draw_script_trial
@@ -27,8 +29,9 @@ SHARES = {
     "differ": 5,
     "cut": 4,
     "forge": 8,
+    "network": 3,
 }
-"""Trials of each kind among 30; those of damaged files are the fastest."""
+"""Trials of each kind among 33; those of damaged files are the fastest."""
 
 KIND_OF = (
     {name: fault.kind for name, fault in FAULTS.items()}
@@ -37,6 +40,7 @@ KIND_OF = (
     | dict.fromkeys(DIFFER, "differ")
     | dict.fromkeys(CUT, "cut")
     | dict.fromkeys(FORGE, "forge")
+    | dict.fromkeys(NETWORK_FAULTS, "network")
 )
 """Kind of every fault."""
 
@@ -64,6 +68,8 @@ def draw(
         return draw_script_trial(seed, number, name, most_ranks)
     if name in FILE_FAULTS:
         return draw_folder_trial(seed, number, name)
+    if name in NETWORK_FAULTS:
+        return draw_network_trial(seed, number, name)
     return draw_trial(seed, number, name, most_ranks)
 
 
@@ -95,11 +101,8 @@ class Drills:
 
     def __init__(self, folder: Path, limit: float) -> None:
         self.folder = folder
-        self._trainings, self._scripts, self._folders = (
-            Drill(folder, limit),
-            ScriptDrill(folder, limit),
-            FolderDrill(folder, limit),
-        )
+        self._trainings, self._scripts = Drill(folder, limit), ScriptDrill(folder, limit)
+        self._folders, self._networks = FolderDrill(folder, limit), NetworkDrill(folder, limit)
 
     def folder_of(self, trial: AnyTrial) -> Path:
         """Folder of the commands and outputs of a trial."""
@@ -114,6 +117,8 @@ class Drills:
             outcome = self._scripts.carry_out(trial, folder)
         elif isinstance(trial, FolderTrial):
             outcome = self._folders.carry_out(trial, folder)
+        elif isinstance(trial, NetworkTrial):
+            outcome = self._networks.carry_out(trial, folder)
         else:
             assert isinstance(trial, Trial)
             outcome = self._trainings.carry_out(trial, folder)

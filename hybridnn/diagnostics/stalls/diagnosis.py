@@ -16,7 +16,7 @@ from typing import Literal
 from hybridnn.diagnostics.stalls.state import GroupKey, JobState, RankState
 from hybridnn.utils.text import format_ranks, name_ranks, parse_ranks
 
-Kind = Literal["mismatch", "left", "dead", "unresponsive", "unreachable", "outside", "deadlock", "hang"]
+Kind = Literal["mismatch", "left", "dead", "unresponsive", "unreachable", "network", "outside", "deadlock", "hang"]
 
 UNRESPONSIVE = "gave no sign: stopped, dead, swapped out, or not in training any more"
 DEAD = "gone: killed, or ended without a word"
@@ -35,8 +35,9 @@ LONGER_WORK = (
 class StallFinding:
     """A cause of a stall, and its ranks."""
 
-    # different collectives under one number; a rank that left; an ended process; no answer; on another node; not in a
-    # communication call; ranks that wait for one another; all ranks entered a call that does not end
+    # different collectives under one number; a rank that left; an ended process; no answer; on another node; hosts that
+    # do not reach each other; not in a communication call; ranks that wait for one another; all ranks entered a call
+    # that does not end
     kind: Kind
     ranks: tuple[int, ...]  # the ranks that did not arrive, or called something else
     text: str  # the finding as a sentence
@@ -84,6 +85,7 @@ def diagnose(
         *diagnosis.left(),
         *diagnosis.without_state("dead", [rank for rank in missing if rank in dead]),
         *diagnosis.without_state("unresponsive", unresponsive),
+        *diagnosis.network(),
         *diagnosis.outside(),
         *diagnosis.without_state("unreachable", [rank for rank in missing if rank in unreachable]),
     ]
@@ -172,6 +174,28 @@ class _Diagnosis:
         verb = "is" if len(ranks) == 1 else "are"
         texts = {"dead": f"{verb} {DEAD}", "unresponsive": UNRESPONSIVE, "unreachable": f"{verb} {UNREACHABLE}"}
         return [self._finding(kind, ranks, f"{self._named(ranks)} {texts[kind]}")]
+
+    def network(self) -> Iterator[StallFinding]:
+        """Hosts that do not acknowledge what ranks send to them."""
+        host_of = {address: state.host for state in self._states.values() for address in state.addresses}
+        silent: defaultdict[frozenset[str], set[int]] = defaultdict(set)
+        for rank, state in self._states.items():
+            for address in state.silent_addresses:
+                if (other := host_of.get(address, address)) != state.host:
+                    silent[frozenset((state.host, other))].add(rank)
+        while silent:
+            # A host in several pairs is the one that the others do not reach.
+            common = Counter(host for pair in silent for host in pair).most_common()
+            host, number = common[0]
+            is_alone = number > max(count for _, count in common[1:])
+            pairs = [pair for pair in silent if host in pair]
+            others = sorted({other for pair in pairs for other in pair if other != host})
+            ranks = sorted({rank for pair in pairs for rank in silent.pop(pair)})
+            if is_alone:
+                text = f"host {host} cannot be reached: nothing is acknowledged between it and {', '.join(others)}"
+            else:
+                text = f"hosts {', '.join(sorted([host, *others]))} do not reach each other: nothing is acknowledged"
+            yield StallFinding("network", tuple(ranks), f"{text}; {name_ranks(ranks)} sent data again and again")
 
     def outside(self) -> Iterator[StallFinding]:
         """Ranks in no communication call; first those that most ranks wait for."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Event, Recorder, purpose
 from hybridnn.diagnostics.failsafe import streams_are_open
+from hybridnn.utils.connections import open_connections
 from hybridnn.utils.text import format_ranks
 
 GroupKey = tuple[str, str, int]
@@ -152,6 +153,8 @@ class RankState:
     departure: str = ""  # how the rank left the job; empty while it has not
     exited: bool = False  # whether it left because its interpreter ended
     can_print: bool = True  # whether one of its standard streams is open
+    addresses: tuple[str, ...] = ()  # its own IP addresses in its TCP connections to other hosts
+    silent_addresses: tuple[str, ...] = ()  # addresses that acknowledge nothing of what the rank sends
 
     @property
     def is_waiting(self) -> bool:
@@ -250,6 +253,7 @@ def observe(recorder: Recorder, activity: Activity, rank: int, size: int) -> Ran
     """State of the rank of a recorder, whose activity was `activity` a moment ago."""
     now = perf_counter()
     stack = _stack_of(activity.thread)
+    connections = open_connections()
     return new_state(
         rank,
         size,
@@ -261,6 +265,8 @@ def observe(recorder: Recorder, activity: Activity, rank: int, size: int) -> Ran
         finished=tuple(_finished(event, now) for event in recorder.last_events(LAST_EVENTS)),
         unrecorded_call=activity.unrecorded_call,
         can_print=streams_are_open(),
+        addresses=tuple(sorted({connection.local for connection in connections})),
+        silent_addresses=tuple(sorted({connection.remote for connection in connections if connection.is_silent})),
     )
 
 

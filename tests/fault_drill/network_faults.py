@@ -1,0 +1,118 @@
+"""Faults of a network and of nodes, and what a run must do after each."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.nodes import Nodes
+from fault_drill.damage import fill
+
+__all__ = ["FAST", "NETWORK_FAULTS", "NetworkFault"]
+
+FAST, SLOW = "none", "20kbit"
+FULL_DISK_BYTES = 4096
+UNREACHED = (
+    r"host NODE cannot be reached|hosts (\S+, )*NODE\b.* do not reach each other|host NODE, process \d+.* gave no sign"
+    r"|no answer from NODE"
+)
+
+
+@dataclass(frozen=True)
+class NetworkFault:
+    """A fault of a node or of its link.
+
+    Attributes
+    ----------
+    act : callable
+        Causes the fault, given the nodes, the name of the node and the folder of the disk of the runs.
+    ends : bool or None
+        Whether the run must end; None if it may.
+    pattern : str
+        Regular expression of the output of a run that ends; NODE is the name of the node.
+    code : int or None
+        Its exit code, by default any but 0.
+    at_start : bool
+        Whether the fault is there before the run starts.
+    loses_node : bool
+        Whether the node no longer exists.
+    stalls : bool
+        Whether the stall watchdog has to end the run.
+    """
+
+    act: Callable[[Nodes, str, Path], None]
+    ends: bool | None
+    pattern: str = "NODE"
+    code: int | None = None
+    at_start: bool = False
+    loses_node: bool = False
+    stalls: bool = False
+
+    def complaint(self, code: int, output: str, node: str) -> str | None:
+        """Error in the end of a run with this fault, or None."""
+        if code == 0:
+            return "exit code 0: the run did not end" if self.ends else None
+        if self.ends is False:
+            return f"exit code {code} of a run that must go on"
+        if self.code is not None and code != self.code:
+            return f"exit code {code}, not {self.code}"
+        pattern = self.pattern.replace("NODE", node)
+        return None if re.search(pattern, output) else f"the output has no match of {pattern!r}"
+
+
+def _cut_for_a_moment(nodes: Nodes, node: str, disk: Path) -> None:
+    nodes.cut(node)
+    time.sleep(2)
+    nodes.join(node)
+
+
+def _slow_down(nodes: Nodes, node: str, disk: Path) -> None:
+    nodes.set_rate(SLOW, node)
+    time.sleep(4)
+    nodes.set_rate(FAST, node)
+
+
+def _lose(nodes: Nodes, node: str, disk: Path) -> None:
+    """End a node as a power failure does: no process can close its connections."""
+    nodes.cut(node)
+    nodes.kill(node)
+
+
+def _fill_memory(nodes: Nodes, node: str, disk: Path) -> None:
+    nodes.fill(node, "dev/shm")
+
+
+def _fill_node_disk(nodes: Nodes, node: str, disk: Path) -> None:
+    nodes.fill(node, "run/node")
+
+
+def _remove_names(nodes: Nodes, node: str, disk: Path) -> None:
+    nodes.remove_names(node)
+
+
+def _nothing(nodes: Nodes, node: str, disk: Path) -> None:
+    pass
+
+
+NETWORK_FAULTS = {
+    "link cut for 2 s": NetworkFault(_cut_for_a_moment, ends=False),
+    "link slow": NetworkFault(_slow_down, ends=False),
+    "link cut": NetworkFault(lambda nodes, node, disk: nodes.cut(node), True, UNREACHED, 1, stalls=True),
+    "node killed": NetworkFault(lambda nodes, node, disk: nodes.kill(node), True, loses_node=True),
+    "node lost": NetworkFault(_lose, True, UNREACHED, 1, loses_node=True, stalls=True),
+    "clock wrong": NetworkFault(_nothing, ends=False),
+    "names gone at start": NetworkFault(_remove_names, ends=False, at_start=True),
+    "names gone": NetworkFault(_remove_names, ends=False),
+    "run disk full": NetworkFault(
+        lambda nodes, node, disk: fill(disk, FULL_DISK_BYTES), True, "No space left on device", 2
+    ),
+    "node disk full at start": NetworkFault(_fill_node_disk, True, at_start=True),
+    "node disk full": NetworkFault(_fill_node_disk, ends=False),
+    "node memory full at start": NetworkFault(_fill_memory, None, at_start=True),
+    "node memory full": NetworkFault(_fill_memory, ends=False),
+    "node memory small": NetworkFault(_nothing, None, at_start=True),
+}
+"""By name."""

@@ -1,0 +1,312 @@
+"""Trials of trainings on several nodes: a link or a node has a fault, and the run goes on or is resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from cluster.nodes import Nodes, NodesCannotBeMade
+from fault_drill.damage import restore_size, small_disk
+from fault_drill.finished import Finished, checkpoints, differences, read_finished
+from fault_drill.launches import Launched, run_job
+from fault_drill.moments import MOMENTS
+from fault_drill.network_faults import NETWORK_FAULTS, NetworkFault
+from fault_drill.outcomes import Outcome
+from fault_drill.rank import HERE, OVER
+from fault_drill.recipes import Recipe, new_run
+from hybridnn.comm.open_mpi import OVERSUBSCRIBED
+from mpi_runner.slowness import deadline
+
+__all__ = ["NetworkDrill", "NetworkTrial", "draw_network_trial", "missing_for_nodes"]
+
+STALL_SECONDS = 2.5
+SILENT_SECONDS = 5.0
+"""Time after which a lost host is given up, instead of 20 s."""
+
+SMALL_MEMORY, SMALL_NODE_DISK = "1m", "16m"
+PROGRAM = "fault_drill.rank"
+
+RECIPES = (
+    Recipe("batch 4", (1, 4, 1), ("--set", "parallel.shared_replicas=false")),
+    Recipe("batch 4, shared inside nodes", (1, 4, 1)),
+    Recipe("model 4", (1, 1, 4)),
+    Recipe("batch 2 x model 2", (1, 2, 2)),
+    Recipe("gpipe over 4", (4, 1, 1), ("--method", "gpipe")),
+    Recipe("1f1b over 2 x batch 2", (2, 2, 1), ("--method", "1f1b")),
+    Recipe("pipedream over 4", (4, 1, 1), ("--method", "pipedream"), exact=False),
+)
+SMALLER = Recipe("batch 2", (1, 2, 1))
+"""Layout on the nodes that remain."""
+
+PLACES = {2: 2, 3: 2, 4: 1}
+"""Ranks of a node by number of nodes; the third of three is a spare."""
+
+MOMENT_NAMES = ("a line of the history", "an update", "an evaluation", "a checkpoint begins", "an array is written")
+
+
+@dataclass(frozen=True)
+class NetworkTrial:
+    """A trial on several nodes, drawn from the seed and the number.
+
+    Attributes
+    ----------
+    seed, number : int
+    fault : str
+        Key of `NETWORK_FAULTS`.
+    recipe : Recipe
+        Layout.
+    nodes : int
+        Number of nodes.
+    node : str
+        Node of the fault.
+    moment : str
+    call : int
+        Number of the call of the moment, from 1.
+    rank : int
+        The rank that makes this call, and waits until the fault is there.
+    hours : (float, float)
+        Error of the node's wall clock in the first run and in the resumed run.
+    on_new_nodes : bool
+        Whether a run that has lost its node resumes on new nodes; else on those that remain.
+    options : tuple of str
+        Settings of checkpoints.
+    """
+
+    seed: int
+    number: int
+    fault: str
+    recipe: Recipe
+    nodes: int
+    node: str
+    moment: str
+    call: int
+    rank: int
+    hours: tuple[float, float]
+    on_new_nodes: bool
+    options: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.recipe.name} on {self.nodes} nodes, {self.node}"
+
+
+def draw_network_trial(seed: int, number: int, name: str) -> NetworkTrial:
+    """Draw a trial of a fault of `NETWORK_FAULTS`."""
+    random = Random(f"{seed} {number}")
+    nodes = random.choices((2, 3, 4), (3, 1, 1))[0]
+    moment = random.choice(MOMENT_NAMES)
+    ahead = random.choice((1, -1)) * random.choice((1.0, 7.5, 30.0))
+    settings = {
+        "training.checkpoint_every": random.choice((5, 7)),
+        "training.checkpoint_async": random.choice(("true", "false")),
+    }
+    return NetworkTrial(
+        seed,
+        number,
+        name,
+        random.choice(RECIPES),
+        nodes,
+        f"node{random.randint(1, 4 // PLACES[nodes])}",
+        moment,
+        random.randint(1, min(MOMENTS[moment].calls, 20)),
+        0 if MOMENTS[moment].first_rank else random.randrange(4),
+        (ahead, -ahead) if name == "clock wrong" else (0.0, 0.0),
+        random.random() < 0.5,
+        tuple(argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")),
+    )
+
+
+@functools.cache
+def missing_for_nodes() -> str | None:
+    """The reason why no nodes or disks can be made here; None if they can."""
+    try:
+        with Nodes(1):
+            return None
+    except NodesCannotBeMade as error:
+        return str(error)
+
+
+class NetworkDrill:
+    """Runs trials on several nodes.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of all trials.
+    limit : float
+        Time limit of a run in seconds.
+    """
+
+    def __init__(self, folder: Path, limit: float) -> None:
+        self.folder, self.limit = folder, limit
+        self._undisturbed: dict[tuple[str, int], Finished] = {}
+
+    def undisturbed(self, trial: NetworkTrial, nodes: Nodes) -> Finished:
+        """Results of the training without faults on nodes with as many ranks each.
+
+        Raises
+        ------
+        RuntimeError
+            If the run fails.
+        """
+        key = trial.recipe.name, PLACES[trial.nodes]
+        if key not in self._undisturbed:
+            folder = self.folder / "undisturbed" / "-".join(map(str, key)).replace(" ", "-")
+            done = _Runs(nodes, folder, self.limit).run(trial.recipe, new_run(trial.recipe, "run"), "run")
+            if done.code != 0 or done.hung:
+                raise RuntimeError(f"{trial}: the undisturbed run failed: {done.hung or done.output}")
+            self._undisturbed[key] = read_finished(folder / "run")
+        return self._undisturbed[key]
+
+    def carry_out(self, trial: NetworkTrial, folder: Path) -> Outcome:
+        """Run the trial in an empty folder, and check its results."""
+        outcome, disk = Outcome(trial), folder / "disk"
+        disk.mkdir()
+        memory = SMALL_MEMORY if trial.fault == "node memory small" else "64m"
+        with small_disk(disk), contextlib.ExitStack() as stack:
+            nodes = stack.enter_context(_made(trial, "64m"))
+            expected = self.undisturbed(trial, nodes)
+            if memory == SMALL_MEMORY:
+                nodes = stack.enter_context(_made(trial, memory))
+            self._first_run(trial, nodes, folder, outcome)
+            if not outcome.ended and not outcome.hung:
+                self._resume(trial, nodes, folder, outcome, stack)
+            if outcome.ended:
+                self._compare(trial, disk / "run", expected, outcome)
+            if outcome.complaints:
+                subprocess.run(["cp", "-a", disk, folder / "left"], check=False)
+        return outcome
+
+    def _first_run(self, trial: NetworkTrial, nodes: Nodes, folder: Path, outcome: Outcome) -> None:
+        fault, disk = NETWORK_FAULTS[trial.fault], folder / "disk"
+        interrupted = any(trial.hours)
+        if fault.at_start:
+            fault.act(nodes, trial.node, disk)
+
+        def act(process: subprocess.Popen[bytes], markers: Path) -> float:
+            now = time.monotonic()
+            if interrupted:
+                process.kill()
+            else:
+                fault.act(nodes, trial.node, disk)
+            (markers / OVER).touch()
+            return now
+
+        stall = deadline(STALL_SECONDS if fault.stalls else 25)
+        arguments = [*new_run(trial.recipe, "disk/run"), *trial.options, "--set", f"output.stall_seconds={stall}"]
+        runs = _Runs(nodes, folder, self.limit, None if fault.at_start else trial, act)
+        done = runs.run(trial.recipe, arguments, "run-0", {trial.node: trial.hours[0]})
+        outcome.injected = fault.at_start or done.seconds_after_fault is not None
+        outcome.end_seconds = done.seconds_after_fault or 0.0
+        complaint = done.hung or (None if interrupted else fault.complaint(done.code, done.output, trial.node))
+        outcome.hung = done.hung is not None
+        if complaint:
+            outcome.complaints.append(f"run 0: {complaint}")
+            outcome.named = False
+        outcome.ended = done.code == 0
+
+    def _resume(
+        self, trial: NetworkTrial, nodes: Nodes, folder: Path, outcome: Outcome, stack: contextlib.ExitStack
+    ) -> None:
+        """Run again without the fault, from the last checkpoint if there is one."""
+        fault, recipe = NETWORK_FAULTS[trial.fault], trial.recipe
+        nodes, recipe = _repaired(trial, fault, nodes, folder, stack)
+        layout = [] if recipe == trial.recipe else recipe.layout
+        if checkpoints(folder / "disk" / "run"):
+            arguments = ["train", "--resume", "disk/run", "-q", *layout]
+        else:
+            arguments = [*new_run(recipe, "disk/run"), *trial.options, "--resume", "auto"]
+        done = _Runs(nodes, folder, self.limit).run(recipe, arguments, "run-1", {trial.node: trial.hours[1]})
+        if complaint := done.hung or (f"exit code {done.code} without a fault" if done.code else None):
+            outcome.complaints.append(f"run 1: {complaint}")
+            outcome.hung |= done.hung is not None
+        outcome.ended = not done.hung and done.code == 0
+
+    def _compare(self, trial: NetworkTrial, run: Path, expected: Finished, outcome: Outcome) -> None:
+        try:
+            found = read_finished(run)
+        except (OSError, ValueError) as error:
+            outcome.complaints.append(f"the run folder is not that of a finished run: {error}")
+            return
+        outcome.resumed = found.resumed
+        lost = differences(found, expected, same_bits=not (_moves(trial) and outcome.injected))
+        outcome.lost = bool(lost)
+        outcome.complaints += lost
+
+
+def _moves(trial: NetworkTrial) -> bool:
+    """Whether the run resumes on another layout."""
+    remain = NETWORK_FAULTS[trial.fault].loses_node and not trial.on_new_nodes
+    return remain and trial.nodes != 3 and trial.recipe.exact
+
+
+def _repaired(
+    trial: NetworkTrial, fault: NetworkFault, nodes: Nodes, folder: Path, stack: contextlib.ExitStack
+) -> tuple[Nodes, Recipe]:
+    """Nodes without the fault, and the layout that they can train."""
+    if fault.at_start or trial.fault in ("clock wrong", "run disk full"):
+        if trial.fault == "run disk full":
+            restore_size(folder / "disk")
+        return (stack.enter_context(_made(trial, "64m")), trial.recipe) if fault.at_start else (nodes, trial.recipe)
+    if not fault.loses_node:
+        nodes.join(trial.node)
+        return nodes, trial.recipe
+    remain = not trial.on_new_nodes and (trial.nodes == 3 or trial.recipe.exact)
+    if not remain:
+        return stack.enter_context(_made(trial, "64m")), trial.recipe
+    nodes.remove(trial.node)
+    return nodes, SMALLER if _moves(trial) else trial.recipe
+
+
+def _made(trial: NetworkTrial, memory: str) -> Nodes:
+    return Nodes(trial.nodes, slots=PLACES[trial.nodes], shm=memory, local=SMALL_NODE_DISK)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of ``hybridnn train -n`` on the login node of some nodes."""
+
+    nodes: Nodes
+    folder: Path
+    limit: float
+    trial: NetworkTrial | None = None  # its moment is that of the fault
+    act: object = None
+
+    def run(
+        self, recipe: Recipe, arguments: Sequence[str], name: str, hours: Mapping[str, float] | None = None
+    ) -> Launched:
+        trial = self.trial
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+        def command(markers: Path) -> list[str]:
+            orders: dict[str, object] = {"markers": str(markers), "rank": -1, "hours": hours or {}}
+            if trial is not None:
+                orders |= {"moment": trial.moment, "call": trial.call, "rank": trial.rank, "error": None}
+                orders |= {"waits": True}
+                if NETWORK_FAULTS[trial.fault].stalls:
+                    orders["silent_seconds"] = SILENT_SECONDS
+            unset = [argument for variable in OVERSUBSCRIBED for argument in ("-u", variable)]
+            python = [sys.executable, "-m", PROGRAM, json.dumps(orders)]
+            train = [arguments[0], "-n", str(recipe.ranks), *arguments[1:]]
+            return self.nodes.enter(["env", *unset, *python, *train], folder=self.folder)
+
+        if trial is None:
+            return run_job(command, self.folder, name, self.limit, "without fault", program=PROGRAM)
+        title, marker = f"{trial.fault} at {trial.moment} {trial.call} of rank {trial.rank}", f"{HERE}{trial.rank}"
+        return run_job(
+            command,
+            self.folder,
+            name,
+            self.limit,
+            title,
+            marker=marker,
+            act=self.act,  # type: ignore[arg-type]
+            program=PROGRAM,
+        )
