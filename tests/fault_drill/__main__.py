@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
@@ -39,7 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     numbers = range(options.trials) if options.number is None else [options.number]
     trials = [draw(options.seed, number, faults, options.most_ranks, evenly=bool(options.faults)) for number in numbers]
     keep = options.number is not None
-    outcomes = [_run_and_report(drills, trial, _repeat_options(options, trial), keep=keep) for trial in trials]
+
+    def run(trial: AnyTrial) -> Outcome:
+        return _run_and_report(drills, trial, _repeat_options(options, trial), keep=keep)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        outcomes = list(pool.map(run, trials))
     seconds = time.monotonic() - start
     failed = [outcome for outcome in outcomes if outcome.complaints]
     if options.json:
@@ -67,6 +73,8 @@ def _faults(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tup
         if name in names and not possible():
             print(f"skipped, because it needs root: {name}", file=sys.stderr)
             names.remove(name)
+    if options.jobs > 1 and any(name not in NETWORK_FAULTS for name in names):
+        parser.error("--jobs: trials of other kinds than network run one at a time")
     if any(name in NETWORK_FAULTS for name in names) and (reason := missing_for_nodes()):
         print(f"skipped: network: {reason}", file=sys.stderr)
         names = [name for name in names if name not in NETWORK_FAULTS]
@@ -82,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=7, help="seed of all random choices")
     parser.add_argument("--number", type=int, metavar="N", help="repeat one trial and keep its folder")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time, of networks alone")
     parser.add_argument("--most-ranks", type=int, default=4, metavar="N", choices=(1, 2, 4))
     parser.add_argument("--kinds", metavar="NAME,...", help=f"only these of: {', '.join(SHARES)}")
     parser.add_argument("--faults", metavar="NAME,...", help="only these; a wrong name lists them")

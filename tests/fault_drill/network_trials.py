@@ -7,6 +7,7 @@ import functools
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -147,6 +148,7 @@ class NetworkDrill:
     def __init__(self, folder: Path, limit: float) -> None:
         self.folder, self.limit = folder, limit
         self._undisturbed: dict[tuple[str, int], Finished] = {}
+        self._one_at_a_time = threading.Lock()
 
     def undisturbed(self, trial: NetworkTrial, nodes: Nodes) -> Finished:
         """Results of the training without faults on nodes with as many ranks each.
@@ -172,7 +174,8 @@ class NetworkDrill:
         memory = SMALL_MEMORY if trial.fault == "node memory small" else "64m"
         with small_disk(disk), contextlib.ExitStack() as stack:
             nodes = stack.enter_context(_made(trial, "64m"))
-            expected = self.undisturbed(trial, nodes)
+            with self._one_at_a_time:
+                expected = self.undisturbed(trial, nodes)
             if memory == SMALL_MEMORY:
                 nodes = stack.enter_context(_made(trial, memory))
             self._first_run(trial, nodes, folder, outcome)

@@ -178,7 +178,7 @@ class StallWatchdog:
     def busy(self, what: str, at_most: float | None = None) -> Iterator[None]:
         """Announce long work that is no instruction, such as ``"writing a checkpoint"``: it is no stall.
 
-        After `at_most` seconds, by default ten times the limit, it counts as one.
+        After `at_most` seconds, by default ten times the limit, it counts as one, and while the rank waits for others.
         """
         before = self._announced
         seconds = self._limit * BUSY_FACTOR if at_most is None else at_most
@@ -214,8 +214,8 @@ class StallWatchdog:
 
     def _check(self, elapsed: float, stop: threading.Event) -> None:
         activity, announced = self._current_activity(), self._announced
-        is_active = activity != self._last_activity or (announced is not None and monotonic() < announced.deadline)
-        self._idle_seconds = 0.0 if is_active else self._idle_seconds + elapsed
+        works = announced is not None and monotonic() < announced.deadline and not activity.is_waiting
+        self._idle_seconds = 0.0 if works or activity != self._last_activity else self._idle_seconds + elapsed
         self._last_activity = activity
         stalled = self._idle_seconds >= self._limit
         departed = self._departed_ranks(activity)
