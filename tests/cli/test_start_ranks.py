@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pty
@@ -16,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.cli import ranks
 from hybridnn.cli.output import make_console
 from hybridnn.comm.launcher import RankLauncher
 from hybridnn.runs.stop_signals import REPEAT_SECONDS
+from hybridnn.utils.connections import Connection
 from mpi_runner.launch import find_mpirun, job_environment, marked_processes, started_job
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line
@@ -346,3 +349,55 @@ def test_a_pipe_of_a_rank_is_as_wide_as_the_terminal_of_its_launcher(
         for columns, width in (("77", 77), ("", 100), ("0", 100), ("wide", 100)):
             monkeypatch.setenv("COLUMNS", columns)
             assert make_console(stream).width == width
+
+
+def test_a_launcher_that_waits_for_a_lost_host_is_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = Connection("10.0.0.1", "10.0.0.2", "77", is_silent=True)
+    monkeypatch.setattr(ranks, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(ranks, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(ranks, "open_connections", lambda process: (lost,))
+    monkeypatch.setattr(ranks, "host_of", lambda address: f"node2 ({address})")
+    with subprocess.Popen(["sleep", "1000"]) as launcher:
+        assert ranks._wait(launcher) == 1
+        assert launcher.returncode == -signal.SIGKILL
+    assert "=== no answer from node2 (10.0.0.2) for 0.05 s: it or its network is down; mpirun was ended ===" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_launcher_may_wait_for_a_host_that_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = itertools.cycle((True, False))
+    monkeypatch.setattr(ranks, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(ranks, "SILENT_SECONDS", 1e-6)
+    monkeypatch.setattr(
+        ranks, "open_connections", lambda process: (Connection("10.0.0.1", "10.0.0.2", "77", next(states)),)
+    )
+    with subprocess.Popen(["sleep", "0.3"]) as launcher:
+        assert ranks._wait(launcher) == 0
+
+
+@pytest.mark.parametrize(("last", "code"), [("begun", 1), ("ended", 0), (None, 0)])
+def test_a_launcher_that_lost_a_host_without_an_error_is_one(last: str | None, code: int) -> None:
+    """Open MPI's mpirun ends with exit code 0 if the connection to a host breaks."""
+    written = "" if last is None else f"open(os.environ['{ranks.PROGRESS_FILE}'], 'w').write('{last}')"
+    program = f"""
+import os, sys
+from hybridnn.cli.ranks import _run_and_forward
+sys.exit(_run_and_forward([sys.executable, "-c", {f"import os; {written}"!r}], os.environ))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=deadline(30))
+    assert (result.returncode, bool(result.stderr)) == (code, bool(code))
+    assert not code or "=== mpirun lost a host, and ended the training ===" in result.stderr
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_rank_0_reports_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
+    file = tmp_path / "progress"
+    file.touch()
+    monkeypatch.setenv(ranks.PROGRESS_FILE, str(file))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    with ranks.reported_progress():
+        assert file.read_text() == ("begun" if rank == "0" else "")
+    assert file.read_text() == ("ended" if rank == "0" else "")

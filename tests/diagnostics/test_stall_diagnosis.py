@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import given
@@ -157,6 +158,41 @@ def test_a_collective_that_all_ranks_entered_is_a_hang() -> None:
     finding = only({rank: in_world(rank, 57, SUM) for rank in ALL})
     assert (finding.kind, finding.ranks) == ("hang", ALL)
     assert finding.text.startswith("all ranks entered allreduce 57 of group world (ranks 0-3), which does not end: ")
+
+
+ADDRESSES = {rank: (f"10.0.0.{rank + 1}",) for rank in ALL}
+
+
+def on_hosts(silent: dict[int, tuple[str, ...]], known: Sequence[int] = ALL) -> list[str]:
+    """Texts about the network where ranks on hosts of their own get no acknowledgements from addresses."""
+    states = {
+        rank: replace(
+            in_world(rank, 57, SUM),
+            host=f"h{rank}",
+            addresses=ADDRESSES[rank] if rank in known else (),
+            silent_addresses=silent.get(rank, ()),
+        )
+        for rank in ALL
+    }
+    return [finding.text for finding in diagnose(states, 4) if finding.kind == "network"]
+
+
+def test_hosts_that_do_not_reach_each_other_are_named() -> None:
+    expected = "hosts h0, h2 do not reach each other: nothing is acknowledged; rank 2 sent data again and again"
+    assert on_hosts({2: ADDRESSES[0]}) == [expected]
+    assert on_hosts({0: ADDRESSES[2], 2: ADDRESSES[0]}) == [expected.replace("rank 2", "ranks 0, 2")]
+    assert on_hosts({0: ("10.0.0.9",)})[0].startswith("hosts 10.0.0.9, h0 do not reach each other")
+    assert on_hosts({}) == on_hosts({0: ADDRESSES[0]}) == []
+
+
+def test_the_host_that_several_others_do_not_reach_is_named() -> None:
+    pairs = "nothing is acknowledged between it and h0, h3; ranks 0, 2 sent data again and again"
+    assert on_hosts({0: ADDRESSES[2], 2: ADDRESSES[3]}) == [f"host h2 cannot be reached: {pairs}"]
+    lost = "host 10.0.0.3 cannot be reached: nothing is acknowledged between it and h0, h1; "
+    assert on_hosts({0: ADDRESSES[2], 1: ADDRESSES[2]}, known=(0, 1, 3))[0].startswith(lost)
+    circle = on_hosts({0: ADDRESSES[1], 1: ADDRESSES[2], 2: ADDRESSES[0]})
+    assert circle[0].startswith("hosts h0, h1, h2 do not reach each other")
+    assert len(on_hosts({0: ADDRESSES[1], 2: ADDRESSES[3]})) == 2
 
 
 def test_the_first_of_several_mismatches_is_named() -> None:

@@ -190,6 +190,12 @@ def test_announced_work_has_a_time_limit(tmp_path: Path) -> None:
     assert "did not arrive: writing a checkpoint, at job.py:" in report
 
 
+def test_a_rank_that_waits_in_announced_work_does_not_work(tmp_path: Path) -> None:
+    receive = "world.ireceive(numbers, 0, 3, about='forward 4').wait()"
+    report = report_of(job(tmp_path, f"\n        with watch.busy('writing a checkpoint', at_most=1000): {receive}"))
+    assert "* ranks 0, 1 wait for one another: " in report
+
+
 def test_a_stalled_job_ends_without_a_writable_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     report = report_of(job(tmp_path, "oversleep()", ranks=2))
