@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 from collections.abc import Callable
 from math import inf
 from typing import Any
@@ -63,8 +62,7 @@ class NodeMemory:
             window = mpi.Win.Allocate_shared(max(nbytes, item) if self.is_leader else 0, item, comm=self._comm)
         except mpi.Exception as error:
             raise EnvironmentProblem(
-                f"the shared memory of {socket.gethostname()} has no room for {nbytes:,} bytes ({error}); enlarge "
-                f"{SHARED_MEMORY}, "
+                f"the node's shared memory has no room for {nbytes:,} bytes ({error}); enlarge {SHARED_MEMORY}, "
                 f"or set {self._alternative}"
             ) from error
         # MPI allows the Sync of `publish` only between Lock_all and Unlock_all; MPICH checks it.

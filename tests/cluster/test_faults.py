@@ -43,7 +43,7 @@ def drill(tmp_path_factory: pytest.TempPathFactory) -> NetworkDrill:
 
 
 @pytest.mark.timeout(4 * LIMIT)
-@pytest.mark.parametrize(("number", "fault"), enumerate(NETWORK_FAULTS), ids=list(NETWORK_FAULTS))
+@pytest.mark.parametrize(("number", "fault"), list(enumerate(NETWORK_FAULTS)), ids=list(NETWORK_FAULTS))
 def test_a_run_survives_it_or_ends_with_its_name_and_resumes_exactly(
     drill: NetworkDrill, tmp_path: Path, number: int, fault: str
 ) -> None:
