@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.nodes import CANNOT, Nodes, NodesCannotBeMade
+from mpi_runner.opt_in import mark_opt_in
 from slurm.cluster import SCRIPT, Cluster
 
 HERE = Path(__file__).parent
@@ -20,12 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = "cluster" in config.option.markexpr
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.cluster)
-            if not wanted:
-                item.add_marker(pytest.mark.skip(reason="makes several nodes: make test-cluster"))
+    mark_opt_in(config, items, HERE, "cluster", "makes several nodes: make test-cluster")
 
 
 @pytest.fixture(scope="session")
@@ -38,11 +34,11 @@ def four_nodes() -> Iterator[Nodes]:
 @contextlib.contextmanager
 def made(nodes: Nodes) -> Iterator[Nodes]:
     """Make the nodes, or skip the test."""
-    try:
-        nodes.__enter__()
-    except NodesCannotBeMade as error:
-        pytest.skip(str(error))
-    with nodes:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(nodes)
+        except NodesCannotBeMade as error:
+            pytest.skip(str(error))
         yield nodes
 
 

@@ -35,9 +35,8 @@ PMIX = "srun --mpi=pmix -n"
 @pytest.fixture
 def cluster(slurm_on_nodes: Cluster) -> Iterator[Cluster]:
     """Return the Slurm, with an empty queue before and after the test."""
-    slurm_on_nodes.clear()
-    yield slurm_on_nodes
-    slurm_on_nodes.clear()
+    with slurm_on_nodes.emptied():
+        yield slurm_on_nodes
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -135,6 +136,13 @@ class Cluster:
     def processes(self) -> list[int]:
         """Ids of the live processes of all jobs of these tests."""
         return marked_processes(self.mark)
+
+    @contextlib.contextmanager
+    def emptied(self) -> Iterator[None]:
+        """Empty the queue before and after the block."""
+        self.clear()
+        yield
+        self.clear()
 
     def clear(self) -> None:
         """Cancel the remaining jobs, and resume nodes that a test took down."""

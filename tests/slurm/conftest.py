@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mpi_runner.opt_in import mark_opt_in
 from mpi_runner.slowness import deadline
 from slurm.cluster import SCRIPT, Cluster
 
@@ -23,12 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = "slurm" in config.option.markexpr
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.slurm)
-            if not wanted:
-                item.add_marker(pytest.mark.skip(reason="starts a real Slurm: make test-slurm"))
+    mark_opt_in(config, items, HERE, "slurm", "starts a real Slurm: make test-slurm")
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +48,8 @@ def _cluster(configuration: str) -> Cluster:
 @pytest.fixture
 def cluster(_cluster: Cluster) -> Iterator[Cluster]:
     """Return the Slurm, with an empty queue before and after the test."""
-    _cluster.clear()
-    yield _cluster
-    _cluster.clear()
+    with _cluster.emptied():
+        yield _cluster
 
 
 @pytest.fixture(scope="session")
