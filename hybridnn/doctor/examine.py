@@ -16,6 +16,7 @@ from hybridnn.doctor.job_checks import JobFacts, RankFacts, check_job, gather_fa
 from hybridnn.doctor.launch import check_job_size, check_launch, check_thread_level, failed_start, launched_ranks
 from hybridnn.doctor.mpi_calls import run_check
 from hybridnn.doctor.mpi_trials import MpiTrials
+from hybridnn.doctor.node_survey import check_allocation
 from hybridnn.doctor.process_checks import check_process, thread_pools
 from hybridnn.doctor.report import DoctorReport, Finding, failure, merge_reports
 from hybridnn.doctor.startup_watchdog import StartupWatchdog
@@ -43,6 +44,8 @@ def examine(
     environment = dict(os.environ)  # MPI adds to it
     launched, _ = launched_ranks(environment)
     findings, library = check_process(environment, limit)
+    if launched is None:
+        findings += check_allocation(environment, limit)
     level = None
     if library is not None:
         level = _start_mpi(environment, library, findings, None if launched else format_report)

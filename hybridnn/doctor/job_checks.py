@@ -7,17 +7,24 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from hybridnn.comm.threads import THREAD_VARIABLES, threads_for
 from hybridnn.doctor.mpi_calls import run_check
+from hybridnn.doctor.node_checks import (
+    CPU_QUOTA,
+    NamedFacts,
+    NodeFacts,
+    check_hardware,
+    check_software,
+    cpu_limit,
+    gather_node_facts,
+)
 from hybridnn.doctor.report import Finding, ok, warning
 from hybridnn.utils.text import counted, format_bytes, format_seconds, name_numbers
 
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CLOCK_TOLERANCE = 2.0  # seconds by which the system clocks of ranks may differ
 
 NOT_SET = ("", "0", "false")
@@ -45,11 +52,12 @@ class RankFacts:
     threads: int  # threads of its BLAS
     threads_set_by: str  # the environment variable that sets them, with its value; empty without one
     wall_clock: float  # seconds since 1970, read by all ranks at about the same time
+    found: NodeFacts  # software and hardware of its node
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> RankFacts:
         """Facts from the fields of a JSON object."""
-        return cls(**{**facts, "cores": tuple(facts["cores"])})
+        return cls(**{**facts, "cores": tuple(facts["cores"]), "found": NodeFacts(**facts["found"])})
 
 
 def gather_facts(node: int, environment: Mapping[str, str], pools: Sequence[Mapping[str, Any]]) -> RankFacts:
@@ -65,26 +73,8 @@ def gather_facts(node: int, environment: Mapping[str, str], pools: Sequence[Mapp
         threads=max((pool["num_threads"] for pool in pools if pool["user_api"] == "blas"), default=1),
         threads_set_by=next((f"{name}={environment[name]}" for name in THREAD_VARIABLES if environment.get(name)), ""),
         wall_clock=time.time(),
+        found=gather_node_facts(environment),
     )
-
-
-def cpu_limit(environment: Mapping[str, str], quota: Path) -> float | None:
-    """Processors of this node that may be used at a time; None without a limit.
-
-    Slurm's allocation is in the environment; `quota` is the control group's file with the share of a container, in
-    microseconds per period, or ``max``.
-    """
-    limits = []
-    allocated = environment.get("SLURM_CPUS_ON_NODE", "")
-    if allocated.isdigit():
-        limits.append(float(allocated))
-    try:
-        share, period = quota.read_text(encoding="ascii").split()[:2]
-        if share != "max":
-            limits.append(int(share) / int(period))
-    except (OSError, ValueError):
-        pass  # not Linux, or an older one
-    return min(limits, default=None)
 
 
 @dataclass(frozen=True)
@@ -181,7 +171,9 @@ def check_cores(job: JobFacts) -> Finding:
         if len(ranks) > job.cores[node]:
             waiting, remedy = _busy_waiting(job)
             advice = f"start at most {counted(job.cores[node], 'rank')} there; times measured like this mean little"
-            return warning(f"{len(ranks)} ranks share {cores} on {job.ranks[node].host}, {waiting}", advice + remedy)
+            return warning(
+                f"{len(ranks)} ranks share {cores} on {job.ranks[ranks[0]].host}, {waiting}", advice + remedy
+            )
     node = job.first.node
     return ok(f"{counted(job.cores[node], 'core')} for {counted(len(job.nodes[node]), 'rank')}")
 
@@ -207,7 +199,7 @@ def check_threads(job: JobFacts) -> Finding:
         cores = job.cores[node]
         threads = {rank: _training_threads(job, rank) for rank in ranks}
         most = counted(max(threads.values()), "BLAS thread")
-        what = f"{job.ranks[node].host}: {counted(len(ranks), 'rank')} with up to {most} each"
+        what = f"{job.ranks[ranks[0]].host}: {counted(len(ranks), 'rank')} with up to {most} each"
         if sum(threads.values()) > max(cores, len(ranks)):
             n = max(1, cores // len(ranks))
             advice = f"they slow each other: export OPENBLAS_NUM_THREADS={n} OMP_NUM_THREADS={n}"
@@ -246,6 +238,19 @@ def check_clocks_agree(job: JobFacts) -> Finding | None:
         advice = "let nodes set their clocks by NTP: times in files of different ranks cannot be compared"
         return warning(f"{name_numbers('rank', apart)} up to {format_seconds(most)} away from the others", advice)
     return ok(f"the ranks agree to {CLOCK_TOLERANCE:g} s")
+
+
+def _check_alike(check: Callable[[Sequence[NamedFacts]], Finding], job: JobFacts) -> Finding | None:
+    """Compare the nodes of a job, or its ranks where those of a node do not have the same software; None for one."""
+    found = {rank: facts.found for rank, facts in sorted(job.ranks.items())}
+    nodes = [
+        NamedFacts(job.ranks[ranks[0]].host, replace(found[ranks[0]], cores=job.cores[node]), len(ranks))
+        for node, ranks in job.nodes.items()
+    ]
+    ranks = [NamedFacts(f"rank {rank} on {job.ranks[rank].host}", facts) for rank, facts in found.items()]
+    is_mixed = any(found[rank].software != found[ranks[0]].software for ranks in job.nodes.values() for rank in ranks)
+    compared = ranks if is_mixed and check is check_software else nodes
+    return check(compared) if len(compared) > 1 else None
 
 
 # -- speed of messages -------------------------------------------------------------------------------------------------
@@ -302,6 +307,8 @@ JOB_CHECKS: Mapping[str, Callable[[JobFacts], Finding | None]] = {
     "cores": check_cores,
     "threads": check_threads,
     "dates": check_clocks_agree,
+    "same software": partial(_check_alike, check_software),
+    "same hardware": partial(_check_alike, check_hardware),
     PING_PONG: partial(check_ping_pong, PING_PONG),
     PING_PONG_BETWEEN_NODES: partial(check_ping_pong, PING_PONG_BETWEEN_NODES),
     ALL_REDUCE: check_all_reduce,

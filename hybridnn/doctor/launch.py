@@ -91,6 +91,8 @@ def failed_start(environment: Mapping[str, str], library: str, what: str) -> Fin
         what += f": {library} does not support the launcher, which uses PMIx (PMIX_NAMESPACE is set)"
     elif launch is None or (mpi_family(library) or library) in launch.launcher:
         advice = "see whether every process of the job runs, and what the MPI library says; or try another one"
+        if environment.get("SLURM_JOB_NODELIST"):
+            advice += "; hybridnn doctor without srun asks every node of the job"
         return failure(what, advice)
     return failure(what, _how_to_start(environment, library))
 

@@ -22,15 +22,13 @@ from hybridnn.comm.launcher import without_launcher
 from hybridnn.diagnostics.device_mpi_trial import try_device_mpi
 from hybridnn.doctor.launch import check_library, check_mpirun, check_slurm, launched_ranks
 from hybridnn.doctor.mpi_calls import load_mpi, run_check
+from hybridnn.doctor.node_checks import LEAST_MAJOR, package_versions
 from hybridnn.doctor.report import Finding, failure, ok, warning
 from hybridnn.parallel.node_memory import SHARED_MEMORY
 from hybridnn.utils.processes import ChildResult, run_child
 from hybridnn.utils.text import format_bytes, format_seconds
 
 LEAST_PYTHON = (3, 10)
-LEAST_MAJOR: Mapping[str, int] = {"numpy": 2, "scipy": 1, "mpi4py": 4, "pydantic": 2}
-"""First major versions of packages that hybridnn works with."""
-
 LITTLE_DISK = 1 << 30
 LITTLE_SHARED_MEMORY = 256 << 20
 LITTLE_GPU_MEMORY = 0.1  # fraction of a GPU's memory that is free below which another process holds it
@@ -88,14 +86,12 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3], executable: st
 def check_packages(version_of: Callable[[str], str] = metadata.version) -> Finding:
     """Versions of the packages."""
     found, missing, old = [f"hybridnn {__version__}"], [], []
-    for name, least in LEAST_MAJOR.items():
-        try:
-            version = version_of(name)
-        except metadata.PackageNotFoundError:
+    for name, version in package_versions(version_of).items():
+        if version is None:
             missing.append(name)
             continue
         found.append(f"{name} {version}")
-        major = version.split(".")[0]
+        major, least = version.split(".")[0], LEAST_MAJOR[name]
         if major.isdigit() and int(major) < least:
             old.append(f"'{name}>={least}'")
     what = ", ".join(found) + (f"; missing: {', '.join(missing)}" if missing else "")

@@ -10,9 +10,6 @@ from typing import Literal
 Verdict = Literal["ok", "warning", "failure"]
 SEVERITY: tuple[Verdict, ...] = ("ok", "warning", "failure")
 
-SAME_EVERYWHERE = ("python", "packages", "MPI library", "BLAS")
-"""Checks whose findings must not differ between ranks, or the ranks would not train the same network alike."""
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -72,11 +69,8 @@ def merge_reports(reports: Sequence[Sequence[Finding] | None], job_findings: Ite
         for finding in reports[rank] or ():
             ranks_of.setdefault(finding.name, {}).setdefault(finding, []).append(rank)
     merged = []
-    for name, variants in ranks_of.items():
+    for variants in ranks_of.values():
         for finding, ranks in variants.items():
-            if name in SAME_EVERYWHERE and len(variants) > 1 and finding.verdict == "ok":
-                advice = "not the same on every rank: start all from one environment"
-                finding = replace(finding, verdict="warning", advice=advice)
             # A check that rank 0 alone carries out is about the whole job.
             is_shared = len(variants) == 1 and tuple(ranks) in (reporting, (0,))
             merged.append(finding if is_shared else replace(finding, ranks=tuple(ranks)))

@@ -298,7 +298,7 @@ def _read_npz(stream: BinaryIO, name: str) -> dict[str, NDArray[Any]]:
             for key, member in members.items():  # noqa: B007 - for the error message
                 with archive.open(member) as file:
                     _check_header(file, member, size)
-            key, memory = "the file", _memory_bytes()
+            key, memory = "the file", memory_bytes()
             if (total := sum(member.file_size for member in members.values())) > memory:
                 raise ValueError(f"its arrays take {total:,} bytes, and this machine has {memory:,}")
             for key, member in members.items():
@@ -332,6 +332,6 @@ def _check_header(file: IO[bytes], member: zipfile.ZipInfo, size: int) -> None:
         raise ValueError(f"its header claims shape {shape} of {dtype}, {claimed:,} bytes; the file holds {held:,}")
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """Physical memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

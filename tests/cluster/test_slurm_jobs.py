@@ -1,7 +1,9 @@
-"""The batch scripts on a Slurm of several nodes, each with its own memory, network address and link."""
+"""Batch scripts, studies and doctor on a Slurm of several nodes, each with its own memory, network address and link."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,3 +136,60 @@ def test_run_goes_on_when_nodes_fail(tmp_path: Path, undisturbed: Path) -> None:
         job.wait(LONG)
     assert [record["kind"] for record in records(run)].count("resumed") == 2
     assert_same(run, undisturbed)
+
+
+STUDY = """
+name = "tiny"
+base.training = {epochs = 1, batch_size = 16}
+base.model.hidden = [8]
+base.data = {name = "synthetic", synthetic = {samples = 64, test_samples = 16}}
+axes = {ranks = [1, 2, 4], ranks_per_node = [1], seeds = [0]}
+"""
+
+
+def test_cells_of_a_study_run_on_their_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    submit = [sys.executable, "-m", "hybridnn", "study", "submit", "tiny.toml", "--time", "5"]
+    result = cluster.run(*submit, folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    study = tmp_path / "runs" / "studies" / "tiny"
+    wait_until(lambda: not cluster.queued(), 150, "the arrays and the report are over")
+    headers = [records(cell)[0] for cell in (study / "cells").iterdir() if run_status(cell) == "finished"]
+    found = sorted((header["ranks"], header["nodes"]) for header in headers)
+    assert found == [(1, 1), (2, 2), (4, 4)], [path.read_text() for path in (study / "slurm" / "1").glob("*.out")]
+    assert (study / "report" / "index.html").is_file()
+
+
+@pytest.fixture
+def odd_nodes(cluster: Cluster) -> Iterator[str]:
+    """Return a folder for PYTHONPATH, with another NumPy and one core on node2, and a broken package on node3."""
+    assert cluster.nodes is not None
+    folder = "run/node/odd"
+    files = {
+        "node2": {
+            "numpy-1.26.4.dist-info/METADATA": "Metadata-Version: 2.1\nName: numpy\nVersion: 1.26.4\n",
+            "sitecustomize.py": "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\n",
+        },
+        "node3": {"hybridnn.py": "import a_package_that_is_only_elsewhere\n"},
+    }
+    for node, contents in files.items():
+        for name, text in contents.items():
+            path = cluster.nodes.root(node) / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    yield f"/{folder}"
+    for node in files:
+        shutil.rmtree(cluster.nodes.root(node) / folder)
+
+
+def test_doctor_names_the_nodes_that_differ(cluster: Cluster, odd_nodes: str, tmp_path: Path) -> None:
+    command = ["env", f"PYTHONPATH={odd_nodes}", sys.executable, "-m", "hybridnn", "doctor"]
+    result = cluster.run("salloc", "--quiet", "--nodes=4", "--ntasks-per-node=2", *command, folder=tmp_path)
+    lines = {line[8:].split("  ")[0].strip(): line for line in result.stdout.splitlines()}
+    assert result.returncode == 1, result.stderr
+    missing = "node3: ModuleNotFoundError: No module named 'a_package_that_is_only_elsewhere' ->"
+    assert missing in lines["all nodes"]
+    assert f"node2: numpy 1.26.4, the other 2 have {np.__version__} ->" in lines["same software"]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert "node2: 1 core, the other 2 have 2 cores ->" in lines["same hardware"]
+    assert [line.split()[0] for line in lines.values()].count("failure") == 2

@@ -115,7 +115,7 @@ def test_archive_that_expands_beyond_the_memory(
 ) -> None:
     path = tmp_path / "mine.npz"
     path.write_bytes(bomb())
-    monkeypatch.setattr(npz_files, "_memory_bytes", lambda: 1 << 22)
+    monkeypatch.setattr(npz_files, "memory_bytes", lambda: 1 << 22)
     text = refused(path)
     assert "cannot read the file: its arrays take 8,0" in text
     assert "and this machine has 4,194,304" in text
@@ -133,7 +133,7 @@ def bomb() -> bytes:
 
 def test_physical_memory_is_that_of_the_system() -> None:
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    assert npz_files._memory_bytes() == int(lines["MemTotal"].split()[0]) * 1024
+    assert npz_files.memory_bytes() == int(lines["MemTotal"].split()[0]) * 1024
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

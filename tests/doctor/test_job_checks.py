@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,14 +18,16 @@ from hybridnn.doctor.job_checks import (
     check_binding,
     check_clocks_agree,
     check_cores,
+    check_job,
     check_nodes,
     check_ping_pong,
     check_threads,
-    cpu_limit,
     gather_facts,
 )
+from hybridnn.doctor.node_checks import NodeFacts
 
-ONE = RankFacts(0, "n1", (0, 1, 2, 3), 4, None, 1, "", 1.8e9)
+NODE = NodeFacts({"numpy": "2.1.0"}, "Xeon", 4, 256 << 30)
+ONE = RankFacts(0, "n1", (0, 1, 2, 3), 4, None, 1, "", 1.8e9, NODE)
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
 
 
@@ -55,19 +56,6 @@ def test_nodes_and_their_cores() -> None:
     assert facts.cores == {0: 4, 2: 2}
     assert job(2, cpu_limit=2.5).cores == {0: 2}
     assert job(1, cpu_limit=0.5).cores == {0: 1}
-
-
-@pytest.mark.parametrize(
-    ("slurm", "quota", "limit"),
-    [({}, None, None), ({}, "max 100000", None), ({}, "150000 100000", 1.5), ({"SLURM_CPUS_ON_NODE": "8"}, None, 8.0)],
-)
-def test_limit_of_container_and_allocation(
-    tmp_path: Path, slurm: dict[str, str], quota: str | None, limit: float | None
-) -> None:
-    file = tmp_path / "cpu.max"
-    if quota is not None:
-        file.write_text(f"{quota}\n")
-    assert cpu_limit(slurm, file) == limit
 
 
 def test_ranks_per_node_and_slots() -> None:
@@ -215,3 +203,29 @@ def test_all_reduce() -> None:
 def test_without_timings_there_are_no_findings() -> None:
     assert check_ping_pong(PING_PONG, job(2)) is None
     assert check_all_reduce(job(2)) is None
+
+
+def alike(facts: JobFacts, name: str) -> list[str]:
+    """What a comparison of nodes finds; empty where there is none."""
+    return [finding.what for finding in check_job(facts) if finding.name == name]
+
+
+def on_nodes(*ranks: tuple[int, NodeFacts]) -> JobFacts:
+    """Ranks with the lowest rank of their node."""
+    facts = {rank: replace(ONE, node=node, host=f"n{node}", found=own) for rank, (node, own) in enumerate(ranks)}
+    return JobFacts(facts)
+
+
+def test_nodes_of_ranks_are_compared() -> None:
+    old = replace(NODE, software={"numpy": "1.26.4"})
+    assert alike(on_nodes((0, NODE), (0, NODE)), "same software") == []
+    hardware = alike(on_nodes((0, NODE), (0, NODE), (2, NODE), (2, NODE)), "same hardware")
+    assert hardware == ["2 nodes with Xeon, 4 cores, 256 GiB of memory"]
+    found = alike(on_nodes((0, NODE), (1, old), (2, NODE), (0, NODE)), "same software")
+    assert found == ["n1: numpy 1.26.4, the other 2 have 2.1.0"]
+
+
+def test_ranks_of_a_node_with_different_software_are_compared_one_by_one() -> None:
+    old = replace(NODE, software={"numpy": "1.26.4"})
+    found = alike(on_nodes((0, NODE), (0, old), (0, NODE)), "same software")
+    assert found == ["rank 1 on n0: numpy 1.26.4, the other 2 have 2.1.0"]

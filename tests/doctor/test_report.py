@@ -71,13 +71,6 @@ def test_a_rank_without_a_report_does_not_split_findings_of_the_others() -> None
     assert merge_reports([[FINE], None, [FINE]]).findings == (FINE,)
 
 
-def test_differing_software_is_a_warning_though_each_is_fine() -> None:
-    old, new = Finding("python", "ok", "3.10.1"), Finding("python", "ok", "3.13.0")
-    report = merge_reports([[new], [old], [new]])
-    assert [(finding.verdict, finding.ranks) for finding in report.findings] == [("warning", (0, 2)), ("warning", (1,))]
-    assert merge_reports([[new], [new], [new]]).verdict == "ok"
-
-
 @pytest.mark.parametrize(
     ("findings", "verdict", "code", "strict_code"),
     [

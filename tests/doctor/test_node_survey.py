@@ -1,0 +1,131 @@
+"""Survey of the nodes of an allocation, with a stand-in for Slurm, whose nodes are processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from hybridnn.doctor.node_checks import NodeFacts
+from hybridnn.doctor.node_survey import MARK, allocated_nodes, check_allocation, expand_counts, read_answers
+from hybridnn.doctor.report import Finding
+from mpi_runner.slowness import deadline
+
+SCONTROL = """#!/bin/sh
+printf 'node1\\nnode2\\nnode3\\n'
+"""
+# Starts the program once for each node, with modules of that node alone.
+SRUN = """#!/bin/sh
+while [ "$1" != sh ]; do shift; done
+for node in $NODES; do
+  SLURMD_NODENAME=$node PYTHONPATH=$FOLDER/$node "$@" &
+done
+wait
+[ -z "$ERROR" ] || { echo "srun: error: $ERROR" >&2; exit 1; }
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder that has the modules of each node."""
+    for name, text in {"scontrol": SCONTROL, "srun": SRUN}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # Python searches the working folder first
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-3]")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x3)")
+    monkeypatch.setenv("NODES", "node3 node2 node1")
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    monkeypatch.setenv("ERROR", "")
+    return tmp_path
+
+
+def module(folder: Path, node: str, name: str, text: str) -> None:
+    path = folder / node / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def findings(limit: float = 20.0) -> dict[str, Finding]:
+    return {finding.name: finding for finding in check_allocation(dict(os.environ), deadline(limit))}
+
+
+def test_equal_nodes(slurm: Path) -> None:
+    found = findings()
+    assert [finding.verdict for finding in found.values()] == ["ok", "ok", "ok"]
+    assert found["all nodes"].what == "hybridnn works on node1, node2 and node3"
+    assert found["same software"].what.startswith("3 nodes with the same versions of Python, hybridnn, numpy")
+
+
+def test_a_node_that_differs_and_one_without_hybridnn(slurm: Path) -> None:
+    (slurm / "node2" / "numpy-1.26.4.dist-info").mkdir(parents=True)
+    module(slurm, "node2", "numpy-1.26.4.dist-info/METADATA", "Metadata-Version: 2.1\nName: numpy\nVersion: 1.26.4\n")
+    module(slurm, "node1", "hybridnn.py", "raise ModuleNotFoundError(\"No module named 'hybridnn'\")\n")
+    found = findings()
+    assert found["all nodes"].what == "node1: ModuleNotFoundError: No module named 'hybridnn'"
+    assert found["all nodes"].verdict == found["same software"].verdict == "failure"
+    assert found["same software"].what.startswith("node2: numpy 1.26.4, node3: numpy ")
+    assert found["same software"].what.endswith(" (no majority)")
+
+
+def test_a_node_that_hangs_and_those_that_send_nothing(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODES", "node2")
+    monkeypatch.setenv("ERROR", "node3 is down")
+    module(slurm, "node2", "hybridnn.py", "import time; time.sleep(3600)\n")
+    (found,) = check_allocation(dict(os.environ), 1.0)
+    silent = "node1 and node3: no answer and srun ended with exit code 1: srun: error: node3 is down"
+    assert (found.verdict, found.what) == ("failure", f"node2: no answer within 3 s; {silent}")
+
+
+def test_python_that_is_missing(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    (found,) = findings().values()
+    assert found.what.startswith("node1, node2 and node3: timeout: ")
+    assert "/no/python" in found.what
+
+
+def test_a_launcher_that_does_not_end(slurm: Path) -> None:
+    (slurm / "srun").write_text("#!/bin/sh\nsleep 3600\n")
+    (found,) = check_allocation(dict(os.environ), 0.1)
+    assert found.what == "node1, node2 and node3: no answer within 0.4 s"
+
+
+def test_without_srun_the_nodes_are_not_asked(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nothing")
+    (found,) = findings().values()
+    assert (found.verdict, found.what) == ("warning", "the other nodes are not asked: srun or scontrol is not on PATH")
+
+
+def test_nodes_of_the_allocation(slurm: Path, tmp_path: Path) -> None:
+    slurm_job = {"SLURM_JOB_NODELIST": "node[1-3]", "PATH": os.environ["PATH"]}
+    assert allocated_nodes(slurm_job) == {"node1": 1, "node2": 1, "node3": 1}
+    assert allocated_nodes({**slurm_job, "SLURM_TASKS_PER_NODE": "2(x2),1"}) == {"node1": 2, "node2": 2, "node3": 1}
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# nodes\nnode1 slots=2\nnode2:2\n\nnode1\n")
+    assert allocated_nodes({"PBS_NODEFILE": str(hosts)}) == {"node1": 1, "node2": 1}
+    assert allocated_nodes({"PBS_NODEFILE": str(tmp_path / "none")}) == allocated_nodes({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,3(x2)", [1, 3, 3]), ("", []), ("2(x", [])]
+)
+def test_counts_per_node(text: str, counts: list[int]) -> None:
+    assert expand_counts(text) == counts
+
+
+def test_answers_have_the_names_of_the_allocation() -> None:
+    facts = json.dumps(asdict(NodeFacts({}, "Xeon", 4, 1)))
+    output = f"a banner\n{MARK} node2 {facts}\n{MARK} node1 {facts[:20]}\n{MARK} node3\n"
+    names = ["node1.site", "node2.site", "node3.site", "node4.site"]
+    answers = read_answers(output, names)
+    assert list(answers.facts) == ["node2.site"]
+    assert list(answers.problems) == ["node1.site", "node3.site"]
+    assert answers.silent == ["node4.site"]
+    # Addresses tell nothing about names; as many answers as nodes are enough.
+    addresses = read_answers(f"{MARK} node1 {facts}\n{MARK} node2 {facts}\n", ["10.0.0.1", "10.0.0.2"])
+    assert (list(addresses.facts), addresses.silent) == (["node1", "node2"], [])
