@@ -29,7 +29,7 @@ def doctor(
     output_format: OutputFormat = Format.text,
     ranks: Ranks = None,
 ) -> None:
-    """Check this machine, alone or on several ranks: MPI, threads, cores, GPU, folders; exit code 1 on failures."""
+    """Check this machine, or ranks and nodes of a job: MPI, threads, cores, GPU, folders; exit code 1 on failures."""
     from hybridnn.utils.checks import require_number
 
     require_number("--limit", limit, above=0, at_most=3600, allowed="seconds, above 0, at most an hour")
