@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -50,3 +53,35 @@ def slurm_on_nodes() -> Iterator[Cluster]:
         pytest.skip(installed.stderr.strip())
     with made(Nodes(4)) as nodes:
         yield Cluster(nodes=nodes)
+
+
+@dataclass(frozen=True)
+class Mpich:
+    """MPICH in a folder of its own."""
+
+    folder: Path
+
+    @property
+    def mpirun(self) -> str:
+        """Path of its launcher."""
+        return str(self.folder / "bin" / "mpirun")
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables with which mpi4py loads this library, and waiting ranks yield their core."""
+        return {"MPI4PY_LIBMPI": str(self.folder / "lib" / "libmpi.so.12"), "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
+
+
+@pytest.fixture(scope="session")
+def mpich(pytestconfig: pytest.Config) -> Mpich:
+    """Return MPICH from the package index, installed beside this environment and kept."""
+    found = Mpich(pytestconfig.cache.mkdir("mpich"))
+    with open(found.folder.parent / "mpich.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes may run tests
+        options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--ignore-installed"]
+        install = [sys.executable, "-m", "pip", "install", *options, "--prefix", str(found.folder), "mpich"]
+        if not Path(found.environment["MPI4PY_LIBMPI"]).exists():
+            result = subprocess.run(install, capture_output=True, text=True)
+            if result.returncode != 0:
+                pytest.skip(f"MPICH cannot be installed: {result.stderr.strip().splitlines()[-1]}")
+    return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.conftest import made
+from cluster.conftest import Mpich, made
 from cluster.nodes import Nodes
 from hybridnn.runs.run_files import run_status
 from mpi_runner.launch import run_mpi
@@ -118,6 +118,29 @@ def test_mpirun_starts_the_ranks_where_srun_cannot(cluster: Cluster, tmp_path: P
     assert "launcher: mpirun --bind-to none\n" in text
     assert records(run)[0]["nodes"] == 2
     assert_same(run, undisturbed)
+
+
+def test_mpich_ranks_train(cluster: Cluster, mpich: Mpich, tmp_path: Path, alone: Path) -> None:
+    """Under ``srun``, which the batch script finds; MPICH's ``mpirun`` in a job starts its ranks on all nodes."""
+    check = [mpich.mpirun, "-n", "4", sys.executable, "-m", "hybridnn.comm.launch_check", "4", "2"]
+    usual = dict(cluster.environment)
+    cluster.environment |= mpich.environment
+    try:
+        settings = RUN.replace(f"epochs = {EPOCHS}", "epochs = 1")
+        job, run = submit_run(cluster, tmp_path, "", settings=settings)
+        by_mpirun = cluster.run("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", *check)
+        text = job.wait(LONG)
+    finally:
+        cluster.environment = usual
+    assert by_mpirun.returncode == 0, by_mpirun.stderr
+    assert "launcher: srun --mpi=pmi2\n" in text
+    header = records(run)[0]
+    assert (header["ranks"], header["layout"]["stages"], header["nodes"]) == (4, [[2, 2]], 2)
+    assert header["versions"]["MPI"].startswith("MPICH")
+    (found,), expected = (
+        [record["train_loss"] for record in records(folder) if record["kind"] == "epoch"] for folder in (run, alone)
+    )
+    assert found == pytest.approx(expected[0], rel=1e-10)
 
 
 def test_run_goes_on_when_nodes_fail(tmp_path: Path, undisturbed: Path) -> None:
