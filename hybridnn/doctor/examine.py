@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -23,6 +22,7 @@ from hybridnn.doctor.startup_watchdog import StartupWatchdog
 from hybridnn.utils.text import name_numbers
 
 START_SECONDS = 90.0  # time for MPI to start: ranks wait for each other, and one may still be querying its GPUs
+LATER_SECONDS = 5.0  # more time for the other ranks, which a launcher may leave: rank 0 prints first
 REPORT_LIMITS = 3
 """Time limits by which ranks may send their report late: one for a trial, two for the agreement before the next."""
 EXIT_LIMITS = 2 * REPORT_LIMITS + 1
@@ -72,19 +72,22 @@ def _start_mpi(
     findings: list[Finding],
     format_report: Callable[[DoctorReport], str] | None,
 ) -> str | None:
-    """Start MPI; returns its thread level, or None after a failure, which is added to `findings`."""
+    """Start MPI; returns its thread level, or None after a failure, which is added to `findings`.
+
+    A process without `format_report` ends without a report if MPI ends or blocks it.
+    """
 
     def failed(what: str) -> Finding:
         return replace(failed_start(environment, library, what), name="launch")
 
-    watchdog: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if_dead, if_stuck, seconds = "", "", START_SECONDS + LATER_SECONDS
     if format_report is not None:
         dead = failed("MPI ended this process while it started")
         stuck = failed(f"MPI did not start within {START_SECONDS:g} s")
         if_dead, if_stuck = (format_report(merge_reports([[*findings, finding]])) for finding in (dead, stuck))
-        watchdog = StartupWatchdog(if_dead, if_stuck, START_SECONDS)
+        seconds = START_SECONDS
     try:
-        with watchdog:
+        with StartupWatchdog(if_dead, if_stuck, seconds):
             return mpi_calls.start_mpi()
     except Exception as error:  # MPI's errors have a class of their own
         lines = str(error).splitlines() or [type(error).__name__]

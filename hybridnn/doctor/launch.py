@@ -85,16 +85,18 @@ def check_launch(environment: Mapping[str, str], size: int, library: str) -> Fin
 
 def failed_start(environment: Mapping[str, str], library: str, what: str) -> Finding:
     """Finding of a process in which MPI did not start."""
-    launch = detect_launch(environment)
+    launch, family = detect_launch(environment), mpi_family(library)
     through_pmix = "PMIX_NAMESPACE" in environment and "PMI_RANK" not in environment
-    if through_pmix and mpi_family(library) in ("MPICH", "Intel MPI"):
+    fits = launch is None or (family or library) in launch.launcher or (through_pmix and family == "Open MPI")
+    if through_pmix and family in ("MPICH", "Intel MPI"):
+        fits = False
         what += f": {library} does not support the launcher, which uses PMIx (PMIX_NAMESPACE is set)"
-    elif launch is None or (mpi_family(library) or library) in launch.launcher:
-        advice = "see whether every process of the job runs, and what the MPI library says; or try another one"
-        if environment.get("SLURM_JOB_NODELIST"):
-            advice += "; hybridnn doctor without srun asks every node of the job"
-        return failure(what, advice)
-    return failure(what, _how_to_start(environment, library))
+    advice = "see whether every process of the job runs, and what the MPI library says; or try another one"
+    if not fits:
+        advice = _how_to_start(environment, library)
+    elif environment.get("SLURM_JOB_NODELIST"):
+        advice += "; hybridnn doctor without srun names the nodes of the job where it does not work"
+    return failure(what, advice)
 
 
 def check_job_size(environment: Mapping[str, str], size: int) -> Finding | None:

@@ -17,7 +17,8 @@ from types import TracebackType
 class StartupWatchdog:
     """Context in which a child process watches this one, and kills it after `seconds`.
 
-    The child prints `if_dead` if this process ends in the context, and `if_stuck` before it kills it.
+    The child prints `if_dead` if this process ends in the context, and `if_stuck` before it kills it; an empty text is
+    not printed.
     """
 
     def __init__(self, if_dead: str, if_stuck: str, seconds: float) -> None:
@@ -46,7 +47,8 @@ def _watch() -> None:
         ready, _, _ = select.select([pipe], [], [], order["seconds"])
         if ready and pipe.read(1):
             return
-    print(order["dead" if ready else "stuck"], flush=True)
+    if report := order["dead" if ready else "stuck"]:
+        print(report, flush=True)
     if not ready:
         os.kill(order["process"], signal.SIGKILL)
 

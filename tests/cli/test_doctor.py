@@ -174,6 +174,21 @@ main()
     assert expected in found["launch"][0]["what"]
 
 
+def test_a_rank_that_waits_for_others_ends_without_a_report(tmp_path: Path) -> None:
+    """MPI does not start on any rank where one of them could not import hybridnn."""
+    program = f"""
+import time
+from hybridnn.cli.main import main
+from hybridnn.doctor import examine, mpi_calls
+examine.START_SECONDS, examine.LATER_SECONDS = {deadline(1)}, 0.1
+mpi_calls.start_mpi = lambda: time.sleep(3600)
+main()
+"""
+    rank = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "1"}
+    done = doctor(tmp_path, "doctor", program=program, **rank)
+    assert (done.returncode, done.stdout) == (-9, "")
+
+
 def test_the_startup_watchdog_prints_nothing_after_a_start(capfd: pytest.CaptureFixture[str]) -> None:
     with StartupWatchdog("dead", "stuck", 30):
         time.sleep(0.05)

@@ -81,6 +81,11 @@ def test_a_failed_start_names_the_launcher() -> None:
     plain = failed_start({}, OPEN_MPI, "MPI ended this process")
     assert (plain.verdict, plain.what) == ("failure", "MPI ended this process")
     assert plain.advice
+    job = OF_SRUN | {"SLURM_JOB_NODELIST": "node[1-4]"}
+    assert "start with srun --mpi=pmix" in failed_start(job, OPEN_MPI, "MPI did not start").advice
+    # Where the launcher fits, a node may be the reason.
+    in_job = failed_start(job | {"PMIX_NAMESPACE": "j"}, OPEN_MPI, "MPI did not start")
+    assert "hybridnn doctor without srun" in in_job.advice
 
 
 @pytest.mark.parametrize(
