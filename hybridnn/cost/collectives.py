@@ -379,11 +379,13 @@ Nodes = NDArray[np.int64]
 class Crossings:
     """Groups that perform the same collective at the same time, by the nodes of their ranks, shape (groups, members).
 
-    `ranks` are the members of a group; `spans` is whether any group spans nodes.
+    `ranks` are the members of a group; `spans` is whether any group spans nodes. A row counts as many times as
+    `numbers` states, by default once.
     """
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: Nodes, numbers: Nodes | None = None) -> None:
         self._nodes = nodes
+        self._numbers = np.ones(len(nodes)) if numbers is None else numbers.astype(np.float64)
         self.ranks = nodes.shape[1]
         self.spans = bool((nodes != nodes[:, :1]).any())
         self._flows: dict[tuple[Pattern, int], float] = {}
@@ -400,38 +402,42 @@ class Crossings:
 
     def _count(self, pattern: Pattern, distance: int) -> float:
         if pattern is from_root:
-            roots = self._nodes[(self._nodes != self._nodes[:, :1]).any(axis=1), 0]
-            return float(np.bincount(roots).max(initial=0))
+            spans = (self._nodes != self._nodes[:, :1]).any(axis=1)
+            return float(np.bincount(self._nodes[spans, 0], self._numbers[spans]).max(initial=0))
         senders, receivers = pattern(self.ranks, distance)
-        return concurrent_messages(self._nodes[:, senders], self._nodes[:, receivers])
+        numbers = np.broadcast_to(self._numbers[:, None], (len(self._nodes), len(senders)))
+        return concurrent_messages(self._nodes[:, senders], self._nodes[:, receivers], numbers)
 
 
-def concurrent_messages(senders: Nodes, receivers: Nodes, weights: NDArray[np.float64] | None = None) -> float:
+def concurrent_messages(senders: Nodes, receivers: Nodes, weights: NDArray[np.float64]) -> float:
     """Messages that leave or enter a node, on the node with most of them; 0 if all stay inside their nodes.
 
-    `senders` and `receivers` are the nodes of both ends of every message, `weights` the fractions of full messages.
+    `senders` and `receivers` are the nodes of both ends of every message, `weights` numbers or fractions of messages.
     """
     crosses = senders != receivers
-    fractions = None if weights is None else weights[crosses]
-    ends = (np.bincount(side[crosses], fractions) for side in (senders, receivers))
+    ends = (np.bincount(side[crosses], weights[crosses]) for side in (senders, receivers))
     return max(float(counted.max(initial=0)) for counted in ends)
 
 
 CACHE_SIZE = 1 << 12  # many layouts have stages of the same placement
 
 
-def crossings_of(nodes: Nodes) -> Crossings:
-    """Crossings of groups whose ranks are on `nodes`, shape (groups, members), numbered from anywhere."""
+def crossings_of(nodes: Nodes, numbers: Nodes | None = None) -> Crossings:
+    """Crossings of groups whose ranks are on `nodes`, shape (groups, members), numbered from anywhere.
+
+    `numbers` are as for `Crossings`.
+    """
     moved = np.ascontiguousarray(nodes - nodes.min())
-    return _crossings_of_bytes(moved.shape[1], moved.tobytes())
+    return _crossings_of_bytes(moved.shape[1], moved.tobytes(), None if numbers is None else numbers.tobytes())
 
 
 @lru_cache(CACHE_SIZE)
 def one_per_node(members: int, groups: int) -> Crossings:
     """Crossings of groups with one rank on every node each."""
-    return Crossings(np.tile(np.arange(members), (groups, 1)))
+    return Crossings(np.arange(members)[None], np.array([groups]))
 
 
 @lru_cache(CACHE_SIZE)
-def _crossings_of_bytes(members: int, nodes: bytes) -> Crossings:
-    return Crossings(np.frombuffer(nodes, np.int64).reshape(-1, members))
+def _crossings_of_bytes(members: int, nodes: bytes, numbers: bytes | None) -> Crossings:
+    counted = None if numbers is None else np.frombuffer(numbers, np.int64)
+    return Crossings(np.frombuffer(nodes, np.int64).reshape(-1, members), counted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from hybridnn.comm.blocks import block_size, block_sizes
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.nn.optimizers import Optimizer
-from hybridnn.parallel.grid import place_ranks
 from hybridnn.parallel.replica import fused_update_pays
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
@@ -196,9 +195,13 @@ class Layout:
 
     def layer_indices(self, stage: int) -> list[range]:
         """Indices of the layers of every chunk of a stage."""
-        ends = list(accumulate(self.layers, initial=0))
         virtual_stages = range(stage, len(self.layers), len(self.stages))
-        return [range(ends[index], ends[index + 1]) for index in virtual_stages]
+        return [range(self._layer_ends[index], self._layer_ends[index + 1]) for index in virtual_stages]
+
+    @cached_property
+    def _layer_ends(self) -> tuple[int, ...]:
+        """0, and the number of layers up to the end of every virtual stage."""
+        return tuple(accumulate(self.layers, initial=0))
 
     def microbatch_samples(self, stage: int, microbatch: int, batch_size: int) -> int:
         """Samples of a microbatch on the rank of a stage that has most."""
@@ -210,7 +213,7 @@ class Layout:
 
     # -- ranks and replicas ------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """Ranks of all stages."""
         return sum(map(prod, self.stages))
@@ -224,7 +227,7 @@ class Layout:
             From every placement that occurs in the stage to its number of batch groups.
         """
         batch, model = self.stages[stage]
-        return self._placements(stage) if self.shared_replicas else {(1,) * batch: model}
+        return self._placements(stage) if self.shared_replicas else _own_replicas(batch, model)
 
     def has_own_replicas(self, stage: int) -> bool:
         """Whether there is a batch group in the stage whose ranks all have replicas of their own."""
@@ -239,7 +242,7 @@ class Layout:
         return COMPRESSED_FORMATS[self.wire_dtype]
 
     def _placements(self, stage: int) -> dict[Placement, int]:
-        return _batch_group_placements(self.stages, self.node_ranks or self.ranks, stage)
+        return _batch_group_placements(*grid_places(self.stages, self.node_ranks or self.ranks).of(stage))
 
     def fuses_update(
         self, model: MLP, batch_size: int, optimizer: Optimizer, *, clips: bool, one_replica: bool
@@ -260,31 +263,100 @@ class Layout:
         )
 
 
-def nodes_of_stage(stages: StageShapes, ranks_per_node: int, stage: int) -> NDArray[np.int64]:
-    """Node of every rank of a stage, shape (batch, model), if ranks fill nodes one after another."""
-    ranks, widest = sum(map(prod, stages)), max(model for _, model in stages)
-    first = sum(map(prod, stages[:stage]))
-    return _nodes_of_grid(ranks, ranks_per_node, widest)[first : first + prod(stages[stage])].reshape(stages[stage])
+@dataclass(frozen=True)
+class NodeFilling:
+    """Nodes of the positions of a grid, if ranks fill nodes one after another.
 
+    Every node first provides as many complete model groups of the widest stage as it has ranks for, as in
+    `hybridnn.parallel.grid.place_ranks`; the remaining ranks of all nodes follow.
+    """
 
-@lru_cache(16)
-def _nodes_of_grid(ranks: int, ranks_per_node: int, model: int) -> NDArray[np.int64]:
-    """Node of every position in the grid; depends on the widest model group alone."""
-    nodes = np.arange(ranks) // ranks_per_node
-    if ranks <= ranks_per_node:
+    ranks: int
+    ranks_per_node: int
+    model: int  # ranks of these model groups; 1 where a node has no ranks left, or too few for one group
+
+    @property
+    def grouped(self) -> int:
+        """Ranks that a full node provides first."""
+        return self.ranks_per_node // self.model * self.model
+
+    @property
+    def end_of_grouped(self) -> int:
+        """Position from which on the remaining ranks follow."""
+        full, last = divmod(self.ranks, self.ranks_per_node)
+        return full * self.grouped + last // self.model * self.model
+
+    def nodes(self, first: int, end: int) -> NDArray[np.int64]:
+        """Nodes of the positions from `first` to before `end`."""
+        positions, border = np.arange(first, end), self.end_of_grouped
+        nodes = positions // self.grouped
+        if end > border:
+            # The last node may have more ranks left than a full one.
+            remaining = (positions - border) // (self.ranks_per_node - self.grouped)
+            nodes = np.where(positions < border, nodes, np.minimum(remaining, self.ranks // self.ranks_per_node))
         return nodes
-    return nodes[place_ranks(nodes.tolist(), model)]
+
+
+@dataclass(frozen=True)
+class StagePlace:
+    """Place of a stage's ranks on nodes; equal for stages that differ only in which nodes these are."""
+
+    filling: NodeFilling
+    first: int  # position of the first rank
+    batch: int
+    model: int
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the ranks of all nodes of the stage follow one another, the same number from each."""
+        return self.first + self.batch * self.model <= self.filling.end_of_grouped
+
+    @property
+    def nodes(self) -> NDArray[np.int64]:
+        """Node of every rank, numbered from anywhere, shape (batch, model)."""
+        return self.filling.nodes(self.first, self.first + self.batch * self.model).reshape(self.batch, self.model)
+
+
+@dataclass(frozen=True)
+class GridPlaces:
+    """Places of the stages of a grid on nodes."""
+
+    stages: StageShapes
+    firsts: tuple[int, ...]  # position of the first rank of every stage, and the number of all ranks
+    filling: NodeFilling
+
+    def of(self, *stages: int) -> tuple[StagePlace, ...]:
+        """Places of some stages, with common numbers of their nodes: as near to node 0 as possible."""
+        moved = 0
+        if max(self.firsts[stage + 1] for stage in stages) <= self.filling.end_of_grouped:
+            moved = min(self.firsts[stage] for stage in stages) // self.filling.grouped * self.filling.grouped
+        return tuple(StagePlace(self.filling, self.firsts[stage] - moved, *self.stages[stage]) for stage in stages)
+
+
+@lru_cache(1 << 8)
+def grid_places(stages: StageShapes, ranks_per_node: int) -> GridPlaces:
+    """Places of the stages of a grid whose ranks fill nodes one after another."""
+    firsts, widest = tuple(accumulate(map(prod, stages), initial=0)), max(model for _, model in stages)
+    has_rest = ranks_per_node > widest and ranks_per_node % widest > 0
+    return GridPlaces(stages, firsts, NodeFilling(firsts[-1], ranks_per_node, widest if has_rest else 1))
 
 
 @lru_cache(1 << 12)
-def _batch_group_placements(stages: StageShapes, ranks_per_node: int, stage: int) -> dict[Placement, int]:
+def _batch_group_placements(place: StagePlace) -> dict[Placement, int]:
     """Number of batch groups of a stage by placement."""
-    nodes = nodes_of_stage(stages, ranks_per_node, stage)
-    if (nodes == nodes[:, :1]).all():  # model groups inside nodes: all batch groups have one placement
-        nodes, groups = nodes[:, :1], nodes.shape[1]
-    else:
-        groups = 1
     found: Counter[Placement] = Counter()
-    for group in nodes.T:
-        found[tuple(np.unique(group, return_counts=True)[1].tolist())] += groups
+    for group, times in zip(*distinct_neighbours(place.nodes.T), strict=True):
+        found[tuple(np.unique(group, return_counts=True)[1].tolist())] += int(times)
     return dict(found)
+
+
+@lru_cache(1 << 8)
+def _own_replicas(batch: int, model: int) -> dict[Placement, int]:
+    """The placement of ranks that share no replicas."""
+    return {(1,) * batch: model}
+
+
+def distinct_neighbours(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows that differ from the one before, and of each the number of equal rows that follow one another."""
+    starts = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
+    return rows[starts], np.diff(starts, append=len(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of, one_per_node
 from hybridnn.cost.machine import Machine
-from hybridnn.pipeline.layout import Layout, Placement, StageShapes, nodes_of_stage
+from hybridnn.pipeline.layout import Layout, NodeFilling, Placement, StagePlace, distinct_neighbours, grid_places
 
 
 class Collective(NamedTuple):
@@ -49,6 +50,7 @@ class Groups:
         self._layout, self._machine = layout, machine
         self.ranks_per_node = machine.node_ranks(layout.ranks)
         self._one_node = layout.ranks <= self.ranks_per_node
+        self._places = grid_places(layout.stages, self.ranks_per_node)
 
     @property
     def busy_ranks(self) -> int:
@@ -82,7 +84,7 @@ class Groups:
 
     def world(self, operation: str, nbytes: int) -> Collective:
         """A collective among all ranks."""
-        crossings = None if self._one_node else _world_crossings(self._layout.stages, self.ranks_per_node)
+        crossings = None if self._one_node else _world_crossings(self._places.filling)
         return self._collective(operation, "world", nbytes, self._layout.ranks, crossings)
 
     def message(self, nbytes: float, sender: int, receiver: int) -> float:
@@ -95,10 +97,10 @@ class Groups:
 
     def flows(self, sender: int, receiver: int) -> float:
         """Messages between two stages that leave or enter a node at the same time, on the node with most."""
-        return 0.0 if self._one_node else _flows(self._layout.stages, self.ranks_per_node, sender, receiver)
+        return 0.0 if self._one_node else _flows(*self._places.of(sender, receiver))
 
     def _axes(self, stage: int) -> tuple[Crossings | None, Crossings | None]:
-        return (None, None) if self._one_node else _axis_crossings(self._layout.stages, self.ranks_per_node, stage)
+        return (None, None) if self._one_node else _axis_crossings(*self._places.of(stage))
 
     def _collective(
         self, operation: str, axis: str, nbytes: int, ranks: int, crossings: Crossings | None
@@ -111,22 +113,31 @@ CACHE_SIZE = 1 << 12  # stages, and pairs of stages: the layouts of a plan have 
 
 
 @lru_cache(CACHE_SIZE)
-def _axis_crossings(stages: StageShapes, ranks_per_node: int, stage: int) -> tuple[Crossings, Crossings]:
+def _axis_crossings(place: StagePlace) -> tuple[Crossings, Crossings]:
     """Crossings of the batch groups and of the model groups of a stage."""
-    nodes = nodes_of_stage(stages, ranks_per_node, stage)
-    return crossings_of(nodes.T), crossings_of(nodes)
+    nodes = place.nodes
+    return crossings_of(*distinct_neighbours(nodes.T)), crossings_of(nodes[: _different_model_groups(place)])
+
+
+def _different_model_groups(place: StagePlace) -> int:
+    """Number of the stage's first model groups to which all others are equal, on other nodes, and their neighbours.
+
+    After g / gcd(g, m) groups of m ranks, with g ranks from every node, a group begins where the first one does on its
+    node. A node's ranks are in at most one more than so many groups, that is, within two such periods.
+    """
+    period = place.filling.grouped // gcd(place.filling.grouped, place.model)
+    return 2 * period + 1 if place.repeats else place.batch
 
 
 @lru_cache
-def _world_crossings(stages: StageShapes, ranks_per_node: int) -> Crossings:
-    nodes = [nodes_of_stage(stages, ranks_per_node, stage).ravel() for stage in range(len(stages))]
-    return crossings_of(np.concatenate(nodes)[None])
+def _world_crossings(filling: NodeFilling) -> Crossings:
+    return crossings_of(filling.nodes(0, filling.ranks)[None])
 
 
 @lru_cache(CACHE_SIZE)
-def _flows(stages: StageShapes, ranks_per_node: int, sender: int, receiver: int) -> float:
+def _flows(sender: StagePlace, receiver: StagePlace) -> float:
     """As `Groups.flows`; a rank sends to every batch rank of the other stage that has some of its samples."""
-    source, target = (nodes_of_stage(stages, ranks_per_node, stage) for stage in (sender, receiver))
+    source, target = sender.nodes, receiver.nodes
     senders, receivers, fractions = _common_samples(len(source), len(target))
     model_ranks = np.arange(target.shape[1])
     source_nodes, target_nodes = source[senders][:, model_ranks % source.shape[1]], target[receivers]
