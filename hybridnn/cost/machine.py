@@ -230,6 +230,9 @@ class Compute(Section):
     step_seconds: AtLeastZero = 0.0
     noise: AtLeastZero = 0.0
 
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.busy_ranks, self.forward.multiply_add_seconds))
+
     def activation(self, name: str) -> ActivationCost:
         """Cost of an activation function."""
         if name == "identity":

@@ -189,6 +189,20 @@ class Layout:
             merges=self.merges,
         )
 
+    @property
+    def without_schedule(self) -> Layout:
+        """The ranks, layers and replicas with the method at its default; such layouts have the same costs of layers."""
+        return Layout(
+            self.stages,
+            self.layers,
+            self.model_split,
+            self.overlap,
+            chunks=self.chunks,
+            shared_replicas=self.shared_replicas,
+            wire_dtype=self.wire_dtype,
+            node_ranks=self.node_ranks,
+        )
+
     def layers_of(self, model: MLP, stage: int) -> list[tuple[DenseLayer, ...]]:
         """Layers of every chunk of a stage."""
         return [model.layers[indices.start : indices.stop] for indices in self.layer_indices(stage)]
@@ -210,6 +224,12 @@ class Layout:
     def minibatch_samples(self, stage: int, batch_size: int) -> int:
         """Samples of a minibatch on the rank of a stage that has most."""
         return sum(self.microbatch_samples(stage, number, batch_size) for number in range(self.microbatches))
+
+    def equal_microbatches(self, batch_size: int) -> tuple[int, ...]:
+        """For every microbatch the first one with the same samples, apart from microbatch 0, which equals no other."""
+        larger = batch_size % self.microbatches
+        others = (1 if number < larger else max(1, larger) for number in range(1, self.microbatches))
+        return (0, *others)
 
     # -- ranks and replicas ------------------------------------------------------------------------------------------
 
@@ -242,7 +262,11 @@ class Layout:
         return COMPRESSED_FORMATS[self.wire_dtype]
 
     def _placements(self, stage: int) -> dict[Placement, int]:
-        return _batch_group_placements(*grid_places(self.stages, self.node_ranks or self.ranks).of(stage))
+        return _batch_group_placements(*self._places.of(stage))
+
+    @cached_property
+    def _places(self) -> GridPlaces:
+        return grid_places(self.stages, self.node_ranks or self.ranks)
 
     def fuses_update(
         self, model: MLP, batch_size: int, optimizer: Optimizer, *, clips: bool, one_replica: bool

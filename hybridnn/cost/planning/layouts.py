@@ -12,9 +12,10 @@ from typing import Any
 
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
-from hybridnn.cost.prediction.layer_costs import ChunkCosts
+from hybridnn.cost.prediction.layer_costs import chunk_costs
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
+from hybridnn.nn.mlp import DenseLayer
 from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition.stage_partition import balanced_counts
@@ -214,11 +215,10 @@ def balanced_layers(
 
 def _running_sums(workload: Workload, machine: Machine, groups: Groups, stage: int, samples: int) -> list[float]:
     """Seconds of the passes through the first 0, 1, … layers on a stage."""
-    compute = machine.compute_for(workload.dtype, groups.busy_ranks)
+    compute, model = machine.compute_for(workload.dtype, groups.busy_ranks), groups.model_groups(stage)
 
-    def passes(index: int) -> float:
-        layer = workload.model.layers[index : index + 1]
-        costs = ChunkCosts(layer, "columns", stage, compute, groups, workload.itemsize, machine.overlap)
+    def passes(layer: DenseLayer) -> float:
+        costs = chunk_costs((layer,), "columns", model, compute, workload.itemsize, machine.overlap)
         return (costs.forward(samples) + costs.backward(samples, accumulate=False)).total
 
-    return list(accumulate(map(passes, range(len(workload.model.layers))), initial=0.0))
+    return list(accumulate(map(passes, workload.model.layers), initial=0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -170,7 +171,7 @@ class StepBounds:
         def weights(stage: int) -> int:
             return sum(chunk.parameters for chunk in self._costs.chunks[stage])
 
-        return self._work(max(range(len(self.layout.stages)), key=weights))
+        return self._work(max(self._costs.different_stages, key=weights))
 
     @cached_property
     def tight(self) -> float:
@@ -216,9 +217,7 @@ class StepBounds:
     @cached_property
     def _kinds(self) -> tuple[tuple[int, int], ...]:
         """Microbatches of equal cost, as a member and their number: the first, and others of either size."""
-        count, larger = self.layout.microbatches, self.workload.batch_size % self.layout.microbatches
-        kinds = {0: 1, 1: max(0, larger - 1), max(1, larger): count - max(1, larger)}
-        return tuple((microbatch, times) for microbatch, times in kinds.items() if times)
+        return tuple(Counter(self.layout.equal_microbatches(self.workload.batch_size)).items())
 
     def _shortest_pass(self, stage: int, kind: type[Forward] | type[Backward] | type[InputGradient]) -> float:
         """Seconds of a pass through the first chunk with the fastest microbatch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
@@ -34,6 +35,18 @@ class Collective(NamedTuple):
         return sent if self.operation in ("broadcast", "scatter") else sent * self.ranks
 
 
+class ModelGroups(NamedTuple):
+    """The model groups of a stage: ranks of one, and crossings of all, None inside a node."""
+
+    machine: Machine
+    ranks: int
+    crossings: Crossings | None
+
+    def collective(self, operation: str, nbytes: int) -> Collective:
+        """A collective in all of them."""
+        return _collective(self.machine, operation, "model", nbytes, self.ranks, self.crossings)
+
+
 class Groups:
     """The groups of a layout on a machine.
 
@@ -63,7 +76,11 @@ class Groups:
 
     def model(self, operation: str, nbytes: int, stage: int) -> Collective:
         """A collective in the model groups of a stage."""
-        return self._collective(operation, "model", nbytes, self.model_ranks(stage), self._axes(stage)[1])
+        return self.model_groups(stage).collective(operation, nbytes)
+
+    def model_groups(self, stage: int) -> ModelGroups:
+        """The model groups of a stage."""
+        return ModelGroups(self._machine, self.model_ranks(stage), self._axes(stage)[1])
 
     def batch(self, operation: str, nbytes: int, stage: int) -> Collective:
         """A collective in the batch groups of a stage."""
@@ -102,11 +119,22 @@ class Groups:
     def _axes(self, stage: int) -> tuple[Crossings | None, Crossings | None]:
         return (None, None) if self._one_node else _axis_crossings(*self._places.of(stage))
 
+    def like(self, stage: int) -> Hashable:
+        """What is equal for stages whose groups are: their ranks, and how these are placed on nodes."""
+        placements = tuple(self._layout.replica_groups(stage).items())
+        return self._layout.stages[stage], *self._axes(stage), placements, self._layout.rounding(stage)
+
     def _collective(
         self, operation: str, axis: str, nbytes: int, ranks: int, crossings: Crossings | None
     ) -> Collective:
-        seconds = self._machine.collective_seconds(operation, nbytes, ranks, crossings=crossings)
-        return Collective(operation, axis, nbytes, ranks, seconds)
+        return _collective(self._machine, operation, axis, nbytes, ranks, crossings)
+
+
+def _collective(
+    machine: Machine, operation: str, axis: str, nbytes: int, ranks: int, crossings: Crossings | None
+) -> Collective:
+    seconds = machine.collective_seconds(operation, nbytes, ranks, crossings=crossings)
+    return Collective(operation, axis, nbytes, ranks, seconds)
 
 
 CACHE_SIZE = 1 << 12  # stages, and pairs of stages: the layouts of a plan have many grids in common

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
 
 from hybridnn.cost.machine import Compute, Overlap
-from hybridnn.cost.prediction.groups import Collective, Groups
+from hybridnn.cost.prediction.groups import Collective, ModelGroups
 from hybridnn.cost.prediction.memory import layer_collectives
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.nn.mlp import DenseLayer
@@ -14,25 +15,26 @@ from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.dense import split_layers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChunkCosts:
     """Costs of the passes of consecutive layers, on the first rank of a model group, whose shards are the largest.
 
-    Without `overlap`, the backward pass waits for every all-reduce at once.
+    Without `overlap`, the backward pass waits for every all-reduce at once. Costs that were computed are kept: see
+    `chunk_costs`.
     """
 
     layers: tuple[DenseLayer, ...]
     split: str
-    stage: int
+    groups: ModelGroups
     compute: Compute
-    groups: Groups
     itemsize: int
     overlap: Overlap | None
+    _known: dict[tuple[str, int, bool], TimeBreakdown] = field(default_factory=dict)
 
     @cached_property
     def splits(self) -> tuple[LayerShard, ...]:
         """The layers as split over the model group, with the rank's shards."""
-        return tuple(split_layers(self.layers, self.split, self.groups.model_ranks(self.stage), 0))
+        return tuple(split_layers(self.layers, self.split, self.groups.ranks, 0))
 
     @cached_property
     def parameter_layout(self) -> ParameterLayout:
@@ -46,23 +48,34 @@ class ChunkCosts:
 
     def forward(self, samples: int) -> TimeBreakdown:
         """Forward pass of a microbatch."""
-        return sum((self._forward(split, samples) for split in self.splits), TimeBreakdown())
+        return self._once("forward", samples, False, lambda split: self._forward(split, samples))
 
     def input_gradient(self, samples: int) -> TimeBreakdown:
         """Backward pass without the weight gradients."""
-        return sum((self._input_gradient(split, samples, 0.0) for split in self.splits), TimeBreakdown())
+        return self._once("input gradient", samples, False, lambda split: self._input_gradient(split, samples, 0.0))
 
     def weight_gradient(self, samples: int, *, accumulate: bool) -> TimeBreakdown:
         """Weight gradients, added to those of earlier microbatches with `accumulate`."""
-        return sum((self._weight_gradient(split, samples, accumulate) for split in self.splits), TimeBreakdown())
+        of_layer = partial(self._weight_gradient, samples=samples, accumulate=accumulate)
+        return self._once("weight gradient", samples, accumulate, of_layer)
 
     def backward(self, samples: int, *, accumulate: bool) -> TimeBreakdown:
         """Whole backward pass; a layer's weight gradient overlaps with the all-reduce of its input gradient."""
-        total = TimeBreakdown()
-        for split in self.splits:
+
+        def of_layer(split: LayerShard) -> TimeBreakdown:
             weight = self._weight_gradient(split, samples, accumulate)
-            total = total + weight + self._input_gradient(split, samples, weight.computing)
-        return total
+            return weight + self._input_gradient(split, samples, weight.computing)
+
+        return self._once("backward", samples, accumulate, of_layer)
+
+    def _once(
+        self, name: str, samples: int, accumulate: bool, of_layer: Callable[[LayerShard], TimeBreakdown]
+    ) -> TimeBreakdown:
+        """Sum over the layers, computed at the first call."""
+        key = name, samples, accumulate
+        if key not in self._known:
+            self._known[key] = sum(map(of_layer, self.splits), TimeBreakdown())
+        return self._known[key]
 
     def fused_products(self, samples: int, ranks: int) -> TimeBreakdown:
         """One rank's part of the weight gradients, if each of `ranks` computes some of their rows."""
@@ -77,8 +90,8 @@ class ChunkCosts:
 
     def collectives(self, split: LayerShard, samples: int, *, backward: bool = False) -> list[Collective]:
         """Collectives of a layer's pass in the model groups, with a number of samples."""
-        calls = layer_collectives(split, self.groups.model_ranks(self.stage), self.itemsize)[backward]
-        return [self.groups.model(operation, nbytes * samples, self.stage) for operation, nbytes in calls]
+        calls = layer_collectives(split, self.groups.ranks, self.itemsize)[backward]
+        return [self.groups.collective(operation, nbytes * samples) for operation, nbytes in calls]
 
     def _cached(self, elements: int) -> bool:
         return elements * self.itemsize < self.compute.cache_bytes
@@ -112,6 +125,31 @@ class ChunkCosts:
         if accumulate:
             seconds += self.compute.packing.seconds(rows * columns, cached=cached)
         return TimeBreakdown(seconds)
+
+
+MOST_CHUNKS = 1 << 12
+
+_kept = lru_cache(MOST_CHUNKS)(ChunkCosts)
+
+
+def chunk_costs(
+    layers: Sequence[DenseLayer],
+    split: str,
+    groups: ModelGroups,
+    compute: Compute,
+    itemsize: int,
+    overlap: Overlap | None,
+) -> ChunkCosts:
+    """Costs of consecutive layers, the same object for layers of the same shapes."""
+    return _kept(tuple(map(_of_shape, layers)), split, groups, compute, itemsize, overlap)
+
+
+def _of_shape(layer: DenseLayer) -> DenseLayer:
+    """The same object for all layers of a shape; only the network's first layer costs less than others."""
+    return _layer(min(layer.index, 1), layer.inputs, layer.outputs, layer.activation, layer.residual, "")
+
+
+_layer = lru_cache(MOST_CHUNKS)(DenseLayer)
 
 
 def overlapped(blocking: float, concurrent: float, overlap: Overlap | None) -> TimeBreakdown:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hybridnn.cost.machine import Compute, Machine
 from hybridnn.cost.prediction.groups import Collective, Groups
-from hybridnn.cost.prediction.layer_costs import ChunkCosts, overlapped
+from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, overlapped
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.compressed_allreduce import compressed_bytes, piece_sizes
@@ -45,7 +45,7 @@ class StageCosts:
         Fraction of a message between stages that overlaps with computing on its receiver.
     compute : Compute
         At the pace of the slowest of all ranks.
-    chunks : list of list of ChunkCosts
+    chunks : tuple of tuple of ChunkCosts
         By stage and chunk.
     """
 
@@ -57,22 +57,16 @@ class StageCosts:
         self._overlap = machine.overlap if layout.overlap else None
         self.hidden = machine.overlap.hidden_fraction
         self.compute = _paced(machine, workload.dtype, self.groups.busy_ranks, layout.ranks)
-        self.chunks = [
-            [
-                ChunkCosts(
-                    layers,
-                    layout.model_split,
-                    stage,
-                    self.compute,
-                    self.groups,
-                    workload.itemsize,
-                    self._overlap,
-                )
-                for layers in layout.layers_of(workload.model, stage)
-            ]
-            for stage in range(len(layout.stages))
-        ]
+        self.chunks, self._equal_stages = _chunks(workload, layout.without_schedule, machine, self.compute)
+        self._equal_microbatches = (*layout.equal_microbatches(workload.batch_size), ALL_MICROBATCHES)
+        self._predicts = METHODS[layout.method].predicts
         self._breakdowns: dict[tuple[Any, ...], TimeBreakdown] = {}
+        self._messages: dict[tuple[Channel, int], float] = {}
+
+    @property
+    def different_stages(self) -> Collection[int]:
+        """The first of all stages with the same costs, for each cost, in order."""
+        return dict.fromkeys(self._equal_stages)
 
     # -- times of a schedule -----------------------------------------------------------------------------------------
 
@@ -82,7 +76,12 @@ class StageCosts:
 
     def message(self, message: Message) -> float:
         """Seconds of a message between two stages."""
-        return self.groups.message(self.message_bytes(message), message[0].sender, message[0].receiver)
+        channel, _, microbatch = message
+        key = channel, self._equal_microbatches[microbatch]
+        if key not in self._messages:
+            nbytes = self.message_bytes(message)
+            self._messages[key] = self.groups.message(nbytes, channel.sender, channel.receiver)
+        return self._messages[key]
 
     def barrier_seconds(self) -> float:
         """Seconds of a barrier of all ranks."""
@@ -90,12 +89,12 @@ class StageCosts:
 
     def breakdown(self, stage: int, instruction: Instruction) -> TimeBreakdown:
         """Breakdown of the duration of a computation."""
-        kind, chunk, microbatch = type(instruction), instruction.chunk, instruction.microbatch
-        prediction = self._weight_prediction_seconds(stage, instruction)
-        samples = self._samples(stage, microbatch)
-        key = (kind, stage, chunk, samples, microbatch == 0, microbatch == ALL_MICROBATCHES, prediction)
+        kind, chunk, equal = type(instruction), instruction.chunk, self._equal_stages[stage]
+        microbatch = self._equal_microbatches[instruction.microbatch]
+        prediction = self._weight_prediction_seconds(stage, instruction) if self._predicts else 0.0
+        key = (kind, equal, chunk, microbatch, prediction)
         if key not in self._breakdowns:
-            cost = _INSTRUCTION_COSTS[kind](self, stage, chunk, microbatch)
+            cost = _INSTRUCTION_COSTS[kind](self, equal, chunk, microbatch)
             self._breakdowns[key] = cost + TimeBreakdown(overhead=prediction)
         return self._breakdowns[key]
 
@@ -350,11 +349,34 @@ def _seconds(collectives: Iterable[Collective]) -> float:
     return sum(item.seconds for item in collectives)
 
 
-@lru_cache
+@lru_cache(1 << 10)
+def _chunks(
+    workload: Workload, layout: Layout, machine: Machine, compute: Compute
+) -> tuple[tuple[tuple[ChunkCosts, ...], ...], tuple[int, ...]]:
+    """Costs by stage and chunk of a `Layout.without_schedule`, and for every stage the first one with the same costs."""
+    groups, overlap = Groups(layout, machine), machine.overlap if layout.overlap else None
+    firsts: dict[Hashable, int] = {}
+    chunks, equal, last = [], [], len(layout.stages) - 1
+    for stage in range(len(layout.stages)):
+        model = groups.model_groups(stage)
+        chunks.append(
+            tuple(
+                chunk_costs(layers, layout.model_split, model, compute, workload.itemsize, overlap)
+                for layers in layout.layers_of(workload.model, stage)
+            )
+        )
+        equal.append(firsts.setdefault((chunks[-1], stage == 0, stage == last, groups.like(stage)), stage))
+    return tuple(chunks), tuple(equal)
+
+
 def _paced(machine: Machine, dtype: str, busy_ranks: int, ranks: int) -> Compute:
     """Costs of computing at the pace of the slowest of all ranks, which wait for each other in every step."""
-    compute = machine.compute_for(dtype, busy_ranks)
-    return compute.scaled(compute.pace(ranks))
+    return _scaled(machine, dtype, busy_ranks, machine.compute_for(dtype, busy_ranks).pace(ranks))
+
+
+@lru_cache
+def _scaled(machine: Machine, dtype: str, busy_ranks: int, factor: float) -> Compute:
+    return machine.compute_for(dtype, busy_ranks).scaled(factor)
 
 
 # -- traffic -----------------------------------------------------------------------------------------------------------

@@ -246,8 +246,8 @@ def balanced_counts(
     """Counts of layers for unequal stages, for which the slowest stage or boundary is as fast as possible.
 
     The same recurrence for given ranks of every stage. `seconds` takes a stage, its first layer and the one after its
-    last; `boundaries` has the seconds of the boundary after each layer but the last. There are at least as many layers
-    as stages. Of equally fast counts those with more layers in front are taken.
+    last, and more layers take no less time; `boundaries` has the seconds of the boundary after each layer but the last.
+    There are at least as many layers as stages. Of equally fast counts those with more layers in front are taken.
     """
     layers = len(boundaries) + 1
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
@@ -255,11 +255,20 @@ def balanced_counts(
         after = stages - stage - 1
         found = {}
         for end in range(stage + 1 if after else layers, layers - after + 1):
-            # Negative counts, so that the least is that with more layers in front.
-            found[end] = min(
-                (max(cost, seconds(stage, first, end), *boundaries[first - 1 : first]), (*counts, first - end))
-                for first, (cost, counts) in best.items()
-                if first < end
-            )
+            least: tuple[float, tuple[int, ...]] | None = None
+            # From the shortest stage on; longer ones take longer.
+            for first, (cost, counts) in reversed(best.items()):
+                if first >= end:
+                    continue
+                own = seconds(stage, first, end)
+                if least is not None and own > least[0]:
+                    break
+                slowest = max(cost, own, *boundaries[first - 1 : first])
+                # Negative counts, so that the least is that with more layers in front.
+                if least is None or slowest <= least[0]:
+                    placed = (slowest, (*counts, first - end))
+                    least = placed if least is None else min(least, placed)
+            assert least is not None, "there is a layer for every stage"
+            found[end] = least
         best = found
     return tuple(-count for count in best[layers][1])
