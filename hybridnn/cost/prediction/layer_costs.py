@@ -71,10 +71,17 @@ class ChunkCosts:
     def _once(
         self, name: str, samples: int, accumulate: bool, of_layer: Callable[[LayerShard], TimeBreakdown]
     ) -> TimeBreakdown:
-        """Sum over the layers, computed at the first call."""
+        """Sum over the layers, computed at the first call; layers of one shape and split cost the same."""
         key = name, samples, accumulate
         if key not in self._known:
-            self._known[key] = sum(map(of_layer, self.splits), TimeBreakdown())
+            costs: dict[tuple[DenseLayer, bool, bool], TimeBreakdown] = {}
+            total = TimeBreakdown()
+            for split in self.splits:
+                shape = split.layer, split.by_inputs, split.gathers
+                if shape not in costs:
+                    costs[shape] = of_layer(split)
+                total += costs[shape]
+            self._known[key] = total
         return self._known[key]
 
     def fused_products(self, samples: int, ranks: int) -> TimeBreakdown:

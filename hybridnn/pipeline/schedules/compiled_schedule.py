@@ -150,11 +150,15 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
     makers: dict[Message, int] = {}
     messages: list[Message | None] = []
     for stage, items in enumerate(computations):
+        made, needed = schedule.flow.of_stage(stage)
         for index, computation in enumerate(items, offsets[stage]):
-            made = schedule.flow.made(stage, computation)
-            if made is not None:
-                makers[made] = index
-            messages.append(schedule.flow.needed(stage, computation))
+            kind = type(computation), computation.chunk
+            channel = made.get(kind)
+            if channel is not None:
+                makers[channel, computation.minibatch, computation.microbatch] = index
+            channel = needed.get(kind)
+            carried = None if channel is None else (channel, computation.minibatch, computation.microbatch)
+            messages.append(carried)
     never = offsets[-1]
     needs = tuple(NO_NEED if message is None else makers.get(message, never) for message in messages)
     lists = [_indices(order, first) for order, first in zip(schedule.orders, offsets, strict=False)]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -57,22 +58,20 @@ def gpipe(size: ScheduleSize, stage: int) -> list[Instruction]:
 
     With one microbatch: Kang 2019, Table 2, all columns.
     """
-    microbatches = range(size.microbatches)
     order: list[Instruction] = []
     for t in range(size.minibatches):
-        order += [Forward(t, m) for m in microbatches]
-        order += [Backward(t, m) for m in microbatches]
+        order += _passes(Forward, t, size.microbatches)
+        order += _passes(Backward, t, size.microbatches)
         order += _update(t)
     return order
 
 
 def one_forward_one_backward(size: ScheduleSize, stage: int) -> list[Instruction]:
     """Alternating forward and backward passes, with an empty pipeline after every minibatch (1F1B)."""
-    microbatches = range(size.microbatches)
     order: list[Instruction] = []
     for t in range(size.minibatches):
-        forwards = [Forward(t, m) for m in microbatches]
-        backwards = [[Backward(t, m)] for m in microbatches]
+        forwards = _passes(Forward, t, size.microbatches)
+        backwards = [(backward,) for backward in _passes(Backward, t, size.microbatches)]
         order += _alternate(forwards, backwards, size.stages - 1 - stage)
         order += _update(t)
     return order
@@ -113,14 +112,16 @@ def zero_bubble_h1(size: ScheduleSize, stage: int) -> list[Instruction]:
     warm_up = min(size.stages - stage, microbatches)
     order: list[Instruction] = []
     for t in range(size.minibatches):
-        order += [Forward(t, m) for m in range(warm_up)]
+        forward, of_input, of_weights = (
+            _passes(kind, t, microbatches) for kind in (Forward, InputGradient, WeightGradient)
+        )
+        order += forward[:warm_up]
         for m in range(microbatches):
-            order.append(InputGradient(t, m))
+            order.append(of_input[m])
             if m >= stage:
-                order.append(WeightGradient(t, m - stage))
-            if warm_up + m < microbatches:
-                order.append(Forward(t, warm_up + m))
-        order += [WeightGradient(t, m) for m in range(max(0, microbatches - stage), microbatches)]
+                order.append(of_weights[m - stage])
+            order += forward[warm_up + m : warm_up + m + 1]
+        order += of_weights[max(0, microbatches - stage) :]
         order += _update(t)
     return order
 
@@ -182,13 +183,22 @@ def merge_weight_gradients(order: Iterable[Instruction], chunks: int) -> list[In
     merged: list[Instruction] = []
     for instruction in order:
         if isinstance(instruction, Backward):
-            merged.append(InputGradient(*instruction.part))
+            merged.append(_input_gradient(instruction.minibatch, instruction.microbatch, instruction.chunk))
             continue
         if isinstance(instruction, ReduceGradients):
             t = instruction.minibatch
             merged += [WeightGradient(t, ALL_MICROBATCHES, chunk) for chunk in reversed(range(chunks))]
         merged.append(instruction)
     return merged
+
+
+@lru_cache(1 << 8)
+def _passes(kind: type[Instruction], minibatch: int, microbatches: int) -> tuple[Instruction, ...]:
+    """Passes of all microbatches; the same objects for all stages."""
+    return tuple(kind(minibatch, microbatch) for microbatch in range(microbatches))
+
+
+_input_gradient = lru_cache(1 << 12)(InputGradient)
 
 
 def _update(minibatch: int) -> list[Instruction]:

@@ -125,17 +125,18 @@ class Channel(NamedTuple):
 Message = tuple[Channel, int, int]
 """Channel, minibatch and microbatch; messages sort, so that both ends can agree on an order."""
 
-_Channels = dict[tuple[int, type[Instruction], int], Channel]  # from stage, kind and chunk of an instruction
+Channels = dict[tuple[type[Instruction], int], Channel]  # of a stage, from kind and chunk of an instruction
 
 
 class MessageFlow:
     """The messages of a schedule, those between two chunks of one rank included."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self._made: _Channels = {}
-        self._needed: _Channels = {}
-        self._carried: _Channels = {}
-        for stage in range(schedule.stages):
+        stages = range(schedule.stages)
+        self._made: list[Channels] = [{} for _ in stages]
+        self._needed: list[Channels] = [{} for _ in stages]
+        self._carried: list[Channels] = [{} for _ in stages]
+        for stage in stages:
             for chunk in range(schedule.chunks):
                 if not schedule.is_last(stage, chunk):
                     receiver, receiver_chunk = schedule.after(stage, chunk)
@@ -155,24 +156,16 @@ class MessageFlow:
         receive: type[Instruction],
     ) -> None:
         for computation in computations:
-            self._made[channel.sender, computation, sender_chunk] = channel
-            self._needed[channel.receiver, computation, channel.chunk] = channel
-        self._carried[channel.sender, send, sender_chunk] = channel
-        self._carried[channel.receiver, receive, channel.chunk] = channel
+            self._made[channel.sender][computation, sender_chunk] = channel
+            self._needed[channel.receiver][computation, channel.chunk] = channel
+        self._carried[channel.sender][send, sender_chunk] = channel
+        self._carried[channel.receiver][receive, channel.chunk] = channel
 
-    def made(self, stage: int, instruction: Instruction) -> Message | None:
-        """The message whose content a computation produces."""
-        return _message(self._made, stage, instruction)
-
-    def needed(self, stage: int, instruction: Instruction) -> Message | None:
-        """The message that a computation consumes."""
-        return _message(self._needed, stage, instruction)
+    def of_stage(self, stage: int) -> tuple[Channels, Channels]:
+        """Channels of the messages whose content a stage's computations produce, and of those that they consume."""
+        return self._made[stage], self._needed[stage]
 
     def carried(self, stage: int, instruction: Instruction) -> Message | None:
         """The message that a send sends or a receive receives."""
-        return _message(self._carried, stage, instruction)
-
-
-def _message(channels: _Channels, stage: int, instruction: Instruction) -> Message | None:
-    channel = channels.get((stage, type(instruction), instruction.chunk))
-    return None if channel is None else (channel, instruction.minibatch, instruction.microbatch)
+        channel = self._carried[stage].get((type(instruction), instruction.chunk))
+        return None if channel is None else (channel, instruction.minibatch, instruction.microbatch)
