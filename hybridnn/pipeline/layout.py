@@ -169,7 +169,7 @@ class Layout:
 
     def forward_schedule(self, minibatches: int) -> Schedule:
         """Schedule of forward passes only."""
-        return forward_only(len(self.stages), minibatches, self.chunks)
+        return _forward_schedule(len(self.stages), minibatches, self.chunks)
 
     def largest_schedules(self) -> tuple[Schedule, Schedule]:
         """Schedules of training and of forward passes, long enough to need as much memory as any longer one."""
@@ -262,7 +262,7 @@ class Layout:
         return COMPRESSED_FORMATS[self.wire_dtype]
 
     def _placements(self, stage: int) -> dict[Placement, int]:
-        return _batch_group_placements(*self._places.of(stage))
+        return _batch_group_placements(self._places.of_stages[stage])
 
     @cached_property
     def _places(self) -> GridPlaces:
@@ -285,6 +285,9 @@ class Layout:
             and optimizer.reads_gradient_once
             and fused_update_pays(model, batch_size, *self.stages[0])
         )
+
+
+_forward_schedule = lru_cache(4)(forward_only)  # many layouts of a plan have it in common
 
 
 @dataclass(frozen=True)
@@ -348,6 +351,11 @@ class GridPlaces:
     stages: StageShapes
     firsts: tuple[int, ...]  # position of the first rank of every stage, and the number of all ranks
     filling: NodeFilling
+
+    @cached_property
+    def of_stages(self) -> tuple[StagePlace, ...]:
+        """Place of every stage, with numbers of its nodes by itself."""
+        return tuple(chain.from_iterable(map(self.of, range(len(self.stages)))))
 
     def of(self, *stages: int) -> tuple[StagePlace, ...]:
         """Places of some stages, with common numbers of their nodes: as near to node 0 as possible."""

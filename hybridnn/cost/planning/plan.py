@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
@@ -171,7 +171,7 @@ class StepBounds:
         def weights(stage: int) -> int:
             return sum(chunk.parameters for chunk in self._costs.chunks[stage])
 
-        return self._work(max(self._costs.different_stages, key=weights))
+        return self._work(max(dict.fromkeys(self._costs.equal_stages), key=weights))
 
     @cached_property
     def tight(self) -> float:
@@ -200,11 +200,15 @@ class StepBounds:
         chain = sum(forward) + sum(self._shortest_message(stage, gradients=False) for stage in stages)
         return chain + max(self._work(stage) - self._receiving(stage) - forward[stage] for stage in stages)
 
-    @cached_property
+    @property
     def _costs(self) -> StageCosts:
-        layout = self.layout
-        if METHODS[layout.method].exact and layout.chunks == 1:  # these methods differ only in the order
-            layout = replace(layout, method="gpipe")
+        return self._costs_and_sums[0]
+
+    @cached_property
+    def _costs_and_sums(self) -> tuple[StageCosts, dict[Hashable, float]]:
+        layout, method = self.layout, METHODS[self.layout.method]
+        if layout.chunks == 1 and not method.predicts:  # the instructions of all such methods cost the same
+            layout = replace(layout, method="gpipe" if method.exact else "vanilla")
         return _stage_costs(self.workload, layout, self.machine)
 
     @property
@@ -221,7 +225,11 @@ class StepBounds:
 
     def _shortest_pass(self, stage: int, kind: type[Forward] | type[Backward] | type[InputGradient]) -> float:
         """Seconds of a pass through the first chunk with the fastest microbatch."""
-        return min(self._costs.duration(stage, kind(0, microbatch, 0)) for microbatch, _ in self._kinds)
+        return self._once(
+            ("shortest pass", kind),
+            stage,
+            lambda: min(self._costs.duration(stage, kind(0, microbatch, 0)) for microbatch, _ in self._kinds),
+        )
 
     def _shortest_message(self, stage: int, *, gradients: bool) -> float:
         """Seconds of a message to the next stage, or back from it, with the fastest microbatch of the first chunk."""
@@ -248,37 +256,53 @@ class StepBounds:
 
     def _passes(self, stage: int) -> float:
         """Seconds of all passes that a neighbouring stage waits for, with the messages that they need."""
-        passes = sum(
-            times * self._costs.duration(stage, kind(0, microbatch, chunk))
-            for chunk in range(self.layout.chunks)
-            for microbatch, times in self._kinds
-            for kind in (Forward, self._backward)
-        )
-        return passes + self._receiving(stage)
+
+        def passes() -> float:
+            return sum(
+                times * self._costs.duration(stage, kind(0, microbatch, chunk))
+                for chunk in range(self.layout.chunks)
+                for microbatch, times in self._kinds
+                for kind in (Forward, self._backward)
+            )
+
+        return self._once("passes", stage, passes) + self._receiving(stage)
 
     def _work(self, stage: int) -> float:
         """Seconds of all work of a stage for a minibatch."""
-        return self._passes(stage) + sum(self._costs.duration(stage, other) for other in self._other_work(stage))
 
-    def _other_work(self, stage: int) -> Iterator[Instruction]:
+        def other_work() -> float:
+            return sum(times * self._costs.duration(stage, other) for other, times in self._other_work(stage))
+
+        return self._passes(stage) + self._once(("other work", self.layout.recomputes(stage)), stage, other_work)
+
+    def _once(self, what: Hashable, stage: int, seconds: Callable[[], float]) -> float:
+        """Seconds that equal stages, of all layouts with the same costs, have in common: computed once."""
+        costs, sums = self._costs_and_sums
+        key = what, self._backward, costs.equal_stages[stage]
+        if key not in sums:
+            sums[key] = seconds()
+        return sums[key]
+
+    def _other_work(self, stage: int) -> Iterator[tuple[Instruction, int]]:
+        """Instructions other than those of `_passes`, and how many times there is one."""
         layout = self.layout
         if layout.recomputes(stage):
-            yield Recompute(0)
+            yield Recompute(0), 1
         if self._backward is InputGradient:
             for chunk in range(layout.chunks):
                 if layout.merges:
-                    yield WeightGradient(0, ALL_MICROBATCHES, chunk)
+                    yield WeightGradient(0, ALL_MICROBATCHES, chunk), 1
                 else:
                     for microbatch, times in self._kinds:
-                        yield from [WeightGradient(0, microbatch, chunk)] * times
-        yield ReduceGradients(0)
-        yield Update(0)
+                        yield WeightGradient(0, microbatch, chunk), times
+        yield ReduceGradients(0), 1
+        yield Update(0), 1
 
 
 @lru_cache(256)
-def _stage_costs(workload: Workload, layout: Layout, machine: Machine) -> StageCosts:
-    """Kept, because layouts that differ only in the order of their instructions follow one another."""
-    return StageCosts(workload, layout, machine)
+def _stage_costs(workload: Workload, layout: Layout, machine: Machine) -> tuple[StageCosts, dict[Hashable, float]]:
+    """Costs, and sums of them, for layouts that follow one another and differ only in the order of instructions."""
+    return StageCosts(workload, layout, machine), {}
 
 
 MOST_DOUBLINGS = 3

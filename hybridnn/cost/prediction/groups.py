@@ -64,6 +64,7 @@ class Groups:
         self.ranks_per_node = machine.node_ranks(layout.ranks)
         self._one_node = layout.ranks <= self.ranks_per_node
         self._places = grid_places(layout.stages, self.ranks_per_node)
+        self._flows_between: dict[tuple[int, int], float] = {}
 
     @property
     def busy_ranks(self) -> int:
@@ -114,10 +115,14 @@ class Groups:
 
     def flows(self, sender: int, receiver: int) -> float:
         """Messages between two stages that leave or enter a node at the same time, on the node with most."""
-        return 0.0 if self._one_node else _flows(*self._places.of(sender, receiver))
+        if self._one_node:
+            return 0.0
+        if (sender, receiver) not in self._flows_between:
+            self._flows_between[sender, receiver] = _flows(*self._places.of(sender, receiver))
+        return self._flows_between[sender, receiver]
 
     def _axes(self, stage: int) -> tuple[Crossings | None, Crossings | None]:
-        return (None, None) if self._one_node else _axis_crossings(*self._places.of(stage))
+        return (None, None) if self._one_node else _axis_crossings(self._places.of_stages[stage])
 
     def like(self, stage: int) -> Hashable:
         """What is equal for stages whose groups are: their ranks, and how these are placed on nodes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 
@@ -71,18 +71,19 @@ class ChunkCosts:
     def _once(
         self, name: str, samples: int, accumulate: bool, of_layer: Callable[[LayerShard], TimeBreakdown]
     ) -> TimeBreakdown:
-        """Sum over the layers, computed at the first call; layers of one shape and split cost the same."""
+        """Sum over the layers, computed at the first call."""
         key = name, samples, accumulate
         if key not in self._known:
-            costs: dict[tuple[DenseLayer, bool, bool], TimeBreakdown] = {}
-            total = TimeBreakdown()
-            for split in self.splits:
-                shape = split.layer, split.by_inputs, split.gathers
-                if shape not in costs:
-                    costs[shape] = of_layer(split)
-                total += costs[shape]
-            self._known[key] = total
+            self._known[key] = sum((of_layer(split) * times for split, times in self._different), TimeBreakdown())
         return self._known[key]
+
+    @cached_property
+    def _different(self) -> tuple[tuple[LayerShard, int], ...]:
+        """One of all layers of each shape and split, which cost the same, and their number."""
+        alike: dict[Hashable, list[LayerShard]] = {}
+        for split in self.splits:
+            alike.setdefault((split.layer, split.by_inputs, split.gathers), []).append(split)
+        return tuple((splits[0], len(splits)) for splits in alike.values())
 
     def fused_products(self, samples: int, ranks: int) -> TimeBreakdown:
         """One rank's part of the weight gradients, if each of `ranks` computes some of their rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -47,26 +47,23 @@ class StageCosts:
         At the pace of the slowest of all ranks.
     chunks : tuple of tuple of ChunkCosts
         By stage and chunk.
+    equal_stages : tuple of int
+        For every stage the first one with the same costs.
     """
 
     def __init__(self, workload: Workload, layout: Layout, machine: Machine) -> None:
         self.workload, self.layout = workload, layout
         self._policy = METHODS[layout.method].policy
-        self.groups = Groups(layout, machine)
         self._fuses_update = workload.fuses_update(layout)
         self._overlap = machine.overlap if layout.overlap else None
         self.hidden = machine.overlap.hidden_fraction
-        self.compute = _paced(machine, workload.dtype, self.groups.busy_ranks, layout.ranks)
-        self.chunks, self._equal_stages = _chunks(workload, layout.without_schedule, machine, self.compute)
+        self.groups, self.compute, self.chunks, self.equal_stages = _unscheduled_costs(
+            workload, layout.without_schedule, machine
+        )
         self._equal_microbatches = (*layout.equal_microbatches(workload.batch_size), ALL_MICROBATCHES)
         self._predicts = METHODS[layout.method].predicts
         self._breakdowns: dict[tuple[Any, ...], TimeBreakdown] = {}
         self._messages: dict[tuple[Channel, int], float] = {}
-
-    @property
-    def different_stages(self) -> Collection[int]:
-        """The first of all stages with the same costs, for each cost, in order."""
-        return dict.fromkeys(self._equal_stages)
 
     # -- times of a schedule -----------------------------------------------------------------------------------------
 
@@ -89,13 +86,13 @@ class StageCosts:
 
     def breakdown(self, stage: int, instruction: Instruction) -> TimeBreakdown:
         """Breakdown of the duration of a computation."""
-        kind, chunk, equal = type(instruction), instruction.chunk, self._equal_stages[stage]
+        kind, chunk, equal = type(instruction), instruction.chunk, self.equal_stages[stage]
         microbatch = self._equal_microbatches[instruction.microbatch]
         prediction = self._weight_prediction_seconds(stage, instruction) if self._predicts else 0.0
         key = (kind, equal, chunk, microbatch, prediction)
         if key not in self._breakdowns:
             cost = _INSTRUCTION_COSTS[kind](self, equal, chunk, microbatch)
-            self._breakdowns[key] = cost + TimeBreakdown(overhead=prediction)
+            self._breakdowns[key] = cost + TimeBreakdown(overhead=prediction) if prediction else cost
         return self._breakdowns[key]
 
     @staticmethod
@@ -205,13 +202,16 @@ class StageCosts:
         """Gathering a microbatch's samples, or targets; or rank 0 gathers and distributes the minibatch."""
         is_local = self.workload.distribution == "local"
         gathered = features * (samples if is_local else self.workload.batch_size)
-        return self._instruction() + TimeBreakdown(
-            communication=_seconds(self.loads(sample_bytes, samples)), overhead=self.compute.load.seconds(gathered)
+        return TimeBreakdown(
+            communication=_seconds(self.loads(sample_bytes, samples)),
+            overhead=self.compute.instruction_seconds + self.compute.load.seconds(gathered),
         )
 
     def _pack(self, features: int, samples: int) -> TimeBreakdown:
         """Copying a message to or from its buffer, with the instruction that sends or receives it."""
-        return self._instruction() + TimeBreakdown(overhead=self.compute.packing.seconds(features * samples))
+        return TimeBreakdown(
+            overhead=self.compute.instruction_seconds + self.compute.packing.seconds(features * samples)
+        )
 
     def _forward(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
@@ -349,12 +349,20 @@ def _seconds(collectives: Iterable[Collective]) -> float:
     return sum(item.seconds for item in collectives)
 
 
+class UnscheduledCosts(NamedTuple):
+    """The part of `StageCosts` that layouts with different methods have in common."""
+
+    groups: Groups
+    compute: Compute
+    chunks: tuple[tuple[ChunkCosts, ...], ...]
+    equal_stages: tuple[int, ...]
+
+
 @lru_cache(1 << 10)
-def _chunks(
-    workload: Workload, layout: Layout, machine: Machine, compute: Compute
-) -> tuple[tuple[tuple[ChunkCosts, ...], ...], tuple[int, ...]]:
-    """Costs by stage and chunk of a `Layout.without_schedule`, and for every stage the first one with the same costs."""
+def _unscheduled_costs(workload: Workload, layout: Layout, machine: Machine) -> UnscheduledCosts:
+    """Costs of a `Layout.without_schedule`."""
     groups, overlap = Groups(layout, machine), machine.overlap if layout.overlap else None
+    compute = _paced(machine, workload.dtype, groups.busy_ranks, layout.ranks)
     firsts: dict[Hashable, int] = {}
     chunks, equal, last = [], [], len(layout.stages) - 1
     for stage in range(len(layout.stages)):
@@ -366,7 +374,7 @@ def _chunks(
             )
         )
         equal.append(firsts.setdefault((chunks[-1], stage == 0, stage == last, groups.like(stage)), stage))
-    return tuple(chunks), tuple(equal)
+    return UnscheduledCosts(groups, compute, tuple(chunks), tuple(equal))
 
 
 def _paced(machine: Machine, dtype: str, busy_ranks: int, ranks: int) -> Compute:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
@@ -51,7 +51,13 @@ class TimeBreakdown:
         )
 
     def __mul__(self, factor: float) -> TimeBreakdown:
-        return TimeBreakdown(*(seconds * factor for seconds in astuple(self)))
+        return TimeBreakdown(
+            self.computing * factor,
+            self.communication * factor,
+            self.bubble * factor,
+            self.overhead * factor,
+            self.communication_hidden * factor,
+        )
 
 
 def compile_layout(layout: Layout, minibatches: int) -> CompiledSchedule:

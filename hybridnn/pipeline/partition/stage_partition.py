@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import fsum
+from math import fsum, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from hybridnn.comm.blocks import block_sizes
@@ -252,23 +252,19 @@ def balanced_counts(
     layers = len(boundaries) + 1
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
     for stage in range(stages):
-        after = stages - stage - 1
+        after, shortest, longest = stages - stage - 1, min(best), max(best)
         found = {}
         for end in range(stage + 1 if after else layers, layers - after + 1):
-            least: tuple[float, tuple[int, ...]] | None = None
-            # From the shortest stage on; longer ones take longer.
-            for first, (cost, counts) in reversed(best.items()):
-                if first >= end:
-                    continue
-                own = seconds(stage, first, end)
-                if least is not None and own > least[0]:
+            least, least_counts = inf, ()
+            # From the fewest layers in the last stage on; more of them take longer.
+            for first in range(min(longest, end - 1), shortest - 1, -1):
+                own, (cost, counts) = seconds(stage, first, end), best[first]
+                if own > least:
                     break
-                slowest = max(cost, own, *boundaries[first - 1 : first])
+                slowest = max(cost, own, boundaries[first - 1] if first else 0.0)
                 # Negative counts, so that the least is that with more layers in front.
-                if least is None or slowest <= least[0]:
-                    placed = (slowest, (*counts, first - end))
-                    least = placed if least is None else min(least, placed)
-            assert least is not None, "there is a layer for every stage"
-            found[end] = least
+                if slowest < least or (slowest == least and (*counts, first - end) < least_counts):
+                    least, least_counts = slowest, (*counts, first - end)
+            found[end] = least, least_counts
         best = found
     return tuple(-count for count in best[layers][1])

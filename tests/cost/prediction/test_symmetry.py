@@ -1,0 +1,228 @@
+"""Costs computed once for equal ranks, stages, layers and microbatches, against costs computed for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hybridnn import MLP
+from hybridnn.cost.collectives import Crossings, fold, from_root, pairs, scatter_tree, shift, tree
+from hybridnn.cost.machine import Machine
+from hybridnn.cost.machine_file import read_machine
+from hybridnn.cost.planning import plan as planning
+from hybridnn.cost.planning.layouts import feasible_layouts
+from hybridnn.cost.planning.plan import StepBounds, plan
+from hybridnn.cost.prediction import groups, layer_costs, stage_costs
+from hybridnn.cost.prediction.groups import Groups
+from hybridnn.cost.prediction.layer_costs import ChunkCosts
+from hybridnn.cost.prediction.predict import Prediction, predict
+from hybridnn.cost.prediction.workload import Workload
+from hybridnn.cost.simulation import simulate_layout
+from hybridnn.parallel.grid import place_ranks
+from hybridnn.pipeline import layout as layouts
+from hybridnn.pipeline.layout import GridPlaces, Layout, StagePlace, grid_places
+from reference.machines import make_machine
+
+CLUSTER = read_machine("cluster-1024")
+UNEVEN = Workload(MLP([32, 32, 32, 24, 24, 24, 24, 40, 32, 10]), 2000, 61)
+EVEN = Workload(MLP([32] * 13, activation="identity"), 2000, 64, classification=False)
+
+
+def cluster(nodes: int, ranks_per_node: int) -> Machine:
+    return CLUSTER.model_copy(
+        update={"nodes": nodes, "ranks_per_node": ranks_per_node, "name": f"{nodes} x {ranks_per_node}"}
+    )
+
+
+CACHES = (
+    planning._stage_costs,
+    stage_costs._unscheduled_costs,
+    layer_costs._kept,
+    groups._axis_crossings,
+    groups._flows,
+    layouts.grid_places,
+    layouts._batch_group_placements,
+)
+
+
+def clear_caches() -> None:
+    for cache in CACHES:
+        cache.cache_clear()
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """For `compute_all`, within a context; the caches are empty afterwards."""
+    yield monkeypatch
+    clear_caches()
+
+
+def compute_all(patch: pytest.MonkeyPatch) -> None:
+    """Compute every stage, layer, microbatch, group and placement by itself."""
+    clear_caches()
+    shared = stage_costs._unscheduled_costs
+
+    def each_stage(workload: Workload, layout: Layout, machine: Machine) -> stage_costs.UnscheduledCosts:
+        costs = shared(workload, layout, machine)
+        return costs._replace(equal_stages=tuple(range(len(layout.stages))))
+
+    def where_they_are(places: GridPlaces, *stages: int) -> tuple[StagePlace, ...]:
+        return tuple(StagePlace(places.filling, places.firsts[stage], *places.stages[stage]) for stage in stages)
+
+    def every_row(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return rows, np.ones(len(rows), np.int64)
+
+    patch.setattr(stage_costs, "_unscheduled_costs", each_stage)
+    patch.setattr(ChunkCosts, "_different", property(lambda costs: tuple((split, 1) for split in costs.splits)))
+    patch.setattr(Layout, "equal_microbatches", lambda layout, batch_size: tuple(range(layout.microbatches)))
+    patch.setattr(GridPlaces, "of", where_they_are)
+    patch.setattr(groups, "_different_model_groups", lambda place: place.batch)
+    for module in (groups, layouts):
+        patch.setattr(module, "distinct_neighbours", every_row)
+
+
+def figures(prediction: Prediction) -> dict[str, Any]:
+    return asdict(replace(prediction, layout=prediction.layout.pipeline_only))
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    """Equal but for the rounding of times."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_equal(found[key], value)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("workload", [UNEVEN, EVEN])
+@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(12, 4), (24, 5), (36, 8)])
+def test_predictions_and_bounds(
+    workload: Workload, ranks: int, ranks_per_node: int, one_by_one: pytest.MonkeyPatch
+) -> None:
+    machine = cluster(40, ranks_per_node)
+    generator = np.random.default_rng(ranks)
+    feasible = list(feasible_layouts(workload, machine, ranks))
+    chosen = [feasible[number] for number in generator.choice(len(feasible), 30, replace=False)]
+    assert len({layout.method for layout in chosen}) > 4
+
+    def everything() -> list[dict[str, Any]]:
+        bounds = [StepBounds(workload, layout, machine) for layout in chosen]
+        return [
+            figures(predict(workload, layout, machine)) | {"rough": bound.rough, "tight": bound.tight}
+            for layout, bound in zip(chosen, bounds, strict=True)
+        ]
+
+    clear_caches()
+    once = everything()
+    with one_by_one.context() as patch:
+        compute_all(patch)
+        each = everything()
+    for found, expected in zip(once, each, strict=True):
+        assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("ranks_per_node", [5, 99])
+def test_simulated_steps_of_unequal_stages(ranks_per_node: int, one_by_one: pytest.MonkeyPatch) -> None:
+    layout = Layout(
+        ((3, 2), (3, 2), (4, 2), (2, 2), (3, 2)),
+        (2, 2, 2, 2, 4),
+        "alternating",
+        method="1f1b",
+        microbatches=8,
+        shared_replicas=True,
+        wire_dtype="bfloat16",
+        node_ranks=ranks_per_node,
+    )
+    simulate = partial(simulate_layout, EVEN, layout, cluster(6, ranks_per_node), 2)
+    clear_caches()
+    once = simulate()
+    with one_by_one.context() as patch:
+        compute_all(patch)
+        each = simulate()
+    np.testing.assert_allclose(once.times.starts, each.times.starts, rtol=1e-12)
+    np.testing.assert_allclose(once.times.ends, each.times.ends, rtol=1e-12)
+    for found, expected in zip(once.stages, each.stages, strict=True):
+        assert_equal(asdict(found), asdict(expected))
+
+
+def test_plans_choose_the_same_layouts(one_by_one: pytest.MonkeyPatch) -> None:
+    machine = cluster(6, 4)
+    clear_caches()
+    once = plan(UNEVEN, machine, 24, 5)
+    with one_by_one.context() as patch:
+        compute_all(patch)
+        each = plan(UNEVEN, machine, 24, 5)
+    assert once.layouts == each.layouts
+    assert [option.layout for option in once.options] == [option.layout for option in each.options]
+    for found, expected in zip(once.options, each.options, strict=True):
+        assert_equal(figures(found), figures(expected))
+
+
+def test_messages_of_equal_groups_are_counted_once() -> None:
+    """Against the messages of all groups, for stages that begin anywhere on a node."""
+    generator = np.random.default_rng(3)
+    repeated = 0
+    for _ in range(300):
+        ranks_per_node, model = (int(number) for number in generator.integers(1, 13, 2))
+        batches = [int(number) for number in generator.integers(1, 50, 3)]
+        ranks = sum(batches) * model
+        order = place_ranks((np.arange(ranks) // ranks_per_node).tolist(), model)
+        stages = np.split(np.array(order) // ranks_per_node, np.cumsum(batches)[:2] * model)
+        places = grid_places(tuple((batch, model) for batch in batches), ranks_per_node)
+        for stage, nodes in enumerate(stages):
+            grid = nodes.reshape(-1, model)
+            for found, rows in zip(groups._axis_crossings(places.of_stages[stage]), (grid.T, grid), strict=True):
+                expected = Crossings(rows)
+                assert found.spans == expected.spans
+                repeated += len(found._nodes) < len(rows)
+                for pattern in (shift, pairs, fold, tree, scatter_tree, from_root):
+                    for distance in (1, 2, 4):
+                        if 2 * distance <= rows.shape[1]:
+                            assert found.flows(pattern, distance) == expected.flows(pattern, distance)
+    assert repeated > 300
+
+
+# -- a hundred thousand ranks ------------------------------------------------------------------------------------------
+
+RANKS = 100_000
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_node", "shape"), [(8, (2500, 10)), (10, (6250, 4)), (8, (5000, 5)), (10, (25, 1000))]
+)
+def test_groups_of_a_hundred_thousand_ranks(ranks_per_node: int, shape: tuple[int, int]) -> None:
+    """Against the nodes of all ranks, one after another, as the trainer places them."""
+    machine = cluster(RANKS // ranks_per_node, ranks_per_node)
+    nodes = np.array(place_ranks((np.arange(RANKS) // ranks_per_node).tolist(), shape[1])) // ranks_per_node
+    stages = nodes.reshape(4, *shape)
+    found = Groups(Layout((shape,) * 4, (1,) * 4), machine)
+    for stage, grid in enumerate(stages):
+        for axis, rows in (("batch", grid.T), ("model", grid)):
+            crossings = Crossings(rows)
+            seconds = machine.collective_seconds("allreduce", 40_000, rows.shape[1], crossings=crossings)
+            assert getattr(found, axis)("allreduce", 40_000, stage).seconds == pytest.approx(seconds, rel=1e-12)
+    for stage in range(3):
+        sender, receiver = stages[stage].ravel(), stages[stage + 1].ravel()
+        crossing = sender != receiver
+        leaving, coming = np.bincount(sender[crossing]), np.bincount(receiver[crossing])
+        assert found.flows(stage, stage + 1) == max(leaving.max(initial=0), coming.max(initial=0))
+
+
+def test_a_plan_of_a_hundred_thousand_ranks() -> None:
+    """With free messages only computing counts, so that the fastest layouts leave no rank without an equal share."""
+    machine = make_machine(nodes=12_500, ranks_per_node=8)
+    workload = Workload(MLP([400] * 5), 10**6, RANKS, classification=False)
+    found = plan(workload, machine, RANKS, wanted={"overlap": False}, top=3)
+    multiply_adds = (3 * 4 - 1) * 400 * 400 * RANKS  # three products of every layer but the first, which has two
+    assert found.best_exact is not None
+    assert found.best_exact.seconds_per_step == pytest.approx(multiply_adds * 1e-9 / RANKS)
+    assert found.best_exact.layout.ranks == RANKS
