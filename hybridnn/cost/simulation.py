@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import gcd, inf, log1p, prod, sqrt
 from types import MappingProxyType
 
@@ -130,6 +131,7 @@ class DisturbedCosts:
     def __init__(self, costs: StageCosts, lanes: Lanes, disturbance: Disturbance) -> None:
         self._costs, self._lanes, self._disturbance = costs, lanes, disturbance
         self.hidden, self.message, self.barrier_seconds = costs.hidden, costs.message, costs.barrier_seconds
+        self._first_ranks = tuple(accumulate(map(prod, costs.layout.stages), initial=0))
         self._factors_of: dict[tuple[int, type[Instruction], int], NDArray[np.float64]] = {}
 
     def duration(self, stage: int, instruction: Instruction) -> Seconds:
@@ -151,7 +153,7 @@ class DisturbedCosts:
         """Factors of a stage's computations of a kind and minibatch, shape (microbatches and chunks, lanes)."""
         layout = self._costs.layout
         batch, model = layout.stages[stage]
-        first, count = sum(map(prod, layout.stages[:stage])), (layout.microbatches + 1) * layout.chunks
+        first, count = self._first_ranks[stage], (layout.microbatches + 1) * layout.chunks
         of_ranks = [self._disturbance.factors(first + rank, instruction, count) for rank in range(batch * model)]
         of_batch_ranks = np.array(of_ranks).reshape(batch, model, count).max(axis=1)
         return np.ascontiguousarray(of_batch_ranks[self._lanes.ranks[stage]].T)
