@@ -255,7 +255,8 @@ def balanced_counts(
         after, shortest, longest = stages - stage - 1, min(best), max(best)
         found = {}
         for end in range(stage + 1 if after else layers, layers - after + 1):
-            least, least_counts = inf, ()
+            least = inf
+            least_counts: tuple[int, ...] = ()
             # From the fewest layers in the last stage on; more of them take longer.
             for first in range(min(longest, end - 1), shortest - 1, -1):
                 own, (cost, counts) = seconds(stage, first, end), best[first]
