@@ -113,6 +113,24 @@ def test_jitter_costs_what_the_slowest_takes() -> None:
     assert step.stages[0].computing == pytest.approx(np.mean(of_ranks))
 
 
+def test_a_thousand_stages() -> None:
+    """1F1B with 256 microbatches on 4,096 ranks: the last stage is always busy once its first microbatch has arrived.
+
+    The gradient of the last microbatch then passes back; the first layer needs no gradient of its input.
+    """
+    stages, microbatches = 1024, 256
+    workload = Workload(MLP([16] * (stages + 1)), 8192, 8192, optimizer=SGD(momentum=0.0), classification=False)
+    layout = Layout(((4, 1),) * stages, (1,) * stages, method="1f1b", microbatches=microbatches)
+    step = simulated(layout, plain_machine(nodes=512, ranks_per_node=8), workload=workload)
+    forward = 8 * PASS
+    backward = 2 * forward
+    filling = (stages - 1) * forward
+    assert step.seconds == pytest.approx(
+        filling + microbatches * (forward + backward) + (stages - 2) * backward + backward / 2
+    )
+    assert step.stages[stages // 2].computing == pytest.approx(microbatches * (forward + backward))
+
+
 def test_reduction_over_links() -> None:
     """Two ranks exchange their gradients: a message with all of them each way, or two with half of them."""
     layout = Layout(((2, 1),), (8,))
