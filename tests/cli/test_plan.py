@@ -90,6 +90,17 @@ def test_without_ranks_all_of_the_machine_are_used(run: Run) -> None:
     assert "The machine is made for 8 ranks: more of them take turns." in text
 
 
+def test_a_machine_of_many_nodes(run: Run, tmp_path: Path) -> None:
+    """12,500 nodes of 8 ranks follow from two keys of the machine file, and the plan has as few lines as any other."""
+    machine = make_machine(alpha=1e-6, beta=1e-9, call=1e-6, nodes=12_500, ranks_per_node=8)
+    write_machine(machine, tmp_path / "machine.toml")
+    code, text, err = run("--set", "training.batch_size=50000", "--top", "2")
+    assert (code, err) == (0, "")
+    assert text.startswith("100,000 ranks on made up")
+    assert len(text.splitlines()) < 20
+    assert all(len(line) < 1000 for line in text.splitlines())
+
+
 def test_sources_of_the_machine_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = make_machine(call=1e-6).model_copy(update={"name": "named"})
     write_machine(named, tmp_path / "other.toml")
