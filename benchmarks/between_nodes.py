@@ -30,9 +30,9 @@ from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import Pipelining
 
-NETWORKS = (((256, 512, 512, 512, 512, 10), 64), ((128, *[256] * 7, 10), 128), ((64, *[128] * 7, 10), 512))
-"""Sizes of the layers, and samples of a minibatch: most bytes in weights, in both, and in activations. Computing is a
-small part, because the ranks of several nodes may share the cores of one machine."""
+NETWORKS = (((128, 256, 256, 256, 256, 10), 16), ((64, *[128] * 7, 10), 64), ((32, *[64] * 7, 10), 256))
+"""Sizes of the layers, and samples of a minibatch: most bytes in weights, in both, and in activations. Computing takes
+one or two milliseconds, because the ranks of several nodes may share the cores of one machine."""
 
 ROUNDS = 3
 LEAST_STEPS = 3
@@ -43,23 +43,28 @@ BUCKETS = (1 << 17, 1 << 21)  # bytes, besides the default of 2^19
 def named_cases(ranks: int, nodes: int) -> Iterator[Case]:
     """Layouts that answer a question each, on so many ranks of each of so many nodes."""
     own = {"shared_replicas": False}
+    per_node = ranks // nodes
     yield Case("batch", {"batch": ranks}, own | {"overlap": False})
     yield Case("batch, overlap", {"batch": ranks}, own | {"overlap": True})
     yield Case("batch, bfloat16", {"batch": ranks}, own | {"overlap": False, "wire_dtype": "bfloat16"})
-    yield Case("batch, shared", {"batch": ranks}, {})
-    yield Case("batch, shared, bfloat16", {"batch": ranks}, {"wire_dtype": "bfloat16"})
-    for split in ("columns", "alternating"):
-        for overlap in (False, True):
-            words = ", overlap" * overlap
-            settings = {"model_split": split, "overlap": overlap}
-            yield Case(f"model, {split}{words}", {"batch": 1, "model": ranks}, settings)
-    per_node = ranks // nodes
     if per_node > 1:
-        yield Case("grid, model in nodes", {"batch": nodes, "model": per_node}, {"overlap": False})
-        yield Case("grid, model in nodes, overlap", {"batch": nodes, "model": per_node}, {"overlap": True})
-        yield Case("grid, model over nodes", {"batch": per_node, "model": nodes}, {"overlap": False})
-        yield from _pipelines(f"pipeline of {nodes} x batch", {"pipeline": nodes, "batch": per_node})
+        yield Case("batch, shared", {"batch": ranks}, {})
+        yield Case("batch, shared, bfloat16", {"batch": ranks}, {"wire_dtype": "bfloat16"})
+    for split in ("columns", "alternating"):
+        yield from _with_overlap(f"model, {split}", {"batch": 1, "model": ranks}, {"model_split": split})
     yield from _pipelines("pipeline", {"pipeline": ranks, "batch": 1})
+    if per_node > 1:
+        yield from _with_overlap("grid, model in nodes", {"batch": nodes, "model": per_node}, {})
+        yield from _with_overlap("grid, model over nodes", {"batch": per_node, "model": nodes}, {})
+        yield from _pipelines(f"pipeline of {nodes} x batch", {"pipeline": nodes, "batch": per_node})
+    else:
+        yield from _with_overlap("grid", {"batch": ranks // 2, "model": 2}, {})
+        yield from _pipelines("pipeline of 2 x batch", {"pipeline": 2, "batch": ranks // 2})
+
+
+def _with_overlap(name: str, axes: dict[str, int], settings: dict[str, Any]) -> Iterator[Case]:
+    for overlap in (False, True):
+        yield Case(name + ", overlap" * overlap, axes, settings | {"overlap": overlap})
 
 
 def _pipelines(name: str, axes: dict[str, int]) -> Iterator[Case]:
@@ -72,7 +77,7 @@ def case_of(layout: Layout, name: str) -> Case:
     keys = layout.parallel_settings()
     axes = {axis: keys.pop(axis) for axis in ("pipeline", "batch", "model")}
     settings = {key: keys.pop(key) for key in ("model_split", "overlap", "wire_dtype") if key in keys}
-    settings["shared_replicas"] = layout.shared_replicas
+    settings["shared_replicas"] = "auto" if layout.shared_replicas else False
     return Case(name, axes, settings | ({"pipelining": Pipelining(**keys)} if keys else {}))
 
 
@@ -189,7 +194,8 @@ def main() -> None:
     arguments = parser.parse_args()
     grid = ProcessGrid()
     limit_blas_threads(grid.node_group)
-    machine = read_machine(arguments.machine)
+    # The file counts the cores of a node, not the ranks that this job has there.
+    machine = read_machine(arguments.machine).model_copy(update={"ranks_per_node": grid.size // grid.nodes})
     runs = prepare_all(machine, grid, arguments.seed)
     measure_in_turn([run for of_kind in runs.values() for run in of_kind], ROUNDS)
     results = {kind: [result_of(run) for run in of_kind] for kind, of_kind in runs.items()}

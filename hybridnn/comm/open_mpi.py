@@ -12,7 +12,10 @@ from collections.abc import MutableMapping
 TRANSPORTS = {
     "OMPI_MCA_btl": "^ofi",  # its probe of the network sleeps for a second
     "OMPI_MCA_osc": "^ucx",  # prints an error about its own priority for every window
+    "OMPI_MCA_btl_tcp_flags": "send",  # with puts, its default, a rank hardly sends and receives at the same time
+    "OMPI_MCA_coll_libnbc_iallreduce_algorithm": "3",  # Rabenseifner's; a sum in place is a binomial tree by default
 }
+"""Both of the latter are measured by ``benchmarks/open_mpi_settings.py``."""
 
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 """Waiting ranks yield their core. ``mpirun`` sets it only if it counts more ranks than slots itself."""

@@ -47,6 +47,8 @@ class Nodes:
         Ranks of a node before mpirun fills the next.
     shm, local : str
         Sizes of ``/dev/shm`` and of ``/run/node`` of every node.
+    cores : float, optional
+        Part of a core, less than 1, that the processes which mpirun or the agent starts on a node have together.
 
     Raises
     ------
@@ -54,9 +56,18 @@ class Nodes:
         At the start of the block.
     """
 
-    def __init__(self, count: int, rate: str = "none", *, slots: int = 2, shm: str = "1g", local: str = "256m") -> None:
+    def __init__(
+        self,
+        count: int,
+        rate: str = "none",
+        *,
+        slots: int = 2,
+        shm: str = "1g",
+        local: str = "256m",
+        cores: float | None = None,
+    ) -> None:
         self.count, self.rate = count, rate
-        self._settings = {"SLOTS": str(slots), "SHM": shm, "LOCAL": local}
+        self._settings = {"SLOTS": str(slots), "SHM": shm, "LOCAL": local, "CORES": str(cores or "")}
 
     def __enter__(self) -> Nodes:
         self._output = tempfile.TemporaryFile()

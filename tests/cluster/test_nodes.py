@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.conftest import made
 from cluster.nodes import Nodes
 from mpi_runner.slowness import deadline
 
@@ -89,6 +91,21 @@ def test_links_have_their_rate(four_nodes: Nodes) -> None:
     finally:
         four_nodes.set_rate("none", "node2")
     assert float(sent.stdout) > 0.95 * nbytes * 8 / 80e6
+
+
+COMPUTE = """
+import time
+start, computed = time.monotonic(), time.process_time()
+while time.monotonic() - start < 1:
+    pass
+print((time.process_time() - computed) / (time.monotonic() - start))
+"""
+
+
+def test_nodes_have_their_part_of_a_core() -> None:
+    with made(Nodes(1, cores=0.2)) as nodes:
+        found = nodes.run(["agent", "node1", shlex.join([sys.executable, "-c", COMPUTE])])
+    assert 0 < float(found.stdout) < 0.25
 
 
 def _traces() -> dict[str, object]:
