@@ -51,7 +51,7 @@ make_quotas() {
   export QUOTAS
   mkdir "$QUOTAS"
   # Groups remain when their processes end, so a process that outlives this one removes them.
-  setsid bash -c 'tail --pid="$1" -f /dev/null; while [ -e "$2" ]; do find "$2" -depth -type d -delete || sleep 0.1; done' \
+  setsid bash -c 'tail --sleep-interval=0.1 --pid="$1" -f /dev/null; while [ -e "$2" ]; do find "$2" -depth -type d -delete || sleep 0.1; done' \
     - "$$" "$QUOTAS" </dev/null >/dev/null 2>&1 &
   period=$(awk -v cores="$CORES" 'BEGIN {print int(2000 / cores)}') # microseconds, for turns of 2000
   for ((i = 1; i <= $1; i++)); do
