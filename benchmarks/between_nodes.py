@@ -2,7 +2,8 @@
 
 ``mpirun -n 8 python -m benchmarks.between_nodes --machine FILE --rate NAME``, in a job of several nodes, on a machine
 file of these nodes. Three networks are trained in named layouts, each of which differs from another in one thing; in
-layouts that are drawn from all that are feasible; and in the first choice of the planner.
+layouts that are drawn from all that are feasible; and in the first choice of the planner. Where the nodes share a
+machine, as in the tests, it needs as many cores as there are ranks: ranks that wait for a core are not predicted.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import Pipelining
 
-NETWORKS = (((128, 256, 256, 256, 256, 10), 16), ((64, *[128] * 7, 10), 64), ((32, *[64] * 7, 10), 256))
-"""Sizes of the layers, and samples of a minibatch: most bytes in weights, in both, and in activations. Computing takes
-one or two milliseconds, because the ranks of several nodes may share the cores of one machine."""
+NETWORKS = (((256, 512, 512, 512, 512, 10), 64), ((128, *[256] * 7, 10), 128), ((64, *[128] * 7, 10), 512))
+"""Sizes of the layers, and samples of a minibatch: most bytes in weights, in both, and in activations."""
 
 ROUNDS = 3
 LEAST_STEPS = 3
@@ -57,7 +57,7 @@ def named_cases(ranks: int, nodes: int) -> Iterator[Case]:
         yield from _with_overlap("grid, model in nodes", {"batch": nodes, "model": per_node}, {})
         yield from _with_overlap("grid, model over nodes", {"batch": per_node, "model": nodes}, {})
         yield from _pipelines(f"pipeline of {nodes} x batch", {"pipeline": nodes, "batch": per_node})
-    else:
+    elif ranks > 2:
         yield from _with_overlap("grid", {"batch": ranks // 2, "model": 2}, {})
         yield from _pipelines("pipeline of 2 x batch", {"pipeline": 2, "batch": ranks // 2})
 
@@ -145,7 +145,7 @@ def _cell(result: Result, fastest: float, *, predicted: bool) -> str:
 
 
 def summary_of(results: dict[str, list[Result]]) -> dict[str, Any]:
-    """Errors, order of pairs, and what the first choice of the plan loses to the best exact layout of all."""
+    """Errors, order of pairs, and what the first choice of the plan loses to the best layout that it allows."""
     predicted = list(
         {(it.network, it.layout): it for kind in ("named", "drawn", "planned") for it in results[kind]}.values()
     )
@@ -153,8 +153,8 @@ def summary_of(results: dict[str, list[Result]]) -> dict[str, Any]:
     pairs, in_order = order_rate(predicted, apart_by=1.0)
     losses = {}
     for choice in results["planned"]:
-        exact = [it for it in predicted if it.network == choice.network and not _is_stale(it.layout)]
-        best = min(exact, key=lambda result: result.measured_seconds_per_step)
+        allowed = [it for it in predicted if it.network == choice.network and _may_be_planned(it.layout)]
+        best = min(allowed, key=lambda result: result.measured_seconds_per_step)
         losses[choice.network] = {
             "choice": choice.layout,
             "best": best.layout,
@@ -172,8 +172,9 @@ def summary_of(results: dict[str, list[Result]]) -> dict[str, Any]:
     }
 
 
-def _is_stale(name: str) -> bool:
-    return any(method in name for method in ("pipedream", "ddg", "fr", "spectrain"))
+def _may_be_planned(name: str) -> bool:
+    """Whether training is that of one process: without stale weights and rounding, which only users choose."""
+    return not any(word in name for word in ("pipedream", "ddg", "fr", "spectrain", "vanilla", "bfloat16"))
 
 
 def print_summary(summary: dict[str, Any]) -> None:

@@ -416,10 +416,17 @@ class Machine(Section):
         return self.between_nodes if spans_nodes and self.between_nodes is not None else self.inside_node
 
     def message_seconds(self, nbytes: float, *, spans_nodes: bool = False, flows: float = 1) -> float:
-        """Seconds of a message; between nodes, `flows` messages share a node's bandwidth."""
-        segment = self.link(spans_nodes=spans_nodes).segment(nbytes)
-        sharing = flows if spans_nodes else 1
-        return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte * sharing
+        """Seconds of a message; between nodes, `flows` messages share a node's bandwidth.
+
+        No message between nodes takes less than its bytes at the speed of the largest: many networks let short messages
+        pass at once and have their rate only in the long run (token buckets), and a pipeline sends one after another.
+        """
+        link = self.link(spans_nodes=spans_nodes)
+        segment = link.segment(nbytes)
+        if not spans_nodes:
+            return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte
+        seconds = segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte * flows
+        return max(seconds, nbytes * link.segments[-1].beta_seconds_per_byte * flows)
 
     def collective_seconds(
         self, operation: str, nbytes: int, ranks: int, *, crossings: Crossings | None = None

@@ -101,8 +101,8 @@ def overlaps(setting: bool | str, *, spans_nodes: bool, on_host: bool = True) ->
     """Whether communication overlaps with the backward pass.
 
     With ``"auto"`` it does if the messages do not need the cores that compute: with a network between nodes or with a
-    GPU. Within a node the computing cores copy the messages, so that overlap gains nothing, and non-blocking
-    collectives use slower algorithms (``benchmarks/batch_parallel.py``).
+    GPU. Within a node the computing cores copy the messages, so that overlap gains nothing
+    (``benchmarks/batch_parallel.py``).
     """
     if isinstance(setting, bool):
         return setting

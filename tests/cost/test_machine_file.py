@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybridnn.cost.collectives import crossings_of
-from hybridnn.cost.machine import CollectiveCost, Machine, Segment
+from hybridnn.cost.machine import CollectiveCost, Machine, NetworkLink, Segment
 from hybridnn.cost.machine_file import read_machine, shipped_machines, write_machine
 from hybridnn.errors import DataError, EnvironmentProblem
 
@@ -54,6 +54,20 @@ def test_the_shipped_cluster_has_1024_nodes() -> None:
     # A product of 1024 x 1024 x 1024 on a core whose peak are 78.4 GFLOP/s.
     compute = machine.compute_for("float32", 128)
     assert 2 * 1024**3 / 78.4e9 < compute.forward.seconds(1024, 1024, 1024, cached=True) < 3 * 1024**3 / 78.4e9
+
+
+def test_messages_between_nodes_are_no_faster_than_their_link_in_the_long_run() -> None:
+    link = NetworkLink(
+        segments=(
+            Segment(up_to_bytes=4000, alpha_seconds=2e-5, beta_seconds_per_byte=0.0),
+            Segment(alpha_seconds=0.0, beta_seconds_per_byte=1e-7),
+        )
+    )
+    machine = Machine.model_validate(values()).model_copy(update={"inside_node": link, "between_nodes": link})
+    for nbytes, seconds in ((100, 2e-5), (2000, 2e-4), (10_000, 1e-3)):
+        assert machine.message_seconds(nbytes, spans_nodes=True) == pytest.approx(seconds)
+        assert machine.message_seconds(nbytes, spans_nodes=True, flows=3) == pytest.approx(max(2e-5, 3e-7 * nbytes))
+    assert machine.message_seconds(2000) == pytest.approx(2e-5)
 
 
 @pytest.mark.parametrize("name", shipped_machines())
