@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.open_mpi import TRANSPORTS, mpirun_settings
+from hybridnn.comm.open_mpi import COMMUNICATION, mpirun_settings
 
 BYTES = (1_000, 10_000, 100_000, 400_000, 1_600_000)
 ROUNDS = 3
@@ -25,8 +25,8 @@ TCP, SUM = "OMPI_MCA_btl_tcp_flags", "OMPI_MCA_coll_libnbc_iallreduce_algorithm"
 DEFAULTS = {TCP: "send,put,inplace,need-ack,need-csum,hetero-rdma", SUM: "0"}  # of Open MPI
 VARIANTS = {
     "Open MPI's": DEFAULTS,
-    "no puts": DEFAULTS | {TCP: TRANSPORTS[TCP]},
-    "Rabenseifner": DEFAULTS | {SUM: TRANSPORTS[SUM]},
+    "no puts": DEFAULTS | {TCP: COMMUNICATION[TCP]},
+    "Rabenseifner": DEFAULTS | {SUM: COMMUNICATION[SUM]},
     "both": {},
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
-TRANSPORTS = {
+COMMUNICATION = {
     "OMPI_MCA_btl": "^ofi",  # its probe of the network sleeps for a second
     "OMPI_MCA_osc": "^ucx",  # prints an error about its own priority for every window
     "OMPI_MCA_btl_tcp_flags": "send",  # with puts, its default, a rank hardly sends and receives at the same time
@@ -46,7 +46,7 @@ def mpirun_settings(*, as_root: bool = True, oversubscribed: bool = True, bound:
         Whether ``mpirun`` may bind each rank, with all its threads, to a core.
     """
     return {
-        **TRANSPORTS,
+        **COMMUNICATION,
         **(AS_ROOT if as_root else {}),
         **(OVERSUBSCRIBED | YIELD if oversubscribed else {}),
         **({} if bound else UNBOUND),
@@ -61,5 +61,5 @@ def set_rank_settings(environment: MutableMapping[str, str]) -> None:
     """
     ranks_on_node = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
     crowded = ranks_on_node.isdigit() and int(ranks_on_node) > (os.cpu_count() or 1)
-    for name, value in (TRANSPORTS | (YIELD if crowded else {})).items():
+    for name, value in (COMMUNICATION | (YIELD if crowded else {})).items():
         environment.setdefault(name, value)

@@ -16,7 +16,13 @@ from hybridnn.errors import EnvironmentProblem, SettingError
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
-TRANSPORTS = {"OMPI_MCA_btl", "OMPI_MCA_osc"}
+COMMUNICATION = {
+    "OMPI_MCA_btl": "^ofi",
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_btl_tcp_flags": "send",
+    "OMPI_MCA_coll_libnbc_iallreduce_algorithm": "3",
+}
+NAMES = set(COMMUNICATION)
 UNBOUND = {"PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy"}
 CROWDED = {
     "PRTE_MCA_rmaps_default_mapping_policy",
@@ -116,12 +122,12 @@ def test_srun_fills_one_node_before_the_next() -> None:
 @pytest.mark.parametrize(
     ("user", "ranks", "environment", "names"),
     [
-        (1000, 2, {}, TRANSPORTS),
-        (1000, 3, {}, TRANSPORTS | CROWDED),
-        (0, 2, {}, TRANSPORTS | ROOT),
-        (0, 3, {}, TRANSPORTS | ROOT | CROWDED),
-        (1000, 3, {"SLURM_JOB_NODELIST": "n[1-4]"}, TRANSPORTS | UNBOUND),  # the nodes have more cores than this one
-        (1000, 3, {"PBS_NODEFILE": "nodes"}, TRANSPORTS | UNBOUND),
+        (1000, 2, {}, NAMES),
+        (1000, 3, {}, NAMES | CROWDED),
+        (0, 2, {}, NAMES | ROOT),
+        (0, 3, {}, NAMES | ROOT | CROWDED),
+        (1000, 3, {"SLURM_JOB_NODELIST": "n[1-4]"}, NAMES | UNBOUND),  # the nodes have more cores than this one
+        (1000, 3, {"PBS_NODEFILE": "nodes"}, NAMES | UNBOUND),
         (1000, 3, {"OMPI_MCA_btl": "tcp,self", "PRTE_MCA_hwloc_default_binding_policy": "core"}, None),
     ],
 )
@@ -130,13 +136,13 @@ def test_settings_are_those_that_are_needed_and_not_set(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
     monkeypatch.setattr(launcher, "_physical_cores", lambda: 2)
-    expected = (TRANSPORTS | CROWDED) - set(environment) if names is None else names
+    expected = (NAMES | CROWDED) - set(environment) if names is None else names
     assert set(MPIRUN.settings(ranks, environment)) == expected
 
 
 def test_srun_gives_ranks_the_cores_of_the_job() -> None:
     settings = RankLauncher(("srun", "-n")).settings(3, {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "5"})
-    assert settings == {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx", "SRUN_CPUS_PER_TASK": "5"}
+    assert settings == COMMUNICATION | {"SRUN_CPUS_PER_TASK": "5"}
 
 
 def test_hardware_threads_of_a_core_are_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +156,10 @@ def test_a_rank_yields_where_its_node_is_crowded(monkeypatch: pytest.MonkeyPatch
     for ranks, more in (("4", set()), ("5", {"OMPI_MCA_mpi_yield_when_idle"})):
         environment = {"OMPI_COMM_WORLD_LOCAL_SIZE": ranks}
         set_rank_settings(environment)
-        assert set(environment) == {"OMPI_COMM_WORLD_LOCAL_SIZE"} | TRANSPORTS | more
+        assert set(environment) == {"OMPI_COMM_WORLD_LOCAL_SIZE"} | NAMES | more
     environment = {"OMPI_MCA_btl": "tcp,self"}
     set_rank_settings(environment)
-    assert environment == {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_osc": "^ucx"}
+    assert environment == COMMUNICATION | {"OMPI_MCA_btl": "tcp,self"}
 
 
 @pytest.mark.parametrize(
