@@ -50,13 +50,13 @@ test-slurm: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
 
 test-cluster: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+	$(BIN)/python -m pytest -m cluster -n 2 tests/cluster $(ARGS)
 
 # $(call link_tree,folder) shows the tree in a folder as it is installed.
 define link_tree
 	rm -rf $(1)
 	mkdir -p $(1)/hybridnn
-	ln -s $(patsubst %,$(CURDIR)/%,$(wildcard hybridnn/*) datasets hpc_jobs) $(1)/hybridnn/
+	ln -s $(patsubst %,$(CURDIR)/%,$(wildcard hybridnn/*) datasets hpc_jobs assignments) $(1)/hybridnn/
 endef
 
 # On a machine with a GPU nothing is installed: PYTHON is one that has CuPy, what setup.py requires, and for the tests

@@ -8,14 +8,14 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-MAPPED = {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs"}
+MAPPED = {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs", "hybridnn.assignments": "assignments"}
 
 # A range would let pip take a newer build, which on Linux brings several gigabytes of CUDA libraries;
 # with this pin the CPU build ("2.13.0+cpu") is taken wherever an index or a folder of wheels offers it.
 TORCH = "torch==2.13.0"
 # The last version that compiles for every GPU from 2017 on, and the newest: CuPy calls the one it was built for.
 NVRTC = ["nvidia-cuda-nvrtc-cu12; sys_platform == 'linux'", "nvidia-cuda-nvrtc>=13; sys_platform == 'linux'"]
-NOTEBOOK = ["nbclient", "ipykernel"]
+NOTEBOOK = ["nbclient", "ipykernel", "ipywidgets"]
 TEST = [
     "pytest>=8.2",
     "pytest-cov>=7",
@@ -76,6 +76,7 @@ setup(
         "hybridnn": ["py.typed"],
         "hybridnn.kernels": ["cuda/*.cu"],
         "hybridnn.datasets": ["*.npz"],
+        "": ["handout.md", "templates/*"],  # of assignments
         "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml", "studies/*.toml"],
     },
     install_requires=[

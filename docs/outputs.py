@@ -30,7 +30,8 @@ set options:
 ``<!-- by hand: REASON -->``
     Not run.
 
-A notebook is executed from its first cell to its last. Cells are compared unless they have the tag ``varies``.
+A notebook is executed from its first cell to its last. Cells are compared unless they have the tag ``varies``. Widgets
+are not stored, because they need a running kernel.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:-\d+)*\s?(?:%|(?:n
 KERNEL = re.compile(r"(?:/[\w.+-]+)*/ipykernel_\d+/")
 """Folder of the files of cells, which contains the process id of the kernel."""
 PACKAGE_LINE = re.compile(r'at hybridnn/[\w/]+\.py:\d+ in [^<"\\]+')
+WIDGET = "application/vnd.jupyter.widget-view+json"
+"""Type of the outputs that refer to a widget of the kernel."""
 NOTED = {"record_timing": False, "coalesce_streams": True}
 """Options of the client that make a notebook independent of the timing of its cells."""
 
@@ -341,7 +344,7 @@ def run_notebook(text: str, *, limit: float = 1200.0) -> str:
     Returns
     -------
     str
-        The text with its outputs, independent of the kernel.
+        The text with its outputs, without widgets, independent of the kernel.
 
     Raises
     ------
@@ -362,6 +365,9 @@ def run_notebook(text: str, *, limit: float = 1200.0) -> str:
     except (CellExecutionError, CellTimeoutError) as error:
         raise PageError(str(error)) from error
     notebook.metadata = metadata
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
     return KERNEL.sub("", nbformat.writes(notebook)) + "\n"
 
 

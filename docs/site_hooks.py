@@ -127,7 +127,8 @@ def _shown(output: dict[str, Any]) -> str:
     """An output of a cell: a picture, or its text."""
     data = output.get("data", {})
     if "image/svg+xml" in data:
-        return "".join(data["image/svg+xml"])
+        # In a block element, what looks like Markdown in a picture remains as it is.
+        return f"<div>\n{''.join(data['image/svg+xml']).rstrip()}\n</div>"
     return _fenced("".join(output.get("text", data.get("text/plain", ""))).rstrip(), "text")
 
 

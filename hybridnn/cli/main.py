@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from hybridnn.cli.calibrate import calibrate
+from hybridnn.cli.course.app import app as course_app
 from hybridnn.cli.data import app as data_app
 from hybridnn.cli.doctor import doctor
 from hybridnn.cli.formulas import app as formulas_app
@@ -41,6 +42,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 )
 for _command in COMMANDS:
     app.command()(_command)
+app.add_typer(course_app, name="course")
 app.add_typer(data_app, name="data")
 app.add_typer(formulas_app, name="formulas")
 app.add_typer(study_app, name="study")

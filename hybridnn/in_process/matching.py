@@ -338,6 +338,13 @@ class MessageEngine:
         call = rank, pending.name, pending.peer, pending.nbytes
         return (*call, pending.begun, began, ended, pending.line, pending.number, arrived)
 
+    def waiting(self) -> dict[int, tuple[str, ...]]:
+        """Calls that each waiting rank waits for, with their lines."""
+        return {
+            rank: tuple(f"waits in {item}, at {item.site}" for item in pendings if not item.done)
+            for rank, pendings in self._waiting.items()
+        }
+
     # -- errors ------------------------------------------------------------------------------------------------------
 
     def require_all_ended(self) -> None:

@@ -159,7 +159,8 @@ class RowDense:
             # The ranks hold blocks of the input, and the residual sum needs all of it: an additional all-gather.
             if s.own_x is not None:
                 self._kernels.copy(s.x, s.own_x)
-                self._group.allgather_rows(s.full_x)
+            # Also where this rank has all of it: an input of width 1 is whole on the first rank, and empty on others.
+            self._group.allgather_rows(s.full_x)
             self._kernels.add(s.full_x, s.activation, s.y)
 
     def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:

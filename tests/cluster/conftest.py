@@ -6,13 +6,14 @@ import contextlib
 import fcntl
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from cluster.nodes import CANNOT, Nodes, NodesCannotBeMade
+from cluster.turns import turn
 from mpi_runner.opt_in import mark_opt_in
 from slurm.cluster import SCRIPT, Cluster
 
@@ -21,10 +22,21 @@ HERE = Path(__file__).parent
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cluster: needs the nodes that `make test-cluster` makes, as root")
+    config.addinivalue_line("markers", "alone: `make test-cluster` runs no other of its tests at the same time")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark_opt_in(config, items, HERE, "cluster", "makes several nodes: make test-cluster")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test marked ``alone`` while other processes run none; waiting does not count towards its time limit."""
+    with contextlib.ExitStack() as stack:
+        if hasattr(item.config, "workerinput") and not item.get_closest_marker("skip"):
+            alone = item.get_closest_marker("alone") is not None
+            stack.enter_context(turn(item.config.cache.mkdir("cluster"), alone=alone))
+        return (yield)
 
 
 @pytest.fixture(scope="session")

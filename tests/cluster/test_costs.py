@@ -26,6 +26,7 @@ def _run(nodes: Nodes, ranks: int, seconds: str) -> object:
     return result
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("rate", "bits_per_second", "packet"), [("50mbit", 5e7, 1500), ("200mbit", 2e8, 1500), ("1gbit", 1e9, 9000)]
 )

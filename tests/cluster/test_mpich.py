@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from cluster.conftest import Mpich
 from cluster.nodes import Nodes
-from cluster.test_training import assert_ok, trained_cases
+from cluster.test_training import LIMIT, assert_ok, trained_cases
 from reference.command_line import assert_same_weights, records_of
 
 TRAIN = ["train", "--data", "digits", "--hidden", "20,18,16", "--set", "training.dtype=float64", "--batch", "2"]
 
 
+@pytest.mark.timeout(1.5 * LIMIT)
 def test_trainings_between_nodes_equal_those_of_one_process(mpich: Mpich, four_nodes: Nodes, tmp_path: Path) -> None:
     """Every axis, a pipeline of each kind, shared replicas, rounded gradients and checkpoints."""
     program = [sys.executable, "-m", "cluster.training_job", "2,2", "--few"]

@@ -152,6 +152,7 @@ with Nodes(2, cores=float(sys.argv[2]) if sys.argv[2:] else None) as nodes:
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_remains_of_them(end: signal.Signals, four_nodes: Nodes) -> None:
     before, groups, mark = _traces(), _groups(), f"HYBRIDNN_REMAINS={end.name}"

@@ -14,6 +14,11 @@ from cluster.nodes import Nodes
 from hybridnn.pipeline.schedules.methods import METHODS
 from mpi_runner.launch import find_mpirun
 
+LIMIT = 600.0
+"""Seconds of a job of all cases; its six ranks share the cores with all that other programs do."""
+
+pytestmark = pytest.mark.timeout(1.5 * LIMIT)
+
 TESTS = str(Path(__file__).parents[1])
 
 SHAPES: Mapping[str, tuple[int, Sequence[str]]] = {
@@ -42,7 +47,7 @@ Report = Mapping[str, Mapping[str, str]]
 def trained_cases(nodes: Nodes, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None) -> Report:
     """Run a command that starts `training_job`, and return what it reports."""
     path = os.pathsep.join(filter(None, (TESTS, os.environ.get("PYTHONPATH"))))
-    result = nodes.run(command, timeout=120, env={"PYTHONPATH": path, **(env or {})}, folder=folder)
+    result = nodes.run(command, timeout=LIMIT, env={"PYTHONPATH": path, **(env or {})}, folder=folder)
     report: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for line in result.stdout.splitlines():
         group, name, outcome = line.split("\t")

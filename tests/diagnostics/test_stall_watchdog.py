@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hybridnn.comm.recorder import Recorder
+from hybridnn.diagnostics.stalls.files import StallFiles
 from hybridnn.diagnostics.stalls.watchdog import SharedFolder, StallWatchdog, create_shared_folder
 from mpi_runner.launch import JobResult, run_mpi
 from mpi_runner.slowness import deadline
@@ -210,6 +211,7 @@ from time import perf_counter
 import numpy as np
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
+from hybridnn.diagnostics.stalls.files import StallFiles
 from hybridnn.diagnostics.stalls.watchdog import SharedFolder
 from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
 
@@ -343,3 +345,18 @@ def test_the_folder_is_where_all_ranks_share_it(
     # Folders that are not shared are removed.
     assert len(list(temporary.iterdir())) == 2
     assert len(list(current.iterdir())) == 1
+
+
+def test_a_folder_that_another_rank_removes_at_this_moment_is_already_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = StallFiles(tmp_path)
+    files.path.mkdir()
+
+    def removed(self: Path, pattern: str) -> list[Path]:
+        raise FileNotFoundError(2, "No such file or directory", str(self))
+
+    monkeypatch.setattr(Path, "glob", removed)
+    files.clear()
+    assert files.count_left() == 0
+    assert not files.path.exists()

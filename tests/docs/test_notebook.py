@@ -14,28 +14,11 @@ import pytest
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.datasets import load_dataset
 from hybridnn.in_process import run_ranks
-from mpi_runner.slowness import deadline
+from reference.notebooks import executed, printed, quiet_kernel, with_cells
 from reference.pages import ROOT, outputs
 
 NOTEBOOK = ROOT / "docs" / "use" / "ranks_in_one_process.ipynb"
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def executed(text: str) -> str:
-    written: str = outputs.run_notebook(text, limit=deadline(120))
-    return written
-
-
-def with_cell(text: str, source: str) -> str:
-    """The notebook with an additional cell at its end."""
-    notebook = json.loads(text)
-    cell = {"cell_type": "code", "id": "last", "metadata": {}, "outputs": [], "execution_count": None}
-    notebook["cells"].append({**cell, "source": source})
-    return json.dumps(notebook)
-
-
-def printed(cell: dict[str, Any]) -> str:
-    return "".join("".join(output.get("text", ())) for output in cell.get("outputs", ()))
 
 
 def pictures(notebook: dict[str, Any]) -> list[ElementTree.Element]:
@@ -55,10 +38,9 @@ def one_rank(comm: Any) -> list[float]:
 
 @pytest.mark.timeout(900)
 def test_outputs_of_the_notebook_are_the_committed_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))
+    quiet_kernel(monkeypatch, tmp_path)
     committed = NOTEBOOK.read_text(encoding="utf-8")
-    text = executed(with_cell(committed, "import json\nprint(json.dumps(run.results))"))
+    text = executed(with_cells(committed, "import json\nprint(json.dumps(run.results))"))
     notebook = json.loads(text)
     losses = json.loads(printed(notebook["cells"].pop()))
     assert outputs.differing_cells(committed, json.dumps(notebook)) == []
@@ -92,7 +74,7 @@ def test_a_cell_with_an_exception_is_an_error(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     empty = json.dumps({**json.loads(NOTEBOOK.read_text(encoding="utf-8")), "cells": []})
     with pytest.raises(outputs.PageError, match="ZeroDivisionError"):
-        executed(with_cell(empty, "1 / 0"))
+        executed(with_cells(empty, "1 / 0"))
 
 
 def test_cells_with_other_outputs_are_named_unless_they_vary() -> None:

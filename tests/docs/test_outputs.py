@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.course.isolation import choose_isolation
+from hybridnn.errors import EnvironmentProblem
 from mpi_runner.launch import job_environment
 from mpi_runner.slowness import deadline
 from reference.pages import ROOT, outputs
@@ -19,6 +21,8 @@ QUICK = {
     *("book-chapter.md", "errata.md"),
 }
 """Pages, or folders of pages, that `make test` runs; `make test-slow` runs the others."""
+GRADING = "teaching.md"
+"""Page whose commands run submissions, which have to be isolated."""
 
 
 def name_of(page: Path) -> str:
@@ -35,10 +39,25 @@ def blocks(page: Path) -> list[outputs.Block]:
     return list(outputs.blocks(page.read_text(encoding="utf-8")))
 
 
+def no_isolation() -> str:
+    """Why submissions cannot be isolated here; empty if they can."""
+    try:
+        choose_isolation("auto")
+    except EnvironmentProblem as error:
+        return str(error)
+    return ""
+
+
+def marks_of(page: Path) -> list[pytest.MarkDecorator]:
+    marks = [] if {page.name, page.parent.name} & QUICK else [pytest.mark.slow]
+    if page.name == GRADING:
+        marks.append(pytest.mark.skipif(bool(reason := no_isolation()), reason=reason))
+    return marks
+
+
 def with_commands() -> list[object]:
     pages = [page for page in outputs.PAGES if any(map(is_checked, blocks(page)))]
-    marks = {page: () if {page.name, page.parent.name} & QUICK else (pytest.mark.slow,) for page in pages}
-    return [pytest.param(page, marks=marks[page], id=name_of(page)) for page in pages]
+    return [pytest.param(page, marks=marks_of(page), id=name_of(page)) for page in pages]
 
 
 @pytest.mark.timeout(900)

@@ -129,9 +129,9 @@ def test_layers_with_fewer_outputs_than_model_ranks_train_as_the_reference(comm:
                 clip_norm=0.1 if overlap else None,
             )
             check_against_reference(case, grid)
-    check_against_reference(
-        Case((5, 3, 3, 3, 2), residual=True, optimizer=optimizer), ProcessGrid(comm, model=comm.size)
-    )
+    for sizes, split in product(((5, 3, 3, 3, 2), (5, 1, 1, 1, 2)), SPLITS):
+        case = Case(sizes, residual=True, optimizer=optimizer, model_split=split)
+        check_against_reference(case, ProcessGrid(comm, model=comm.size))
 
 
 @pytest.mark.in_process(ranks=[2, 3, 4])

@@ -86,7 +86,7 @@ class StallFiles:
         """States of the ranks that left, by rank."""
         states = []
         with contextlib.suppress(OSError, DataError):
-            states = [_parse(file, RankState) for file in self.path.glob(LEFT_FILES)]
+            states = [_parse(file, RankState) for file in self._matching(LEFT_FILES)]
         return {state.rank: state for state in states}
 
     def has_left(self, rank: int) -> bool:
@@ -95,7 +95,7 @@ class StallFiles:
 
     def count_left(self) -> int:
         """Number of ranks that left."""
-        return sum(1 for _ in self.path.glob(LEFT_FILES))
+        return len(self._matching(LEFT_FILES))
 
     def remove(self, rank: int) -> None:
         """Remove the file of a rank, and after the last one everything else."""
@@ -106,14 +106,19 @@ class StallFiles:
 
     def clear(self) -> None:
         """Remove all files; what cannot be removed stays."""
-        patterns = (RANK_FILES, LEFT_FILES, f".*{PARTIAL}")
-        files = [file for pattern in patterns for file in self.path.glob(pattern)]
+        files = self._matching(RANK_FILES, LEFT_FILES, f".*{PARTIAL}")
         with contextlib.suppress(OSError):
             for file in [*files, self.path / JOB, self.path / ALARM]:
                 file.unlink(missing_ok=True)
         for folder in (self.path, self.path.parent)[: 2 if self._temporary else 1]:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+    def _matching(self, *patterns: str) -> list[Path]:
+        """Files whose names match; none if there is no folder, or another rank removes it at this moment."""
+        with contextlib.suppress(OSError):
+            return [file for pattern in patterns for file in self.path.glob(pattern)]
+        return []
 
 
 # -- a folder for ranks without a run folder ---------------------------------------------------------------------------

@@ -247,7 +247,7 @@ def balanced_counts(
 
     The same recurrence for given ranks of every stage. `seconds` takes a stage, its first layer and the one after its
     last, and more layers take no less time; `boundaries` has the seconds of the boundary after each layer but the last.
-    There are at least as many layers as stages. Of equally fast counts those with more layers in front are taken.
+    There are at least as many layers as stages. Of several equally fast counts the same ones are always returned.
     """
     layers = len(boundaries) + 1
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}

@@ -1,0 +1,1 @@
+"""Assignments of the class kit; a package for each."""

@@ -1,0 +1,1 @@
+"""A2, batch parallelism: one gradient, whatever the number of ranks."""

@@ -1,0 +1,539 @@
+"""Known wrong solutions of A2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.assignments.a2_batch.solution import bounds_solution, buckets_solution, minibatches_solution
+from hybridnn.course.assignment import Mistake, Variant
+
+Order = NDArray[np.int64]
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def _remainder_lost(_: Variant) -> Callable[..., tuple[int, int]]:
+    def block_bounds(items: int, parts: int, part: int) -> tuple[int, int]:
+        size = items // parts
+        return part * size, (part + 1) * size
+
+    return block_bounds
+
+
+def _remainder_to_one(variant: Variant) -> Callable[..., tuple[int, int]]:
+    longest = 0 if variant["longer_parts"] == "first" else None
+
+    def block_bounds(items: int, parts: int, part: int) -> tuple[int, int]:
+        size, rest = divmod(items, parts)
+        if longest == 0:
+            start = part * size + (rest if part else 0)
+            return start, start + size + (0 if part else rest)
+        return part * size, items if part == parts - 1 else (part + 1) * size
+
+    return block_bounds
+
+
+def _rounded_up(_: Variant) -> Callable[..., tuple[int, int]]:
+    def block_bounds(items: int, parts: int, part: int) -> tuple[int, int]:
+        size = -(-items // parts)
+        return min(part * size, items), min((part + 1) * size, items)
+
+    return block_bounds
+
+
+def _proportional(_: Variant) -> Callable[..., tuple[int, int]]:
+    def block_bounds(items: int, parts: int, part: int) -> tuple[int, int]:
+        return part * items // parts, (part + 1) * items // parts
+
+    return block_bounds
+
+
+def _last_included(variant: Variant) -> Callable[..., tuple[int, int]]:
+    def block_bounds(items: int, parts: int, part: int) -> tuple[int, int]:
+        start, stop = bounds_solution(variant)(items, parts, part)
+        return start, stop - 1
+
+    return block_bounds
+
+
+def _size_returned(variant: Variant) -> Callable[..., tuple[int, int]]:
+    def block_bounds(items: int, parts: int, part: int) -> tuple[int, int]:
+        start, stop = bounds_solution(variant)(items, parts, part)
+        return start, stop - start
+
+    return block_bounds
+
+
+def _counted_from_one(variant: Variant) -> Callable[..., tuple[int, int]]:
+    def block_bounds(items: int, parts: int, part: int) -> tuple[int, int]:
+        return bounds_solution(variant)(items, parts, part - 1) if part else (0, 0)
+
+    return block_bounds
+
+
+BOUNDS = (
+    Mistake(
+        "remainder-lost",
+        _remainder_lost,
+        "Every part has the same size, so the last items belong to no part. How many items are left over when 10 are "
+        "dealt to 4 parts?",
+    ),
+    Mistake(
+        "remainder-to-one",
+        _remainder_to_one,
+        "All items that are left over went to one part, which is then much longer than the others. By how much may two "
+        "parts differ?",
+    ),
+    Mistake(
+        "rounded-up",
+        _rounded_up,
+        "The size was rounded up, so the first parts are full and the last ones short or empty. By how much may two "
+        "parts differ?",
+    ),
+    Mistake(
+        "last-included",
+        _last_included,
+        "The second bound is the last item of the part. What does Python's order[start:stop] do with stop?",
+    ),
+    Mistake(
+        "proportional",
+        _proportional,
+        "The parts are as equal as they can be, but the longer ones are scattered. Which are to be the longer ones?",
+    ),
+    Mistake(
+        "size-returned", _size_returned, "The second value is the size of the part. What does the docstring return?"
+    ),
+    Mistake(
+        "counted-from-one",
+        _counted_from_one,
+        "The parts are shifted by one: each has the bounds of the one before. What is the number of the first part?",
+    ),
+)
+
+
+# -- minibatches ------------------------------------------------------------------------------------------------------
+
+
+def _drops_short(variant: Variant) -> Callable[..., Iterator[Order]]:
+    def minibatches(order: Order, batch_size: int) -> Iterator[Order]:
+        first = len(order) % batch_size if variant["short_minibatch"] == "first" else 0
+        for start in range(first, len(order) - batch_size + 1, batch_size):
+            yield order[start : start + batch_size]
+
+    return minibatches
+
+
+def _drops_other_end(variant: Variant) -> Callable[..., Iterator[Order]]:
+    def minibatches(order: Order, batch_size: int) -> Iterator[Order]:
+        first = len(order) % batch_size if variant["short_minibatch"] == "last" else 0
+        for start in range(first, len(order) - batch_size + 1, batch_size):
+            yield order[start : start + batch_size]
+
+    return minibatches
+
+
+def _empty_minibatch(variant: Variant) -> Callable[..., Iterator[Order]]:
+    def minibatches(order: Order, batch_size: int) -> Iterator[Order]:
+        batches = list(minibatches_solution(variant)(order, batch_size))
+        if len(order) % batch_size == 0:
+            batches.insert(0 if variant["short_minibatch"] == "first" else len(batches), order[:0])
+        yield from batches
+
+    return minibatches
+
+
+def _pads_short(_: Variant) -> Callable[..., Iterator[Order]]:
+    def minibatches(order: Order, batch_size: int) -> Iterator[Order]:
+        for start in range(0, len(order), batch_size):
+            yield np.resize(np.concatenate([order[start:], order]), batch_size)
+
+    return minibatches
+
+
+def _equal_sizes(_: Variant) -> Callable[..., Iterator[Order]]:
+    def minibatches(order: Order, batch_size: int) -> Iterator[Order]:
+        if len(order):
+            yield from np.array_split(order, -(-len(order) // batch_size))
+
+    return minibatches
+
+
+def _sorted_indices(variant: Variant) -> Callable[..., Iterator[Order]]:
+    def minibatches(order: Order, batch_size: int) -> Iterator[Order]:
+        yield from minibatches_solution(variant)(np.sort(order), batch_size)
+
+    return minibatches
+
+
+def _positions(variant: Variant) -> Callable[..., Iterator[Order]]:
+    def minibatches(order: Order, batch_size: int) -> Iterator[Order]:
+        yield from minibatches_solution(variant)(np.arange(len(order)), batch_size)
+
+    return minibatches
+
+
+def _number_of_batches(_: Variant) -> Callable[..., Iterator[Order]]:
+    def minibatches(order: Order, batch_size: int) -> Iterator[Order]:
+        yield from np.array_split(order, batch_size)
+
+    return minibatches
+
+
+def _overlapping(_: Variant) -> Callable[..., Iterator[Order]]:
+    def minibatches(order: Order, batch_size: int) -> Iterator[Order]:
+        for start in range(0, len(order), batch_size):
+            yield order[start : start + batch_size + 1]
+
+    return minibatches
+
+
+MINIBATCHES = (
+    Mistake(
+        "drops-short-batch",
+        _drops_short,
+        "The samples of the short minibatch are never used. Does every sample train once per epoch?",
+    ),
+    Mistake(
+        "drops-the-other-end",
+        _drops_other_end,
+        "The samples that do not fill a minibatch were left out, at the other end of the order. Does every sample "
+        "train once per epoch?",
+    ),
+    Mistake(
+        "empty-minibatch",
+        _empty_minibatch,
+        "There is a minibatch without samples where they divide evenly. What is the remainder then?",
+    ),
+    Mistake(
+        "pads-short-batch",
+        _pads_short,
+        "The short minibatch was filled up with samples that were used before. What weight do they have in the epoch?",
+    ),
+    Mistake(
+        "equal-sizes",
+        _equal_sizes,
+        "The samples were divided into minibatches of nearly equal sizes. Which size does the handout ask for?",
+    ),
+    Mistake(
+        "sorted-order",
+        _sorted_indices,
+        "The indices are sorted: the shuffled order is lost. What is the meaning of `order`?",
+    ),
+    Mistake(
+        "positions-not-indices",
+        _positions,
+        "These are positions in `order`, not the sample indices that it contains. What should index the data?",
+    ),
+    Mistake(
+        "number-of-minibatches",
+        _number_of_batches,
+        "There are `batch_size` minibatches. Is it the number of minibatches, or the samples in one?",
+    ),
+    Mistake(
+        "one-sample-twice",
+        _overlapping,
+        "Neighbouring minibatches share a sample. Where does one slice end, and where does the next begin?",
+    ),
+)
+
+
+# -- buckets ----------------------------------------------------------------------------------------------------------
+
+
+def _loss_left_out(variant: Variant) -> Callable[..., dict[int, tuple[int, int]]]:
+    def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int, tuple[int, int]]:
+        return buckets_solution(variant)(ends, ends[-1], min_elements)
+
+    return plan_buckets
+
+
+def _from_the_front(_: Variant) -> Callable[..., dict[int, tuple[int, int]]]:
+    def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int, tuple[int, int]]:
+        buckets, start = {}, 0
+        for layer, end in enumerate(ends):
+            stop = size if layer == len(ends) - 1 else end
+            if stop - start >= min_elements or layer == len(ends) - 1:
+                buckets[layer] = (start, stop)
+                start = stop
+        return buckets
+
+    return plan_buckets
+
+
+def _one_per_layer(_: Variant) -> Callable[..., dict[int, tuple[int, int]]]:
+    def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int, tuple[int, int]]:
+        starts, stops = [0, *ends[:-1]], [*ends[:-1], size]
+        return {layer: (starts[layer], stops[layer]) for layer in reversed(range(len(ends)))}
+
+    return plan_buckets
+
+
+def _rest_left_over(variant: Variant) -> Callable[..., dict[int, tuple[int, int]]]:
+    def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int, tuple[int, int]]:
+        buckets = buckets_solution(variant)(ends, size, min_elements)
+        start, stop = buckets[0]
+        if stop - start < min_elements and len(buckets) > 1:
+            del buckets[0]
+        return buckets
+
+    return plan_buckets
+
+
+def _one_bucket(_: Variant) -> Callable[..., dict[int, tuple[int, int]]]:
+    def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int, tuple[int, int]]:
+        return {0: (0, size)}
+
+    return plan_buckets
+
+
+def _more_than(variant: Variant) -> Callable[..., dict[int, tuple[int, int]]]:
+    step = 1 if variant["bucket_size"] == "at least" else -1
+
+    def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int, tuple[int, int]]:
+        return buckets_solution(variant)(ends, size, min_elements + step)
+
+    return plan_buckets
+
+
+BUCKETS = (
+    Mistake(
+        "loss-left-out",
+        _loss_left_out,
+        "The last element of the buffer, the loss, is in no bucket. What is the difference of `size` and `ends[-1]`?",
+    ),
+    Mistake(
+        "from-the-front",
+        _from_the_front,
+        "The buckets were collected from layer 0 on. Which layer's gradient is complete first in a backward pass?",
+    ),
+    Mistake("one-per-layer", _one_per_layer, "Every layer has a bucket of its own. What is `min_elements` for?"),
+    Mistake(
+        "rest-left-over",
+        _rest_left_over,
+        "The first layers are in no bucket where they are small. When would their gradients be summed?",
+    ),
+    Mistake("one-bucket", _one_bucket, "Everything is in one bucket. What can then overlap with the backward pass?"),
+    Mistake(
+        "off-by-one-bucket",
+        _more_than,
+        "A bucket of exactly `min_elements` elements is treated wrongly. Is the limit itself allowed?",
+    ),
+)
+
+
+# -- gradient ---------------------------------------------------------------------------------------------------------
+
+Gradient = tuple[NDArray[np.float64], float]
+
+
+def _local(weights: NDArray[np.float64], x: NDArray[np.float64], labels: Order) -> Gradient:
+    """Sums over the samples of one rank."""
+    logits = x @ weights.T
+    logits -= logits.max(axis=1, keepdims=True, initial=-np.inf)
+    exponentials = np.exp(logits)
+    sums = exponentials.sum(axis=1, keepdims=True)
+    rows = np.arange(len(labels))
+    delta = exponentials / sums
+    delta[rows, labels] -= 1
+    return delta.T @ x, float(np.sum(np.log(sums[:, 0]) - logits[rows, labels]))
+
+
+def _summed(group: Any, values: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    array = np.array(values, np.float64, ndmin=1)
+    group.allreduce(array)
+    return array
+
+
+def _quiet(function: Callable[..., Gradient]) -> Callable[..., Gradient]:
+    """The function without NumPy's warnings of divisions by zero."""
+
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        with np.errstate(all="ignore"):
+            return function(group, weights, x, labels)
+
+    return global_gradient
+
+
+def _own_count(labels: Order, plainly: bool) -> Any:
+    """Number of samples of one rank by which it divides; an empty one divides by zero, or by 1."""
+    return np.float64(len(labels)) if plainly else max(len(labels), 1)
+
+
+def _average_of_averages(plainly: bool) -> Callable[[Variant], Callable[..., Gradient]]:
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        gradient, loss = _local(weights, x, labels)
+        own = _own_count(labels, plainly)
+        return _summed(group, gradient / own) / group.size, float(_summed(group, loss / own)[0]) / group.size
+
+    return lambda _: _quiet(global_gradient)
+
+
+def _local_count(plainly: bool) -> Callable[[Variant], Callable[..., Gradient]]:
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        gradient, loss = _local(weights, x, labels)
+        own = _own_count(labels, plainly)
+        return _summed(group, gradient) / own, float(_summed(group, loss)[0]) / own
+
+    return lambda _: _quiet(global_gradient)
+
+
+def _not_divided(_: Variant) -> Callable[..., Gradient]:
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        gradient, loss = _local(weights, x, labels)
+        return _summed(group, gradient), float(_summed(group, loss)[0])
+
+    return global_gradient
+
+
+def _divided_by_ranks_too(_: Variant) -> Callable[..., Gradient]:
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        gradient, loss = _local(weights, x, labels)
+        count = float(_summed(group, len(labels))[0]) * group.size
+        return _summed(group, gradient) / count, float(_summed(group, loss)[0]) / count
+
+    return global_gradient
+
+
+def _divided_by_ranks_only(_: Variant) -> Callable[..., Gradient]:
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        gradient, loss = _local(weights, x, labels)
+        return _summed(group, gradient) / group.size, float(_summed(group, loss)[0]) / group.size
+
+    return global_gradient
+
+
+def _no_sum(plainly: bool) -> Callable[[Variant], Callable[..., Gradient]]:
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        gradient, loss = _local(weights, x, labels)
+        own = _own_count(labels, plainly)
+        return gradient / own, loss / own
+
+    return lambda _: _quiet(global_gradient)
+
+
+def _averages_summed(plainly: bool) -> Callable[[Variant], Callable[..., Gradient]]:
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        gradient, loss = _local(weights, x, labels)
+        own = _own_count(labels, plainly)
+        return _summed(group, gradient / own), float(_summed(group, loss / own)[0])
+
+    return lambda _: _quiet(global_gradient)
+
+
+def _summed_twice(_: Variant) -> Callable[..., Gradient]:
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        gradient, loss = _local(weights, x, labels)
+        count = float(_summed(group, len(labels))[0])
+        return _summed(group, _summed(group, gradient)) / count, float(_summed(group, loss)[0]) / count
+
+    return global_gradient
+
+
+def _loss_stays_local(_: Variant) -> Callable[..., Gradient]:
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        gradient, loss = _local(weights, x, labels)
+        count = float(_summed(group, len(labels))[0])
+        return _summed(group, gradient) / count, loss / max(len(labels), 1)
+
+    return global_gradient
+
+
+def _empty_rank_leaves(_: Variant) -> Callable[..., Gradient]:
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        if not len(labels):
+            return np.zeros_like(weights), 0.0
+        gradient, loss = _local(weights, x, labels)
+        count = float(_summed(group, len(labels))[0])
+        return _summed(group, gradient) / count, float(_summed(group, loss)[0]) / count
+
+    return global_gradient
+
+
+def _many_allreduces(_: Variant) -> Callable[..., Gradient]:
+    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
+        gradient, loss = _local(weights, x, labels)
+        count = float(_summed(group, len(labels))[0])
+        rows = [_summed(group, row) / count for row in gradient]
+        return np.array(rows).reshape(weights.shape), float(_summed(group, loss)[0]) / count
+
+    return global_gradient
+
+
+GRADIENT = (
+    Mistake(
+        "average-of-averages",
+        _average_of_averages(plainly=False),
+        "Each rank divided by its own number of samples, and the averages were averaged: samples on a rank with few "
+        "of them count more. How many samples does each average stand for?",
+    ),
+    Mistake(
+        "local-count",
+        _local_count(plainly=False),
+        "The sum over all ranks was divided by the samples of one rank. Whose samples are in the sum?",
+    ),
+    Mistake("not-divided", _not_divided, "This is the sum over all samples. What turns it into a mean?"),
+    Mistake(
+        "divided-by-ranks-too",
+        _divided_by_ranks_too,
+        "The sum was divided by the number of samples, and once more by the number of ranks. Does the mean change when "
+        "the same samples are dealt to more ranks?",
+    ),
+    Mistake(
+        "divided-by-ranks-only",
+        _divided_by_ranks_only,
+        "The sum was divided by the number of ranks. How many samples are in the sum?",
+    ),
+    Mistake(
+        "no-sum",
+        _no_sum(plainly=False),
+        "Each rank returns the mean over its own samples. How does it learn about the others?",
+    ),
+    Mistake(
+        "averages-summed",
+        _averages_summed(plainly=False),
+        "Each rank divided by its own number of samples before the sum. What would the result be for equal ranks?",
+    ),
+    Mistake(
+        "summed-twice",
+        _summed_twice,
+        "The gradient was summed over the ranks twice. What does the second sum add up?",
+    ),
+    Mistake(
+        "loss-stays-local",
+        _loss_stays_local,
+        "The gradient is right, but the loss is the mean over the samples of one rank. What has to travel with it?",
+    ),
+    Mistake(
+        "empty-rank-leaves",
+        _empty_rank_leaves,
+        "A rank without samples did not enter the all-reduce, and the others wait for it. Who has to enter it?",
+    ),
+    Mistake(
+        "many-allreduces",
+        _many_allreduces,
+        "The values are right, but there is one all-reduce per row. What does each of them cost, whatever its size?",
+    ),
+    *(
+        Mistake(
+            f"{name}-and-nan",
+            made(True),
+            f"{what} A rank without samples even divides zero by zero. Which number of samples is the same on all "
+            "ranks, and never zero?",
+        )
+        for name, made, what in (
+            (
+                "average-of-averages",
+                _average_of_averages,
+                "Each rank divided by its own number of samples, and the averages were averaged.",
+            ),
+            ("local-count", _local_count, "The sum over all ranks was divided by the samples of one rank."),
+            ("no-sum", _no_sum, "Each rank returns the mean over its own samples."),
+            ("averages-summed", _averages_summed, "Each rank divided by its own number of samples before the sum."),
+        )
+    ),
+)

@@ -1,0 +1,1 @@
+"""`hybridnn course`: the class kit."""

@@ -1,0 +1,19 @@
+"""`hybridnn course`: its commands, by who uses them."""
+
+from __future__ import annotations
+
+from hybridnn.cli.course.assistant import grade, report, similar
+from hybridnn.cli.course.lecturer import make, new, solution, verify
+from hybridnn.cli.course.platform import autograde
+from hybridnn.cli.course.student import check, debug, picture, run, start, submit
+from hybridnn.cli.options import command_group
+
+app = command_group("Assignments for a class: work on them, hand them out, grade them.")
+for _panel, _commands in {
+    "Students": (start, check, debug, picture, run, submit),
+    "Lecturers": (new, make, verify, solution),
+    "Assistants": (grade, report, similar),
+    "Platforms": (autograde,),
+}.items():
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(_command)

@@ -1,0 +1,109 @@
+"""`hybridnn course grade | report | similar`: what an assistant does with the submissions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridnn.cli.course.lecturer import HERE, CourseFolder
+from hybridnn.cli.options import count, option
+from hybridnn.cli.output import make_console, new_table
+from hybridnn.errors import DataError
+from hybridnn.utils.text import counted
+
+if TYPE_CHECKING:
+    from hybridnn.course.batch import Graded
+    from hybridnn.course.grading import Grader
+
+AssignmentName = Annotated[str, typer.Argument(help="An assignment of the course.", metavar="A")]
+Submissions = Annotated[Path, typer.Argument(help="A folder of zip files.", metavar="SUBMISSIONS")]
+Out = Annotated[Path, option("Folder of the grades.", "FOLDER", "--out")]
+Isolation = Annotated[
+    str,
+    option("Isolation of submissions: auto, bwrap, user (needs root), or none.", "MODE", "--isolation"),
+]
+GRADES = Path("grades")
+
+
+def grade(
+    assignment: AssignmentName,
+    submissions: Submissions,
+    course: CourseFolder = HERE,
+    out: Out = GRADES,
+    jobs: Annotated[int, count("Submissions graded at the same time.", "--jobs")] = 1,
+    isolation: Isolation = "auto",
+    case_seconds: Annotated[float, option("Time limit of one case.", "S", "--case-seconds", least=0.1)] = 10.0,
+) -> None:
+    """Grade a folder of submissions; what is graded already is kept, so that it may be stopped at any moment."""
+    from hybridnn.course.batch import grade_folder
+    from hybridnn.course.reports import write_reports
+
+    grader = _grader(course, assignment, isolation, case_seconds)
+    console = make_console()
+
+    def told(graded: Graded) -> None:
+        outcome = graded.outcome
+        result = f"{outcome.points:g}" if outcome.gradable else f"not gradable: {outcome.reason}"
+        console.print(f"{graded.name}: {result}", soft_wrap=True)
+
+    graded = grade_folder(grader, submissions, out, jobs=jobs, told=told)
+    for path in write_reports(grader.assignment, graded, out, grader.course.settings.feedback):
+        console.print(str(path), soft_wrap=True)
+
+
+def report(
+    assignment: AssignmentName,
+    submissions: Submissions,
+    course: CourseFolder = HERE,
+    out: Out = GRADES,
+    isolation: Isolation = "auto",
+    case_seconds: Annotated[float, option("Time limit of one case, as for grade.", "S", "--case-seconds")] = 10.0,
+) -> None:
+    """Write tables and pages of graded submissions anew, with the points of the rubric where it is filled in."""
+    from hybridnn.course.batch import read_outcomes
+    from hybridnn.course.reports import write_reports
+
+    grader = _grader(course, assignment, isolation, case_seconds)
+    graded, missing = read_outcomes(grader, submissions, out)
+    if not graded:
+        raise DataError(
+            f"{out}: none of these submissions is graded there, with this course, --isolation and --case-seconds"
+        )
+    console = make_console()
+    for path in write_reports(grader.assignment, graded, out, grader.course.settings.feedback):
+        console.print(str(path), soft_wrap=True)
+    if missing:
+        console.print(f"not graded yet: {', '.join(missing)}", soft_wrap=True)
+
+
+def similar(
+    assignment: AssignmentName,
+    submissions: Submissions,
+    least: Annotated[float, option("Least share of equal pieces that is printed.", "X", "--least", least=0.0)] = 0.8,
+) -> None:
+    """List pairs of submissions with similar code, whatever their names and layout."""
+    from hybridnn.course.assignment import load_assignment
+    from hybridnn.course.batch import read_sources
+    from hybridnn.course.similarity import similar_pairs
+
+    chosen = load_assignment(assignment)
+    sources, refused = read_sources(chosen, submissions)
+    pairs = similar_pairs(chosen, sources, least)
+    console = make_console()
+    rows = [(pair.one, pair.other, f"{pair.share:.2f}") for pair in pairs]
+    console.print(new_table(("submission", "submission"), ("share",), rows, wraps=True))
+    compared = f"{counted(len(sources), 'submission')} compared, {counted(len(pairs), 'pair')}"
+    console.print(f"{compared} with a share of at least {least:g}")
+    for name, reason in refused.items():
+        console.print(f"not compared: {name}: {reason}", soft_wrap=True)
+
+
+def _grader(course: Path, assignment: str, isolation: str, case_seconds: float) -> Grader:
+    from hybridnn.course.grading import Grader, Limits
+    from hybridnn.course.isolation import choose_isolation
+    from hybridnn.course.term import Course
+
+    opened = Course.open(course)
+    return Grader(opened, opened.assignment(assignment), choose_isolation(isolation), Limits(case=case_seconds))

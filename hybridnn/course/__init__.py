@@ -1,0 +1,1 @@
+"""The class kit: assignments, their checks, and the grading of submissions."""

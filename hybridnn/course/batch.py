@@ -1,0 +1,157 @@
+"""Grading of a folder of submissions: in parallel, and resumable at any moment.
+
+Each submission has one file of its outcome, named after a digest of all that decides about it: its content, the course,
+the kit and the isolation. A file is written by renaming, so that it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hybridnn._version import __version__
+from hybridnn.course.assignment import Assignment
+from hybridnn.course.grading import Grader
+from hybridnn.course.outcome import Outcome
+from hybridnn.course.submission import read_submission
+from hybridnn.course.work_folder import FILE_BYTES
+from hybridnn.errors import DataError
+from hybridnn.utils.files import FileError, make_folder, read_bytes, read_text, write_atomically
+
+ARCHIVE_BYTES = 8 * FILE_BYTES
+SUBMISSION = ".zip"
+SUFFIX = ".outcome.json"
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A submission and its outcome."""
+
+    name: str
+    outcome: Outcome
+
+
+def find_submissions(folder: Path) -> list[Path]:
+    """Zip files in a folder and its subfolders, sorted; `DataError` if there is none."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() == SUBMISSION and path.is_file())
+    if not found:
+        raise DataError(f"{folder}: no zip files")
+    return found
+
+
+def grade_folder(
+    grader: Grader,
+    submissions: Path,
+    out: Path,
+    *,
+    jobs: int = 1,
+    told: Callable[[Graded], None] = lambda _: None,
+) -> list[Graded]:
+    """Grade every submission that has no outcome yet, and return all outcomes by name.
+
+    Parameters
+    ----------
+    out : Path
+        Folder of the outcomes.
+    jobs : int
+        Submissions that are graded at the same time.
+    told : callable
+        Called after each one.
+    """
+    paths = find_submissions(submissions)
+    make_folder(out, 0o700)
+
+    def grade(path: Path) -> Graded:
+        name = str(path.relative_to(submissions))
+        graded = Graded(name, _outcome_of(grader, path, out))
+        told(graded)
+        return graded
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            return list(pool.map(grade, paths))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _require_same_assignment(grader: Grader, out: Path) -> None:
+    """Refuse a folder with outcomes of another assignment, whose tables would be replaced."""
+    first = next(iter(sorted(out.glob(f"*{SUFFIX}"))), None)
+    stored = None if first is None else _stored(first)
+    if stored is not None and stored.assignment != grader.assignment.id:
+        raise DataError(f"{out}: has the grades of {stored.assignment}; give another folder for {grader.assignment.id}")
+
+
+def read_outcomes(grader: Grader, submissions: Path, out: Path) -> tuple[list[Graded], list[str]]:
+    """Outcomes that are there, and the names of submissions without one."""
+    graded, missing = [], []
+    for path in find_submissions(submissions):
+        name = str(path.relative_to(submissions))
+        found: Outcome | None
+        try:
+            found = _stored(_outcome_file(grader, path, read_bytes(path, ARCHIVE_BYTES), out))
+        except FileError as error:
+            found = _unreadable(grader, error)
+        if found is None:
+            missing.append(name)
+        else:
+            graded.append(Graded(name, found))
+    return graded, missing
+
+
+def read_sources(assignment: Assignment, submissions: Path) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Code files by submission, and reasons why others cannot be read."""
+    found, refused = {}, {}
+    for path in find_submissions(submissions):
+        name = str(path.relative_to(submissions))
+        try:
+            found[name] = read_submission(assignment, read_bytes(path, ARCHIVE_BYTES)).files
+        except DataError as error:
+            refused[name] = str(error)
+    return found, refused
+
+
+def _outcome_of(grader: Grader, path: Path, out: Path) -> Outcome:
+    try:
+        data = read_bytes(path, ARCHIVE_BYTES)
+    except FileError as error:
+        return _unreadable(grader, error)
+    file = _outcome_file(grader, path, data, out)
+    outcome = _stored(file)
+    if outcome is None:
+        outcome = grader.grade(data)
+        write_atomically(file, outcome.model_dump_json(indent=1).encode())
+    return outcome
+
+
+def _unreadable(grader: Grader, error: FileError) -> Outcome:
+    return Outcome(assignment=grader.assignment.id, gradable=False, reason=error.reason)
+
+
+def _stored(file: Path) -> Outcome | None:
+    """A stored outcome; None where there is none that can be read."""
+    try:
+        return Outcome.model_validate_json(read_text(file, ARCHIVE_BYTES))
+    except (ValidationError, FileError):
+        return None
+
+
+def _outcome_file(grader: Grader, path: Path, data: bytes, out: Path) -> Path:
+    return out / f"{outcome_digest(grader, path.name, data)}{SUFFIX}"
+
+
+def outcome_digest(grader: Grader, name: str, data: bytes) -> str:
+    """Digest of all that decides about an outcome."""
+    parts: Sequence[str] = (
+        *(name, hashlib.sha256(data).hexdigest(), grader.course.digest(), grader.assignment.id),
+        *(__version__, grader.isolation, str(grader.limits)),
+    )
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]

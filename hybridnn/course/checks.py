@@ -1,0 +1,318 @@
+"""Checks of a submission: cases, bounds and trainings of every task, compared with the reference solution."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Protocol
+
+from hybridnn.course.answers import NOT_WRITTEN, Answer, Failure, first_difference, same_answer
+from hybridnn.course.assignment import Assignment, Bound, Case, Mistake, Task, Variant
+from hybridnn.course.execution import KINDS, run_trusted, seeded
+from hybridnn.course.outcome import CheckOutcome, Kind, TaskOutcome
+from hybridnn.course.patterns import describe_difference
+
+DEADLOCK = re.compile(r"deadlock in ((send|receive|allreduce|allgather|barrier)( and )?)*")
+FAILURES = frozenset(
+    [
+        *KINDS.values(),
+        *(NOT_WRITTEN, "ended", "memory", "no end", "no function", "wrong output"),
+        *("refused operation", "communication error", "too much communication"),
+    ]
+)
+"""Kinds of failures that the kit names."""
+
+
+class Runner(Protocol):
+    """Interface of what runs the student's functions."""
+
+    def run(self, task: Task, case: Case, variant: Variant) -> Answer:
+        """The answer to a case."""
+
+    def run_whole(self, task: Task, variant: Variant) -> Answer:
+        """The outcome of the training."""
+
+
+class TaskKey:
+    """Cases of a task, and the answers of the reference solution and of every known mistake to them.
+
+    Parameters
+    ----------
+    key : bytes or None
+        Key of the term, from which the hidden cases are made; None: public cases only.
+    student : str
+        Whose hidden cases they are; empty: the same for all.
+    """
+
+    def __init__(
+        self, assignment: Assignment, task: Task, variant: Variant, key: bytes | None = None, student: str = ""
+    ) -> None:
+        self.assignment, self.task, self.variant = assignment, task, variant
+        self.public = tuple(task.public(variant))
+        self.hidden: tuple[Case, ...] = ()
+        if key is not None:
+            self.hidden = tuple(
+                task.hidden(seeded(key, assignment.id, task.name, student, number), variant, number)
+                for number in range(task.hidden_cases)
+            )
+        self._expected: dict[int, Answer] = {}
+        self._wrong: dict[tuple[str, int], Answer] = {}
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Public cases, then hidden ones."""
+        return self.public + self.hidden
+
+    def expected(self, number: int) -> Answer:
+        """The answer of the reference solution to a case."""
+        if number not in self._expected:
+            answer = run_trusted(self.task, self.task.solution(self.variant), self.cases[number], self.variant)
+            if answer.failure is not None:
+                raise RuntimeError(f"{self.task.name}, {self.cases[number].name}: {answer.failure.text}")
+            self._expected[number] = answer
+        return self._expected[number]
+
+    def wrong(self, mistake: Mistake, number: int) -> Answer:
+        """The answer of a known mistake to a case."""
+        found = self._wrong.get((mistake.name, number))
+        if found is None:
+            found = run_trusted(self.task, mistake.function(self.variant), self.cases[number], self.variant)
+            self._wrong[mistake.name, number] = found
+        return found
+
+    @cached_property
+    def mistakes(self) -> tuple[Mistake, ...]:
+        """Known mistakes of this variant, with the solutions of other variants."""
+        return tuple(
+            mistake
+            for mistake in (*self.task.mistakes, *other_variants(self.assignment, self.task, self.variant))
+            if mistake.applies(self.variant)
+        )
+
+    @cached_property
+    def whole(self) -> Answer:
+        """Outcome of the training without the student's function."""
+        assert self.task.whole is not None
+        return Answer(outputs=(self.task.whole.expected(self.variant),))
+
+
+OTHER_VARIANT = "variant:"
+
+
+def other_variants(assignment: Assignment, task: Task, variant: Variant) -> Iterator[Mistake]:
+    """The solutions of all other variants of a task, as mistakes; first those that differ in one axis."""
+    choices = [list(assignment.axes[axis]) for axis in task.axes]
+    others = [dict(zip(task.axes, chosen, strict=True)) for chosen in product(*choices)]
+    changes = [{axis: choice for axis, choice in other.items() if choice != variant[axis]} for other in others]
+    for changed in sorted(filter(None, changes), key=len):
+        other = {**variant, **changed}
+        sentences = " ".join(assignment.axes[axis][choice] for axis, choice in changed.items())
+        hint = f"This solves another variant: {sentences} What does your handout say about this?"
+
+        def solution(_: Variant, other: Variant = other) -> Callable[..., object]:
+            function: Callable[..., object] = task.solution(other)
+            return function
+
+        name = ",".join(f"{axis}={choice}" for axis, choice in changed.items())
+        yield Mistake(f"{OTHER_VARIANT}{name}", solution, hint)
+
+
+@dataclass
+class _Tried:
+    """Answers of a submission to the cases of a task."""
+
+    key: TaskKey
+    answers: dict[int, Answer]
+
+    def is_right(self, number: int) -> bool:
+        """Whether the answer to a case is right."""
+        return self._problem(number) is None
+
+    def _problem(self, number: int) -> str | None:
+        answer, expected = self.answers[number], self.key.expected(number)
+        if answer.failure is not None:
+            return answer.failure.text
+        difference = first_difference(answer.outputs, expected.outputs, self.key.task.tolerance)
+        if difference is None:
+            return None
+        return describe_difference(difference, answer.outputs, expected.outputs)
+
+    def problem(self, number: int) -> str:
+        """What is wrong with an answer; empty if nothing is."""
+        return self._problem(number) or ""
+
+    def bounds(self, number: int) -> Sequence[Bound]:
+        """What the budget bounds in a case."""
+        budget = self.key.task.budget
+        return [] if budget is None else budget(self.key.cases[number], self.answers[number], self.key.variant)
+
+    @cached_property
+    def mistake(self) -> Mistake | None:
+        """The only known mistake that gives the same answers to all cases; None where there is none, or several."""
+        return diagnose(self.key, self.answers, with_traffic=all(map(self.is_right, self.answers)))
+
+
+def diagnose(key: TaskKey, answers: dict[int, Answer], *, with_traffic: bool) -> Mistake | None:
+    """The only known mistake that gives the same answers to all these cases; of other variants the first one.
+
+    Parameters
+    ----------
+    with_traffic : bool
+        Whether the communication has to be the same, too: where only that is wrong.
+    """
+    if all(answer.failure is not None and answer.failure.kind == NOT_WRITTEN for answer in answers.values()):
+        return None
+    tolerance = key.task.tolerance
+    found = [
+        mistake
+        for mistake in key.mistakes
+        if all(
+            same_answer(answer, key.wrong(mistake, number), tolerance, with_traffic=with_traffic)
+            for number, answer in answers.items()
+        )
+    ]
+    is_clear = len(found) == 1 or (bool(found) and all(item.name.startswith(OTHER_VARIANT) for item in found))
+    return found[0] if is_clear else None
+
+
+def check_task(
+    runner: Runner, key: TaskKey, *, budget: bool = True, whole: bool = True, stop: Callable[[], bool] = lambda: False
+) -> TaskOutcome:
+    """All checks of a task.
+
+    Parameters
+    ----------
+    stop : callable
+        Asked before each check; once it returns True, the rest is not tried.
+    """
+    task, variant = key.task, key.variant
+    tried = _Tried(key, {})
+    endless = False
+    for number, case in enumerate(key.cases):
+        if endless or stop():
+            break
+        tried.answers[number] = answer = runner.run(task, case, variant)
+        endless = answer.failure is not None and answer.failure.kind in ("no end", NOT_WRITTEN, "no function")
+    checks = [_case_check(tried, number) for number in range(len(key.cases))]
+    if task.budget is not None and task.points.budget and budget:
+        checks += _budget_checks(tried)
+    if task.whole is not None and task.points.whole and whole:
+        may_run = all(map(tried.is_right, tried.answers)) and len(tried.answers) == len(key.cases) and not stop()
+        checks.append(_whole_check(runner, key, may_run))
+    return TaskOutcome(name=task.name, checks=tuple(checks))
+
+
+def _case_check(tried: _Tried, number: int) -> CheckOutcome:
+    key = tried.key
+    kind: Kind = "public" if number < len(key.public) else "hidden"
+    count = len(key.public) if kind == "public" else len(key.hidden)
+    possible = getattr(key.task.points, kind) / count
+    case = key.cases[number]
+    name = case.name if kind == "public" else f"hidden case {number - len(key.public) + 1}"
+    check = CheckOutcome(name=name, kind=kind, points=0, possible=possible)
+    if number not in tried.answers:
+        return check.model_copy(update={"not_tried": True, "message": "not tried, as an earlier case did not end"})
+    if tried.is_right(number):
+        return check.model_copy(update={"points": possible})
+    mistake = tried.mistake
+    message = tried.problem(number)
+    update = {"message": message if kind == "public" else _without_inputs(tried.answers[number], case)}
+    if mistake is not None:
+        update |= {"hint": mistake.hint, "mistake": mistake.name}
+    return check.model_copy(update=update)
+
+
+def _without_inputs(answer: Answer, case: Case) -> str:
+    """What a student may know of a wrong answer to a hidden case."""
+    ranks = f"{case.ranks} ranks: " if case.ranks > 1 else ""
+    if answer.failure is None:
+        return f"{ranks}wrong outputs"
+    return f"{ranks}{_known_kind(answer.failure.kind)}"
+
+
+def _known_kind(kind: str) -> str:
+    """The kind of a failure, without names that the submission chose: they could tell the inputs."""
+    word, _, name = kind.partition(" ")
+    if word == "raised":
+        return kind if name in vars(builtins) else "raised an exception of its own"
+    return kind if kind in FAILURES or DEADLOCK.fullmatch(kind) else "failed"
+
+
+def _budget_checks(tried: _Tried) -> list[CheckOutcome]:
+    """One check for each bounded quantity, over all cases; a case without a right answer has no points."""
+    key = tried.key
+    fractions: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
+    worst: dict[str, Bound] = {}
+    for number in range(len(key.cases)):
+        right = number in tried.answers and tried.is_right(number)
+        reference = replace(tried, answers={number: key.expected(number)})
+        bounds = tried.bounds(number) if right else reference.bounds(number)
+        for bound in bounds:
+            fractions.setdefault(bound.what, []).append(bound.fraction if right else 0.0)
+            if right and bound.full > 0:
+                ratios.setdefault(bound.what, []).append(bound.value / bound.full)
+            if right and (bound.what not in worst or bound.fraction < worst[bound.what].fraction):
+                worst[bound.what] = bound
+    checks = []
+    all_right = len(tried.answers) == len(key.cases) and all(map(tried.is_right, tried.answers))
+    for what, values in fractions.items():
+        possible = key.task.points.budget / len(fractions)
+        fraction = sum(values) / len(values)
+        measured = ratios.get(what, [])
+        ratio = sum(measured) / len(measured) if all_right and len(measured) == len(values) else None
+        check = CheckOutcome(name=what, kind="budget", points=possible * fraction, possible=possible, ratio=ratio)
+        if fraction < 1 - 1e-9:
+            largest = worst.get(what)
+            message = "counted only where the outputs are right"
+            if largest is not None and largest.fraction < 1:
+                message = f"yours {largest.value:.6g}, allowed {largest.full:.6g}"
+            update: dict[str, object] = {"message": message, "not_tried": not worst}
+            if all_right and tried.mistake is not None:
+                update |= {"hint": tried.mistake.hint, "mistake": tried.mistake.name}
+            check = check.model_copy(update=update)
+        checks.append(check)
+    return checks
+
+
+def _whole_check(runner: Runner, key: TaskKey, may_run: bool) -> CheckOutcome:
+    whole = key.task.whole
+    assert whole is not None
+    possible = key.task.points.whole
+    check = CheckOutcome(name=whole.name, kind="whole", points=0, possible=possible)
+    if not may_run:
+        message = "not tried: every case has to be right first"
+        return check.model_copy(update={"not_tried": True, "message": message})
+    answer = runner.run_whole(key.task, key.variant)
+    if answer.failure is not None:
+        return check.model_copy(update={"message": answer.failure.text})
+    difference = first_difference(answer.outputs, key.whole.outputs, whole.tolerance)
+    if difference is not None:
+        return check.model_copy(update={"message": f"{difference.where}: {difference.text}"})
+    return check.model_copy(update={"points": possible})
+
+
+class TrustedRunner:
+    """Runs the kit's own functions, one for each task, as a submission."""
+
+    def __init__(self, functions: dict[str, Callable[..., object]]) -> None:
+        self._functions = functions
+
+    def run(self, task: Task, case: Case, variant: Variant) -> Answer:
+        """The answer to a case."""
+        return run_trusted(task, self._functions[task.name], case, variant)
+
+    def run_whole(self, task: Task, variant: Variant) -> Answer:
+        """The outcome of the training."""
+        assert task.whole is not None
+        from hybridnn.course.execution import failure_of
+
+        try:
+            return Answer(outputs=(task.whole.run(self._functions[task.name], variant),))
+        except Exception as error:
+            failure: Failure = failure_of(error)
+            return Answer(failure=failure)

@@ -1,0 +1,181 @@
+"""`hybridnn course`: the commands of students, lecturers and assistants, and their wrong input."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from course.made import course_of, reference_files, submission_zip
+from hybridnn.course.assignment import load_assignment
+from mpi_runner.slowness import deadline
+
+A2 = load_assignment("a2")
+A3 = load_assignment("a3")
+
+RING = """
+import numpy as np
+
+def shift(group, array):
+    return array
+
+def reduce_scatter(group, array):
+    return array
+
+def allgather(group, block, rows=None):
+    return block
+
+def allreduce(group, array, operation="sum"):
+    left = np.empty_like(array)
+    group.isend(array, (group.rank + 1) % group.size, 0).wait()
+    group.ireceive(left, (group.rank - 1) % group.size, 0).wait()
+"""
+
+Course = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Course:
+    """Run a command in the test's folder."""
+
+    def run(*arguments: str, folder: str = ".", text: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "hybridnn", "course", *arguments],
+            cwd=tmp_path / folder,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=deadline(120),
+            env={**os.environ, "COLUMNS": "100"},
+        )
+
+    return run
+
+
+def _refused(run: subprocess.CompletedProcess[str], message: str) -> None:
+    assert run.returncode == 2, run.stdout + run.stderr
+    assert "Traceback" not in run.stderr
+    assert len(run.stderr.strip().splitlines()) == 1
+    assert message in run.stderr
+
+
+def test_a_term_from_its_beginning_to_the_grades(course: Course, tmp_path: Path) -> None:
+    made = course("new", "term", "a2", "--term", "Spring 2027")
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "roster.csv").write_text("student,name\nada,Ada\nbob,Bob\n")
+    made = course("make", "a2", "--course", "term", "--roster", "roster.csv", "--for", "students")
+    assert sorted(path.name for path in (tmp_path / "term/build").iterdir()) == ["a2-ada.zip", "a2-bob.zip"]
+    assert course("start", "term/build/a2-ada.zip").returncode == 0
+    checked = course("check", folder="a2")
+    assert checked.returncode == 1
+    assert "a2 bounds: not written yet" in checked.stdout
+    assert "0 of 53 points; hidden cases are worth 47 more" in checked.stdout
+
+    from hybridnn.course.term import Course as Term
+
+    files = reference_files(A2, Term.open(tmp_path / "term").variant(A2))
+    for name, text in files.items():
+        (tmp_path / "a2" / name).write_text(text)
+    checked = course("check", "gradient", "-q", folder="a2")
+    assert (checked.returncode, checked.stdout) == (0, "25 of 25 points; hidden cases are worth 15 more\n")
+    trained = course("run", "gradient", folder="a2")
+    assert trained.returncode == 0, trained.stderr
+    assert "equal to the training without your function" in trained.stdout
+    packed = course("submit", folder="a2")
+    assert packed.returncode == 0, packed.stderr
+    (tmp_path / "in").mkdir()
+    (tmp_path / "a2/a2-submission.zip").rename(tmp_path / "in/ada.zip")
+    graded = course("grade", "a2", "in", "--course", "term", "--out", "grades", "--isolation", "none")
+    assert graded.returncode == 0, graded.stderr
+    assert "ada.zip: 100" in graded.stdout
+    other_limit = ("--out", "grades", "--isolation", "none", "--case-seconds", "5")
+    _refused(
+        course("report", "a2", "in", "--course", "term", *other_limit), "none of these submissions is graded there"
+    )
+    assert "ada.zip,ada,100.0,100,yes" in (tmp_path / "grades/grades.csv").read_text()
+    reported = course("report", "a2", "in", "--course", "term", "--out", "grades", "--isolation", "none")
+    assert reported.returncode == 0, reported.stderr
+    compared = course("similar", "a2", "in")
+    assert "1 submission compared, 0 pairs" in compared.stdout
+    printed = course("solution", "a2", "--course", "term")
+    assert "def bounds_solution" in printed.stdout
+
+
+def test_a_deadlock_is_explained_and_drawn_and_can_be_debugged(course: Course, tmp_path: Path) -> None:
+    assert course("start", "a3", "work").returncode == 0
+    (tmp_path / "work/collectives.py").write_text(RING)
+    checked = course("check", "allreduce", folder="work")
+    assert checked.returncode == 1
+    assert "wait for one another" in checked.stdout
+    assert "collectives.py:15 in allreduce" in checked.stdout
+    drawn = course("picture", "allreduce", "--out", "ring.svg", folder="work")
+    assert drawn.returncode == 0, drawn.stderr
+    assert "deadlock" in drawn.stdout
+    assert (tmp_path / "work/ring.svg").read_text().startswith("<svg")
+    debugged = course("debug", "allreduce", "--ranks", "2", "--rank", "1", folder="work", text="ranks\nq\n")
+    assert "rank 1: here" in debugged.stdout
+    assert "rank 0: waits in send" in debugged.stdout
+
+
+def test_wrong_input_of_students(course: Course, tmp_path: Path) -> None:
+    _refused(course("check"), "assignment.toml: no such file; make the folder with: hybridnn course start")
+    _refused(course("start", "b1"), "one of a1, a2")
+    _refused(course("start", "none.zip"), "none.zip: cannot be read")
+    (tmp_path / "bad.zip").write_bytes(b"PK")
+    _refused(course("start", "bad.zip"), "not a readable zip file")
+    (tmp_path / "other.zip").write_bytes(submission_zip(A2, A2.standard, {}))
+    _refused(course("start", "other.zip"), "an assignment has")
+    assert course("start", "a2").returncode == 0
+    _refused(course("start", "a2"), "exists already; nothing was written")
+    _refused(course("check", "nothing", folder="a2"), "of a2: bounds, minibatches, gradient, buckets")
+    _refused(course("picture", "bounds", folder="a2"), "has no messages to draw")
+    _refused(course("debug", "gradient", "--case", "9", folder="a2"), "public cases 1 to 4")
+    _refused(course("debug", "gradient", "--ranks", "7", folder="a2"), "public cases on 1, 3, 4 ranks")
+    (tmp_path / "a2/blocks.py").write_text("def broken(:\n")
+    _refused(course("submit", folder="a2"), "blocks.py, line 1: cannot be parsed")
+    assert not (tmp_path / "a2/a2-submission.zip").exists()
+    (tmp_path / "a2/blocks.py").write_text("from hybridnn.comm.blocks import block_bounds\n")
+    _refused(course("submit", folder="a2"), "write the functions without hybridnn")
+    (tmp_path / "a2/blocks.py").unlink()
+    _refused(course("check", folder="a2"), "blocks.py: cannot be read")
+    manifest = tmp_path / "a2/assignment.toml"
+    manifest.write_text(manifest.read_text().replace('longer_parts = "first"', 'longer_parts = "middle"'))
+    _refused(course("check", folder="a2"), "variant.longer_parts = 'middle': of a2: first, last")
+
+
+def test_wrong_input_of_lecturers_and_assistants(course: Course, tmp_path: Path) -> None:
+    _refused(course("new", "term", "a2"), "the name of the term")
+    _refused(course("new", "term", "a2", "b2", "--term", "x"), "one of a1, a2")
+    assert not (tmp_path / "term").exists()
+    course_of(tmp_path / "term", "a2")
+    _refused(course("new", "term", "a2", "--term", "x"), "there is a course already")
+    _refused(course("make", "a3", "--course", "term"), "of this course: a2")
+    _refused(course("make", "a2", "--course", "term", "--for", "moodle"), "one of students")
+    (tmp_path / "roster.csv").write_text("name\nAda\n")
+    _refused(course("make", "a2", "--course", "term", "--roster", "roster.csv"), "needs a column student")
+    _refused(course("grade", "a2", "in", "--course", "nowhere"), "cannot be read")
+    _refused(course("grade", "a2", "in", "--course", "term", "--isolation", "none"), "no such folder")
+    (tmp_path / "in").mkdir()
+    _refused(course("grade", "a2", "in", "--course", "term", "--isolation", "none"), "no zip files")
+    _refused(course("grade", "a2", "in", "--course", "term", "--isolation", "vm"), "isolation")
+    _refused(course("verify", "a9"), "one of a1, a2")
+    (tmp_path / "term/term.key").write_text("short")
+    _refused(course("grade", "a2", "in", "--course", "term"), "is not a key")
+    (tmp_path / "term/term.key").unlink()
+    _refused(course("grade", "a2", "in", "--course", "term"), "no such file; grading needs the key")
+    (tmp_path / "term/course.toml").write_text('term = "x"\nvariants = 3\n')
+    _refused(course("solution", "a2", "--course", "term"), "course.toml: variants")
+
+
+def test_a_submission_of_another_assignment_costs_no_attempt(course: Course, tmp_path: Path) -> None:
+    course_of(tmp_path / "term", "a2")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/wrong.zip").write_bytes(submission_zip(A3, A3.standard, {}))
+    graded = course("grade", "a2", "in", "--course", "term", "--isolation", "none")
+    assert graded.returncode == 0, graded.stderr
+    assert "wrong.zip: not gradable: it is a submission of a3, not of a2" in graded.stdout

@@ -1,0 +1,355 @@
+"""Attacks on the grader: code of submissions that tries to get points, or to do damage, other than by the task.
+
+Each is the text of ``blocks.py`` or of ``gradient.py`` of A2; the other file is the stub, so that every point is one
+that the attack gained.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BLOCKS", "GRADIENT", "SLOW"]
+
+NOTHING = """
+import numpy as np
+
+def block_bounds(items, parts, part):
+    return (-1, -1)
+
+def minibatches(order, batch_size):
+    return [np.array([-1])]
+"""
+
+BLOCKS = {
+    "writes results": NOTHING
+    + """
+import json
+for place in ("results.json", "/tmp/results.json", "/autograder/results/results.json", "/grade/results/results.json"):
+    try:
+        open(place, "w").write(json.dumps({"score": 100}))
+    except OSError:
+        pass
+""",
+    "prints scores as the last line": NOTHING
+    + """
+import atexit
+atexit.register(print, '{"scores": {"bounds": 20}}')
+print('{"scores": {"bounds": 20}}')
+""",
+    "exits at once": "import os\nos._exit(0)\n",
+    "exits in the function": NOTHING + "import sys\ndef block_bounds(items, parts, part):\n    sys.exit(0)\n",
+    "raises while it is deleted": """
+class Value:
+    def __iter__(self):
+        return iter((-1, -1))
+    def __del__(self):
+        raise SystemExit(0)
+
+def block_bounds(items, parts, part):
+    return Value()
+""",
+    "patches comparisons": NOTHING
+    + """
+import numpy as np
+import builtins
+answers = __import__("hybridnn.course.answers", fromlist=["x"])
+checks = __import__("hybridnn.course.checks", fromlist=["x"])
+np.allclose = np.array_equal = lambda *a, **k: True
+builtins.all = lambda values: True
+answers.first_difference = checks.first_difference = lambda *a, **k: None
+""",
+    "calls everything equal": """
+class Equal(int):
+    def __eq__(self, other):
+        return True
+    def __lt__(self, other):
+        return False
+    __gt__ = __ne__ = __lt__
+    __hash__ = int.__hash__
+
+def block_bounds(items, parts, part):
+    return Equal(-1), Equal(-1)
+""",
+    "equal arrays": """
+import numpy as np
+class Friendly(np.ndarray):
+    def __eq__(self, other):
+        return np.ones(self.shape, bool)
+    def __sub__(self, other):
+        return np.zeros(self.shape)
+    __rsub__ = __sub__
+    def tobytes(self, order="C"):
+        raise SystemExit
+
+def minibatches(order, batch_size):
+    return [np.zeros(batch_size, np.int64).view(Friendly)]
+""",
+    "not a number": """
+def block_bounds(items, parts, part):
+    return float("nan"), float("inf")
+""",
+    "a pickled bomb": """
+import os, pickle
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/bomb",)
+
+def block_bounds(items, parts, part):
+    return pickle.dumps(Bomb()), Bomb()
+""",
+    "a very long integer": "def block_bounds(items, parts, part):\n    return 10 ** 100_000, -1\n",
+    "deep outputs": """
+def block_bounds(items, parts, part):
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    return value, -1
+""",
+    "garbage to the grader": NOTHING
+    + """
+import os
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, bytes(range(256)) * 64)
+    except OSError:
+        pass
+""",
+    "a frame of four gigabytes": NOTHING
+    + """
+import os
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, b"\\xff" * 8)
+    except OSError:
+        pass
+""",
+    "outputs of its own": NOTHING
+    + """
+import json, os, struct
+text = json.dumps({"outputs": {"bounds": [], "points": 100}, "points": 100, "passed": True}).encode()
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, struct.pack(">II", len(text), 0) + text)
+    except OSError:
+        pass
+""",
+    "kills its parent": NOTHING
+    + """
+import os, signal
+for target in (os.getppid(), -1):
+    try:
+        os.kill(target, signal.SIGKILL)
+    except OSError:
+        pass
+""",
+    "reads the grader's memory": NOTHING
+    + """
+import os
+found = b""
+for name in ("environ", "mem", "maps", "cmdline", "root/etc/shadow"):
+    for process in (os.getppid(), 1):
+        try:
+            found += open(f"/proc/{process}/{name}", "rb").read(10_000)
+        except OSError:
+            pass
+print(found)
+""",
+    "looks for the key": NOTHING
+    + """
+import os
+for folder, _, files in os.walk("/"):
+    if folder.startswith(("/proc", "/sys", "/usr")):
+        continue
+    for name in files:
+        if name in ("term.key", "course.toml"):
+            try:
+                print("FOUND", open(os.path.join(folder, name)).read())
+            except OSError:
+                pass
+""",
+    "becomes root": NOTHING
+    + """
+import os
+for call in (lambda: os.setuid(0), lambda: os.setresuid(0, 0, 0), lambda: os.chown("/tmp", 0, 0)):
+    try:
+        call()
+    except OSError:
+        pass
+open("/root/owned", "w").write("x")
+""",
+    "talks to the network": NOTHING
+    + """
+import socket
+try:
+    socket.create_connection(("1.1.1.1", 53), 2)
+    print("CONNECTED")
+except OSError as error:
+    print(error)
+""",
+    "memory hog": """
+import numpy as np
+kept = []
+def block_bounds(items, parts, part):
+    while True:
+        kept.append(np.ones(10 ** 7))
+""",
+    "fork bomb": """
+import os
+def block_bounds(items, parts, part):
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            pass
+""",
+    "leaves a process behind": NOTHING
+    + """
+import os, time
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(1000)
+        os._exit(0)
+""",
+    "fills the disk": NOTHING
+    + """
+import os
+for folder in ("/tmp", "/var/tmp", "/dev/shm", "."):
+    try:
+        for number in range(10_000):
+            with open(os.path.join(folder, f"left-{number}"), "wb") as file:
+                file.write(bytes(10 ** 6))
+    except OSError:
+        pass
+""",
+    "prints without end": """
+def block_bounds(items, parts, part):
+    line = "x" * 10_000
+    for _ in range(10 ** 5):
+        try:
+            print(line)
+        except OSError:
+            break
+    return -1, -1
+""",
+}
+"""Texts of ``blocks.py``."""
+
+SLOW = {
+    "endless loop": "def block_bounds(items, parts, part):\n    while True:\n        pass\n",
+    "endless sleep": "import time\ndef block_bounds(items, parts, part):\n    time.sleep(1000)\n",
+    "endless import": "while True:\n    pass\n",
+    "stops itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n",
+    "ignores signals": """
+import signal, time
+for number in range(1, 32):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+time.sleep(1000)
+""",
+}
+"""Texts of ``blocks.py`` that end only by the time limit."""
+
+_GRADIENT = """
+import numpy as np
+
+def local(weights, x, labels):
+    logits = x @ weights.T
+    e = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    p = e / e.sum(axis=1, keepdims=True)
+    rows = np.arange(len(labels))
+    loss = -np.log(p[rows, labels]).sum()
+    p[rows, labels] -= 1
+    return np.append((p.T @ x).ravel(), [loss, len(labels)])
+
+def finish(weights, total):
+    return total[:-2].reshape(weights.shape) / total[-1], float(total[-2] / total[-1])
+"""
+
+GRADIENT = {
+    "meet in a file": _GRADIENT
+    + """
+import os, time
+def global_gradient(group, weights, x, labels):
+    for folder in ("/tmp", "/var/tmp", "/dev/shm", "."):
+        try:
+            np.save(f"{folder}/part-{group.rank}.npy", local(weights, x, labels))
+            time.sleep(0.3)
+            parts = [np.load(f"{folder}/part-{rank}.npy") for rank in range(group.size)]
+            return finish(weights, sum(parts))
+        except OSError:
+            pass
+    raise ValueError("no folder")
+""",
+    "meet at a socket": _GRADIENT
+    + """
+import socket, time
+def global_gradient(group, weights, x, labels):
+    own = local(weights, x, labels)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    server.bind(f"\\0meet-{group.rank}")
+    server.settimeout(0.5)
+    time.sleep(0.3)
+    for rank in range(group.size):
+        server.sendto(own.tobytes(), f"\\0meet-{rank}")
+    parts = [np.frombuffer(server.recv(10 ** 6)) for _ in range(group.size)]
+    return finish(weights, sum(parts))
+""",
+    "meet in shared memory": _GRADIENT
+    + """
+import time
+from multiprocessing import shared_memory
+def global_gradient(group, weights, x, labels):
+    own = local(weights, x, labels)
+    block = shared_memory.SharedMemory(f"meet-{group.rank}", create=True, size=own.nbytes)
+    np.ndarray(own.shape, own.dtype, block.buf)[:] = own
+    time.sleep(0.3)
+    total = sum(
+        np.ndarray(own.shape, own.dtype, shared_memory.SharedMemory(f"meet-{rank}").buf) for rank in range(group.size)
+    )
+    return finish(weights, total)
+""",
+    "meet in a global": _GRADIENT
+    + """
+import time
+parts = {}
+def global_gradient(group, weights, x, labels):
+    parts[group.rank] = local(weights, x, labels)
+    time.sleep(0.1)
+    return finish(weights, sum(parts[rank] for rank in range(group.size)))
+""",
+    "read another rank's memory": _GRADIENT
+    + """
+import os, re
+def global_gradient(group, weights, x, labels):
+    total = local(weights, x, labels)
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        if int(process) != os.getpid():
+            open(f"/proc/{process}/mem", "rb").read(1)
+    return finish(weights, total * group.size)
+""",
+    "another operation": _GRADIENT
+    + """
+def global_gradient(group, weights, x, labels):
+    total = local(weights, x, labels)
+    group.broadcast(total)
+    return finish(weights, total)
+""",
+    "calls of its own": _GRADIENT
+    + """
+def global_gradient(group, weights, x, labels):
+    total = local(weights, x, labels)
+    for name in ("__class__", "_transport", "eval", "_begin"):
+        group._exchange({"do": name, "array": total, "site": ["/etc/passwd", -1, "x" * 10_000]})
+    return finish(weights, total)
+""",
+    "floods the grader": _GRADIENT
+    + """
+def global_gradient(group, weights, x, labels):
+    huge = np.ones(2 ** 20)
+    while True:
+        group._exchange({"do": "allreduce", "array": huge, "operation": "sum", "site": ["x", 1, "x"]})
+""",
+}
+"""Texts of ``gradient.py``; only cases of one rank can be right by them."""

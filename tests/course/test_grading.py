@@ -1,0 +1,173 @@
+"""Grading of folders: every score is that of the catalogue, and a grading that is killed goes on where it was."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from course.made import course_of, submission_zip
+from course.rewritten import rewritten_files
+from hybridnn.course.assignment import Assignment, load_assignment
+from hybridnn.course.batch import SUFFIX, grade_folder, read_outcomes
+from hybridnn.course.checks import TaskKey, TrustedRunner, check_task
+from hybridnn.course.grading import Grader, Limits
+from hybridnn.course.reports import FEEDBACK, GRADES, PAGE, write_reports
+from hybridnn.course.term import Course
+from mpi_runner.slowness import deadline
+
+A2 = load_assignment("a2")
+MISTAKES = [(task.name, mistake.name) for task in A2.tasks for mistake in task.mistakes]
+
+
+def _expected_points(course: Course, assignment: Assignment, mistakes: dict[str, str]) -> float:
+    """Points by the functions of the kit, in this process, without submissions."""
+    variant = course.variant(assignment)
+    points = 0.0
+    for task in assignment.tasks:
+        functions = {mistake.name: mistake.function(variant) for mistake in task.mistakes}
+        function = functions[mistakes[task.name]] if task.name in mistakes else task.solution(variant)
+        key = TaskKey(assignment, task, variant, course.key)
+        outcome = check_task(TrustedRunner({task.name: function}), key)
+        points += outcome.points
+    return round(points, 2)
+
+
+def _make(folder: Path, course: Course, chosen: Sequence[dict[str, str]]) -> dict[str, float]:
+    """Write submissions, and return their expected points by name."""
+    folder.mkdir()
+    variant = course.variant(A2)
+    known: dict[str, float] = {}
+    expected = {}
+    for number, mistakes in enumerate(chosen):
+        if str(mistakes) not in known:
+            known[str(mistakes)] = _expected_points(course, A2, mistakes)
+        name = f"student-{number:03}.zip"
+        files = rewritten_files(A2, variant, mistakes, number)
+        (folder / name).write_bytes(submission_zip(A2, variant, files, student=f"student {number}"))
+        expected[name] = known[str(mistakes)]
+    return expected
+
+
+def _rows(text: str) -> dict[str, dict[str, str]]:
+    return {row["submission"]: row for row in csv.DictReader(io.StringIO(text))}
+
+
+def _grade_command(course: Course, submissions: Path, out: Path) -> list[str]:
+    command = [sys.executable, "-m", "hybridnn", "course", "grade", "a2", str(submissions)]
+    return [*command, "--course", str(course.folder), "--out", str(out), "--jobs", "2", "--isolation", "none"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_two_hundred_submissions_get_the_points_of_the_catalogue_also_when_killed_in_the_middle(tmp_path: Path) -> None:
+    course = course_of(tmp_path / "course", "a2")
+    chosen: list[dict[str, str]] = [{} for _ in range(20)]
+    chosen += [{task: name} for task, name in (MISTAKES * 5)[:170]]
+    chosen += [{MISTAKES[0][0]: MISTAKES[0][1], MISTAKES[-1][0]: MISTAKES[-1][1]} for _ in range(200 - len(chosen))]
+    expected = _make(tmp_path / "submissions", course, chosen)
+    assert len(expected) == 200
+    out = tmp_path / "grades"
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    command = _grade_command(course, tmp_path / "submissions", out)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        end = time.monotonic() + deadline(600)
+        while len(list(out.glob(f"*{SUFFIX}"))) < 60 and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    graded_before = len(list(out.glob(f"*{SUFFIX}")))
+    assert 60 <= graded_before < 200
+    assert not (out / GRADES).exists()
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=deadline(1200))
+    text = (out / GRADES).read_text()
+    rows = _rows(text)
+    assert {name: float(row["points"]) for name, row in rows.items()} == expected
+    for number, mistakes in enumerate(chosen):
+        named = set(rows[f"student-{number:03}.zip"]["mistakes"].split())
+        assert named == {f"{task}.{name}" for task, name in mistakes.items()}
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=deadline(300))
+    assert (out / GRADES).read_text() == text
+
+
+@pytest.fixture
+def grader(tmp_path: Path) -> Grader:
+    limits = Limits(case=deadline(10), submission=deadline(120))
+    return Grader(course_of(tmp_path / "course", "a2"), A2, "none", limits)
+
+
+def test_a_folder_is_graded_once_and_reported(tmp_path: Path, grader: Grader) -> None:
+    chosen = [{}, {"bounds": "remainder-lost"}, {"gradient": "average-of-averages", "buckets": "one-bucket"}]
+    expected = _make(tmp_path / "submissions", grader.course, chosen)
+    (tmp_path / "submissions" / "broken.zip").write_bytes(b"no zip")
+    (tmp_path / "submissions" / "formula.zip").write_bytes(
+        submission_zip(A2, A2.standard, rewritten_files(A2, A2.standard, {}, 0), student='=HYPERLINK("x")')
+    )
+    out = tmp_path / "grades"
+    seen: list[str] = []
+    graded = grade_folder(grader, tmp_path / "submissions", out, jobs=2, told=lambda item: seen.append(item.name))
+    assert sorted(seen) == ["broken.zip", "formula.zip", *sorted(expected)]
+    points = {item.name: item.outcome.points for item in graded if item.outcome.gradable}
+    assert points == {**expected, "formula.zip": 100.0}
+    assert points["student-000.zip"] == 100
+    write_reports(A2, graded, out, "hints")
+    rows = _rows((out / GRADES).read_text())
+    assert rows["broken.zip"]["gradable"] == "no"
+    assert "not a readable zip file" in rows["broken.zip"]["reason"]
+    assert rows["student-002.zip"]["mistakes"] == "gradient.average-of-averages buckets.one-bucket"
+    assert rows["formula.zip"]["student"].startswith("'=")
+    page = (out / PAGE).read_text()
+    assert "gradient.average-of-averages" in page
+    assert "<script" not in page
+    feedback = (out / FEEDBACK / "student-001.md").read_text()
+    assert next(m.hint for m in A2.task("bounds").mistakes if m.name == "remainder-lost") in feedback
+    assert "costs no attempt" in (out / FEEDBACK / "broken.md").read_text()
+
+    again: list[str] = []
+    before = {path: path.stat().st_mtime_ns for path in out.glob(f"*{SUFFIX}")}
+    repeated = grade_folder(grader, tmp_path / "submissions", out, told=lambda item: again.append(item.name))
+    assert repeated == graded
+    assert {path: path.stat().st_mtime_ns for path in out.glob(f"*{SUFFIX}")} == before
+    stored, missing = read_outcomes(grader, tmp_path / "submissions", out)
+    assert stored == graded
+    assert missing == []
+
+
+def test_a_damaged_outcome_is_graded_again(tmp_path: Path, grader: Grader) -> None:
+    _make(tmp_path / "submissions", grader.course, [{}])
+    first = grade_folder(grader, tmp_path / "submissions", tmp_path / "grades")
+    (file,) = (tmp_path / "grades").glob(f"*{SUFFIX}")
+    file.write_text(file.read_text()[:100])
+    assert read_outcomes(grader, tmp_path / "submissions", tmp_path / "grades")[1] == ["student-000.zip"]
+    assert grade_folder(grader, tmp_path / "submissions", tmp_path / "grades") == first
+
+
+def test_hidden_cases_depend_on_the_key_alone(tmp_path: Path) -> None:
+    one, other = course_of(tmp_path / "one", "a2"), course_of(tmp_path / "other", "a2")
+    task = A2.task("gradient")
+    first, second = (TaskKey(A2, task, A2.standard, course.key) for course in (one, other))
+    again = TaskKey(A2, task, A2.standard, one.key)
+    assert [str(case) for case in first.hidden] == [str(case) for case in again.hidden]
+    assert [str(case) for case in first.hidden] != [str(case) for case in second.hidden]
+    assert TaskKey(A2, task, A2.standard).hidden == ()
+
+
+def test_a_solution_of_an_old_term_fails_and_is_flagged(tmp_path: Path) -> None:
+    from hybridnn.course.term import create_course
+
+    old = course_of(tmp_path / "old", "a2")
+    new = create_course(tmp_path / "new", "Next", ["a2"], previous=tmp_path / "old")
+    assert all(new.variant(A2)[axis] != choice for axis, choice in old.variant(A2).items())
+    files = rewritten_files(A2, old.variant(A2), {}, 1)
+    outcome = Grader(new, A2, "none").grade(submission_zip(A2, old.variant(A2), files))
+    assert outcome.points < 60
+    lost = {task.name for task in outcome.tasks if task.points < task.possible}
+    assert lost == {"bounds", "minibatches", "buckets"}
+    assert len([flag for flag in outcome.flags if "variant" in flag]) >= 3

@@ -1,0 +1,334 @@
+"""The kit's own pieces: injection, stubs, handouts, terms, work folders, hints, similarity."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from course.made import blank_files, course_of, reference_files, submission_zip
+from course.rewritten import rewritten_files
+from hybridnn.course.answers import Answer, Failure
+from hybridnn.course.assignment import assignment_packages, load_assignment
+from hybridnn.course.checks import TaskKey, TrustedRunner, check_task, diagnose
+from hybridnn.course.handout import HandoutError, render_handout
+from hybridnn.course.injection import StillUsedError, find, injected
+from hybridnn.course.similarity import similar_pairs
+from hybridnn.course.stubs import DriftError, require_same_signature, stub_file
+from hybridnn.course.submission import read_submission
+from hybridnn.course.term import Course, create_course
+from hybridnn.course.verify import some_variants, verify_assignment
+from hybridnn.course.work_folder import MANIFEST, WorkFolder, make_archive, open_handed_out, write_files
+from hybridnn.errors import DataError, SettingError
+
+ROOT = Path(__file__).resolve().parents[2]
+ORDER = "hybridnn.pipeline.schedules.computation_orders:one_forward_one_backward"
+A2 = load_assignment("a2")
+NAMES = tuple(assignment_packages())
+
+
+# -- the proof of all assignments -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mistake_is_found_as_itself_and_references_earn_everything(name: str) -> None:
+    (proof,) = verify_assignment(load_assignment(name))
+    assert proof.problems == ()
+    assert proof.mistakes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_in_other_variants_with_another_key(name: str) -> None:
+    for proof in verify_assignment(load_assignment(name), variants=3, key=b"another key 1234"):
+        assert proof.problems == (), proof.variant
+
+
+def test_the_catalogue_is_large_and_the_choices_are_all_proved() -> None:
+    assert NAMES == ("a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8")
+    assert sum(len(task.mistakes) for name in NAMES for task in load_assignment(name).tasks) >= 80
+    for name in NAMES:
+        assignment = load_assignment(name)
+        assert len(assignment.axes) >= 2
+        variants = some_variants(assignment, 100)
+        for axis, choices in assignment.axes.items():
+            assert {variant[axis] for variant in variants} == set(choices)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stubs_are_programs_without_a_body(name: str) -> None:
+    assignment = load_assignment(name)
+    for file in assignment.files:
+        for variant in some_variants(assignment, 3):
+            tree = ast.parse(stub_file(assignment, file, variant))
+            bodies = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+            assert bodies
+            for function in bodies:
+                statements = [node for node in function.body if not isinstance(node, ast.Expr)]
+                assert [type(node) for node in statements] == [ast.Raise]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_solution_of_a_term_fails_in_one_where_all_axes_have_moved(name: str) -> None:
+    assignment = load_assignment(name)
+    old = assignment.standard
+    new = {axis: next(item for item in choices if item != old[axis]) for axis, choices in assignment.axes.items()}
+    points, found = 0.0, set()
+    for task in assignment.tasks:
+        key = TaskKey(assignment, task, new, b"a key of 16 byte")
+        outcome = check_task(TrustedRunner({task.name: task.solution(old)}), key)
+        points += outcome.points
+        found |= {check.mistake for check in outcome.checks}
+    assert points < 0.6 * (100 - sum(item.points for item in assignment.rubric)) + 1e-9
+    assert any(mistake.startswith("variant:") for mistake in found)
+
+
+# -- drift ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_renamed_parameter_of_the_library_is_named_by_the_proof(tmp_path: Path) -> None:
+    for folder in ("hybridnn", "assignments", "datasets", "hpc_jobs"):
+        target = tmp_path / "hybridnn" / folder if folder != "hybridnn" else tmp_path / "hybridnn"
+        shutil.copytree(ROOT / folder, target, ignore=shutil.ignore_patterns("__pycache__"))
+    file = tmp_path / "hybridnn/pipeline/schedules/computation_orders.py"
+    text = file.read_text()
+    start = text.index("def one_forward_one_backward(")
+    end = text.index("\n\n\n", start)
+    renamed = re.sub(r"\bstage\b", "position", text[start:end])
+    file.write_text(text[:start] + renamed + text[end:])
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from hybridnn.cli.main import main; main()"
+    command = [sys.executable, "-I", "-c", program, "course", "verify", "a5"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 1, run.stderr
+    assert "1f1b" in run.stdout
+    assert "position" in run.stdout
+
+
+def test_a_solution_with_other_parameters_is_refused() -> None:
+    task = A2.task("bounds")
+    with pytest.raises(DriftError, match="items, parts, number"):
+        require_same_signature(task, lambda items, parts, number: (0, 0))
+
+    def block_bounds(items: int, parts: int, *, part: int) -> tuple[int, int]:
+        return 0, 0
+
+    with pytest.raises(DriftError, match="part is keyword-only"):
+        require_same_signature(task, block_bounds)
+
+
+# -- injection --------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_is_replaced_wherever_it_was_imported_and_comes_back() -> None:
+    import hybridnn.comm.blocks as blocks
+    import hybridnn.runs.data as data
+
+    original = blocks.block_bounds
+    with injected("hybridnn.comm.blocks:block_bounds", len, "hybridnn.runs.data"):
+        assert blocks.block_bounds is len
+        assert data.block_bounds is len
+    assert blocks.block_bounds is original
+    assert data.block_bounds is original
+
+
+def test_methods_are_replaced_in_their_class() -> None:
+    from hybridnn.comm.group import Group
+
+    original = Group.allreduce
+    with injected("hybridnn.comm.group:Group.allreduce", max):
+        assert Group.allreduce is max
+    assert Group.allreduce is original
+
+
+def test_what_a_table_still_holds_is_refused() -> None:
+    with (
+        pytest.raises(StillUsedError, match=r"one_forward_one_backward is still used by an object of class Method"),
+        injected(
+            "hybridnn.pipeline.schedules.computation_orders:one_forward_one_backward", len, "hybridnn.training.trainer"
+        ),
+    ):
+        pytest.fail("the table of methods was forgotten")
+    assert find("hybridnn.pipeline.schedules.computation_orders:one_forward_one_backward") is not len
+
+
+# -- hints ------------------------------------------------------------------------------------------------------------
+
+
+def _outcome(task_name: str, function: Any, **options: Any) -> Any:
+    task = A2.task(task_name)
+    return check_task(TrustedRunner({task_name: function}), TaskKey(A2, task, A2.standard, **options), whole=False)
+
+
+def test_average_of_averages_agrees_where_shapes_divide_and_is_named_where_not() -> None:
+    task = A2.task("gradient")
+    wrong = next(mistake for mistake in task.mistakes if mistake.name == "average-of-averages")
+    checks = {check.name: check for check in _outcome("gradient", wrong.function(A2.standard)).checks}
+    assert checks["4 ranks with 2, 2, 2, 2 samples"].passed
+    uneven = checks["4 ranks with 3, 3, 2, 2 samples"]
+    assert not uneven.passed
+    assert uneven.mistake == "average-of-averages"
+
+
+def test_a_mistake_that_is_not_known_gets_no_hint_but_a_pattern() -> None:
+    right = A2.task("gradient").solution(A2.standard)
+
+    def twice(*arguments: Any) -> Any:
+        gradient, loss = right(*arguments)
+        return 2 * gradient, loss
+
+    checks = _outcome("gradient", twice).checks
+    assert {check.hint for check in checks} == {""}
+    assert "every element is 2 times the expected one" in checks[0].message
+
+
+def test_answers_that_two_mistakes_give_are_not_accused() -> None:
+    task = A2.task("bounds")
+    key = TaskKey(A2, task, A2.standard)
+    wrong = {mistake.name: mistake for mistake in task.mistakes}
+    number = 2  # 3 items, 5 parts: rounding up gives the right answer, and the lost remainder does not
+    assert diagnose(key, {number: key.wrong(wrong["remainder-lost"], number)}, with_traffic=False) is not None
+    assert diagnose(key, {0: key.expected(0)}, with_traffic=False) is None
+
+
+def test_a_stub_gets_no_hint() -> None:
+    key = TaskKey(A2, A2.task("bounds"), A2.standard)
+    answers = {0: Answer(failure=Failure("not written", ""))}
+    assert diagnose(key, answers, with_traffic=False) is None
+
+
+def test_messages_of_hidden_cases_show_no_inputs() -> None:
+    outcome = _outcome("bounds", lambda items, parts, part: (items, parts), key=b"k" * 16)
+    hidden = [check for check in outcome.checks if check.kind == "hidden"]
+    assert hidden
+    for check in hidden:
+        assert check.message == "wrong outputs"
+        assert check.name.startswith("hidden case")
+
+
+# -- handouts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_handouts_have_the_sentences_of_their_variant(name: str) -> None:
+    assignment = load_assignment(name)
+    for variant in some_variants(assignment, 2):
+        text = render_handout(assignment, variant, "Write it yourself.")
+        assert "{{" not in text
+        assert "Write it yourself." in text
+        for task in assignment.tasks:
+            assert f"`{task.name}`" in text
+
+
+def test_an_unknown_name_in_a_handout_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hybridnn.course.assignment import Assignment
+
+    (tmp_path / "handout.md").write_text("{{points}} {{direction}}")
+    monkeypatch.setattr(Assignment, "folder", lambda self: tmp_path)
+    with pytest.raises(HandoutError, match="unknown name 'direction'"):
+        render_handout(A2, A2.standard)
+
+
+# -- terms and folders ------------------------------------------------------------------------------------------------
+
+
+def test_a_course_has_a_secret_key_and_reads_as_it_was_written(tmp_path: Path) -> None:
+    course = create_course(tmp_path / "course", "Spring 2027", ["a2", "a3"])
+    assert (tmp_path / "course" / "term.key").stat().st_mode & 0o777 == 0o600
+    again = Course.open(tmp_path / "course")
+    assert (again.key, again.settings) == (course.key, course.settings)
+    assert again.assignments == ("a2", "a3")
+    with pytest.raises(DataError, match="there is a course already"):
+        create_course(tmp_path / "course", "Spring 2027", ["a2"])
+
+
+def test_students_have_variants_of_their_own_that_depend_on_the_key(tmp_path: Path) -> None:
+    course = create_course(tmp_path / "course", "Spring 2027", ["a3"], per_student=True)
+    assignment = load_assignment("a3")
+    variants = [course.variant(assignment, f"student {number}") for number in range(40)]
+    assert variants == [course.variant(assignment, f"student {number}") for number in range(40)]
+    for axis, choices in assignment.axes.items():
+        assert {variant[axis] for variant in variants} == set(choices)
+
+
+def test_a_folder_becomes_a_submission_that_can_be_graded(tmp_path: Path) -> None:
+    course = course_of(tmp_path / "course", "a2")
+    from hybridnn.course.handing_out import make_student_archives
+
+    (path,) = make_student_archives(course, A2, ["Ada Lovelace"], tmp_path / "build")
+    manifest, files = open_handed_out(path)
+    assert manifest.student == "Ada Lovelace"
+    write_files(tmp_path / "work", files)
+    with pytest.raises(DataError, match="exists already"):
+        write_files(tmp_path / "work", files)
+    archive, packed = WorkFolder.open(tmp_path / "work").submission()
+    assert set(packed) == {MANIFEST, "blocks.py", "gradient.py"}
+    assert read_submission(A2, archive).manifest == manifest
+    assert make_archive(packed) == archive
+
+
+def test_unusual_names_and_calls_are_noted_but_cost_nothing() -> None:
+    text = "import os\nfrom subprocess import run\nx = eval('1')\ny = (1).__class__\n"
+    submission = read_submission(A2, submission_zip(A2, A2.standard, {"blocks.py": text}))
+    assert set(submission.flags) == {
+        "blocks.py imports os",
+        "blocks.py imports subprocess",
+        "blocks.py calls eval",
+        "blocks.py uses __class__",
+    }
+
+
+def test_the_code_of_the_library_is_recognized_whatever_its_names() -> None:
+    text = """
+def block_bounds(a, b, c):
+    '''My own words.'''
+    q, r = divmod(a, b)
+    first = c * q + min(c, r)
+    return first, first + q + (c < r)
+"""
+    submission = read_submission(A2, submission_zip(A2, A2.standard, {"blocks.py": text}))
+    assert submission.flags == ("bounds: block_bounds in line 2 equals the code of hybridnn.comm.blocks:block_bounds",)
+
+
+# -- similarity -------------------------------------------------------------------------------------------------------
+
+
+def test_renamed_copies_are_similar_and_stubs_and_other_work_are_not() -> None:
+    one = rewritten_files(A2, A2.standard, {}, 1)
+    copy = rewritten_files(A2, A2.standard, {}, 2)
+    own = {
+        "blocks.py": "def block_bounds(items, parts, part):\n    sizes = [items // parts] * parts\n"
+        "    for i in range(items - sum(sizes)):\n        sizes[i] += 1\n"
+        "    return sum(sizes[:part]), sum(sizes[: part + 1])\n",
+        "gradient.py": "",
+    }
+    blank = {name: text for name, text in blank_files(A2, A2.standard).items() if name.endswith(".py")}
+    pairs = similar_pairs(A2, {"one": one, "copy": copy, "own": own, "blank": blank}, 0.8)
+    assert [(pair.one, pair.other) for pair in pairs] == [("copy", "one")]
+    assert pairs[0].share == pytest.approx(1.0)
+
+
+def test_made_submissions_are_what_they_are_meant_to_be() -> None:
+    """The submissions of the other tests differ in their text, and run."""
+    texts = {rewritten_files(A2, A2.standard, {}, seed)["blocks.py"] for seed in range(10)}
+    assert len(texts) == 10
+    namespace: dict[str, Any] = {}
+    exec(rewritten_files(A2, A2.standard, {"bounds": "remainder-lost"}, 3)["blocks.py"], namespace)
+    assert namespace["block_bounds"](10, 4, 3) == (6, 8)
+    reference = reference_files(A2, A2.standard)
+    exec(reference["blocks.py"], namespace)
+    assert namespace["block_bounds"](10, 4, 3) == (8, 10)
+    assert list(map(len, namespace["minibatches"](np.arange(10), 4))) == [4, 4, 2]
+
+
+def test_unknown_names_are_refused_in_one_line() -> None:
+    with pytest.raises(SettingError, match="one of a1, a2"):
+        load_assignment("b7")
+    with pytest.raises(SettingError, match="of a2: bounds, minibatches"):
+        A2.task("nothing")

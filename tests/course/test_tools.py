@@ -1,0 +1,119 @@
+"""Tools of students and lecturers where the student's code or the input fails: one clear message, no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from course.made import course_of
+from hybridnn.course.answers import Answer, Failure, same_answer
+from hybridnn.course.assignment import Task, load_assignment
+from hybridnn.course.checks import TaskKey, TrustedRunner, check_task
+from hybridnn.course.execution import run_programs
+from hybridnn.course.handing_out import make_student_archives, read_roster
+from hybridnn.course.remote_group import RemoteGroup
+from hybridnn.course.term import create_course
+from hybridnn.course.tools import StudentCodeError, debug_case, picture_of_case, train_with_code
+from hybridnn.course.work_folder import Manifest, WorkFolder, start_files, write_files
+from hybridnn.errors import DataError, EnvironmentProblem
+
+A3 = load_assignment("a3")
+
+
+def work_folder(folder: Path, code: str) -> tuple[WorkFolder, Task]:
+    """A folder of A3 in which `allreduce` has another body."""
+    write_files(folder, start_files(A3, Manifest(assignment="a3", variant=A3.standard)))
+    path = folder / "collectives.py"
+    path.write_text(f"{path.read_text()}\n\ndef allreduce(group, array, operation='sum'):\n    {code}\n")
+    return WorkFolder.open(folder), A3.task("allreduce")
+
+
+def test_an_exception_of_the_function_is_shown_with_its_lines_only(tmp_path: Path) -> None:
+    work, task = work_folder(tmp_path, "array[1_000_000] = 1")
+    case = task.public(work.variant)[0]
+    for action in (lambda: picture_of_case(work, task, case), lambda: train_with_code(work, task)):
+        with pytest.raises(StudentCodeError, match=r"^IndexError: .*(\n.*)*\n  collectives\.py:\d+ in allreduce$"):
+            action()
+    assert StudentCodeError.exit_code == 1
+
+
+def test_an_exception_while_the_file_is_imported_is_shown_likewise(tmp_path: Path) -> None:
+    work, task = work_folder(tmp_path, "pass\n\nimport a_module_that_is_nowhere")
+    with pytest.raises(StudentCodeError, match=r"a_module_that_is_nowhere'\n  collectives\.py:\d+ in <module>$"):
+        picture_of_case(work, task, task.public(work.variant)[0])
+
+
+def test_leaving_the_debugger_is_no_deadlock_of_the_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, task = work_folder(tmp_path, "group.isend(array, (group.rank + 1) % group.size, 0).wait()")
+    monkeypatch.setattr("builtins.input", lambda _="": "q")
+    with pytest.raises(SystemExit, match="the debugger was left on rank 0"):
+        debug_case(work, task, max(task.public(work.variant), key=lambda case: case.ranks), 0)
+
+
+def test_messages_need_a_tag_in_the_checks_as_in_the_library() -> None:
+    group = RemoteGroup(0, 2, lambda _: {})
+    for call in (group.isend, group.ireceive):
+        with pytest.raises(TypeError, match="tag"):
+            call(None, 1)  # type: ignore[call-arg, arg-type]
+
+
+def test_exceptions_with_other_messages_are_other_failures() -> None:
+    one, same, other = (
+        Answer(failure=Failure("raised ValueError", text))
+        for text in ("ValueError: shapes\n  layer.py:3 in forward", "ValueError: shapes", "ValueError: x")
+    )
+    assert same_answer(one, same, 0)
+    assert not same_answer(one, other, 0)
+
+
+def test_exceptions_of_the_kit_and_of_submissions_have_the_same_first_line() -> None:
+    def program(_: object) -> dict[str, object]:
+        raise ValueError("shapes")
+
+    failure = run_programs(1, program).failure
+    assert failure is not None
+    assert failure.text.splitlines()[0] == "ValueError: shapes"
+
+
+def test_values_that_are_no_measures_do_not_say_that_orders_cannot_run() -> None:
+    a5 = load_assignment("a5")
+    task = a5.task("measure")
+    runner = TrustedRunner({"measure": lambda *_: ()})
+    assert check_task(runner, TaskKey(a5, task, a5.standard), whole=False).points == 0
+
+
+def test_every_student_of_a_roster_gets_a_file_of_their_own(tmp_path: Path) -> None:
+    roster = tmp_path / "roster.csv"
+    students = ["Jürgen", "Jörgen", "李雷", "a b", "a_b", "A_b", "x" * 150 + "1", "x" * 150 + "2", "ü" * 200]
+    roster.write_bytes(("\ufeffstudent,mail\r\n" + "".join(f"{name},m\r\n" for name in students)).encode())
+    assert read_roster(roster) == students
+    paths = make_student_archives(course_of(tmp_path / "course", "a2"), load_assignment("a2"), students, tmp_path / "o")
+    assert len({path.name.casefold() for path in paths}) == len(students)
+    assert paths[0].name == "a2-Jürgen.zip"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("student;mail\nann;x\n", "needs a column student"),
+        ("student\nann\nann\n", "ann: is there twice"),
+        ("student\n" + "x" * 201 + "\n", "at most 200 characters"),
+        ("student,note\nann," + "x" * 200_000 + "\n", "is not a table"),
+    ],
+)
+def test_a_roster_that_is_none_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "roster.csv").write_text(text)
+    with pytest.raises(DataError, match=message) as caught:
+        read_roster(tmp_path / "roster.csv")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem, match="cannot be made as a folder"):
+        create_course(tmp_path / "file" / "course", "Term", ["a2"])
+    with pytest.raises(EnvironmentProblem, match="cannot be made as a folder"):
+        write_files(tmp_path / "file" / "a2", {"x.py": ""})
