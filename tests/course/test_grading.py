@@ -10,17 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from course.made import course_of, submission_zip
 from course.rewritten import rewritten_files
+from hybridnn.course import grading
 from hybridnn.course.assignment import Assignment, load_assignment
 from hybridnn.course.batch import SUFFIX, grade_folder, read_outcomes
 from hybridnn.course.checks import TaskKey, TrustedRunner, check_task
 from hybridnn.course.grading import Grader, Limits
 from hybridnn.course.reports import FEEDBACK, GRADES, PAGE, write_reports
+from hybridnn.course.submission import Submission, UngradableError
 from hybridnn.course.term import Course
 from mpi_runner.slowness import deadline
 
@@ -138,6 +141,25 @@ def test_a_folder_is_graded_once_and_reported(tmp_path: Path, grader: Grader) ->
     stored, missing = read_outcomes(grader, tmp_path / "submissions", out)
     assert stored == graded
     assert missing == []
+
+
+def test_submissions_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch, grader: Grader) -> None:
+    """Syntax trees that two threads build at the same time raise SystemError in Python before 3.11.8 and 3.12.2."""
+    reading: list[int] = []
+    together: list[int] = []
+
+    def read(*_: object) -> Submission:
+        reading.append(1)
+        time.sleep(0.01)
+        together.append(len(reading))
+        reading.pop()
+        raise UngradableError("read")
+
+    monkeypatch.setattr(grading, "read_submission", read)
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(grader.grade, [b""] * 8))
+    assert [outcome.reason for outcome in outcomes] == ["read"] * 8
+    assert together == [1] * 8
 
 
 def test_a_damaged_outcome_is_graded_again(tmp_path: Path, grader: Grader) -> None:
