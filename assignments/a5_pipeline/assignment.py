@@ -170,20 +170,31 @@ def _zero_bubble_amounts(size: ScheduleSize, answer: Answer) -> tuple[float, flo
 
 
 def _call_measure(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    orders = [to_order(text) for text in inputs["orders"]]
-    count = len(orders)
-    try:
-        measured = function(orders, *inputs["seconds"])
-    except ValueError:
-        return {"runs": False, "starts": [[] for _ in orders], "bubble": 0.0, "in flight": [0] * count}
-    starts, bubble, in_flight = measured  # where it has other values, no point is earned
+    """What is measured of orders; with ``"stuck"``, also whether orders that cannot run are refused."""
+    starts, bubble, in_flight = function([to_order(text) for text in inputs["orders"]], *inputs["seconds"])
     rows = [[float(start) for start in row] for row in starts]
-    return {"runs": True, "starts": rows, "bubble": float(bubble), "in flight": [int(most) for most in in_flight]}
+    found = {"starts": rows, "bubble": float(bubble), "in flight": [int(most) for most in in_flight]}
+    if "stuck" in inputs:
+        try:
+            function([to_order(text) for text in inputs["stuck"]], *inputs["seconds"])
+        except ValueError:
+            return {**found, "refused": True}
+        return {**found, "refused": False}
+    return found
 
 
 def _measure_case(name: str, orders: Sequence[str], forward: float, backward: float, message: float) -> Case:
     times = f"{name}, forward {forward:g} s, backward {backward:g} s, messages {message:g} s"
     return Case(times, ({"orders": list(orders), "seconds": [forward, backward, message]},))
+
+
+def _stuck_case(warm_ups: Sequence[int], microbatches: int, forward: float, backward: float, message: float) -> Case:
+    """Orders of 1F1B, and orders that cannot run; an error for all orders earns nothing."""
+    stages = len(warm_ups)
+    runnable = _with_warm_ups(range(stages - 1, -1, -1), microbatches, 1)
+    case = _measure_case("orders that run, and orders that cannot", runnable, forward, backward, message)
+    stuck = {"stuck": _with_warm_ups(warm_ups, microbatches, 1)}
+    return replace(case, inputs=({**case.inputs[0], **stuck},))
 
 
 def _with_warm_ups(warm_ups: Sequence[int], microbatches: int, minibatches: int) -> list[str]:
@@ -208,7 +219,7 @@ def _public_measure(variant: Variant) -> Sequence[Case]:
         _measure_case("2 stages", _with_warm_ups([2, 2], 2, 1), 1.0, 2.0, 0.0),
         _measure_case("3 stages", UNEVEN, 1.0, 2.0, 0.5),
         _measure_case("2 minibatches", _with_warm_ups([1, 0], 2, 2), 1.5, 1.0, 0.25),
-        _measure_case("orders that cannot run", _with_warm_ups([0, 1], 2, 1), 1.0, 2.0, 0.0),
+        _stuck_case([0, 1], 2, 1.0, 2.0, 0.0),
     ]
 
 
@@ -216,7 +227,7 @@ def _hidden_measure(random: Random, variant: Variant, number: int) -> Case:
     forward, backward = random.randint(2, 9) / 4, random.randint(10, 19) / 4
     message = 0.0 if number == 0 else random.randint(1, 7) / 8
     if number == 1:
-        return _measure_case("orders that cannot run", _with_warm_ups([1, 0, 1], 3, 1), forward, backward, message)
+        return _stuck_case([1, 0, 1], 3, forward, backward, message)
     if number == 2:
         return _measure_case("uneven", UNEVEN, forward, backward, message)
     steps = [random.randint(0, 2) for _ in range(random.randint(2, 5))]

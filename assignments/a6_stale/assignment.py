@@ -29,7 +29,7 @@ ASSIGNMENT = Assignment(
         },
         "extra_method": {
             "two versions": "The method `extra` is PipeDream-2BW, which needs two versions: on every stage, all "
-            "passes of a minibatch use the weights that lack exactly one update, that of the minibatch before.",
+            "passes of a minibatch use the weights with all updates but one: that of the minibatch before is missing.",
             "pairs": "The method `extra` synchronizes pairs: the first and the second stage are a pair, the third "
             "and the fourth, and so on; with an odd number of stages, the last one is alone. All passes of a "
             "minibatch on both stages of a pair use the version that the forward pass on the pair's first stage "

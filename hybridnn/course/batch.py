@@ -1,13 +1,14 @@
 """Grading of a folder of submissions: in parallel, and resumable at any moment.
 
-Each submission has one file of its outcome, named after a digest of all that decides about it: its content, the course,
-the kit and the isolation. A file is written by renaming, so that it is whole or not there.
+Each submission has one file of its outcome, named after it and a digest of all that decides about it: its content, the
+course, the kit and the isolation. A file is written by renaming, so that it is whole or not there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from hybridnn.utils.files import FileError, make_folder, read_bytes, read_text, 
 ARCHIVE_BYTES = 8 * FILE_BYTES
 SUBMISSION = ".zip"
 SUFFIX = ".outcome.json"
+NOT_IN_NAMES = re.compile(r"[^\w.-]")
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,14 @@ def grade_folder(
         Submissions that are graded at the same time.
     told : callable
         Called after each one.
+
+    Raises
+    ------
+    DataError
+        If there are no submissions, or `out` has outcomes of another assignment.
     """
     paths = find_submissions(submissions)
+    _require_same_assignment(grader, out)
     make_folder(out, 0o700)
 
     def grade(path: Path) -> Graded:
@@ -107,13 +115,36 @@ def read_outcomes(grader: Grader, submissions: Path, out: Path) -> tuple[list[Gr
     return graded, missing
 
 
-def read_sources(assignment: Assignment, submissions: Path) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Code files by submission, and reasons why others cannot be read."""
+def with_student_flags(graded: Sequence[Graded], roster: Collection[str] = ()) -> list[Graded]:
+    """The outcomes, with flags where several submissions name the same student, or one who is not on the roster.
+
+    The student is named in the submission, and decides about the variant where each has one.
+    """
+    submissions: dict[str, list[str]] = {}
+    for item in graded:
+        if item.outcome.student:
+            submissions.setdefault(item.outcome.student, []).append(item.name)
+    found = []
+    for item in graded:
+        student = item.outcome.student
+        others = [name for name in submissions.get(student, []) if name != item.name]
+        flags = [f"names the same student as {', '.join(others)}"] if others else []
+        if roster and item.outcome.gradable and student not in roster:
+            flags.append("names no student of the roster")
+        outcome = item.outcome.model_copy(update={"flags": (*item.outcome.flags, *flags)})
+        found.append(Graded(item.name, outcome))
+    return found
+
+
+def read_sources(
+    assignment: Assignment, submissions: Path, modules: Sequence[str] = ()
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Code files by submission, and reasons why others cannot be read; `modules` as for `read_submission`."""
     found, refused = {}, {}
     for path in find_submissions(submissions):
         name = str(path.relative_to(submissions))
         try:
-            found[name] = read_submission(assignment, read_bytes(path, ARCHIVE_BYTES)).files
+            found[name] = read_submission(assignment, read_bytes(path, ARCHIVE_BYTES), modules).files
         except DataError as error:
             refused[name] = str(error)
     return found, refused
@@ -145,7 +176,8 @@ def _stored(file: Path) -> Outcome | None:
 
 
 def _outcome_file(grader: Grader, path: Path, data: bytes, out: Path) -> Path:
-    return out / f"{outcome_digest(grader, path.name, data)}{SUFFIX}"
+    stem = NOT_IN_NAMES.sub("_", path.stem)[:80]
+    return out / f"{stem}-{outcome_digest(grader, path.name, data)}{SUFFIX}"
 
 
 def outcome_digest(grader: Grader, name: str, data: bytes) -> str:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 HEADER = struct.Struct(">II")
 FRAME_BYTES = 64 << 20
+TEXT_BYTES = 4 << 20  # of the JSON, whose objects take many times as much memory
 MOST_AXES = 32
 DTYPES = ("float64", "float32", "int64", "int32", "uint8", "bool")
 
@@ -35,8 +36,10 @@ def send_frame(connection: socket.socket, values: Mapping[str, Any]) -> None:
     arrays: list[NDArray[Any]] = []
     text = json.dumps(_encoded(dict(values), arrays), allow_nan=True).encode()
     size = sum(array.nbytes for array in arrays)
-    if len(text) + size > FRAME_BYTES:
-        raise FrameError(f"{len(text) + size:,} bytes, more than {FRAME_BYTES:,}")
+    if len(text) > TEXT_BYTES or len(text) + size > FRAME_BYTES:
+        raise FrameError(
+            f"{len(text):,} bytes of values and {size:,} of arrays; at most {TEXT_BYTES:,}, together {FRAME_BYTES:,}"
+        )
     try:
         connection.sendall(HEADER.pack(len(text), size) + text + b"".join(array.tobytes() for array in arrays))
     except OSError as error:
@@ -46,7 +49,7 @@ def send_frame(connection: socket.socket, values: Mapping[str, Any]) -> None:
 def receive_frame(connection: socket.socket, deadline: float | None = None) -> dict[str, Any]:
     """The next values; `FrameTimeoutError` at the `deadline`, a moment of the monotonic clock."""
     length, size = HEADER.unpack(_receive(connection, HEADER.size, deadline))
-    if length + size > FRAME_BYTES:
+    if length > TEXT_BYTES or length + size > FRAME_BYTES:
         raise FrameError(f"a frame of {length + size:,} bytes")
     text, data = _receive(connection, length, deadline), _receive(connection, size, deadline)
     try:

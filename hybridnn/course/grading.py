@@ -56,7 +56,7 @@ class Grader:
         }
         try:
             with self._lock:  # Python before 3.11.8 and 3.12.2 cannot build two syntax trees at the same time
-                submission = read_submission(self.assignment, data)
+                submission = read_submission(self.assignment, data, self.course.settings.modules)
         except UngradableError as error:
             return Outcome(**about, gradable=False, reason=str(error))
         about["student"] = student or submission.manifest.student

@@ -84,7 +84,7 @@ def grades_page(assignment: Assignment, graded: Sequence[Graded], rubric: Mappin
         "<h2>Tasks</h2>",
         _task_table(assignment, gradable),
         "<h2>Submissions</h2>",
-        _submission_table(graded, rubric or {}),
+        _submission_table(assignment, graded, rubric or {}),
     ]
     return "\n".join(parts) + "\n"
 
@@ -108,7 +108,8 @@ def _unexplained(outcome: Outcome) -> list[str]:
         messages = [
             f"{task.name}, {check.name}: {check.message.splitlines()[0]}"
             for check in task.checks
-            if not check.passed and not check.not_tried and not check.mistake and check.message
+            if check.points == 0 and check.kind != "budget" and check.message
+            if not check.not_tried and not check.mistake
         ]
         found += messages[:1]
     return found
@@ -125,21 +126,29 @@ def _task_table(assignment: Assignment, graded: Sequence[Graded]) -> str:
     return f"<table><tr><th>task<th>mean<th>of<th>all points{''.join(rows)}</table>"
 
 
-def _submission_table(graded: Sequence[Graded], rubric: Mapping[str, float]) -> str:
+def _submission_table(assignment: Assignment, graded: Sequence[Graded], rubric: Mapping[str, float]) -> str:
+    tasks = [task.name for task in assignment.tasks]
     rows = []
     for item in graded:
         outcome = item.outcome
+        by_task = {task.name: f"{task.points:.4g}" for task in outcome.tasks}
         points = f"{outcome.points + rubric.get(item.name, 0.0):g}" if outcome.gradable else "-"
         notes = "; ".join(outcome.flags) if outcome.gradable else outcome.reason
-        names = (html.escape(text) for text in (item.name, outcome.student))
-        rows.append(f"<tr><td>{'<td>'.join(names)}<td class='number'>{points}<td>{html.escape(notes)}")
-    return f"<table><tr><th>submission<th>student<th>points<th>look at{''.join(rows)}</table>"
+        texts = [f"<td>{html.escape(text)}" for text in (item.name, outcome.student)]
+        texts += [f"<td class='number'>{number}" for number in (points, *(by_task.get(task, "") for task in tasks))]
+        texts += [f"<td>{html.escape(text)}" for text in (", ".join(outcome.mistakes), notes)]
+        rows.append(f"<tr>{''.join(texts)}")
+    heads = ("submission", "student", "points", *tasks, "mistakes", "look at")
+    return f"<table><tr>{''.join(f'<th>{head}' for head in heads)}{''.join(rows)}</table>"
 
 
 def feedback_text(outcome: Outcome) -> str:
     """What a student reads, as Markdown."""
     if not outcome.gradable:
-        return f"# Not graded\n\nThe submission could not be graded, and costs no attempt: {outcome.reason}\n"
+        return (
+            f"# Not graded\n\nThe submission could not be graded, and costs no attempt: {outcome.reason}\n\n"
+            "`hybridnn course submit` packs the files of the folder, and checks that they can be graded.\n"
+        )
     lines = [f"# {outcome.assignment}: {outcome.points:g} of {outcome.possible:g} points", ""]
     for task in outcome.tasks:
         lines += _task_lines(task)
@@ -158,7 +167,7 @@ def _task_lines(task: TaskOutcome) -> list[str]:
 
 def check_line(check: CheckOutcome) -> str:
     """A check as an item of a list."""
-    mark = "not tried" if check.not_tried else "passed" if check.passed else "FAILED"
+    mark = "not tried" if check.not_tried else "passed" if check.passed else "in part" if check.points else "FAILED"
     message = f": {one_line(check.message)}" if check.message and not check.passed else ""
     return f"* {mark}: {check.kind}, {check.name} ({check.points:.3g} of {check.possible:.3g}){message}"
 

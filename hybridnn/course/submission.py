@@ -11,54 +11,19 @@ import textwrap
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from hybridnn.course.allowed_code import refusals
 from hybridnn.course.assignment import Assignment, Task, Variant
 from hybridnn.course.injection import find
 from hybridnn.course.work_folder import FILE_BYTES, HANDOUT, MANIFEST, Manifest
 from hybridnn.errors import DataError, HybridnnError, one_line
 
 MOST_ENTRIES = 100
-LOOK_AT = frozenset(
-    [
-        "ctypes",
-        "subprocess",
-        "gc",
-        "inspect",
-        "socket",
-        "os",
-        "sys",
-        "multiprocessing",
-        "threading",
-        "mpi4py",
-        "importlib",
-        "builtins",
-        "pickle",
-        "signal",
-        "shutil",
-        "pathlib",
-        "tempfile",
-        "mmap",
-        "cffi",
-        "_thread",
-        "urllib",
-        "http",
-        "requests",
-    ]
-)
-"""Modules that no task needs."""
-
-CALLS = frozenset(["exec", "eval", "compile", "open", "globals", "locals", "vars", "getattr", "setattr", "__import__"])
-FRAME = re.compile(r"f_(back|globals|locals|builtins)|(gi|cr|ag|tb)_frame|tb_next|modules")
-"""Attributes that lead from a function to its callers, and so to the library."""
-
-LIBRARY = "hybridnn"
 MOST_LEVELS = 100  # of nested expressions and statements: the functions that compare code are recursive
 IGNORED = re.compile(r"(^|/)(__MACOSX/|__pycache__/|\._|\.DS_Store$|Thumbs\.db$|desktop\.ini$)")
 """Files that file managers and Python add."""
-
-DUNDER = re.compile(r"__(?!init__|name__).*__")
 
 
 class UngradableError(DataError):
@@ -78,6 +43,7 @@ class Submission:
     texts : dict
         Other files, for a person or for checks of text.
     flags : tuple of str
+        What a person should look at: functions that equal the library's, or the solution.
     """
 
     manifest: Manifest
@@ -86,8 +52,16 @@ class Submission:
     flags: tuple[str, ...]
 
 
-def read_submission(assignment: Assignment, data: bytes | Mapping[str, bytes]) -> Submission:
-    """Read a zip file, or files by name; `UngradableError` where it cannot be graded."""
+def read_submission(
+    assignment: Assignment, data: bytes | Mapping[str, bytes], modules: Collection[str] = ()
+) -> Submission:
+    """Read a zip file, or files by name; `UngradableError` where it cannot be graded.
+
+    Parameters
+    ----------
+    modules : collection of str
+        Modules that the course allows besides those that every submission may import.
+    """
     try:
         files = _unpacked(data) if isinstance(data, bytes) else dict(data)
         manifest = Manifest.parse(_text(MANIFEST, files[MANIFEST])) if MANIFEST in files else None
@@ -100,13 +74,23 @@ def read_submission(assignment: Assignment, data: bytes | Mapping[str, bytes]) -
     files = _allowed(assignment, files)
     assert manifest is not None, "its file is one that every submission has"
     sources = {name: _text(name, files[name]) for name in assignment.files}
-    trees = {name: _parsed(name, text) for name, text in sources.items()}
     texts = {name: _text(name, files[name]) for name in assignment.texts}
-    for name, tree in trees.items():
-        _refuse_library(assignment, name, tree)
-    flags = [flag for name, tree in trees.items() for flag in _suspicious_names(name, tree)]
-    flags += [flag for task in assignment.tasks if task.file in trees for flag in _copies(task, trees[task.file])]
+    for reason in refused_code(assignment, sources, modules):
+        raise UngradableError(reason)
+    trees = {name: ast.parse(text, name) for name, text in sources.items()}
+    flags = [flag for task in assignment.tasks if task.file in trees for flag in _copies(task, trees[task.file])]
     return Submission(manifest, sources, texts, tuple(dict.fromkeys(flags)))
+
+
+def refused_code(assignment: Assignment, files: Mapping[str, str], modules: Collection[str] = ()) -> list[str]:
+    """What the grader would refuse in code files, each as one line."""
+    found: list[str] = []
+    for name, text in files.items():
+        try:
+            found += refusals(assignment, name, _parsed(name, text), modules)
+        except UngradableError as error:
+            found.append(str(error))
+    return found
 
 
 def _unpacked(data: bytes) -> dict[str, bytes]:
@@ -173,49 +157,6 @@ def _parsed(name: str, text: str) -> ast.Module:
     if level:
         raise UngradableError(f"{name}: code nested in more than {MOST_LEVELS} levels")
     return tree
-
-
-def _refuse_library(assignment: Assignment, file: str, tree: ast.Module) -> None:
-    """Refuse imports of the library, whose functions and solutions would be no work of the student's.
-
-    Allowed are the names that the handout offers.
-    """
-    for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            module, offered = node.module or "", assignment.imports.get(node.module or "", ())
-            names = [f"{module}.{alias.name}" for alias in node.names if alias.name not in offered]
-        for name in names:
-            if name.split(".")[0] == LIBRARY:
-                raise UngradableError(f"{file}, line {node.lineno}: imports {name}; {_allowed_imports(assignment)}")  # type: ignore[attr-defined]
-
-
-def _allowed_imports(assignment: Assignment) -> str:
-    allowed = [f"{module}.{name}" for module, names in assignment.imports.items() for name in names]
-    return f"of {LIBRARY} you may import {', '.join(allowed)}" if allowed else f"write the functions without {LIBRARY}"
-
-
-def _suspicious_names(file: str, tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        elif isinstance(node, ast.Name) and node.id in CALLS:
-            yield f"{file} calls {node.id}"
-        elif isinstance(node, ast.Name) and DUNDER.fullmatch(node.id):
-            yield f"{file} uses {node.id}"
-        elif isinstance(node, ast.Attribute) and (
-            DUNDER.fullmatch(node.attr) or node.attr in LOOK_AT or FRAME.fullmatch(node.attr)
-        ):
-            yield f"{file} uses {node.attr}"
-        for name in names:
-            root = name.split(".")[0]
-            if root in LOOK_AT:
-                yield f"{file} imports {name}"
 
 
 def _copies(task: Task, tree: ast.Module) -> Iterator[str]:

@@ -33,13 +33,17 @@ Feedback = Literal["names", "hints"]
 
 
 class CourseSettings(BaseModel):
-    """Content of ``course.toml``."""
+    """Content of ``course.toml``.
+
+    Submissions may import `modules`, such as ``pandas``, besides those of `hybridnn.course.allowed_code`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     term: str = Field(min_length=1, max_length=80)
     feedback: Feedback = "hints"
     per_student: bool = False
+    modules: tuple[str, ...] = ()
     variants: dict[str, dict[str, str]]
 
 

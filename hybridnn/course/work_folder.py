@@ -37,6 +37,7 @@ class Manifest(BaseModel):
     term: str = ""
     student: Annotated[str, Field(max_length=STUDENT_CHARACTERS)] = ""
     feedback: Feedback = "hints"
+    modules: tuple[str, ...] = ()
     variant: dict[str, str] = {}
 
     @classmethod
@@ -131,6 +132,7 @@ def handed_out_files(course: Course, assignment: Assignment, student: str = "") 
         term=course.settings.term,
         student=student,
         feedback=course.settings.feedback,
+        modules=course.settings.modules,
         variant=course.variant(assignment, student),
     )
     return start_files(assignment, manifest, course.ai_policy)

@@ -73,11 +73,12 @@ def _advice(calls: Sequence[str]) -> list[str]:
     if all(call.startswith("send") for call in calls):
         return [
             "every rank of the cycle sends, and none has reached its receive; a send need not end before its receive "
-            "begins, however small the message: let one side receive first, or use Isend or Sendrecv"
+            "begins, however small the message: let one side receive first, or send without blocking"
         ]
     if all(call.startswith("receive") for call in calls):
         return [
-            "every rank of the cycle receives, and none has reached its send: let one side send first, or use Sendrecv"
+            "every rank of the cycle receives, and none has reached its send: let one side send first, or receive "
+            "without blocking"
         ]
     return []
 

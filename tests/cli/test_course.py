@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from course.made import course_of, reference_files, submission_zip
+from course.made import allow_kit, course_of, reference_files, submission_zip
 from hybridnn.course.assignment import load_assignment
 from mpi_runner.slowness import deadline
 
@@ -67,6 +67,7 @@ def _refused(run: subprocess.CompletedProcess[str], message: str) -> None:
 def test_a_term_from_its_beginning_to_the_grades(course: Course, tmp_path: Path) -> None:
     made = course("new", "term", "a2", "--term", "Spring 2027")
     assert made.returncode == 0, made.stderr
+    allow_kit(tmp_path / "term")
     (tmp_path / "roster.csv").write_text("student,name\nada,Ada\nbob,Bob\n")
     made = course("make", "a2", "--course", "term", "--roster", "roster.csv", "--for", "students")
     assert sorted(path.name for path in (tmp_path / "term/build").iterdir()) == ["a2-ada.zip", "a2-bob.zip"]
@@ -98,12 +99,24 @@ def test_a_term_from_its_beginning_to_the_grades(course: Course, tmp_path: Path)
         course("report", "a2", "in", "--course", "term", *other_limit), "none of these submissions is graded there"
     )
     assert "ada.zip,ada,100.0,100,yes" in (tmp_path / "grades/grades.csv").read_text()
-    reported = course("report", "a2", "in", "--course", "term", "--out", "grades", "--isolation", "none")
+    known = ("--roster", "roster.csv", "--out", "grades", "--isolation", "none")
+    reported = course("report", "a2", "in", "--course", "term", *known)
     assert reported.returncode == 0, reported.stderr
-    compared = course("similar", "a2", "in")
+    assert "no submission that can be graded: bob" in reported.stdout
+    compared = course("similar", "a2", "in", "--course", "term")
     assert "1 submission compared, 0 pairs" in compared.stdout
     printed = course("solution", "a2", "--course", "term")
     assert "def bounds_solution" in printed.stdout
+
+
+def test_check_and_submit_say_what_the_grader_refuses(course: Course, tmp_path: Path) -> None:
+    assert course("start", "a2", "work").returncode == 0
+    path = tmp_path / "work/blocks.py"
+    path.write_text(f"import os\n{path.read_text()}")
+    checked = course("check", "bounds", folder="work")
+    assert checked.returncode == 1
+    assert "the grader refuses blocks.py, line 1: imports os; you may import __future__, abc, " in checked.stdout
+    _refused(course("submit", folder="work"), "blocks.py, line 1: imports os; you may import")
 
 
 def test_a_deadlock_is_explained_and_drawn_and_can_be_debugged(course: Course, tmp_path: Path) -> None:

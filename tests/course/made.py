@@ -5,29 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hybridnn.course.assignment import Assignment, Mistake, Variant
-from hybridnn.course.term import Course, create_course
+import tomli_w
+
+from hybridnn.course.assignment import Assignment, Mistake, Variant, load_assignment
+from hybridnn.course.term import SETTINGS, Course, create_course
 from hybridnn.course.work_folder import MANIFEST, Manifest, make_archive, start_files
 
-__all__ = ["blank_files", "course_of", "reference_files", "submission_zip", "wrong_files"]
+__all__ = ["KIT", "allow_kit", "blank_files", "course_of", "reference_files", "submission_zip", "wrong_files"]
 
-ANY = """\
-load_assignment = __import__("hybridnn.course.assignment", fromlist=["load_assignment"]).load_assignment
-_assignment, _variant = load_assignment({id!r}), {variant!r}
+KIT = "hybridnn.course.assignment"
+"""Module that made submissions import, and courses of tests therefore allow."""
+
+ANY = f"""\
+from {KIT} import load_assignment
+_assignment, _variant = load_assignment({{id!r}}), {{variant!r}}
 """
 
 
 def course_of(folder: Path, *names: str, **options: object) -> Course:
-    """A course with the standard variants."""
-    course = create_course(folder, "Test term", names, **options)  # type: ignore[arg-type]
-    path = folder / "course.toml"
-    import tomli_w
+    """A course with the standard variants, which allows the module that made submissions import."""
+    create_course(folder, "Test term", names, **options)  # type: ignore[arg-type]
+    return _changed(folder, variants={name: load_assignment(name).standard for name in names}, modules=[KIT])
 
-    from hybridnn.course.assignment import load_assignment
 
-    tables = course.settings.model_dump()
-    tables["variants"] = {name: load_assignment(name).standard for name in names}
-    path.write_text(tomli_w.dumps(tables))
+def allow_kit(folder: Path, *modules: str) -> Course:
+    """The course of a folder, changed so that it allows the module that made submissions import, and others."""
+    return _changed(folder, modules=[KIT, *modules])
+
+
+def _changed(folder: Path, **tables: object) -> Course:
+    settings = Course.open(folder).settings.model_dump()
+    (folder / SETTINGS).write_text(tomli_w.dumps({**settings, **tables}))
     return Course.open(folder)
 
 

@@ -25,8 +25,9 @@ class Mistake:
     hint: str
     variants: dict = field(default_factory=dict)
 def pick(name):
-    groups = [value for value in list(vars_of_module.values()) if isinstance(value, tuple)]
-    return next(item for group in groups for item in group if getattr(item, "name", "") == name).function
+    groups = [value for value in VALUES if isinstance(value, tuple)]
+    items = [item for group in groups for item in group if isinstance(item, Mistake)]
+    return next(item for item in items if item.name == name).function
 """
 
 SOLUTIONS = {
@@ -52,7 +53,7 @@ def rewritten_files(assignment: Assignment, variant: Variant, mistakes: Mapping[
         if not (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("hybridnn", "__future__"))
     ]
     tree = _Renamer(_local_names(statements), f"_{random.randrange(10**6)}").visit(ast.Module(statements, []))
-    text = ast.unparse(tree).replace("vars_of_module", "globals()")
+    text = f"{ast.unparse(tree)}\nVALUES = [{', '.join(sorted(_module_names(statements)))}]"
     files = {}
     for name in assignment.files:
         chosen = [f"{task.function} = {_made(task.name, mistakes)}" for task in assignment.tasks if task.file == name]
@@ -65,9 +66,16 @@ def _made(task: str, mistakes: Mapping[str, str]) -> str:
     return f"pick({mistakes[task]!r})(variant)" if task in mistakes else SOLUTIONS[task]
 
 
+def _module_names(statements: list[ast.stmt]) -> set[str]:
+    """Names that are assigned at the level of the module."""
+    targets = [target for item in statements if isinstance(item, ast.Assign) for target in item.targets]
+    targets += [item.target for item in statements if isinstance(item, ast.AnnAssign)]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
 def _local_names(statements: list[ast.stmt]) -> set[str]:
     """Names that are only assigned in functions, and are parameters, functions, attributes or keywords nowhere."""
-    assigned, kept = set(), {"vars_of_module"}
+    assigned, kept = set(), {"VALUES"}
     for statement in statements:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)):
             kept |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}

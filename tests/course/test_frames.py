@@ -19,6 +19,7 @@ from hybridnn.course.frames import (
     DTYPES,
     FRAME_BYTES,
     HEADER,
+    TEXT_BYTES,
     FrameError,
     FrameTimeoutError,
     receive_frame,
@@ -108,6 +109,14 @@ def test_an_array_larger_than_its_frame_is_refused(pair: tuple[socket.socket, so
     pair[0].sendall(struct.pack(">II", len(text), 8) + text + bytes(8))
     with pytest.raises(FrameError):
         receive_frame(pair[1])
+
+
+def test_long_texts_are_refused_by_both_sides(pair: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(FrameError, match=r"bytes of values and 0 of arrays; at most 4,194,304"):
+        send_frame(pair[0], {"x": "a" * TEXT_BYTES})
+    pair[0].sendall(HEADER.pack(TEXT_BYTES + 1, 0))
+    with pytest.raises(FrameError, match=r"a frame of 4,194,305 bytes"):
+        receive_frame(pair[1], time.monotonic() + 60)
 
 
 def test_silence_ends_at_the_deadline(pair: tuple[socket.socket, socket.socket]) -> None:

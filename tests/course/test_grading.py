@@ -19,12 +19,14 @@ from course.made import course_of, submission_zip
 from course.rewritten import rewritten_files
 from hybridnn.course import grading
 from hybridnn.course.assignment import Assignment, load_assignment
-from hybridnn.course.batch import SUFFIX, grade_folder, read_outcomes
+from hybridnn.course.batch import SUFFIX, Graded, grade_folder, read_outcomes, with_student_flags
 from hybridnn.course.checks import TaskKey, TrustedRunner, check_task
 from hybridnn.course.grading import Grader, Limits
+from hybridnn.course.outcome import Outcome
 from hybridnn.course.reports import FEEDBACK, GRADES, PAGE, write_reports
 from hybridnn.course.submission import Submission, UngradableError
 from hybridnn.course.term import Course
+from hybridnn.errors import DataError
 from mpi_runner.slowness import deadline
 
 A2 = load_assignment("a2")
@@ -129,6 +131,8 @@ def test_a_folder_is_graded_once_and_reported(tmp_path: Path, grader: Grader) ->
     page = (out / PAGE).read_text()
     assert "gradient.average-of-averages" in page
     assert "<script" not in page
+    assert "<td>student-001.zip<td>" in page
+    assert "<td>bounds.remainder-lost<td>" in page
     feedback = (out / FEEDBACK / "student-001.md").read_text()
     assert next(m.hint for m in A2.task("bounds").mistakes if m.name == "remainder-lost") in feedback
     assert "costs no attempt" in (out / FEEDBACK / "broken.md").read_text()
@@ -141,6 +145,28 @@ def test_a_folder_is_graded_once_and_reported(tmp_path: Path, grader: Grader) ->
     stored, missing = read_outcomes(grader, tmp_path / "submissions", out)
     assert stored == graded
     assert missing == []
+
+
+def test_a_folder_with_the_grades_of_another_assignment_is_refused(tmp_path: Path, grader: Grader) -> None:
+    _make(tmp_path / "submissions", grader.course, [{}])
+    out = tmp_path / "grades"
+    out.mkdir()
+    (out / f"ada-0123{SUFFIX}").write_text(Outcome(assignment="a1").model_dump_json())
+    with pytest.raises(DataError, match=r"has the grades of a1; give another folder for a2"):
+        grade_folder(grader, tmp_path / "submissions", out)
+
+
+def test_students_who_are_named_twice_or_not_on_the_roster_are_flagged() -> None:
+    named = {"a.zip": "ada", "b.zip": "bob", "c.zip": "ada", "d.zip": "", "e.zip": "eva"}
+    graded = [
+        Graded(name, Outcome(assignment="a2", student=student, flags=("one",))) for name, student in named.items()
+    ]
+    found = {item.name: item.outcome.flags[1:] for item in with_student_flags(graded)}
+    twice = {"a.zip": ("names the same student as c.zip",), "c.zip": ("names the same student as a.zip",)}
+    assert found == {**dict.fromkeys(named, ()), **twice}
+    unknown = "names no student of the roster"
+    found = {item.name: item.outcome.flags[1:] for item in with_student_flags(graded, ["ada", "bob"])}
+    assert found == {**twice, "b.zip": (), "d.zip": (unknown,), "e.zip": (unknown,)}
 
 
 def test_submissions_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch, grader: Grader) -> None:

@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 import pytest
 from pydantic import ValidationError
 
-from course.made import reference_files
+from course.made import allow_kit, reference_files
 from course.platform_results import (
     AutolabScores,
     GradescopeResults,
@@ -80,7 +80,8 @@ UNGRADABLE = Outcome(assignment="a2", gradable=False, reason="blocks.py: is miss
 
 @pytest.fixture
 def course(tmp_path: Path) -> Course:
-    return create_course(tmp_path / "course", "Spring 2027", ["a2"])
+    create_course(tmp_path / "course", "Spring 2027", ["a2"])
+    return allow_kit(tmp_path / "course", "atexit", "os")
 
 
 def reference(course: Course) -> dict[str, str]:
@@ -513,7 +514,8 @@ def prairielearn_root(course: Course, tmp_path: Path, submission: dict[str, str]
 def test_prairielearn_grades_and_keeps_the_key(course: Course, tmp_path: Path) -> None:
     root = prairielearn_root(course, tmp_path, reference(course))
     key = root / "grade/tests/course" / KEY
-    spy = f"def block_bounds(*_):\n    raise ValueError(open({str(key)!r}).read())\nminibatches = block_bounds\n"
+    read = f"np.fromfile({str(key)!r}, np.uint8).tobytes()"
+    spy = f"import numpy as np\ndef block_bounds(*_):\n    raise ValueError({read})\nminibatches = block_bounds\n"
     (root / "grade/student/blocks.py").write_text(spy)
     info = json.loads((tmp_path / "package/questions/a2/info.json").read_text())
     options = info["externalGradingOptions"]

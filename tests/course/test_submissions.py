@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from course.made import course_of, reference_files, submission_zip
+from course.made import KIT, course_of, reference_files, submission_zip
 from hybridnn.course.answers import first_difference
 from hybridnn.course.assignment import load_assignment
 from hybridnn.course.batch import ARCHIVE_BYTES, grade_folder, read_outcomes
@@ -59,7 +59,7 @@ def hidden_messages(outcome: Outcome) -> set[str]:
 def test_files_that_file_managers_add_are_left_out() -> None:
     files = {f"a2/{name}": content for name, content in files_of().items()}
     added = ["__MACOSX/a2/._blocks.py", "a2/.DS_Store", "a2/__pycache__/blocks.cpython-312.pyc", "a2/handout.md"]
-    found = read_submission(A2, packed({**files, **dict.fromkeys(added, b"\0")}))
+    found = read_submission(A2, packed({**files, **dict.fromkeys(added, b"\0")}), [KIT])
     assert set(found.files) == set(A2.files)
 
 
@@ -71,7 +71,7 @@ def test_other_files_are_refused(name: str) -> None:
 
 def test_files_of_windows_are_read(tmp_path: Path) -> None:
     windows = {name: b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n") for name, content in files_of().items()}
-    assert read_submission(A2, packed(windows)).files == read_submission(A2, packed(files_of())).files
+    assert read_submission(A2, packed(windows), [KIT]).files == read_submission(A2, packed(files_of()), [KIT]).files
     for name, content in windows.items():
         (tmp_path / name).write_bytes(content)
     assert not WorkFolder.open(tmp_path).sources()["blocks.py"].startswith("\ufeff")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,10 @@ Isolation = Annotated[
     str,
     option("Isolation of submissions: auto, bwrap, user (needs root), or none.", "MODE", "--isolation"),
 ]
+Roster = Annotated[
+    Path | None,
+    option("CSV with a column student: who has to hand in, and who may be named.", "FILE", "--roster"),
+]
 GRADES = Path("grades")
 
 
@@ -32,13 +37,13 @@ def grade(
     submissions: Submissions,
     course: CourseFolder = HERE,
     out: Out = GRADES,
+    roster: Roster = None,
     jobs: Annotated[int, count("Submissions graded at the same time.", "--jobs")] = 1,
     isolation: Isolation = "auto",
     case_seconds: Annotated[float, option("Time limit of one case.", "S", "--case-seconds", least=0.1)] = 10.0,
 ) -> None:
     """Grade a folder of submissions; what is graded already is kept, so that it may be stopped at any moment."""
     from hybridnn.course.batch import grade_folder
-    from hybridnn.course.reports import write_reports
 
     grader = _grader(course, assignment, isolation, case_seconds)
     console = make_console()
@@ -48,9 +53,8 @@ def grade(
         result = f"{outcome.points:g}" if outcome.gradable else f"not gradable: {outcome.reason}"
         console.print(f"{graded.name}: {result}", soft_wrap=True)
 
-    graded = grade_folder(grader, submissions, out, jobs=jobs, told=told)
-    for path in write_reports(grader.assignment, graded, out, grader.course.settings.feedback):
-        console.print(str(path), soft_wrap=True)
+    students = _students(roster)
+    _write_reports(grader, grade_folder(grader, submissions, out, jobs=jobs, told=told), out, students)
 
 
 def report(
@@ -58,38 +62,42 @@ def report(
     submissions: Submissions,
     course: CourseFolder = HERE,
     out: Out = GRADES,
+    roster: Roster = None,
     isolation: Isolation = "auto",
     case_seconds: Annotated[float, option("Time limit of one case, as for grade.", "S", "--case-seconds")] = 10.0,
 ) -> None:
     """Write tables and pages of graded submissions anew, with the points of the rubric where it is filled in."""
     from hybridnn.course.batch import read_outcomes
-    from hybridnn.course.reports import write_reports
 
+    students = _students(roster)
     grader = _grader(course, assignment, isolation, case_seconds)
     graded, missing = read_outcomes(grader, submissions, out)
     if not graded:
         raise DataError(
             f"{out}: none of these submissions is graded there, with this course, --isolation and --case-seconds"
         )
-    console = make_console()
-    for path in write_reports(grader.assignment, graded, out, grader.course.settings.feedback):
-        console.print(str(path), soft_wrap=True)
+    _write_reports(grader, graded, out, students)
     if missing:
-        console.print(f"not graded yet: {', '.join(missing)}", soft_wrap=True)
+        make_console().print(f"not graded yet: {', '.join(missing)}", soft_wrap=True)
 
 
 def similar(
     assignment: AssignmentName,
     submissions: Submissions,
+    course: Annotated[
+        Path | None, option("Folder of the course, where it allows further modules.", "FOLDER", "--course")
+    ] = None,
     least: Annotated[float, option("Least share of equal pieces that is printed.", "X", "--least", least=0.0)] = 0.8,
 ) -> None:
     """List pairs of submissions with similar code, whatever their names and layout."""
     from hybridnn.course.assignment import load_assignment
     from hybridnn.course.batch import read_sources
     from hybridnn.course.similarity import similar_pairs
+    from hybridnn.course.term import Course
 
     chosen = load_assignment(assignment)
-    sources, refused = read_sources(chosen, submissions)
+    modules = () if course is None else Course.open(course).settings.modules
+    sources, refused = read_sources(chosen, submissions, modules)
     pairs = similar_pairs(chosen, sources, least)
     console = make_console()
     rows = [(pair.one, pair.other, f"{pair.share:.2f}") for pair in pairs]
@@ -98,6 +106,25 @@ def similar(
     console.print(f"{compared} with a share of at least {least:g}")
     for name, reason in refused.items():
         console.print(f"not compared: {name}: {reason}", soft_wrap=True)
+
+
+def _students(roster: Path | None) -> list[str]:
+    from hybridnn.course.handing_out import read_roster
+
+    return [] if roster is None else read_roster(roster)
+
+
+def _write_reports(grader: Grader, graded: Sequence[Graded], out: Path, students: Sequence[str]) -> None:
+    from hybridnn.course.batch import with_student_flags
+    from hybridnn.course.reports import write_reports
+
+    console = make_console()
+    flagged = with_student_flags(graded, students)
+    for path in write_reports(grader.assignment, flagged, out, grader.course.settings.feedback):
+        console.print(str(path), soft_wrap=True)
+    there = {item.outcome.student for item in graded}
+    if absent := [student for student in students if student not in there]:
+        console.print(f"no submission that can be graded: {', '.join(absent)}", soft_wrap=True)
 
 
 def _grader(course: Path, assignment: str, isolation: str, case_seconds: float) -> Grader:

@@ -78,10 +78,14 @@ def check(
 def _check(work: WorkFolder, tasks: Sequence[Task], quiet: bool) -> bool:
     from hybridnn.course.carrier import Worker
     from hybridnn.course.checks import TaskKey, check_task
+    from hybridnn.course.submission import refused_code
 
     console = make_console()
     points = possible = 0.0
     files = {**work.sources(), **work.texts()}
+    if not quiet:
+        for reason in refused_code(work.assignment, work.sources(), work.manifest.modules):
+            console.print(f"the grader refuses {reason}", style="yellow", soft_wrap=True)
     with Worker(work.assignment, files, work.paths()) as worker:
         for task in tasks:
             outcome = check_task(worker, TaskKey(work.assignment, task, work.variant))
@@ -208,7 +212,7 @@ def submit(
 
     work = folder_of(folder)
     archive, files = work.submission()
-    read_submission(work.assignment, archive)
+    read_submission(work.assignment, archive, work.manifest.modules)
     path = out or work.folder / f"{work.assignment.id}-submission.zip"
     try:
         path.write_bytes(archive)

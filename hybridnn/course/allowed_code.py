@@ -1,0 +1,129 @@
+"""Which code the grader takes: what a submission may import, call and name.
+
+The kit is the library itself, so that a submission could call the function it is to write, or read the solution.
+Isolation cannot prevent that inside the process of a rank; this does, before anything runs. What it lets through by
+mistake still runs isolated.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator
+
+from hybridnn.course.assignment import Assignment
+
+LIBRARY = "hybridnn"
+
+MODULES = frozenset(
+    [
+        *("__future__", "abc", "bisect", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum"),
+        *("fractions", "functools", "heapq", "itertools", "math", "numbers", "numpy", "operator", "random"),
+        *("scipy", "statistics", "time", "typing", "warnings"),
+    ]
+)
+"""Modules that every submission may import, with their submodules."""
+
+CALLS = frozenset(
+    [
+        *("breakpoint", "compile", "delattr", "eval", "evaluate_forward_ref", "exec", "ForwardRef", "get_type_hints"),
+        *("getattr", "globals", "input", "locals", "open", "setattr", "singledispatch", "singledispatchmethod", "vars"),
+    ]
+)
+"""Functions that run text as code, reach files, or reach attributes whose names cannot be read here."""
+
+ATTRIBUTES = frozenset(
+    [
+        *("attrgetter", "bltns", "builtins", "cffi", "copyreg", "ctypes", "ctypeslib", "distutils", "f2py", "gc"),
+        *("importlib", "inspect", "load", "loads", "methodcaller", "modules", "os", "pickle", "read_array", "rundocs"),
+        *("runstring", "socket", "subprocess", "sys", "tb_frame", "tb_next", "testing", "threading"),
+    ]
+)
+"""Attributes that lead to such functions, to other modules or to the callers of a function."""
+
+FRAME = re.compile(r"(f|gi|cr|ag)_(back|frame|globals|locals|builtins|code)")
+DUNDER = re.compile(r"__\w+__")
+PLAIN_DUNDERS = frozenset(["__init__", "__name__", "__main__", "__all__", "__post_init__", "__len__", "__doc__"])
+
+
+def refusals(assignment: Assignment, file: str, tree: ast.Module, modules: Collection[str] = ()) -> Iterator[str]:
+    """What the grader refuses in a file, each as one line.
+
+    Parameters
+    ----------
+    modules : collection of str
+        Further modules that the course allows, with their submodules.
+    """
+    allowed = {*MODULES, *(name.removesuffix(".py") for name in assignment.files), *modules}
+    imported = _imported_names(tree)
+    for node in ast.walk(tree):
+        for name in _refused_imports(assignment, node, allowed):
+            yield f"{file}, line {_line(node)}: imports {name}; {_may_import(assignment, name, modules)}"
+        for name in _refused_names(node, imported):
+            yield f"{file}, line {_line(node)}: uses {name}, which no task needs"
+
+
+def _line(node: ast.AST) -> int:
+    line: int = node.lineno  # type: ignore[attr-defined]  # statements, expressions, keywords and patterns have one
+    return line
+
+
+def _imported_names(tree: ast.Module) -> set[str]:
+    """Names that imports bind."""
+    statements = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return {alias.asname or alias.name.split(".")[0] for node in statements for alias in node.names}
+
+
+def _refused_imports(assignment: Assignment, node: ast.AST, allowed: Collection[str]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if not _is_in(alias.name, allowed))
+    elif isinstance(node, ast.ImportFrom):
+        module = "." * node.level + (node.module or "")
+        offered = assignment.imports.get(module, ())
+        if not _is_in(module, allowed):
+            yield from (f"{module}.{alias.name}" for alias in node.names if alias.name not in offered)
+
+
+def _is_in(module: str, modules: Collection[str]) -> bool:
+    """Whether a module, or a package that it is in, is among some."""
+    parts = module.split(".")
+    return any(".".join(parts[:count]) in modules for count in range(1, len(parts) + 1))
+
+
+def _may_import(assignment: Assignment, name: str, modules: Collection[str]) -> str:
+    if name.split(".")[0] != LIBRARY:
+        return f"you may import {', '.join(sorted({*MODULES, *modules}))}"
+    offered = [f"{module}.{name}" for module, names in assignment.imports.items() for name in names]
+    return f"of {LIBRARY} you may import {', '.join(offered)}" if offered else f"write the functions without {LIBRARY}"
+
+
+def _refused_names(node: ast.AST, imported: Collection[str]) -> Iterator[str]:
+    if isinstance(node, ast.Name) and (node.id in CALLS or _is_special(node.id)):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        is_private = node.attr.startswith("_") and _first_name(node) in imported
+        if is_private or node.attr in CALLS or _is_refused_attribute(node.attr):
+            yield node.attr
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        first = int(isinstance(node, ast.Import))  # whether a module may be imported is decided above
+        parts = [part for alias in node.names for part in alias.name.split(".")[first:]]
+        yield from (part for part in parts if part in CALLS or part.startswith("_") or _is_refused_attribute(part))
+    elif isinstance(node, ast.MatchClass):
+        yield from (name for name in node.kwd_attrs if _is_refused_attribute(name))
+    elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+        yield node.arg
+
+
+def _first_name(node: ast.expr) -> str:
+    """`a` of ``a.b.c``; empty where it is no name."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_refused_attribute(name: str) -> bool:
+    return name.strip("_") in ATTRIBUTES or bool(FRAME.fullmatch(name)) or _is_special(name)
+
+
+def _is_special(name: str) -> bool:
+    return bool(DUNDER.fullmatch(name)) and name not in PLAIN_DUNDERS
