@@ -98,10 +98,12 @@ def _timed_costs(
     settings: Settings, samples: int | None, threads: int | None, check: Callable[[int], None]
 ) -> LayerCosts:
     from hybridnn.pipeline.partition.layer_profile import REPEATS, time_layers
+    from hybridnn.training.config import array_dtype
 
     model = _network(settings)
     check(len(model.layers))
-    samples, threads, dtype = samples or settings.training.batch_size, threads or 1, settings.training.dtype
+    samples, threads = samples or settings.training.batch_size, threads or 1
+    dtype = array_dtype(settings.training.dtype).name
     source = {"samples": samples, "dtype": dtype, "threads": threads, "repeats": REPEATS}
     return LayerCosts(time_layers(model, samples, dtype, threads=threads), tuple(model.sizes), source)
 

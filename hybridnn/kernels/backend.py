@@ -74,6 +74,12 @@ class Kernels(Protocol):
     def compile(self, dtype: DTypeLike) -> None:
         """Compile all kernels for a dtype now rather than in the first step, and before a CUDA graph is captured."""
 
+    def with_bfloat16_products(self) -> Kernels:
+        """The same arithmetic of float32 arrays, but `matmul` and `matmul_transposed` round their factors to bfloat16.
+
+        Sums, results and everything else stay float32.
+        """
+
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """An uninitialized array of the device."""
 

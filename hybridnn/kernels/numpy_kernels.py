@@ -348,6 +348,12 @@ class NumpyKernels:
     def compile(self, dtype: DTypeLike) -> None:
         """Does nothing: there is nothing to compile."""
 
+    def with_bfloat16_products(self) -> Kernels:
+        """The same arithmetic with factors of products rounded to bfloat16."""
+        from hybridnn.kernels.bfloat16_products import NumpyBfloat16Products  # builds on this class
+
+        return NumpyBfloat16Products()
+
     def to_device(self, array: HostArray) -> HostArray:
         """The array itself."""
         return array

@@ -23,6 +23,7 @@ from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.data import place_data
 from hybridnn.runs.trained_run import TrainedRun
+from hybridnn.training.config import array_dtype
 from hybridnn.training.metrics import Metrics
 from hybridnn.utils.files import npz_bytes
 
@@ -94,7 +95,7 @@ def evaluate_run(
             standardize=False,  # already done, with the statistics of the run
             test_fraction=run.settings.data.test_fraction,
             seed=run.settings.training.seed,
-            dtype=run.settings.training.dtype,
+            dtype=array_dtype(run.settings.training.dtype),
         )
     metrics = trainer.evaluate(placed.train)
     placed.memory.free()
@@ -211,10 +212,11 @@ def _outputs(run: TrainedRun, grid: ProcessGrid, x: NDArray[Any] | None) -> NDAr
     total = np.array([0 if x is None else len(x)], np.int64)
     grid.world.broadcast(total)
     samples = int(total[0])
-    outputs = np.empty((0 if x is None else samples, run.outputs), run.settings.training.dtype)
+    dtype = array_dtype(run.settings.training.dtype)
+    outputs = np.empty((0 if x is None else samples, run.outputs), dtype)
     block_size = max(1, BLOCK_ELEMENTS // (run.features * trainer.batch_size)) * trainer.batch_size
     for first in range(0, samples, block_size):
-        block = np.empty((min(block_size, samples - first), run.features), run.settings.training.dtype)
+        block = np.empty((min(block_size, samples - first), run.features), dtype)
         if x is not None:
             rows = x[first : first + block_size]
             # Computed in float64, as in training.

@@ -22,6 +22,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.records import PredictedStep
+from hybridnn.training.config import array_dtype
 from hybridnn.training.layout_choice import resolve_layout
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: st
         model,
         train_samples,
         settings.training.batch_size,
-        settings.training.dtype,
+        array_dtype(settings.training.dtype).name,
         settings.optimizer,
         classification=task == "classification",
         clips=settings.training.clip_norm is not None,

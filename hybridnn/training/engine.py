@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import ceil, isfinite, sqrt
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_runtime
 from hybridnn.pipeline.execution.executor import Executor, Minibatch
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
-from hybridnn.training.config import TrainConfig
+from hybridnn.training.config import TrainConfig, array_dtype
 from hybridnn.training.data_split import DataSplit, Loader, minibatches
 from hybridnn.training.device import Capture
 from hybridnn.training.global_arrays import GlobalArrays
@@ -73,8 +73,10 @@ class Engine:
         *,
         fused_update: bool = True,
     ) -> None:
+        if config.rounds_products:
+            kernels = kernels.with_bfloat16_products()
         self._config, self._grid, self.layout, self._sharing, self._kernels = config, grid, layout, sharing, kernels
-        self.dtype: np.dtype[Any] = np.dtype(config.dtype)
+        self.dtype = array_dtype(config.dtype)
         kernels.compile(self.dtype)
         fused = fused_update and uses_fused_update(config, grid, layout, sharing, on_host=kernels.on_host)
         schedules = layout.largest_schedules()

@@ -24,7 +24,7 @@ from hybridnn.pipeline.schedules.methods import (
     make_schedule,
     too_few_stages,
 )
-from hybridnn.training.config import TrainConfig
+from hybridnn.training.config import TrainConfig, array_dtype
 from hybridnn.utils.checks import require_choice
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
     from hybridnn.pipeline.partition.layer_profile import time_layers
     from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK, balanced_counts
 
-    model, dtype = config.model, np.dtype(config.dtype)
+    model, dtype = config.model, array_dtype(config.dtype)
     samples = ceil(config.batch_size / layout.microbatches)
     profiles = {batch: time_layers(model, ceil(samples / batch), dtype) for batch in {b for b, _ in layout.stages}}
 
@@ -219,7 +219,9 @@ def uses_fused_update(
     config: TrainConfig, grid: ProcessGrid, layout: Layout, sharing: Sharing | None, *, on_host: bool
 ) -> bool:
     """Whether weight-gradient products are fused with the update (`FusedUpdateReplica`); equal within a batch group."""
-    return on_host and layout.fuses_update(
+    if not on_host or config.rounds_products:
+        return False
+    return layout.fuses_update(
         config.model,
         config.batch_size,
         config.optimizer,
@@ -243,7 +245,7 @@ def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: Process
             for layers in layout.layers_of(config.model, grid.pipeline_rank)
         ]
         elements = sum(ParameterLayout(chunk).size for chunk in splits)
-        return arrays * elements * np.dtype(config.dtype).itemsize
+        return arrays * elements * array_dtype(config.dtype).itemsize
 
     needed = np.array([agree(grid.world, window_bytes)], np.int64)
     grid.node_group.allreduce(needed)

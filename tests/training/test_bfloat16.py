@@ -1,0 +1,171 @@
+"""Mixed precision: products of factors rounded to bfloat16, everything else in float32, on every grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
+from hybridnn.errors import SettingError
+from hybridnn.kernels.bfloat16_products import rounded as rounded_copy
+from hybridnn.training.config import array_dtype
+from reference import network as net
+from reference import serial
+from reference.cases import Case, assert_arrays_same, data, make_trainer, plan_of, run
+from reference.network import Array, Network, Weights
+from reference.rounding import rounded
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def in_bfloat16(values: Array) -> Array:
+    return rounded("bfloat16", values)
+
+
+# -- rounding ---------------------------------------------------------------------------------------------------------
+
+
+def test_factors_are_rounded_as_pytorch_does() -> None:
+    random = np.random.default_rng(0)
+    bits = random.integers(0, 1 << 32, 100_000, dtype=np.uint32)
+    bits[:5] = 0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00000001, 0x80000000  # two ties, overflow, subnormal, -0
+    values = bits.view(np.float32)
+    values = values[~np.isnan(values)].reshape(-1, 1)
+    expected = torch.from_numpy(values).bfloat16().float().numpy()
+    np.testing.assert_array_equal(rounded_copy(values).view(np.uint32), expected.view(np.uint32))
+    assert np.isnan(rounded_copy(np.array([np.nan], np.float32))).all()
+
+
+def test_the_order_in_memory_stays_and_the_array_is_not_changed() -> None:
+    values = np.random.default_rng(1).standard_normal((6, 5)).astype(np.float32)
+    before = values.copy()
+    for view in (values, values.T, values[1:4], values[:, ::2].T):
+        found = rounded_copy(view)
+        assert found.flags.c_contiguous or found.flags.f_contiguous
+        np.testing.assert_array_equal(found, in_bfloat16(view))
+    assert rounded_copy(values.T).flags.f_contiguous
+    np.testing.assert_array_equal(values, before)
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def bfloat16_gradients(network: Network, weights: Weights, x: Array, targets: Array) -> tuple[float, Weights]:
+    """Mean loss and gradient by definition, with rounded factors of products, else in float64."""
+    steps, y = [], x
+    for layer in range(network.layers):
+        weight, bias = weights[f"layers.{layer}.weight"], weights[f"layers.{layer}.bias"]
+        z = in_bfloat16(y) @ in_bfloat16(weight).T + bias
+        steps.append((y, z))
+        y = net.value(network.activation_of(layer), z)
+    dy, result = net.loss_slope(network, y, targets), {}
+    for layer in reversed(range(network.layers)):
+        inputs, z = steps[layer]
+        dz = dy * net.slope(network.activation_of(layer), z)
+        result[f"layers.{layer}.weight"] = in_bfloat16(dz).T @ in_bfloat16(inputs)
+        result[f"layers.{layer}.bias"] = dz.sum(axis=0)
+        dy = in_bfloat16(dz) @ in_bfloat16(weights[f"layers.{layer}.weight"])
+    return net.loss(network, y, targets), result
+
+
+EXACT = Network((6, 7, 1), "relu")
+RATE = 2.0**-40
+
+
+def exact_training() -> tuple[Weights, Array, Array]:
+    """Weights, inputs and targets for one step of 8 samples, in which no sum is rounded, in whatever order.
+
+    Inputs and weights are integers of nine bits, of which bfloat16 keeps eight; the sums of the rounded products have
+    at most 24 bits, which float32 represents. Targets are chosen so that the errors have few bits as well.
+    """
+    random = np.random.default_rng(2)
+    x = random.integers(256, 512, (8, 6)).astype(float)
+    signs = random.choice([-1, 1], (1, 7))
+    weights = {
+        "layers.0.weight": random.integers(256, 512, (7, 6)).astype(float),
+        "layers.0.bias": np.zeros(7),
+        "layers.1.weight": signs * random.integers(256, 512, (1, 7)).astype(float),
+        "layers.1.bias": np.zeros(1),
+    }
+    hidden = in_bfloat16(x) @ in_bfloat16(weights["layers.0.weight"]).T
+    outputs = in_bfloat16(hidden) @ in_bfloat16(weights["layers.1.weight"]).T
+    errors = random.choice([-1, 1], (8, 1)) * random.integers(1 << 8, 1 << 10, (8, 1)) * 2.0**18
+    return weights, x, outputs - errors
+
+
+def one_step(grid: ProcessGrid, dtype: str, **settings: Any) -> dict[str, Array]:
+    weights, x, y = exact_training()
+    optimizer = SGD(lr=RATE, momentum=0.0)
+    trainer = Trainer(
+        MLP(EXACT.sizes, "relu"), optimizer, grid=grid, batch_size=8, dtype=dtype, shuffle=False, **settings
+    )
+    trainer.load_weights(weights)
+    trainer.fit(x, y, epochs=1)
+    return trainer.weights()
+
+
+def expected_step() -> dict[str, Array]:
+    weights, x, y = exact_training()
+    _, gradients = bfloat16_gradients(EXACT, weights, x, y)
+    for gradient in gradients.values():
+        assert np.array_equal(gradient.astype(np.float32), gradient)
+    return {name: (weights[name] - RATE * gradients[name]).astype(np.float32) for name in weights}
+
+
+@pytest.mark.in_process(ranks=[1, 2, 4])
+def test_a_step_is_that_of_the_definition_to_the_last_bit_on_every_grid(comm: MPI.Intracomm) -> None:
+    expected = expected_step()
+    ranks = comm.size
+    for batch in (size for size in (1, 2, 4) if ranks % size == 0):
+        for split in ("columns", "alternating"):
+            grid = ProcessGrid(comm, batch=batch, model=ranks // batch)
+            found = one_step(grid, "bfloat16", model_split=split)
+            assert_arrays_same(found, expected)
+            assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
+    plain = one_step(ProcessGrid(comm, batch=ranks), "float32")
+    assert any(not np.array_equal(plain[name], array) for name, array in expected.items())
+
+
+@pytest.mark.in_process(ranks=[2, 4])
+@pytest.mark.parametrize("method", ["gpipe", "1f1b", "zb-h1", "pipedream", "fr", "ddg"])
+def test_a_step_of_a_pipeline_is_that_of_the_definition(comm: MPI.Intracomm, method: str) -> None:
+    # A single minibatch: the asynchronous methods have no stale weights yet.
+    grid = ProcessGrid(comm, pipeline=2, batch=comm.size // 2)
+    assert_arrays_same(one_step(grid, "bfloat16", pipelining=Pipelining(method)), expected_step())
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("classification", [True, False])
+def test_a_training_follows_the_replay_that_rounds(optimizer: str, classification: bool) -> None:
+    """Where float32 and float64 differ, a factor may be rounded the other way: far less than not rounding at all."""
+    case = Case(optimizer=optimizer, classification=classification)
+    replay = serial.train(case.network, plan_of(case), *data(case), gradients_of=bfloat16_gradients)
+    found, plain = (run(case, ProcessGrid(), dtype) for dtype in ("bfloat16", "float32"))
+    for name, expected in replay.weights.items():
+        error = np.abs(found.weights()[name] - expected).max()
+        assert error < 0.25 * np.abs(plain.weights()[name] - expected).max(), name
+    losses = [record.train_loss for record in found.history.epochs]
+    np.testing.assert_allclose(losses, replay.epoch_losses, rtol=2.0**-8)
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_shared_replicas_and_pipelines_of_stale_weights_train(comm: MPI.Intracomm) -> None:
+    case = Case(shared_replicas=True)
+    one = run(replace(case, shared_replicas=False), ProcessGrid(comm, batch=comm.size), "bfloat16").weights()
+    shared = run(case, ProcessGrid(comm, batch=comm.size), "bfloat16").weights()
+    for name, array in one.items():
+        np.testing.assert_allclose(shared[name], array, rtol=0, atol=2.0**-8 * np.abs(array).max())
+
+
+def test_arrays_are_of_float32() -> None:
+    assert array_dtype("bfloat16") == np.float32
+    assert array_dtype("float64") == np.float64
+    trainer = make_trainer(Case(), ProcessGrid(), "bfloat16")
+    assert trainer.predict(data(Case())[0]).dtype == np.float32
+    with pytest.raises(SettingError, match=r"training\.dtype.*float32.*float64.*bfloat16"):
+        Trainer(MLP((2, 2)), dtype="float16")
