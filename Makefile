@@ -61,6 +61,8 @@ endef
 
 # On a machine with a GPU nothing is installed: PYTHON is one that has CuPy, what setup.py requires, and for the tests
 # pytest, pytest-mpi and pytest-timeout. What it lacks may lie in folders of PYTHONPATH; `mpirun` beside it or on PATH.
+# PYTHONSAFEPATH keeps this folder, whose hybridnn/ lacks hybridnn.datasets, from preceding build/tree (Python 3.11).
+test-gpu bench-gpu: export PYTHONSAFEPATH = 1
 test-gpu:
 	$(call link_tree,build/tree)
 	PYTHONPATH=$(CURDIR)/build/tree:tests:.:$$PYTHONPATH $(PYTHON) -m pytest -c /dev/null --rootdir . -o timeout=300 \

@@ -93,7 +93,7 @@ def long_enough(case: Case, run_of: Callable[[Case], Run]) -> Case:
     """The case with the number of epochs of a timed run."""
     run = run_of(case)
     run()
-    return replace(case, epochs=ceil(SECONDS / seconds_of(run)))
+    return replace(case, epochs=ceil(SECONDS / seconds_of(run) * case.epochs))
 
 
 def measure(case: Case, machine: Machine, *, tf32: bool) -> dict[str, Any]:

@@ -6,6 +6,7 @@ differ; both are given.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import MutableMapping
 
@@ -51,6 +52,20 @@ def mpirun_settings(*, as_root: bool = True, oversubscribed: bool = True, bound:
         **(OVERSUBSCRIBED | YIELD if oversubscribed else {}),
         **({} if bound else UNBOUND),
     }
+
+
+def cuda_support(library: str = "libmpi.so.40") -> bool | None:
+    """Whether the Open MPI of this process can send arrays of a GPU, by its own account; None if there is no Open MPI.
+
+    Parameters
+    ----------
+    library : str
+        Name of the library, which `import_mpi` has loaded.
+    """
+    try:
+        return bool(ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_NOLOAD).MPIX_Query_cuda_support())
+    except (OSError, AttributeError):
+        return None
 
 
 def set_rank_settings(environment: MutableMapping[str, str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from hybridnn.kernels.backend import AdamSettings, Array, SGDSettings, StepScala
 from hybridnn.kernels.cublas import CublasProducts, load_cublas
 from hybridnn.kernels.cupy_launch import (
     FLAT_BLOCK,
+    FLOAT32,
     FLOAT64,
     MOST_PARTS,
     WARP,
@@ -66,6 +68,7 @@ class CupyKernels:
     def __init__(self, cupy: Any, products: CublasProducts, progress: Progress | None = None) -> None:
         self._launch = KernelLauncher(cupy)
         self._cupy, self._products, self._progress = cupy, products, progress
+        self._rounded: list[list[Array]] = []  # memory of both factors in bfloat16; empty in full precision
         self._parts = cupy.empty((MOST_PARTS,), np.float64)
         self._arrived = cupy.zeros((1,), np.uint32)
         self._norm = cupy.zeros((1,), np.float64)
@@ -149,6 +152,7 @@ class CupyKernels:
                     stream.end_capture()
                 raise
             graph = stream.end_capture()
+        self._products.forget_stream()
         return lambda: graph.launch(self._cupy.cuda.get_current_stream())
 
     def copy(self, source: Array, out: Array) -> None:
@@ -174,13 +178,37 @@ class CupyKernels:
         grid = blocks_of_rows(len(index), block)
         self._launch("gather_rows", None, grid, block, source, index, out, len(index), len(source), row_bytes)
 
+    def with_bfloat16_products(self) -> CupyKernels:
+        """The same arithmetic with factors of products rounded to bfloat16; with memory of its own for them."""
+        kernels = copy(self)
+        kernels._rounded = [[self._cupy.empty((0,), np.uint16)] for _ in range(2)]
+        return kernels
+
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         """``out = a @ b``."""
+        if self._rounded:
+            a, b = self._in_bfloat16(a, 0), self._in_bfloat16(b, 1)
         self._products.multiply(a, b, out)
 
     def matmul_transposed(self, a: Array, b: Array, out: Array, workspace: Array | None = None) -> None:
         """``out = a.T @ b``."""
-        self._products.multiply(a.T, b, out)
+        self.matmul(a.T, b, out)
+
+    def _in_bfloat16(self, matrix: Array, factor: int) -> Array:
+        """The bits of a matrix rounded to bfloat16, in memory that the next product with this factor overwrites."""
+        if matrix.dtype != FLOAT32:
+            raise ValueError(f"bfloat16 products are of float32 arrays, not of {matrix.dtype}")
+        if not matrix.flags.c_contiguous:
+            if matrix.flags.f_contiguous:
+                return self._in_bfloat16(matrix.T, factor).T
+            matrix = self._cupy.ascontiguousarray(matrix)
+        memory = self._rounded[factor]
+        if (largest := memory[-1].size) < matrix.size:
+            # Recorded steps may refer to the smaller ones, which therefore stay; together they are the smaller half.
+            memory.append(self._cupy.empty((max(matrix.size, 2 * largest),), np.uint16))
+        rounded = memory[-1][: matrix.size]
+        self._launch.flat("round_to_bfloat16", FLOAT32, matrix.size, matrix, rounded, matrix.size)
+        return rounded.reshape(matrix.shape)
 
     def add_bias(self, z: Array, bias: Array) -> None:
         """Add `bias`, shape (rows, 1), to every column of `z`, shape (rows, n)."""

@@ -5,6 +5,7 @@ A block has 256 threads. Grids depend on array sizes only, not on the device, an
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hybridnn.kernels.activations import cuda_source
+from hybridnn.kernels.activations import ACTIVATIONS, cuda_source
 
 FOLDER = Path(__file__).parent / "cuda"
 FILES = ("common", "arrays", "layers", "losses", "updates")
 
-OPTIONS = ("--std=c++17", "-default-device")  # for NVRTC; the second makes lambdas device functions, as in nvcc
+OPTIONS = ("--std=c++17",)
+"""For NVRTC. CuPy adds ``--device-as-default-execution-space``, which makes lambdas device functions, as in nvcc.
+
+NVRTC before 12.9 refuses that option if it is given twice, also by its other name, ``-default-device``.
+"""
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 REALS = {FLOAT32: "float", FLOAT64: "double"}
@@ -41,6 +46,13 @@ def source() -> str:
     """The CUDA C++ source of all kernels, with ``#line`` directives, so that compiler messages name the files."""
     files = (f'#line 1 "{name}.cu"\n{(FOLDER / name).with_suffix(".cu").read_text("utf-8")}' for name in FILES)
     return "".join(files) + f'#line 1 "activations"\n{cuda_source()}'
+
+
+@cache
+def kernel_names() -> tuple[str, ...]:
+    """Names of all kernels, from their definitions; those with ``##name`` are made for every activation."""
+    found = re.findall(r"^ *KERNEL (\w+)(##name)?\(", source(), re.MULTILINE)
+    return tuple(name + activation for name, made in found for activation in (ACTIVATIONS if made else ("",)))
 
 
 def flat_grid(n: int, itemsize: int, most: int = MOST_BLOCKS) -> Size:
@@ -122,8 +134,14 @@ class KernelLauncher:
             self(name, dtype, flat_grid(n, dtype.itemsize), FLAT_BLOCK, *arguments)
 
     def compile(self, dtype: DTypeLike) -> None:
-        """Compile all kernels for a dtype now rather than in the first step, and before a CUDA graph is captured."""
-        self._module(np.dtype(dtype)).get_function("add")
+        """Compile and load all kernels for a dtype now rather than in the first step, and before a graph is captured.
+
+        CUDA may load a kernel at its first launch, and wait for the device meanwhile. While NCCL waits on the device
+        for a rank that waits for this one in MPI, that would never end.
+        """
+        module = self._module(np.dtype(dtype))
+        for name in kernel_names():
+            module.get_function(name)
 
     def _module(self, dtype: np.dtype[Any] | None) -> Any:
         if dtype is None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import broadcast_text, lowest_rank
+from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory, TransportName
 from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial, try_device_mpi
@@ -50,12 +52,16 @@ def make_kernels(
     return kernels
 
 
-def _try_on_this_node(bus_addresses: Sequence[str]) -> DeviceMpiTrial:
+@cache
+def _try_on_this_node(bus_addresses: tuple[str, ...]) -> DeviceMpiTrial:
+    """A trial, which takes up to a minute, unless the MPI library says that it would fail; once in a process."""
+    if cuda_support() is False:
+        return DeviceMpiTrial("this Open MPI was built without support of CUDA (ompi_info --all | grep cuda)", "")
     return try_device_mpi(os.environ, PROBE_SECONDS, bus_addresses)
 
 
 def choose_transport(
-    grid: ProcessGrid, name: str, cupy: Any, probe: Callable[[Sequence[str]], DeviceMpiTrial] = _try_on_this_node
+    grid: ProcessGrid, name: str, cupy: Any, probe: Callable[[tuple[str, ...]], DeviceMpiTrial] = _try_on_this_node
 ) -> TransportChoice:
     """Choose the transport for a grid whose ranks compute on GPUs; collective.
 
@@ -85,9 +91,9 @@ def choose_transport(
     return TransportChoice("staging", problem)
 
 
-def _device_mpi(grid: ProcessGrid, cupy: Any, probe: Callable[[Sequence[str]], DeviceMpiTrial]) -> TransportChoice:
+def _device_mpi(grid: ProcessGrid, cupy: Any, probe: Callable[[tuple[str, ...]], DeviceMpiTrial]) -> TransportChoice:
     """Device-aware MPI, if it passes the trial on every node."""
-    addresses = _bus_addresses_on_node(grid, cupy)
+    addresses = tuple(_bus_addresses_on_node(grid, cupy))
     trial = probe(addresses) if grid.node_group.rank == 0 else DeviceMpiTrial("", "")
     problem = first_problem(grid, trial.problem)
     if problem:

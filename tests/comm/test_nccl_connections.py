@@ -63,13 +63,35 @@ def test_connecting_again_ends_the_earlier_connection(comm: MPI.Intracomm) -> No
 
 
 @pytest.mark.mpi(ranks=[2])
+def test_a_connection_that_failed_ends_the_wait_for_the_device(comm: MPI.Intracomm) -> None:
+    """As when a rank or a link is lost: NCCL's kernel, and so the stream, would wait for ever."""
+    grid, cupy = connected(comm)
+    device = grid.batch_group.device
+    assert device is not None
+    for _ in range(3):
+        cupy.current.enqueue(lambda: None)
+    device.wait_for(device.record_event())
+    for _ in range(3):
+        cupy.current.enqueue(lambda: None)
+    cupy.cuda.nccl.problem = "NCCL_ERROR_REMOTE_ERROR: remote process exited or there was a network error"
+    with pytest.raises(RuntimeError, match=r"connection of the ranks by NCCL failed: .*NCCL_ERROR_REMOTE_ERROR"):
+        device.wait_for(device.record_event())
+    cupy.cuda.nccl.problem = ""
+    grid.disconnect()
+    assert device.checks == []
+
+
+@pytest.mark.mpi(ranks=[2])
 def test_an_abandoned_connection_is_aborted_without_the_other_ranks(comm: MPI.Intracomm) -> None:
     grid, cupy = connected(comm)
     check_sum(grid.batch_group, cupy)
     if comm.rank == 0:
+        device = grid.batch_group.device
         del grid
         gc.collect()
         assert cupy.ended == ["aborted connection"]
+        assert device is not None
+        device.progress()  # no longer asks the connection for errors
     comm.Barrier()
 
 

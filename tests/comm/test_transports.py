@@ -123,7 +123,7 @@ def test_only_the_stream_waits_for_nccl(comm: MPI.Intracomm) -> None:
 
 
 def record(cupy: StandInCupy, work: Callable[[], None]) -> Callable[[], None]:
-    kernels: Any = SimpleNamespace(_cupy=cupy)
+    kernels: Any = SimpleNamespace(_cupy=cupy, _products=SimpleNamespace(forget_stream=lambda: None))
     return CupyKernels.record(kernels, work)
 
 
@@ -241,3 +241,33 @@ def test_deferred_messages_start_while_a_rank_waits_for_its_device(comm: MPI.Int
     np.testing.assert_array_equal(CupyKernels.to_host(kernels, total), data_of(0, (40,)) + data_of(1, (40,)))
     if comm.rank == 0:
         sent.wait()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_deferred_messages_start_while_own_rows_are_copied_to_the_host(comm: MPI.Intracomm) -> None:
+    """Rank 1 sends its rows only after it has the message, which rank 0 sends when its device has computed it."""
+    group, cupy = device_group(comm, "staging")
+    message, rows = cupy.compute(data_of(0, (50,))), cupy.compute(data_of(comm.rank, (2, 3)))
+    gathered = np.empty((4, 3), np.float32)
+    if comm.rank == 0:
+        for _ in range(10):
+            cupy.current.enqueue(lambda: None)
+        sent = group.isend(message, 1, tag=1)
+        for _ in range(100):
+            cupy.current.enqueue(lambda: None)
+        polls: list[int] = []
+        assert group.device is not None
+        progress = group.device.progress
+
+        def counted() -> None:
+            polls.append(1)
+            progress()
+
+        group.device.progress = counted  # type: ignore[method-assign]
+        group.transport._copy(rows, gathered[:2])  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(gathered[:2], data_of(0, (2, 3)))
+        assert len(polls) > 10
+        sent.wait()
+    else:
+        group.ireceive(message, 0, tag=1).wait()
+        np.testing.assert_array_equal(cupy.numbers(message), data_of(0, (50,)))

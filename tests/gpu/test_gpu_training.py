@@ -16,7 +16,8 @@ from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice, resolve_device
-from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run
+from reference.bfloat16_steps import expected_step, one_step
+from reference.cases import Case, assert_arrays_close, assert_arrays_same, assert_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, exact_cases, run_pipelined
 from reference.ranks import on_nodes
 
@@ -111,6 +112,13 @@ def test_replayed_steps(name: str, dtype: str) -> None:
     device = resolve_device(DeviceOptions("gpu", graphs=True), grid)
     assert device.record is not None
     check((CASES | ADAPTIVE)[name], grid, device, dtype)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_step_in_bfloat16_is_that_of_the_definition_to_the_last_bit(graphs: bool) -> None:
+    grid = ProcessGrid()
+    device = resolve_device(DeviceOptions("gpu", graphs=graphs), grid)
+    assert_arrays_same(one_step(grid, "bfloat16", device=device), expected_step())
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -1,5 +1,6 @@
 // Six functions of cuBLAS as its header declares them, for matrices in the host's memory.
 #include <cstddef>
+#include <cstring>
 
 extern "C" {
 
@@ -36,15 +37,27 @@ int cublasSetWorkspace_v2(cublasHandle_t handle, void* workspace, size_t bytes) 
 
 }  // extern "C"
 
-template <class Real>
+struct Bfloat16 {
+    unsigned short upper_half;
+
+    operator float() const {
+        const unsigned bits = static_cast<unsigned>(upper_half) << 16;
+        float value;
+        std::memcpy(&value, &bits, sizeof value);
+        return value;
+    }
+};
+
+template <class Real, class Factor>
 void multiply(
-    bool a_transposed, bool b_transposed, int m, int n, int k, Real alpha, const Real* a, int lda, const Real* b,
+    bool a_transposed, bool b_transposed, int m, int n, int k, Real alpha, const Factor* a, int lda, const Factor* b,
     int ldb, Real beta, Real* c, int ldc) {
     for (int i = 0; i < m; ++i) {
         for (int j = 0; j < n; ++j) {
             Real sum = 0;
             for (int l = 0; l < k; ++l) {
-                sum += a[a_transposed ? l + i * lda : i + l * lda] * b[b_transposed ? j + l * ldb : l + j * ldb];
+                const Real left = a[a_transposed ? l + i * lda : i + l * lda];
+                sum += left * static_cast<Real>(b[b_transposed ? j + l * ldb : l + j * ldb]);
             }
             Real& out = c[i + j * ldc];
             out = alpha * sum + (beta == 0 ? 0 : beta * out);
@@ -57,16 +70,21 @@ extern "C" int cublasGemmEx(
     int lda, const void* B, int Btype, int ldb, const void* beta, void* C, int Ctype, int ldc, int compute, int algo) {
     const int invalid_value = 7, not_initialized = 1;
     if (!handle->workspace || handle->bytes < (1 << 20)) return not_initialized;
-    if (Atype != Btype || Atype != Ctype || transa < 0 || transa > 1 || transb < 0 || transb > 1) return invalid_value;
+    const bool from_bfloat16 = Atype == 14 && Ctype == 0 && compute == 68;
+    if (Atype != Btype || (Atype != Ctype && !from_bfloat16) || transa < 0 || transa > 1 || transb < 0 || transb > 1) return invalid_value;
     if (lda < (transa ? k : m) || ldb < (transb ? n : k) || ldc < m || algo != -1) return invalid_value;
     ++products;
     last_compute_type = compute;
-    if (Atype == 0 && (compute == 68 || compute == 77)) {
-        multiply<float>(
+    if (from_bfloat16) {
+        multiply(
+            transa, transb, m, n, k, *(const float*)alpha, (const Bfloat16*)A, lda, (const Bfloat16*)B, ldb,
+            *(const float*)beta, (float*)C, ldc);
+    } else if (Atype == 0 && (compute == 68 || compute == 77)) {
+        multiply(
             transa, transb, m, n, k, *(const float*)alpha, (const float*)A, lda, (const float*)B, ldb,
             *(const float*)beta, (float*)C, ldc);
     } else if (Atype == 1 && compute == 70) {
-        multiply<double>(
+        multiply(
             transa, transb, m, n, k, *(const double*)alpha, (const double*)A, lda, (const double*)B, ldb,
             *(const double*)beta, (double*)C, ldc);
     } else {

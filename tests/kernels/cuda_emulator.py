@@ -78,6 +78,7 @@ class Emulator:
     """
 
     add, copyto = staticmethod(np.add), staticmethod(np.copyto)
+    ascontiguousarray = staticmethod(lambda array: device_array(array))
     cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=7))
 
     def __init__(self, folder: Path) -> None:
@@ -110,19 +111,28 @@ class Emulator:
         for library in self._libraries.values():
             library.set_reversed(reverse)
 
+    def kernels(self, code: str, real: str) -> list[str]:
+        """Names of all kernels, as the preprocessor expands them."""
+        path = self._folder / f"kernels_{real}.cpp"
+        path.write_text(program_of(code, real), "utf-8")
+        expanded = compile_cpp(path, "-E")
+        names = re.findall(r'extern "C"\s+void\s+(\w+)\s*\(', expanded[expanded.index('"common.cu"') :])
+        assert len(set(names)) == len(names) > 20
+        return names
+
     def _library(self, code: str, real: str) -> ctypes.CDLL:
         if real not in self._libraries:
-            program = f'#define REAL {real}\n#include "cuda_emulation.h"\n{code}\n#line 1 "launches"\n'
+            names = self.kernels(code, real)
             path = self._folder / f"kernels_{real}.cpp"
-            path.write_text(program, "utf-8")
-            expanded = compile_cpp(path, "-E")
-            names = re.findall(r'extern "C"\s+void\s+(\w+)\s*\(', expanded[expanded.index('"common.cu"') :])
-            assert len(set(names)) == len(names) > 20
-            path.write_text(program + "".join(map(entry_points, names)), "utf-8")
+            path.write_text(program_of(code, real) + "".join(map(entry_points, names)), "utf-8")
             library = path.with_suffix(".so")
             compile_cpp(path, "-O1", "-fPIC", "-shared", "-o", str(library))
             self._libraries[real] = ctypes.CDLL(str(library))
         return self._libraries[real]
+
+
+def program_of(code: str, real: str) -> str:
+    return f'#define REAL {real}\n#include "cuda_emulation.h"\n{code}\n#line 1 "launches"\n'
 
 
 def entry_points(name: str) -> str:

@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ FLAGS_OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 """Options that CuPy 14 adds: subnormal float32 become zero."""
 NEWEST = "nvidia-cuda-nvrtc>=13"
 SECONDS = 100
+EARLIER = ("12.0", "12.4", "12.8")
 
 
 def nvrtc_libraries() -> list[str]:
@@ -89,6 +91,30 @@ def test_nvrtc_compiles(compilers: dict[int, Nvrtc], version: int, architecture:
     status, messages = compiler.compile(source(), options)
     assert status == 0, messages
     assert "error" not in messages
+
+
+@pytest.fixture(scope="module", params=EARLIER)
+def earlier_compiler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Nvrtc:
+    """An NVRTC of a version that clusters have, from its wheel."""
+    folder = tmp_path_factory.mktemp("nvrtc")
+    download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+    wanted = f"nvidia-cuda-nvrtc-cu12=={request.param}.*"
+    done = subprocess.run([*download, wanted], capture_output=True, text=True, timeout=deadline(SECONDS))
+    if done.returncode != 0:
+        without_compiler(f"pip cannot download {wanted}")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return Nvrtc(str(next(folder.glob("nvidia/cuda_nvrtc/lib/libnvrtc.so.12"))))
+
+
+@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize("architecture", ["70", "80", "90"])
+def test_earlier_versions_compile(earlier_compiler: Nvrtc, architecture: str, real: str) -> None:
+    """NVRTC before 12.9 refuses an option that is given twice, once by the package and once by CuPy."""
+    options = (*OPTIONS, f"-DREAL={real}", *FLAGS_OF_CUPY, f"-arch=sm_{architecture}")
+    status, messages = earlier_compiler.compile(source(), options)
+    assert status == 0, messages
 
 
 @pytest.mark.parametrize("version", WANTED)

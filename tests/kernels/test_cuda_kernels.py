@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from hybridnn.kernels.cupy_kernels import CupyKernels
 from hybridnn.kernels.cupy_launch import (
     MOST_PARTS,
     THREADS,
+    KernelLauncher,
     blocks_of_rows,
     column_block,
     flat_grid,
     row_block,
+    source,
     tiled_rows,
 )
 from hybridnn.nn.optimizers import Optimizer, new_state
@@ -92,6 +95,16 @@ def test_the_order_of_blocks_and_threads_does_not_matter(
         outcomes.append({key: array.tobytes() for key, array in found.items()})
     emulator.reverse(reverse=False)
     assert outcomes[0] == outcomes[1]
+
+
+def test_all_kernels_are_loaded_before_the_first_step(emulator: Emulator) -> None:
+    """CUDA may wait for the device when it loads one later, while NCCL waits for another rank."""
+    loaded: list[str] = []
+    module = SimpleNamespace(get_function=loaded.append)
+    KernelLauncher(SimpleNamespace(RawModule=lambda **_: module)).compile(np.float32)
+    compiled = emulator.kernels(source(), "float")
+    assert sorted(loaded) == sorted(compiled)
+    assert len(compiled) > 20
 
 
 def test_more_rows_and_elements_than_threads_of_a_grid(kernels: CupyKernels, monkeypatch: Any) -> None:

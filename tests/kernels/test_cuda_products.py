@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hybridnn.kernels.bfloat16_products import BFLOAT16
 from hybridnn.kernels.cublas import CublasProducts
 from hybridnn.kernels.cupy_kernels import CupyKernels
+from hybridnn.kernels.numpy_kernels import NUMPY
 from kernels.cuda_emulator import HERE, Emulator, compile_cpp, device_array
 
 DTYPES = ("float32", "float64")
@@ -34,8 +36,12 @@ def products(library: ctypes.CDLL, emulator: Emulator) -> CublasProducts:
 
 
 def matrices(random: np.random.Generator, rows: int, columns: int, dtype: str) -> list[Any]:
+    return matrices_of(random.standard_normal((rows, columns)).astype(dtype))
+
+
+def matrices_of(values: Any) -> list[Any]:
     """Equal matrices of all layouts: row-major, column-major, and blocks of larger ones of either kind."""
-    values = random.standard_normal((rows, columns)).astype(dtype)
+    (rows, columns), dtype = values.shape, values.dtype
     plain, turned = device_array(values), device_array(values.T).T
     wide = device_array(np.full((rows + 2, columns + 3), np.nan, dtype))[1:-1, 2:-1]
     tall = device_array(np.full((columns + 2, rows + 3), np.nan, dtype))[1:-1, 2:-1].T
@@ -74,6 +80,52 @@ def test_the_products_of_a_layer(products: CublasProducts, emulator: Emulator) -
         np.testing.assert_allclose(found, np.einsum(expected, *operands), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
+def test_bfloat16_products_are_those_of_the_host(
+    products: CublasProducts, emulator: Emulator, m: int, k: int, n: int
+) -> None:
+    """Of integers of nine bits, whose rounded products and sums float32 represents: equal to the last bit."""
+    random = np.random.default_rng(m + k + n)
+    kernels, host = CupyKernels(emulator, products).with_bfloat16_products(), NUMPY.with_bfloat16_products()
+    a, b = (random.integers(-511, 512, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+    expected = np.empty((m, n), np.float32)
+    host.matmul(a, b, expected)
+    assert (k, np.array_equal(expected, a @ b)) != (9, True), "rounding changes nothing"
+    for left in matrices_of(a):
+        for right in matrices_of(b):
+            out, other = kernels.empty((m, n), np.float32), kernels.empty((m, n), np.float32)
+            kernels.matmul(left, right, out)
+            kernels.matmul_transposed(left.T, right, other, None)
+            np.testing.assert_array_equal(out, expected)
+            np.testing.assert_array_equal(other, expected)
+
+
+def test_memory_of_factors_that_recorded_steps_read_stays(products: CublasProducts, emulator: Emulator) -> None:
+    kernels = CupyKernels(emulator, products).with_bfloat16_products()
+    for size in (3, 4, 40, 5):
+        square = device_array(np.ones((size, size), np.float32))
+        kernels.matmul(square, square, square.copy())
+    assert [array.size for array in kernels._rounded[0]] == [0, 9, 18, 1600]
+
+
+def test_bfloat16_products_are_of_float32(products: CublasProducts, emulator: Emulator) -> None:
+    square = device_array(np.ones((2, 2)))
+    with pytest.raises(ValueError, match="of float32 arrays, not of float64"):
+        CupyKernels(emulator, products).with_bfloat16_products().matmul(square, square, square.copy())
+
+
+def test_factors_are_rounded_as_on_the_host(emulator: Emulator, products: CublasProducts) -> None:
+    random = np.random.default_rng(0)
+    bits = random.integers(0, 1 << 32, 20_000, dtype=np.uint32)
+    bits[:6] = 0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00000001, 0x80000000, 0x7F800001
+    values = bits.view(np.float32).reshape(100, 200)
+    kernels = CupyKernels(emulator, products).with_bfloat16_products()
+    found = np.array(kernels._in_bfloat16(device_array(values), 0))
+    expected = np.empty(values.size, np.uint16)
+    BFLOAT16.encode(values.ravel(), expected, np.empty((2, values.size), np.float32))
+    np.testing.assert_array_equal(found.ravel(), expected)
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 4, 0)])
 def test_empty_products(products: CublasProducts, library: ctypes.CDLL, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
@@ -109,6 +161,16 @@ def test_the_workspace_is_set_again_for_another_stream(
         monkeypatch.setattr(Emulator.cuda, "get_current_stream", lambda pointer=stream: _Stream(pointer))
         products.multiply(square, square, square.copy())
         assert counter.value == before + times
+
+
+def test_the_stream_is_set_again_after_a_recorded_one_has_ended(products: CublasProducts, library: ctypes.CDLL) -> None:
+    """A new stream may have its address."""
+    square, counter = device_array(np.ones((2, 2))), ctypes.c_int.in_dll(library, "workspaces_set")
+    products.multiply(square, square, square.copy())
+    before = counter.value
+    products.forget_stream()
+    products.multiply(square, square, square.copy())
+    assert counter.value == before + 1
 
 
 class _Stream:

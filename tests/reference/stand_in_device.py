@@ -175,6 +175,8 @@ class StandInNccl:
         Ranks that cannot connect; the others wait for them, as in NCCL.
     late : threading.Event
         Ends the wait of the other ranks, which then connect.
+    problem : str
+        An error that NCCL noticed after it had connected the ranks; empty if there is none.
     """
 
     NCCL_SUM, NCCL_MAX = "sum", "max"
@@ -185,6 +187,7 @@ class StandInNccl:
         self.calls: list[str] = []
         self.failing: set[int] = set()
         self.late = ThreadEvent()
+        self.problem = ""
         self.connections = 0
 
     def __getattr__(self, name: str) -> np.dtype[Any]:
@@ -231,6 +234,11 @@ class StandInCommunicator:
 
     def abort(self) -> None:
         self._end("aborted connection")
+
+    def check_async_error(self) -> None:
+        assert self._is_open
+        if self._nccl.problem:
+            raise StandInError(self._nccl.problem)
 
     def _end(self, how: str) -> None:
         assert self._is_open

@@ -43,6 +43,7 @@ class StandInKernels:
 
     on_host = False
     record = CupyKernels.record
+    _products = SimpleNamespace(forget_stream=lambda: None)
 
     def __init__(self, cupy: StandInCupy, free: int, progress: Progress | None = None) -> None:
         self._cupy, self._free, self._progress = cupy, free, progress

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hybridnn.comm.mpi import import_mpi
+from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.kernels import cupy_loading
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.training import gpu
 from hybridnn.training.device import choose_device, choose_device_together
 from hybridnn.training.gpu import TransportChoice, choose_transport
 
@@ -138,7 +141,34 @@ def test_device_aware_mpi_only_after_its_probe(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_the_probe_fails_in_separate_processes_without_a_gpu(comm: MPI.Intracomm) -> None:
+def test_a_library_that_says_it_cannot_is_believed(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "cuda_support", lambda: False)
+    monkeypatch.setattr(gpu, "try_device_mpi", None)  # not called
+    with pytest.raises(EnvironmentProblem, match=r"'mpi': this Open MPI was built without support of CUDA .* rank 0"):
+        choose_transport(ProcessGrid(comm), "mpi", cupy_with(["bus 1"]))
+
+
+def test_a_trial_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials: list[object] = []
+    monkeypatch.setattr(gpu, "cuda_support", lambda: None)
+    monkeypatch.setattr(gpu, "try_device_mpi", lambda *_: trials.append(1) or DeviceMpiTrial("no", ""))
+    for _ in range(2):
+        assert gpu._try_on_this_node(("bus of this test",)).problem == "no"
+    assert len(trials) == 1
+
+
+def test_the_open_mpi_of_wheels_says_that_it_has_no_cuda() -> None:
+    library = import_mpi().Get_library_version()
+    if library.startswith("Open MPI"):
+        assert cuda_support() in (True, False)
+    assert cuda_support("libno-such-mpi.so") is None
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_the_probe_fails_in_separate_processes_without_a_gpu(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "cuda_support", lambda: None)
     try:
         cupy_loading.load_cupy()
     except EnvironmentProblem:

@@ -58,6 +58,8 @@ class Device:
     ----------
     collectives : Stream
         Stream of NCCL. One for all groups: collectives of different groups could deadlock if they ran concurrently.
+    checks : list of callable
+        Called while this rank waits for the device; they raise if what it waits for cannot come.
     """
 
     def __init__(self, cupy: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -68,6 +70,7 @@ class Device:
         self._to_host = cupy.cuda.Stream(non_blocking=True)
         self._to_device = cupy.cuda.Stream(non_blocking=True)
         self.collectives = cupy.cuda.Stream(non_blocking=True)
+        self.checks: list[Callable[[], None]] = []
 
     @property
     def is_capturing(self) -> bool:
@@ -80,7 +83,12 @@ class Device:
         return record_event(self.cupy, stream)
 
     def progress(self) -> None:
-        """Start deferred calls, and let MPI make progress with others, while this rank waits for the device."""
+        """Start deferred calls, and let MPI make progress with others, while this rank waits for the device.
+
+        Raises what `checks` raise.
+        """
+        for check in self.checks:
+            check()
         self.deferred_calls.poll()
         self._mpi.COMM_SELF.Iprobe()  # matches nothing; MPI makes progress inside
 

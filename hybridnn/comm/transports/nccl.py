@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError
 from contextlib import suppress
+from functools import partial
 from threading import Thread
 from time import monotonic
 from typing import Any
@@ -28,6 +29,8 @@ START_SECONDS = 120.0  # time limit for connecting the ranks
 
 POLL_SECONDS = 0.001
 FAILURE_TAG = 32_766
+
+Check = Callable[[], None]
 
 TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
 
@@ -58,7 +61,11 @@ class Nccl(Staging):
         self._communicator, reason = start_nccl(comm, device.cupy)
         self.problem = reason and f"NCCL cannot connect the ranks ({reason}; NCCL_DEBUG=INFO makes it say more)"
         if self._communicator is not None:
-            self._abort = finalize(self, _abort_connection, self._communicator, self._graphs)
+            self._check = partial(_check_connection, self._communicator)
+            device.checks.append(self._check)
+            self._abort = finalize(
+                self, _abort_connection, self._communicator, self._graphs, device.checks, self._check
+            )
 
     def allreduce(self, array: Array, operation: str) -> list[Any]:
         """Replace `array` by its sum or maximum over the ranks."""
@@ -111,6 +118,7 @@ class Nccl(Staging):
         _clear_graphs(self._graphs)
         self._comm.Barrier()
         self._abort.detach()
+        self._device.checks.remove(self._check)
         self._communicator.destroy()
         self._communicator = None
 
@@ -142,7 +150,7 @@ class _StreamRequest:
     def Testall(self, requests: list[Any]) -> bool:  # noqa: N802 - name of mpi4py
         if self._captured:
             return False  # a query would invalidate the capture, during which nothing is executed
-        self._device.deferred_calls.poll()
+        self._device.progress()
         if not is_complete(self._device.cupy, self._event):
             return False
         self.Waitall(requests)
@@ -152,13 +160,22 @@ class _StreamRequest:
         self._device.stream_waits_for(self._event)
 
 
+def _check_connection(communicator: Any) -> None:
+    """Raise if NCCL has noticed that a rank or a link failed, whose collectives would otherwise never end."""
+    try:
+        communicator.check_async_error()
+    except Exception as error:  # as in `connect`
+        raise RuntimeError(f"the connection of the ranks by NCCL failed: {_first_line(error)}") from error
+
+
 def _clear_graphs(graphs: list[Graphs]) -> None:
     for mapping in graphs:
         mapping.clear()
 
 
-def _abort_connection(communicator: Any, graphs: list[Graphs]) -> None:
+def _abort_connection(communicator: Any, graphs: list[Graphs], checks: list[Check], check: Check) -> None:
     """End a connection on this rank alone."""
+    checks.remove(check)
     _clear_graphs(graphs)
     communicator.abort()
 

@@ -182,7 +182,7 @@ class Staging(Transport):
     def alltoall(self, array: Array, out: Array) -> list[Any]:
         """Send row i of `array` to rank i, and receive row i of `out` from it."""
         transfer = Transfer(self._device)
-        copy_rows(array[self._rank], out[self._rank])
+        self._copy(array[self._rank], out[self._rank])
         for after, before in self._pairs():
             self._receive(transfer, out[before], before, STAGING_TAG)
             self._send(transfer, array[after], after, STAGING_TAG)
@@ -233,10 +233,16 @@ class Staging(Transport):
             if rank != root:
                 start(transfer, block, rank, STAGING_TAG)
             elif scatters:
-                copy_rows(block, part)
+                self._copy(block, part)
             else:
-                copy_rows(part, block)
+                self._copy(part, block)
         return [transfer]
+
+    def _copy(self, source: Array, target: Array) -> None:
+        """``target[...] = source``; other ranks get what they need of this one while it waits for its device."""
+        if is_on_host(target) and not is_on_host(source):
+            self._device.wait_for(self._device.record_event())
+        copy_rows(source, target)
 
     def _broadcast(self, transfer: Transfer, array: Array, root: int) -> None:
         is_root = self._rank == root

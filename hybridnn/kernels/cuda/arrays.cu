@@ -62,6 +62,18 @@ KERNEL gather_rows(const char* source, const Index* index, char* out, Index rows
     }
 }
 
+// The upper halves of floats, rounded to nearest, ties to even: bfloat16. A NaN stays one. Without packs: the sizes of the
+// elements differ.
+KERNEL round_to_bfloat16(const unsigned* from, unsigned short* out, Index n) {
+    const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;
+    for (Index i = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += threads) {
+        const unsigned bits = from[i];
+        const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+        const unsigned rounded = is_nan ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u);
+        out[i] = static_cast<unsigned short>(rounded >> 16);
+    }
+}
+
 // Writes up to three arguments to memory that captured launches read.
 KERNEL write_scalars(double* scalars, Index count, double first, double second, double third) {
     const double values[] = {first, second, third};
