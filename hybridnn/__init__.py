@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hybridnn.nn.mlp import MLP
     from hybridnn.nn.optimizers import SGD, Adam, AdamW, RMSprop
     from hybridnn.parallel.grid import ProcessGrid
+    from hybridnn.training.callbacks import Callback, EarlyStopping
     from hybridnn.training.config import DeviceOptions, Pipelining
     from hybridnn.training.trainer import Trainer
 
@@ -28,9 +29,11 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Callback",
     "Constant",
     "Cosine",
     "DeviceOptions",
+    "EarlyStopping",
     "HybridnnError",
     "Pipelining",
     "ProcessGrid",
@@ -51,7 +54,9 @@ _MODULES = {
     "Cosine": "nn.learning_rates",
     "Step": "nn.learning_rates",
     "WarmupLinear": "nn.learning_rates",
+    "Callback": "training.callbacks",
     "DeviceOptions": "training.config",
+    "EarlyStopping": "training.callbacks",
     "HybridnnError": "errors",
     "Pipelining": "training.config",
     "ProcessGrid": "parallel.grid",

@@ -97,3 +97,13 @@ COMPRESSED_FORMATS: Mapping[str, CompressedFormat] = MappingProxyType(
     }
 )
 """The formats by name."""
+
+
+def rounded_to_bfloat16(values: HostArray) -> HostArray:
+    """A copy of float32 `values`, each rounded to bfloat16, in the same order in memory."""
+    copy = np.array(values, np.float32, order="K")
+    flat = copy.ravel(order="K")  # a view: the copy has no gaps
+    encoded = np.empty(flat.size, np.uint16)
+    _encode_bfloat16(flat, encoded, np.empty((2, flat.size), np.float32))
+    _decode_bfloat16(encoded, flat)
+    return copy

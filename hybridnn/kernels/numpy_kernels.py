@@ -17,6 +17,7 @@ from scipy.linalg.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
 
 from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.kernels.backend import UPDATE_BLOCK, AdamSettings, HostArray, Kernels, SGDSettings, StepScalars
+from hybridnn.kernels.compressed_formats import rounded_to_bfloat16
 
 NORM_BLOCK = 1 << 16
 
@@ -350,8 +351,6 @@ class NumpyKernels:
 
     def with_bfloat16_products(self) -> Kernels:
         """The same arithmetic with factors of products rounded to bfloat16."""
-        from hybridnn.kernels.bfloat16_products import NumpyBfloat16Products  # builds on this class
-
         return NumpyBfloat16Products()
 
     def to_device(self, array: HostArray) -> HostArray:
@@ -422,6 +421,24 @@ class NumpyKernels:
     def write_scalars(self, scalars: NDArray[np.float64], values: Sequence[float]) -> None:
         """Write `values` into `scalars`."""
         scalars[: len(values)] = values
+
+
+class NumpyBfloat16Products(NumpyKernels):
+    """As `NumpyKernels`, of float32 arrays, but with products of factors that are rounded to bfloat16.
+
+    So a GPU's tensor cores compute (``training.dtype = "bfloat16"``). On a processor the rounding only costs time; it
+    makes the same training possible without a GPU.
+    """
+
+    @staticmethod
+    def matmul(a: HostArray, b: HostArray, out: HostArray) -> None:
+        """``out = a @ b`` of the rounded factors."""
+        matmul(rounded_to_bfloat16(a), rounded_to_bfloat16(b), out)
+
+    @staticmethod
+    def matmul_transposed(a: HostArray, b: HostArray, out: HostArray, workspace: HostArray | None) -> None:
+        """``out = a.T @ b`` of the rounded factors."""
+        matmul_transposed(rounded_to_bfloat16(a), rounded_to_bfloat16(b), out, workspace)
 
 
 NUMPY: Kernels = NumpyKernels()  # the host's arithmetic; it has no state

@@ -23,11 +23,18 @@ if TYPE_CHECKING:
 
 
 class TrainedNetwork:
-    """A network on a process grid; every method is collective."""
+    """A network on a process grid; every method is collective.
+
+    Attributes
+    ----------
+    stop_training : bool
+        A callback of `Trainer.fit` sets it to end the training after the epoch.
+    """
 
     def __init__(self, config: TrainConfig, grid: ProcessGrid, engine: Engine) -> None:
         self.model, self.optimizer, self.grid = config.model, config.optimizer, grid
         self._distribution, self._engine = config.distribution, engine
+        self.stop_training = False
 
     def evaluate(self, x: Any, y: HostArray | None = None) -> Metrics:
         """Loss and accuracy or R² on samples; every sample counts once.

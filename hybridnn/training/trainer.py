@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from pathlib import Path
@@ -20,6 +20,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
+from hybridnn.training.callbacks import Callback, Callbacks
 from hybridnn.training.config import DeviceOptions, Pipelining, TrainConfig
 from hybridnn.training.data_split import DataSplit, epoch_order, minibatches
 from hybridnn.training.device import TrainingDevice, resolve_device
@@ -224,6 +225,7 @@ class Trainer(TrainedNetwork):
         on_epoch: Callable[[EpochRecord], None] | None = None,
         on_evaluation: Callable[[EvaluationRecord], None] | None = None,
         should_stop: Callable[[StepPosition], bool] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> History:
         """Train for a number of epochs; an incomplete epoch is completed first and counts as one of them.
 
@@ -245,6 +247,9 @@ class Trainer(TrainedNetwork):
             record written; with an asynchronous method only after every epoch. If it returns True, `fit` returns. It
             must return the same value on every rank, and may write a checkpoint. With ``drain = "end"``, the updates of
             minibatches in flight, which belong to the next epoch, are undone before `fit` returns.
+        callbacks : sequence of Callback
+            Objects with methods that are called on every rank; the same on every rank. See
+            `hybridnn.training.callbacks`, which has `EarlyStopping`.
 
         Returns
         -------
@@ -260,7 +265,8 @@ class Trainer(TrainedNetwork):
             those before that step, or, with an asynchronous pipeline method, those at the end of the epoch; on a GPU
             they are later ones, because losses are fetched only when they are logged and at the end of the epoch.
         """
-        self._require_same_fit(epochs, should_stop)
+        called = Callbacks(self, callbacks)
+        self._require_same_fit(epochs, should_stop, callbacks)
         require_whole("training.epochs", epochs, 1)
         train, test = self._splits(x, y, validation)
         per_epoch = ceil(train.samples / self.batch_size)
@@ -268,25 +274,39 @@ class Trainer(TrainedNetwork):
         updates = self.step - self.progress.minibatches + epochs * per_epoch
         self._engine.end_epochs()  # of a `fit` that an error ended
         evaluations = self._step_evaluations(test, on_evaluation)
+
+        def log(record: StepRecord) -> None:
+            self.history.steps.append(record)
+            if on_step is not None:
+                on_step(record)
+            called.step_logged(record)
+
+        called.train_begins()
         while self.progress.epoch <= last:
             epoch = self.progress.epoch
             if self.layout.drains_at_end and not self.progress.minibatches and not self._engine.has_epochs:
                 self._begin_epochs(train, last - epoch + 1, per_epoch, updates)
             evaluated = test if epoch % self.evaluate_every == 0 or epoch == last else None
+            called.epoch_begins(epoch)
             # A diverging loss raises `NonFiniteLossError` in the step.
             with np.errstate(over="ignore", invalid="ignore"):
-                record = self._train_epoch(train, evaluated, (per_epoch, updates), on_step, should_stop, evaluations)
+                record = self._train_epoch(train, evaluated, (per_epoch, updates), log, should_stop, evaluations)
             if record is None:
                 break
             self.history.epochs.append(record)
             if on_epoch is not None:
                 on_epoch(record)
+            if called.epoch_ended(record):
+                break
             if should_stop is not None and should_stop(StepPosition(self.step, 0, lambda: self.progress)):
                 break
         self._engine.end_epochs()
+        called.train_ended()
         return self.history
 
-    def _require_same_fit(self, epochs: int, should_stop: Callable[[StepPosition], bool] | None) -> None:
+    def _require_same_fit(
+        self, epochs: int, should_stop: Callable[[StepPosition], bool] | None, callbacks: Sequence[Callback]
+    ) -> None:
         """Compare the settings of `fit` between ranks, with the attributes, which a script may have changed."""
         if self.grid.size == 1:
             return
@@ -297,6 +317,7 @@ class Trainer(TrainedNetwork):
         settings: dict[str, Any] = {name: getattr(self, name) for name in (*names, *evaluations)}
         settings |= {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
         settings["should_stop"] = should_stop is not None
+        settings["callbacks"] = [type(callback).__qualname__ for callback in callbacks]
         require_same_settings(self.grid.world, lambda: trainer_facts(settings))
 
     def _train_epoch(
@@ -304,7 +325,7 @@ class Trainer(TrainedNetwork):
         train: DataSplit,
         test: DataSplit | None,
         counts: tuple[int, int],
-        on_step: Callable[[StepRecord], None] | None,
+        log: Callable[[StepRecord], None],
         should_stop: Callable[[StepPosition], bool] | None,
         evaluations: StepEvaluations | None,
     ) -> EpochRecord | None:
@@ -316,11 +337,6 @@ class Trainer(TrainedNetwork):
             from hybridnn.training.rank_comparison import require_same_rates
 
             require_same_rates(self.grid.world, range(self.step, self.step + len(loaded)), rates)
-
-        def log(record: StepRecord) -> None:
-            self.history.steps.append(record)
-            if on_step is not None:
-                on_step(record)
 
         # With an asynchronous method the pipeline is not empty between steps.
         hooks = EpochHooks(log, self.log_every, should_stop if self.layout.exact else None, evaluations)

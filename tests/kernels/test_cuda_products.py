@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.kernels.bfloat16_products import BFLOAT16
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.kernels.cublas import CublasProducts
 from hybridnn.kernels.cupy_kernels import CupyKernels
 from hybridnn.kernels.numpy_kernels import NUMPY
@@ -122,7 +122,7 @@ def test_factors_are_rounded_as_on_the_host(emulator: Emulator, products: Cublas
     kernels = CupyKernels(emulator, products).with_bfloat16_products()
     found = np.array(kernels._in_bfloat16(device_array(values), 0))
     expected = np.empty(values.size, np.uint16)
-    BFLOAT16.encode(values.ravel(), expected, np.empty((2, values.size), np.float32))
+    COMPRESSED_FORMATS["bfloat16"].encode(values.ravel(), expected, np.empty((2, values.size), np.float32))
     np.testing.assert_array_equal(found.ravel(), expected)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from hybridnn import MLP, Pipelining, ProcessGrid, Trainer
 from hybridnn.errors import SettingError
-from hybridnn.kernels.bfloat16_products import rounded as rounded_copy
+from hybridnn.kernels.compressed_formats import rounded_to_bfloat16 as rounded_copy
 from hybridnn.training.config import array_dtype
 from reference import serial
 from reference.bfloat16_steps import bfloat16_gradients, expected_step, in_bfloat16, one_step

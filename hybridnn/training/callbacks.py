@@ -1,0 +1,150 @@
+"""Callbacks of a training, with the names of Keras, and early stopping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybridnn.kernels.backend import HostArray
+from hybridnn.utils.checks import require_choice, require_number, require_whole
+
+if TYPE_CHECKING:
+    from hybridnn.training.records import EpochRecord, StepRecord
+    from hybridnn.training.trained_network import TrainedNetwork
+
+MONITORS = {"train_loss": -1, "test_loss": -1, "test_accuracy": 1, "test_r2": 1}
+"""Attributes of `EpochRecord` that early stopping can monitor: 1 if larger is better, -1 if smaller is."""
+
+
+class Callback:
+    """Base class of callbacks for `Trainer.fit`, whose methods do nothing.
+
+    Every rank calls them, with equal records, so they may call collective methods of the trainer.
+    ``trainer.stop_training = True`` ends the training after the epoch, on all ranks if one of them sets it.
+    """
+
+    def on_train_begin(self, trainer: TrainedNetwork) -> None:
+        """Called before the first epoch of `fit`."""
+
+    def on_epoch_begin(self, trainer: TrainedNetwork, epoch: int) -> None:
+        """Called before an epoch, counted from 1; an incomplete epoch begins again."""
+
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
+        """Called with every logged step (`log_every`); with an asynchronous method, at the end of the epoch."""
+
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
+        """Called after an epoch and its evaluation."""
+
+    def on_train_end(self, trainer: TrainedNetwork) -> None:
+        """Called after the last epoch of `fit`."""
+
+
+class EarlyStopping(Callback):
+    """Ends a training when a monitored value has not improved for some evaluated epochs.
+
+    Parameters
+    ----------
+    monitor : {"test_loss", "test_accuracy", "test_r2", "train_loss"}
+        Attribute of `EpochRecord`; epochs where it is None are left out.
+    patience : int
+        Evaluated epochs without an improvement, after which the training ends.
+    min_delta : float
+        Least change that counts as an improvement.
+    restore_best_weights : bool
+        Whether the weights at the end are those of the best epoch, also if all epochs were trained.
+
+    Attributes
+    ----------
+    best_epoch : int
+        Epoch with the best value; 0 before the first one.
+    best : float
+        Its value.
+    stopped_epoch : int
+        Epoch after which the training ended; 0 if it did not end early.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "test_loss",
+        patience: int = 10,
+        min_delta: float = 0.0,
+        *,
+        restore_best_weights: bool = True,
+    ) -> None:
+        require_choice("monitor", monitor, MONITORS)
+        require_whole("patience", patience, 1)
+        require_number("min_delta", min_delta, at_least=0)
+        self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
+        self.restore_best_weights = restore_best_weights
+        self._begin()
+
+    def _begin(self) -> None:
+        self.best_epoch = self.stopped_epoch = self._without = 0
+        self.best = -inf * MONITORS[self.monitor]
+        self._weights: dict[str, HostArray] | None = None
+
+    def on_train_begin(self, trainer: TrainedNetwork) -> None:
+        """Forget an earlier training."""
+        self._begin()
+
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
+        """Compare the epoch with the best one."""
+        value = getattr(record, self.monitor)
+        if value is None:
+            return
+        sign = MONITORS[self.monitor]
+        if not self.best_epoch or (isfinite(value) and sign * (value - self.best) > self.min_delta):
+            self.best, self.best_epoch, self._without = value, record.epoch, 0
+            if self.restore_best_weights:
+                self._weights = trainer.weights()
+            return
+        self._without += 1
+        if self._without >= self.patience:
+            self.stopped_epoch, trainer.stop_training = record.epoch, True
+
+    def on_train_end(self, trainer: TrainedNetwork) -> None:
+        """Restore the weights of the best epoch."""
+        if self._weights is not None:
+            trainer.load_weights(self._weights)
+            self._weights = None
+
+
+class Callbacks:
+    """The callbacks of one `fit`."""
+
+    def __init__(self, trainer: TrainedNetwork, callbacks: Sequence[Callback]) -> None:
+        self._trainer, self._callbacks = trainer, tuple(callbacks)
+        trainer.stop_training = False
+
+    def train_begins(self) -> None:
+        """Before the first epoch."""
+        for callback in self._callbacks:
+            callback.on_train_begin(self._trainer)
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Before an epoch."""
+        for callback in self._callbacks:
+            callback.on_epoch_begin(self._trainer, epoch)
+
+    def step_logged(self, record: StepRecord) -> None:
+        """After a logged step."""
+        for callback in self._callbacks:
+            callback.on_train_batch_end(self._trainer, record)
+
+    def epoch_ended(self, record: EpochRecord) -> bool:
+        """After an epoch; returns whether a callback of any rank ends the training. Collective."""
+        for callback in self._callbacks:
+            callback.on_epoch_end(self._trainer, record)
+        if not self._callbacks:
+            return False
+        stops = np.array([self._trainer.stop_training], np.int64)
+        self._trainer.grid.world.allreduce(stops, "max")
+        return bool(stops[0])
+
+    def train_ended(self) -> None:
+        """After the last epoch."""
+        for callback in self._callbacks:
+            callback.on_train_end(self._trainer)

@@ -1,0 +1,153 @@
+"""Callbacks are called on every rank, and early stopping ends with the weights of the best epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, Callback, EarlyStopping, Pipelining, ProcessGrid, Trainer
+from hybridnn.errors import HybridnnError, SettingError
+from reference.cases import assert_arrays_close, assert_arrays_same
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SAMPLES = 48
+
+
+def noisy(part: int) -> tuple[Any, Any]:
+    """Samples whose targets are mostly noise, so that the test loss rises after some epochs."""
+    random = np.random.default_rng(part)
+    x = random.standard_normal((SAMPLES, 5))
+    return x, np.stack([x[:, 0], x[:, 1]], axis=1) + random.standard_normal((SAMPLES, 2))
+
+
+def make(grid: ProcessGrid, **settings: Any) -> Trainer:
+    optimizer = SGD(lr=0.1, momentum=0.9)
+    return Trainer(MLP([5, 16, 16, 2], "tanh"), optimizer, grid=grid, batch_size=12, dtype="float64", **settings)
+
+
+def losses(grid: ProcessGrid, epochs: int, **settings: Any) -> list[float]:
+    history = make(grid, **settings).fit(*noisy(0), epochs=epochs, validation=noisy(1))
+    return [record.test_loss or 0.0 for record in history.epochs]
+
+
+def stop_by_definition(values: list[float], patience: int, min_delta: float) -> tuple[int, int]:
+    """Best epoch, and the epoch after which the training ends: the values of `patience` epochs are no improvement."""
+    best = 1
+    for epoch, value in enumerate(values, 1):
+        if value < values[best - 1] - min_delta:
+            best = epoch
+        elif epoch - best >= patience:
+            return best, epoch
+    return best, 0
+
+
+class Calls(Callback):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        self.names.append("train begins")
+
+    def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
+        self.names.append(f"epoch {epoch} begins")
+
+    def on_train_batch_end(self, trainer: Trainer, record: Any) -> None:
+        self.names.append(f"step {record.step}")
+
+    def on_epoch_end(self, trainer: Trainer, record: Any) -> None:
+        self.names.append(f"epoch {record.epoch} ends")
+        self.weights = trainer.weights()  # collective
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        self.names.append("train ends")
+
+
+@pytest.mark.in_process(ranks=[1, 2, 4])
+def test_the_order_of_calls_is_the_same_on_every_rank(comm: MPI.Intracomm) -> None:
+    calls = Calls()
+    trainer = make(ProcessGrid(comm, batch=comm.size), log_every=2)
+    trainer.fit(*noisy(0), epochs=2, callbacks=[calls])
+    of_epoch = [["epoch 1 begins", "step 2", "step 4", "epoch 1 ends"], ["epoch 2 begins", "step 6", "step 8"]]
+    assert calls.names == ["train begins", *of_epoch[0], *of_epoch[1], "epoch 2 ends", "train ends"]
+    assert_arrays_same(calls.weights, trainer.weights())
+
+
+LAYOUTS = {
+    "batch": ({"batch": 4}, {}),
+    "model": ({"batch": 2, "model": 2}, {}),
+    "1f1b": ({"pipeline": 2, "batch": 2}, {"pipelining": Pipelining("1f1b")}),
+    "pipedream": ({"pipeline": 2, "batch": 2}, {"pipelining": Pipelining("pipedream")}),
+}
+
+
+@pytest.mark.in_process(ranks=[4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("patience", "min_delta"), [(1, 0.0), (3, 0.0), (2, 0.05)])
+def test_the_best_epoch_is_restored_on_every_grid(
+    comm: MPI.Intracomm, layout: str, patience: int, min_delta: float
+) -> None:
+    axes, settings = LAYOUTS[layout]
+    grid = ProcessGrid(comm, **axes)
+    values = losses(grid, 12, **settings)
+    best, stopped = stop_by_definition(values, patience, min_delta)
+    assert 1 < best < stopped < 12
+    stopping = EarlyStopping(patience=patience, min_delta=min_delta)
+    trainer = make(grid, **settings)
+    history = trainer.fit(*noisy(0), epochs=12, validation=noisy(1), callbacks=[stopping])
+    assert (stopping.best_epoch, stopping.stopped_epoch, stopping.best) == (best, stopped, values[best - 1])
+    assert len(history.epochs) == stopped
+    shorter = make(grid, **settings)
+    shorter.fit(*noisy(0), epochs=best, validation=noisy(1))
+    assert_arrays_close(trainer.weights(), shorter.weights(), "weights", 0.0 if layout != "pipedream" else 1e-12)
+
+
+def test_the_best_weights_are_restored_after_all_epochs_too() -> None:
+    grid = ProcessGrid()
+    values = losses(grid, 6)
+    stopping = EarlyStopping(patience=100)
+    trainer = make(grid)
+    trainer.fit(*noisy(0), epochs=6, validation=noisy(1), callbacks=[stopping])
+    assert stopping.stopped_epoch == 0
+    assert trainer.evaluate(*noisy(1)).loss == min(values)
+
+
+def test_a_larger_accuracy_is_better_and_epochs_without_an_evaluation_do_not_count() -> None:
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((40, 3)), random.integers(0, 2, 40)
+    trainer = Trainer(MLP([3, 2]), SGD(lr=1e-9), evaluate_every=2)
+    stopping = EarlyStopping("test_accuracy", patience=2, restore_best_weights=False)
+    trainer.fit(x, y, epochs=20, validation=(x, y), callbacks=[stopping])
+    assert (stopping.best_epoch, stopping.stopped_epoch) == (2, 6)
+
+
+class StopsOn(Callback):
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def on_epoch_end(self, trainer: Trainer, record: Any) -> None:
+        if record.epoch == 2 and trainer.grid.rank == self.rank:
+            trainer.stop_training = True
+
+
+@pytest.mark.in_process(ranks=[2, 3])
+def test_all_ranks_stop_if_one_wants_to(comm: MPI.Intracomm) -> None:
+    trainer = make(ProcessGrid(comm))
+    for before in (0, 2):  # the next fit begins anew
+        history = trainer.fit(*noisy(0), epochs=5, callbacks=[StopsOn(comm.size - 1)] if not before else [])
+        assert len(history.epochs) == (2 if not before else 7)
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_ranks_with_other_callbacks_are_refused(comm: MPI.Intracomm) -> None:
+    with pytest.raises(HybridnnError, match="callbacks"):
+        make(ProcessGrid(comm)).fit(*noisy(0), epochs=1, callbacks=[Calls()] if comm.rank else [])
+
+
+@pytest.mark.parametrize("wrong", [{"monitor": "loss"}, {"patience": 0}, {"min_delta": -1.0}])
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match=next(iter(wrong))):
+        EarlyStopping(**wrong)
