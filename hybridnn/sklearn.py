@@ -1,0 +1,478 @@
+"""Estimators for scikit-learn: `MLPClassifier` and `MLPRegressor`, on one process, on ranks of it, or under a launcher.
+
+Parameters that ``sklearn.neural_network`` has too mean the same there. scikit-learn is optional.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.errors import EnvironmentProblem
+from hybridnn.in_process import run_ranks
+from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer, RMSprop
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.training.callbacks import EarlyStopping
+from hybridnn.training.config import Pipelining
+from hybridnn.training.trainer import Trainer
+from hybridnn.utils.checks import require_choice, require_number, require_whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.model_selection import train_test_split
+    from sklearn.utils import check_random_state, column_or_1d
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    needed = "hybridnn.sklearn needs scikit-learn 1.6 or later: pip install 'hybridnn[sklearn]'"
+    raise EnvironmentProblem(needed) from error
+
+__all__ = ["MLPClassifier", "MLPRegressor"]
+
+Array = NDArray[Any]
+SOLVERS: Mapping[str, Callable[..., Optimizer]] = MappingProxyType(
+    {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
+)
+LARGEST_AUTO_BATCH = 200
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What a training leaves: global arrays, and the values of its epochs."""
+
+    weights: dict[str, Array]
+    losses: list[float]
+    scores: list[float]  # on the validation part, where there is one
+    stopped: bool
+
+
+class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Parameters and training of both estimators."""
+
+    def __init__(
+        self,
+        hidden_layer_sizes: Sequence[int] = (100,),
+        activation: str = "relu",
+        *,
+        solver: str = "adam",
+        learning_rate_init: float = 0.001,
+        momentum: float = 0.9,
+        nesterovs_momentum: bool = True,
+        weight_decay: float = 0.0,
+        batch_size: int | str = "auto",
+        max_iter: int = 200,
+        shuffle: bool = True,
+        random_state: Any = None,
+        tol: float = 1e-4,
+        n_iter_no_change: int = 10,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        residual: bool = False,
+        clip_norm: float | None = None,
+        ranks: int | None = None,
+        batch: int | None = None,
+        model: int = 1,
+        pipeline: int = 1,
+        method: str = "1f1b",
+        microbatches: int | None = None,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.solver = solver
+        self.learning_rate_init = learning_rate_init
+        self.momentum = momentum
+        self.nesterovs_momentum = nesterovs_momentum
+        self.weight_decay = weight_decay
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.shuffle = shuffle
+        self.random_state = random_state
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.residual = residual
+        self.clip_norm = clip_norm
+        self.ranks = ranks
+        self.batch = batch
+        self.model = model
+        self.pipeline = pipeline
+        self.method = method
+        self.microbatches = microbatches
+
+    @abstractmethod
+    def _encoded(self, y: Array, classes: Any = None) -> Array:
+        """Targets as the network takes them; sets what `predict` needs to know of them."""
+
+    @property
+    @abstractmethod
+    def _outputs_of_network(self) -> int: ...
+
+    _score_of_epochs = "test_r2"
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train a network from new initial weights.
+
+        Parameters
+        ----------
+        X : array_like, shape (samples, features)
+        y : array_like, shape (samples,) or, for a regression, (samples, outputs)
+            Under a launcher, both are the same on every rank.
+
+        Raises
+        ------
+        ValueError
+            If the data cannot be used.
+        SettingError, DataError, GridError
+            As `Trainer`.
+        """
+        X, y = self._validated(X, y, reset=True)
+        self._drop_trainer()
+        y = self._encoded(y)
+        seed = self._seed()
+        validation = None
+        if self.early_stopping:
+            stratify = y if self._score_of_epochs == "test_accuracy" else None
+            parts = train_test_split(X, y, test_size=self.validation_fraction, random_state=seed, stratify=stratify)
+            X, validation = parts[0], (parts[1], parts[3])
+            y = parts[2]
+        trained = self._train(X, y, seed, self.max_iter, validation)
+        self._keep(trained, reset=True)
+        if not trained.stopped:
+            self._warn_of_convergence()
+        return self
+
+    def _partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        is_first = not hasattr(self, "weights_")
+        X, y = self._validated(X, y, reset=is_first)
+        y = self._encoded(y, classes) if is_first else self._encoded_again(y)
+        seed = self._seed() if is_first else 0
+        self._keep(self._train(X, y, seed, 1, None, is_first=is_first), reset=is_first)
+        return self
+
+    def _encoded_again(self, y: Array) -> Array:
+        return y
+
+    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
+        require_whole("max_iter", self.max_iter, 1)
+        require_choice("solver", self.solver, SOLVERS)
+        require_number("tol", self.tol, at_least=0)
+        numeric = self._score_of_epochs != "test_accuracy"
+        floats = (np.float64, np.float32)
+        X, y = validate_data(self, X, y, dtype=floats, multi_output=True, y_numeric=numeric, reset=reset)
+        return X, y
+
+    def _seed(self) -> int:
+        """A seed that is the same on every rank, also without a random state."""
+        seed = np.array([check_random_state(self.random_state).randint(2**31 - 1)], np.int64)
+        if self.ranks is None:
+            ProcessGrid().world.broadcast(seed)
+        return int(seed[0])
+
+    def _optimizer(self) -> Optimizer:
+        settings: dict[str, Any] = {"lr": self.learning_rate_init}
+        if self.solver == "sgd":
+            settings |= {"momentum": self.momentum, "nesterov": self.nesterovs_momentum and self.momentum > 0}
+        if self.weight_decay:
+            settings["weight_decay"] = self.weight_decay
+        return SOLVERS[self.solver](**settings)
+
+    def _network(self) -> MLP:
+        hidden = self.hidden_layer_sizes
+        widths = list(hidden) if isinstance(hidden, Sequence | np.ndarray) else [hidden]
+        loss = "cross_entropy" if self._score_of_epochs == "test_accuracy" else "mse"
+        sizes = [self.n_features_in_, *widths, self._outputs_of_network]
+        return MLP(sizes, self.activation, residual=self.residual, loss=loss)
+
+    def _make_trainer(self, X: Array, seed: int, weights: Mapping[str, Array] | None) -> Trainer:
+        grid = ProcessGrid(batch=self.batch, model=self.model, pipeline=self.pipeline)
+        return Trainer(
+            self._network(),
+            self._optimizer(),
+            grid=grid,
+            batch_size=min(LARGEST_AUTO_BATCH, len(X)) if self.batch_size == "auto" else self.batch_size,
+            seed=seed,
+            dtype=X.dtype,
+            shuffle=self.shuffle,
+            clip_norm=self.clip_norm,
+            pipelining=Pipelining(self.method, self.microbatches),
+            initial_weights=weights,
+        )
+
+    def _train(self, X: Array, y: Array, seed: int, epochs: int, validation: Any, *, is_first: bool = True) -> _Trained:
+        """Train on the ranks of this process, or on those of the job.
+
+        A trainer of the job's ranks is kept for `partial_fit`, with the state of its optimizer.
+        """
+        if self.ranks is not None:
+            weights = None if is_first else self.weights_
+
+            def on_rank(_: Any) -> _Trained:
+                trainer = self._make_trainer(X, seed, weights)
+                try:
+                    return self._fit_on(trainer, X, y, epochs, validation)
+                finally:
+                    trainer.free()
+
+            trained: _Trained = run_ranks(self.ranks, on_rank).results[0]
+            return trained
+        if getattr(self, "_trainer", None) is None:
+            self._trainer: Trainer | None = self._make_trainer(X, seed, None if is_first else self.weights_)
+        assert self._trainer is not None
+        return self._fit_on(self._trainer, X, y, epochs, validation)
+
+    def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> _Trained:
+        if validation is not None:
+            stopping = EarlyStopping(self._score_of_epochs, self.n_iter_no_change, self.tol)
+        else:
+            stopping = EarlyStopping("train_loss", self.n_iter_no_change, self.tol, restore_best_weights=False)
+        before = len(trainer.history.epochs)
+        records = trainer.fit(X, y, epochs=epochs, validation=validation, callbacks=[stopping]).epochs[before:]
+        scores = [record.metric for record in records if record.metric is not None]
+        return _Trained(
+            trainer.weights(), [record.train_loss for record in records], scores, stopping.stopped_epoch > 0
+        )
+
+    def _keep(self, trained: _Trained, *, reset: bool) -> None:
+        self.weights_ = trained.weights
+        self.loss_curve_ = trained.losses if reset else [*self.loss_curve_, *trained.losses]
+        self.loss_ = self.loss_curve_[-1]
+        self.n_iter_ = len(self.loss_curve_)
+        if trained.scores:
+            self.validation_scores_ = trained.scores
+
+    def _warn_of_convergence(self) -> None:
+        text = f"the training did not converge in max_iter={self.max_iter} epochs"
+        warnings.warn(text, ConvergenceWarning, stacklevel=3)
+
+    @property
+    def coefs_(self) -> list[Array]:
+        """Weights of the layers, shape (inputs, outputs) each."""
+        check_is_fitted(self)
+        return [array.T for name, array in self.weights_.items() if name.endswith(".weight")]
+
+    @property
+    def intercepts_(self) -> list[Array]:
+        """Biases of the layers."""
+        check_is_fitted(self)
+        return [array for name, array in self.weights_.items() if name.endswith(".bias")]
+
+    def _outputs(self, X: Any) -> Array:
+        """Outputs of the network, computed by this process alone."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
+        dtype = self.coefs_[0].dtype
+
+        def predict(_: Any) -> Array:
+            settings: dict[str, Any] = {"batch_size": min(LARGEST_AUTO_BATCH, len(X)), "dtype": dtype}
+            trainer = Trainer(self._network(), SGD(momentum=0.0), initial_weights=self.weights_, **settings)
+            try:
+                return trainer.predict(X)
+            finally:
+                trainer.free()
+
+        outputs: Array = run_ranks(1, predict).results[0]
+        return outputs
+
+    def _drop_trainer(self) -> None:
+        if getattr(self, "_trainer", None) is not None:
+            assert self._trainer is not None
+            self._trainer.free()
+            self._trainer = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings, weights and results, without the ranks: what is unpickled predicts anywhere."""
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_trainer"}
+
+
+class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
+    """Classifier: a multi-layer perceptron with a softmax at its output.
+
+    Parameters
+    ----------
+    hidden_layer_sizes : sequence of int
+        Width of every hidden layer.
+    activation : {"relu", "tanh", "sigmoid", "selu", "identity"}
+        Of the hidden layers.
+    solver : {"adam", "sgd", "adamw", "rmsprop"}
+    learning_rate_init : float
+        Learning rate.
+    momentum : float
+        Of ``"sgd"``.
+    nesterovs_momentum : bool
+    weight_decay : float
+        Factor of the squared norm of weights and biases in the loss, or for ``"adamw"`` of their decay.
+    batch_size : int or "auto"
+        Samples of a minibatch over all ranks; ``"auto"``: all samples, but at most 200.
+    max_iter : int
+        Most epochs.
+    shuffle : bool
+        Draw a new order of the samples every epoch.
+    random_state : int, RandomState or None
+        Of the initial weights, the order of the samples and the validation part.
+    tol : float
+        Least improvement of the loss, or of the score of the validation part.
+    n_iter_no_change : int
+        Epochs without such an improvement, after which the training ends.
+    early_stopping : bool
+        Keep a part of the samples to validate, and end with the weights of the epoch with the best score on it.
+    validation_fraction : float
+        Fraction of that part.
+    residual : bool
+        Whether hidden layers of equal input and output width add their input to their output.
+    clip_norm : float or None
+        Largest global norm of gradients.
+    ranks : int or None
+        Train on so many ranks of this process, one at a time; None: on the ranks of the job, which is one process
+        unless it is started by ``mpirun`` or ``srun``. Every rank then makes the same calls.
+    batch, model, pipeline : int
+        Axes of the process grid; `batch` None: all ranks that the others leave.
+    method : str
+        Schedule of a pipeline.
+    microbatches : int or None
+        Microbatches of a minibatch in a pipeline.
+
+    Attributes
+    ----------
+    classes_ : ndarray, shape (classes,)
+    weights_ : dict
+        Global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``.
+    loss_curve_ : list of float
+        Mean training loss of every epoch.
+    validation_scores_ : list of float
+        Score on the validation part after every epoch; only with `early_stopping`.
+    loss_, n_iter_, n_features_in_, feature_names_in_
+        As in scikit-learn.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from hybridnn.sklearn import MLPClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> MLPClassifier((16,), learning_rate_init=0.02, random_state=0, ranks=2).fit(X, y).score(X, y) > 0.95
+    True
+    """
+
+    _score_of_epochs = "test_accuracy"
+
+    def _encoded(self, y: Array, classes: Any = None) -> Array:
+        check_classification_targets(y)
+        y = column_or_1d(y, warn=True)
+        if classes is None:
+            self.classes_, labels = np.unique(y, return_inverse=True)
+            return np.asarray(labels, np.int64)
+        self.classes_ = np.unique(classes)
+        return self._encoded_again(y)
+
+    def _encoded_again(self, y: Array) -> Array:
+        check_classification_targets(y)
+        y = column_or_1d(y, warn=True)
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ValueError(f"y has the class {unknown[0]!r}, which is not among classes: {list(self.classes_)}")
+        return np.searchsorted(self.classes_, y).astype(np.int64)
+
+    @property
+    def _outputs_of_network(self) -> int:
+        return len(self.classes_)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        """Train for one epoch on some samples, from the weights so far.
+
+        The state of the optimizer is kept between calls, but for ranks of this process (`ranks`) and after pickling.
+
+        Parameters
+        ----------
+        X, y
+            As for `fit`.
+        classes : array_like, optional
+            All classes; needed in the first call.
+
+        Raises
+        ------
+        ValueError
+            If the data cannot be used, have other classes, or the first call has no `classes`.
+        """
+        if not hasattr(self, "weights_") and classes is None:
+            raise ValueError("classes must be passed on the first call to partial_fit")
+        return self._partial_fit(X, y, classes)
+
+    def predict(self, X: Any) -> Array:
+        """Class of every sample, shape (samples,)."""
+        outputs = self._outputs(X)
+        chosen: Array = self.classes_[np.argmax(outputs, axis=1)]
+        return chosen
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probability of every class, shape (samples, classes), in the order of `classes_`."""
+        logits = self._outputs(X)
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities: Array = powers / powers.sum(axis=1, keepdims=True)
+        return probabilities
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Logarithm of `predict_proba`."""
+        logits = self._outputs(X)
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        logarithms: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        return logarithms
+
+
+class MLPRegressor(RegressorMixin, _MLP):  # type: ignore[misc]
+    """Regressor: a multi-layer perceptron trained for the mean squared error.
+
+    Parameters are those of `MLPClassifier`, and so are the attributes but for `classes_`. With `early_stopping` the
+    score is R².
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from hybridnn.sklearn import MLPRegressor
+    >>> X = np.linspace(-1, 1, 200)[:, None]
+    >>> MLPRegressor((16,), learning_rate_init=0.02, random_state=0).fit(X, X[:, 0] ** 2).score(X, X[:, 0] ** 2) > 0.95
+    True
+    """
+
+    def _encoded(self, y: Array, classes: Any = None) -> Array:
+        y = np.asarray(y, np.float64)
+        self._is_single = y.ndim == 1
+        self.n_outputs_ = 1 if self._is_single else y.shape[1]
+        return y.reshape(len(y), -1)
+
+    def _encoded_again(self, y: Array) -> Array:
+        y = np.asarray(y, np.float64).reshape(len(y), -1)
+        if y.shape[1] != self.n_outputs_:
+            raise ValueError(f"y has {y.shape[1]} outputs, but this estimator was fitted with {self.n_outputs_}")
+        return y
+
+    @property
+    def _outputs_of_network(self) -> int:
+        return self.n_outputs_
+
+    def partial_fit(self, X: Any, y: Any) -> Self:
+        """Train for one epoch on some samples, from the weights so far; see `MLPClassifier.partial_fit`."""
+        return self._partial_fit(X, y)
+
+    def predict(self, X: Any) -> Array:
+        """Outputs for every sample, shape (samples,), or (samples, outputs) if the targets had two axes."""
+        outputs = self._outputs(X)
+        return outputs[:, 0] if self._is_single else outputs
+
+    def __sklearn_tags__(self) -> Any:
+        """Tags of scikit-learn: several outputs are allowed."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags

@@ -1,0 +1,221 @@
+"""Estimators: scikit-learn's own checks, and the same network however many ranks train it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_iris
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import log_loss, r2_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
+from sklearn.utils.estimator_checks import check_estimator
+
+from hybridnn.errors import DataError, HybridnnError
+from hybridnn.sklearn import MLPClassifier, MLPRegressor
+from reference import network as net
+from reference import serial
+from reference.cases import assert_arrays_close
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+IRIS = load_iris(return_X_y=True)
+QUICK = {"hidden_layer_sizes": (8,), "max_iter": 4, "random_state": 3, "batch_size": 30}
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+
+def regression(samples: int = 60) -> tuple[Any, Any]:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((samples, 3))
+    return x, np.stack([np.sin(x[:, 0]), x[:, 1] * x[:, 2]], axis=1)
+
+
+@pytest.mark.parametrize("estimator", [MLPClassifier(), MLPRegressor()], ids=lambda item: type(item).__name__)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+def test_the_checks_of_scikit_learn_pass(estimator: Any) -> None:
+    outcomes = check_estimator(estimator, on_fail=None)
+    assert len(outcomes) > 40
+    wrong = {item["check_name"]: item["exception"] for item in outcomes if item["status"] not in ("passed", "skipped")}
+    assert wrong == {}
+
+
+def seed_of(estimator: Any) -> int:
+    return int(check_random_state(estimator.random_state).randint(2**31 - 1))
+
+
+@pytest.mark.parametrize("ranks", [None, 1, 4])
+@pytest.mark.parametrize("solver", ["sgd", "adam"])
+def test_fit_is_the_serial_training_by_definition(solver: str, ranks: int | None) -> None:
+    x, y = regression()
+    settings: dict[str, Any] = {"learning_rate_init": 0.01, "momentum": 0.8, "nesterovs_momentum": False, "tol": 0.0}
+    axes = {} if ranks != 4 else {"batch": 2, "model": 2}
+    found = MLPRegressor((7, 5), "tanh", solver=solver, ranks=ranks, **settings, **axes, **_quick()).fit(x, y)
+    rule = serial.SGD(0.01, 0.8) if solver == "sgd" else serial.Adam(0.01)
+    plan = serial.Plan(rule, epochs=4, batch_size=30, seed=seed_of(found))
+    expected = serial.train(net.Network((3, 7, 5, 2), "tanh"), plan, x, y)
+    assert_arrays_close(found.weights_, expected.weights, "weights")
+    np.testing.assert_allclose(found.loss_curve_, expected.epoch_losses, rtol=1e-12)
+    outputs, _ = net.forward(net.Network((3, 7, 5, 2), "tanh"), expected.weights, x)
+    np.testing.assert_allclose(found.predict(x), outputs, rtol=0, atol=1e-12)
+    assert found.score(x, y) == pytest.approx(r2_score(y, outputs))
+    assert [array.shape for array in found.coefs_] == [(3, 7), (7, 5), (5, 2)]
+    assert [array.shape for array in found.intercepts_] == [(7,), (5,), (2,)]
+
+
+def _quick() -> dict[str, Any]:
+    return {name: value for name, value in QUICK.items() if name != "hidden_layer_sizes"}
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_ranks_of_this_process_train_the_same_classifier(pipeline: int) -> None:
+    alone = MLPClassifier(**QUICK).fit(*IRIS)
+    ranks = MLPClassifier(**QUICK, ranks=4, pipeline=pipeline, model=2).fit(*IRIS)
+    assert_arrays_close(ranks.weights_, alone.weights_, "weights")
+    np.testing.assert_allclose(ranks.predict_proba(IRIS[0]), alone.predict_proba(IRIS[0]), atol=1e-10)
+
+
+def test_probabilities_are_those_of_the_loss() -> None:
+    found = MLPClassifier(**QUICK).fit(*IRIS)
+    outputs, _ = net.forward(net.Network((4, 8, 3)), found.weights_, IRIS[0])
+    loss = net.loss(net.Network((4, 8, 3), loss="cross_entropy"), outputs, IRIS[1])
+    assert log_loss(IRIS[1], found.predict_proba(IRIS[0])) == pytest.approx(loss)
+    np.testing.assert_allclose(np.exp(found.predict_log_proba(IRIS[0])), found.predict_proba(IRIS[0]))
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_every_rank_of_a_job_has_the_same_estimator(comm: MPI.Intracomm) -> None:
+    alone = MLPClassifier(**QUICK, ranks=1).fit(*IRIS)
+    found = MLPClassifier(**QUICK).fit(*IRIS)
+    assert_arrays_close(found.weights_, alone.weights_, "weights")
+    texts = comm.allgather(str(found.predict(IRIS[0]).tolist()))
+    assert texts[0] == texts[1]
+    unseeded = MLPClassifier(**QUICK | {"random_state": None}).fit(*IRIS)
+    sums = comm.allgather(float(unseeded.weights_["layers.0.weight"].sum()))
+    assert sums[0] == sums[1]
+    with pytest.raises(DataError) as raised:
+        MLPClassifier(**QUICK).fit(IRIS[0] + comm.rank, IRIS[1])
+    assert len(str(raised.value).splitlines()) == 1
+
+
+LABELS = {
+    "strings": np.array(["setosa", "versicolor", "virginica"])[IRIS[1]],
+    "booleans": IRIS[1] > 0,
+    "other numbers": 10 * IRIS[1] - 7,
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_are_given_back(kind: str) -> None:
+    found = MLPClassifier((16,), learning_rate_init=0.02, random_state=0).fit(IRIS[0], LABELS[kind])
+    assert found.predict(IRIS[0]).dtype == LABELS[kind].dtype
+    assert found.score(IRIS[0], LABELS[kind]) > 0.9
+    assert found.classes_.tolist() == sorted(set(LABELS[kind].tolist()))
+
+
+def test_frames_and_their_names() -> None:
+    pandas = pytest.importorskip("pandas")
+    x = pandas.DataFrame(IRIS[0], columns=["a", "b", "c", "d"])
+    found = MLPClassifier(**QUICK).fit(x, pandas.Series(LABELS["strings"]))
+    assert found.feature_names_in_.tolist() == ["a", "b", "c", "d"]
+    with pytest.raises(ValueError, match="feature names"):
+        found.predict(x[["b", "a", "c", "d"]])
+
+
+def through_pickle(estimator: Any) -> Any:
+    return pickle.loads(pickle.dumps(estimator))
+
+
+@pytest.mark.parametrize("copied", [through_pickle, copy.deepcopy])
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_copies_predict_and_go_on(copied: Any, ranks: int | None) -> None:
+    found = MLPClassifier(**QUICK, ranks=ranks).fit(*IRIS)
+    other = copied(found)
+    np.testing.assert_array_equal(other.predict_proba(IRIS[0]), found.predict_proba(IRIS[0]))
+    assert other.partial_fit(*IRIS).n_iter_ == found.n_iter_ + 1
+    assert not np.array_equal(other.coefs_[0], found.coefs_[0])
+
+
+def test_an_estimator_of_a_job_is_unpickled_by_a_process_without_mpi(tmp_path: Path) -> None:
+    found = MLPClassifier(**QUICK).fit(*IRIS)
+    (tmp_path / "it.pickle").write_bytes(pickle.dumps(found))
+    program = "import pickle, sys, numpy as np; it = pickle.load(open('it.pickle', 'rb'));"
+    program += "print(it.predict(np.ones((1, 4)))[0], 'mpi4py.MPI' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"{found.predict(np.ones((1, 4)))[0]} False\n", done.stderr
+
+
+def test_the_tools_of_scikit_learn() -> None:
+    model = make_pipeline(StandardScaler(), MLPClassifier((16,), learning_rate_init=0.02, max_iter=50, random_state=0))
+    assert cross_val_score(model, *IRIS, cv=3).min() > 0.85
+    search = GridSearchCV(MLPClassifier(**QUICK), {"learning_rate_init": [1e-9, 0.02], "ranks": [None, 2]}, cv=2)
+    assert search.fit(*IRIS).best_params_["learning_rate_init"] == 0.02
+    assert clone(search.best_estimator_).get_params() == search.best_estimator_.get_params()
+
+
+def test_partial_fits_are_the_epochs_of_a_fit_and_keep_the_state_of_the_optimizer() -> None:
+    x, y = regression()
+    settings = {**_quick(), "shuffle": False, "tol": 0.0}
+    whole = MLPRegressor((8,), **settings).fit(x, y)
+    parts = MLPRegressor((8,), **settings)
+    for _ in range(4):
+        parts.partial_fit(x, y)
+    assert_arrays_close(parts.weights_, whole.weights_, "weights")
+    assert parts.loss_curve_ == pytest.approx(whole.loss_curve_)
+
+
+def test_early_stopping_ends_with_the_best_weights_for_the_validation_part() -> None:
+    found = MLPClassifier((16,), early_stopping=True, learning_rate_init=0.05, n_iter_no_change=3, random_state=1)
+    found.fit(*IRIS)
+    assert 3 < found.n_iter_ < 200
+    assert len(found.validation_scores_) == found.n_iter_
+    assert max(found.validation_scores_[-3:]) <= max(found.validation_scores_[:-3]) + found.tol
+
+
+def test_a_training_that_does_not_converge_warns_and_one_that_does_ends() -> None:
+    with pytest.warns(ConvergenceWarning, match="max_iter=2 epochs"):
+        MLPClassifier(max_iter=2).fit(*IRIS)
+    assert MLPClassifier(learning_rate_init=1e-9, n_iter_no_change=2).fit(*IRIS).n_iter_ == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "y", "message"),
+    [
+        ({"solver": "lbfgs"}, IRIS[1], "solver"),
+        ({"max_iter": 0}, IRIS[1], "max_iter"),
+        ({"activation": "logistic"}, IRIS[1], "activation"),
+        ({"ranks": 3, "model": 2}, IRIS[1], "grid"),
+        ({}, IRIS[1] + 0.5, "Unknown label type: continuous"),
+        ({"early_stopping": True}, np.arange(150), "least populated"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The number of unique classes")
+def test_wrong_input_is_refused(settings: dict[str, Any], y: Any, message: str) -> None:
+    with pytest.raises((ValueError, HybridnnError), match=message):
+        MLPClassifier(**settings).fit(IRIS[0], y)
+
+
+def test_classes_of_partial_fit() -> None:
+    with pytest.raises(ValueError, match="classes must be passed"):
+        MLPClassifier().partial_fit(*IRIS)
+    found = MLPClassifier(**QUICK).partial_fit(IRIS[0], IRIS[1], classes=[0, 1, 2])
+    with pytest.raises(ValueError, match="has the class"):
+        found.partial_fit(IRIS[0], IRIS[1] + 1)
+
+
+def test_without_scikit_learn_one_line_says_what_to_install() -> None:
+    program = "import sys; sys.modules['sklearn'] = None\nimport hybridnn.sklearn"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "hybridnn.sklearn needs scikit-learn 1.6 or later: pip install 'hybridnn[sklearn]'" in done.stderr
