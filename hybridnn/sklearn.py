@@ -168,6 +168,8 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
         require_whole("max_iter", self.max_iter, 1)
         require_choice("solver", self.solver, SOLVERS)
+        if self.batch_size != "auto":
+            require_whole("batch_size", self.batch_size, 1)
         require_number("tol", self.tol, at_least=0)
         numeric = self._score_of_epochs != "test_accuracy"
         floats = (np.float64, np.float32)
@@ -202,7 +204,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             self._network(),
             self._optimizer(),
             grid=grid,
-            batch_size=min(LARGEST_AUTO_BATCH, len(X)) if self.batch_size == "auto" else self.batch_size,
+            batch_size=min(LARGEST_AUTO_BATCH, len(X)) if isinstance(self.batch_size, str) else self.batch_size,
             seed=seed,
             dtype=X.dtype,
             shuffle=self.shuffle,
@@ -247,7 +249,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     def _keep(self, trained: _Trained, *, reset: bool) -> None:
         self.weights_ = trained.weights
-        self.loss_curve_ = trained.losses if reset else [*self.loss_curve_, *trained.losses]
+        self.loss_curve_: list[float] = trained.losses if reset else self.loss_curve_ + trained.losses
         self.loss_ = self.loss_curve_[-1]
         self.n_iter_ = len(self.loss_curve_)
         if trained.scores:
