@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from hybridnn.nn.mlp import MLP
     from hybridnn.nn.optimizers import SGD, Adam, AdamW, RMSprop
     from hybridnn.parallel.grid import ProcessGrid
+    from hybridnn.pipeline.timelines import schedule
     from hybridnn.training.callbacks import Callback, EarlyStopping
     from hybridnn.training.config import DeviceOptions, Pipelining
+    from hybridnn.training.progress_bar import ProgressBar
     from hybridnn.training.trainer import Trainer
 
 __all__ = [
@@ -37,11 +39,13 @@ __all__ = [
     "HybridnnError",
     "Pipelining",
     "ProcessGrid",
+    "ProgressBar",
     "RMSprop",
     "Step",
     "Trainer",
     "WarmupLinear",
     "__version__",
+    "schedule",
 ]
 
 _MODULES = {
@@ -60,7 +64,9 @@ _MODULES = {
     "HybridnnError": "errors",
     "Pipelining": "training.config",
     "ProcessGrid": "parallel.grid",
+    "ProgressBar": "training.progress_bar",
     "Trainer": "training.trainer",
+    "schedule": "pipeline.timelines",
 }
 
 install()

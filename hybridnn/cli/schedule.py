@@ -68,36 +68,35 @@ def schedule(
     out: PictureFile = None,
 ) -> None:
     """Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock."""
-    from hybridnn.pipeline.checks.lint import audit, lint
-    from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
-    from hybridnn.pipeline.drawing.drawing import draw_timeline
-    from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
+    from hybridnn.pipeline import timelines
+    from hybridnn.pipeline.checks.lint import audit
+    from hybridnn.pipeline.schedules.methods import METHODS
 
     if method is None:
         make_console().print(new_grid((info.name, info.summary) for info in METHODS.values()))
         return
     picture = choose_format(output_format, out)
-    info = METHODS.get(method)  # an unknown one is refused by `make_schedule`
-    is_cut = info is not None and info.cuts_minibatches
-    result = make_schedule(
+    made = timelines.schedule(
         method,
         stages=stages,
-        minibatches=minibatches or (1 if is_cut else 2 * stages),
-        microbatches=microbatches or (2 * stages if is_cut else 1),
-        chunks=chunks or (2 if info is not None and info.chunked else 1),
-        weight_grad=weight_grad.value,
+        minibatches=minibatches,
+        microbatches=microbatches,
+        chunks=chunks,
         vertical_sync=vertical_sync,
+        weight_grad=weight_grad.value,
+        forward=forward,
+        backward=backward,
+        weight=weight,
+        message=message,
     )
-    lint(result)
-    durations = Durations(forward, backward, backward / 2 if weight is None else weight, message)
-    timeline = simulate(result, durations)
-    rows = audit(result)
+    timeline, durations = made.timeline, made.durations
+    rows = audit(timeline.schedule)
     write_result(
         picture,
         out,
         lambda console: _print_report(console, timeline, durations, rows, all_versions=versions),
         lambda: _facts(timeline, durations, rows),
-        lambda: draw_timeline(timeline),
+        lambda: made.drawing,
     )
 
 

@@ -21,7 +21,7 @@ from hybridnn.course.execution import ALPHA, BETA, describe_error, make_group
 from hybridnn.course.work_folder import WorkFolder
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.in_process import DeadlockError, run_ranks
-from hybridnn.in_process.message_diagram import SvgPicture
+from hybridnn.pipeline.drawing.svg import SvgPicture
 
 
 class StudentCodeError(HybridnnError):

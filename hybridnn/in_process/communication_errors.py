@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridnn.errors import HybridnnError
-from hybridnn.in_process.message_diagram import SvgPicture
 from hybridnn.pipeline.drawing.drawing import Drawing
+from hybridnn.pipeline.drawing.svg import SvgPicture
 from hybridnn.utils.text import counted, name_ranks
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from hybridnn.errors import SettingError
 from hybridnn.in_process.source_lines import Line, Site
 from hybridnn.pipeline.drawing.drawing import Arrow, Box, Drawing, Row
-from hybridnn.pipeline.drawing.svg import svg_text
 
 MAX_CALLS = 400  # most calls of a picture: the last ones
 
@@ -68,33 +64,6 @@ def message_of(record: Record) -> Message:
     rank, name, peer, nbytes, begun, waited, ended, line, number, arrived = record
     instants = Instant(*begun), Instant(*waited), Instant(*ended)
     return Message(rank, name, peer, nbytes, *instants, Site(*line), number, arrived)
-
-
-class SvgPicture:
-    """Base class of objects with a drawing, which notebooks show."""
-
-    @property
-    @abstractmethod
-    def drawing(self) -> Drawing:
-        """A row for each rank, an arrow for each message."""
-
-    def draw(self, path: str | Path) -> None:
-        """Write the picture as an SVG file.
-
-        Raises
-        ------
-        SettingError
-            If it cannot be written, or its name does not end with .svg.
-        """
-        if Path(path).suffix.lower() != ".svg":
-            raise SettingError("picture", str(path), "the picture is SVG: a name that ends with .svg")
-        try:
-            Path(path).write_text(svg_text(self.drawing), encoding="utf-8")
-        except OSError as error:
-            raise SettingError("picture", str(path), f"cannot be written: {error.strerror}") from error
-
-    def _repr_svg_(self) -> str:
-        return svg_text(self.drawing)
 
 
 def draw_calls(size: int, messages: Sequence[Message]) -> Drawing:

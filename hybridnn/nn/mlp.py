@@ -10,6 +10,7 @@ from numbers import Integral
 from hybridnn.errors import SettingError
 from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.utils.checks import require_choice
+from hybridnn.utils.text import html_table
 
 INITIALIZERS = ("he", "glorot", "lecun")
 LOSSES = ("mse", "cross_entropy")
@@ -93,3 +94,19 @@ class MLP:
     def parameters(self) -> int:
         """Weights and biases of all layers."""
         return sum(layer.parameters for layer in self.layers)
+
+    def _repr_html_(self) -> str:
+        """A table of the layers, for notebooks."""
+        heads = ("layer", "inputs", "outputs", "activation", "parameters")
+        rows: list[tuple[object, ...]] = [
+            (
+                layer.index,
+                layer.inputs,
+                layer.outputs,
+                layer.activation + (", residual" if layer.residual else ""),
+                f"{layer.parameters:,}",
+            )
+            for layer in self.layers
+        ]
+        rows.append(("all", self.sizes[0], self.sizes[-1], "", f"{self.parameters:,}"))
+        return html_table(heads, rows)

@@ -22,7 +22,7 @@ from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.failsafe import wait_for_ranks
 from hybridnn.errors import GridError, SettingError
 from hybridnn.utils.checks import require_whole
-from hybridnn.utils.text import counted
+from hybridnn.utils.text import counted, html_table
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -200,6 +200,19 @@ class ProcessGrid:
         """Number of ranks."""
         return self.world.size
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the ranks of every stage, a row for each batch part and a column for each model part."""
+        tables = []
+        for stage in range(self.pipeline):
+            batch, model = self.stages[stage]
+            heads = [f"stage {stage}" if self.pipeline > 1 else "", *(f"model {part}" for part in range(model))]
+            rows = [
+                (f"batch {part}", *(f"rank {self.rank_at(stage, part, column)}" for column in range(model)))
+                for part in range(batch)
+            ]
+            tables.append(html_table(heads, rows))
+        return "".join(tables)
+
     def __repr__(self) -> str:
         return (
             f"ProcessGrid(pipeline={self.pipeline}, batch={self.batch}, model={self.model}, "
@@ -296,6 +309,7 @@ def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tu
         raise GridError(
             f"the process grid {axes} does not fit {counted(ranks, 'rank')}: "
             f"start it on {needed}{' or a multiple of that' * (batch is None)}, as with -n {needed}"
+            + (f", or in a notebook with hybridnn.in_process.run_ranks({needed}, program)" if ranks == 1 else "")
             + (f"; batch x model grids that would fit {ranks}: {fits}" if fits else "")
         )
     return pipeline, batch, model

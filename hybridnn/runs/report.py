@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import scipy
@@ -24,12 +23,10 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, WEIGHTS
+from hybridnn.training.learning_curve import learning_curve
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.figures import MUTED, new_figure, tidy, write_png
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from hybridnn.utils.figures import write_png
 
 
 class RunView(Protocol):
@@ -201,77 +198,6 @@ def summarize(trainer: Trainer, folder: str, seconds: float, resumed_at: int) ->
     return RunSummary(folder, list(trainer.history.epochs), seconds, name, metric, trainer.step, resumed_at)
 
 
-TRAIN_COLOR, TEST_COLOR = "#2a6fbb", "#d9822b"
-# -- learning curve ----------------------------------------------------------------------------------------------------
-
-LOG_SCALE_RATIO = 10.0  # ratio of the largest to the smallest loss from which the axis is logarithmic
-
-Points = list[tuple[int, float]]
-
-
 def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path) -> None:
-    """Draw training and test loss, and the test accuracy or R² if there is one, as a PNG.
-
-    Raises `EnvironmentProblem` if `path` cannot be written.
-
-    Parameters
-    ----------
-    epochs : sequence of EpochRecord
-        At least one; values that are None or not finite are left out.
-    """
-    accuracy = _points((record.epoch, record.test_accuracy) for record in epochs)
-    metric = accuracy or _points((record.epoch, record.test_r2) for record in epochs)
-    figure = new_figure(9.6 if metric else 5.2, 3.9)
-    panels = figure.subplots(1, 2 if metric else 1, squeeze=False)[0]
-    _draw_losses(panels[0], epochs)
-    if metric:
-        _draw_metric(panels[1], metric, is_accuracy=bool(accuracy))
-    for axes in panels:
-        _format_axes(axes, max(record.epoch for record in epochs))
-    write_png(figure, path)
-
-
-def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:
-    return [(epoch, value) for epoch, value in pairs if value is not None and math.isfinite(value)]
-
-
-def _draw_losses(axes: Axes, epochs: Sequence[EpochRecord]) -> None:
-    train = _points((record.epoch, record.train_loss) for record in epochs)
-    test = _points((record.epoch, record.test_loss) for record in epochs)
-    axes.set_title("Loss")
-    axes.set_ylabel("mean loss")
-    for points, label, color in ((train, "train", TRAIN_COLOR), (test, "test", TEST_COLOR)):
-        if points:
-            _line(axes, points, color, label)
-            axes.legend(frameon=False)
-    values = [value for _, value in train + test]
-    if values and min(values) > 0 and max(values) >= LOG_SCALE_RATIO * min(values):
-        axes.set_yscale("log")
-
-
-def _draw_metric(axes: Axes, points: Points, *, is_accuracy: bool) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    _line(axes, points, TEST_COLOR, "test")
-    best_epoch, best = max(points, key=lambda point: point[1])
-    axes.plot(best_epoch, best, marker="o", markersize=9, markerfacecolor="none", color=MUTED, linestyle="none")
-    text = f"{best:.2%}" if is_accuracy else f"{best:.4f}"
-    axes.set_title(f"Test {'accuracy' if is_accuracy else 'R²'}: best {text} in epoch {best_epoch}")
-    axes.set_ylabel("accuracy" if is_accuracy else "R²")
-    if is_accuracy:
-        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
-
-
-def _line(axes: Axes, points: Points, color: str, label: str) -> None:
-    xs, ys = zip(*points, strict=True)
-    axes.plot(xs, ys, color=color, label=label, linewidth=1.8, marker="o", markersize=3.5 if len(points) <= 40 else 0)
-
-
-def _format_axes(axes: Axes, last_epoch: int) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_xlabel("epoch")
-    margin = max(0.5, 0.03 * last_epoch)
-    axes.set_xlim(1 - margin, last_epoch + margin)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    tidy(axes)
+    """Write the learning curve as PNG; raises `EnvironmentProblem` if `path` cannot be written."""
+    write_png(learning_curve(epochs), path)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import nan
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -13,9 +14,13 @@ import numpy as np
 from pydantic import BeforeValidator, ConfigDict
 
 from hybridnn.comm.recorder import RecordedTotals
+from hybridnn.errors import DataError, EnvironmentProblem
 from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
+    from pandas import DataFrame
+
     from hybridnn.training.metrics import Metrics
 
 
@@ -216,11 +221,62 @@ class EvaluationRecord(Record):
         return self.test_accuracy if self.test_accuracy is not None else self.test_r2
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
-    """All records of a run, in order."""
+    """All records of a run, in order; notebooks show the learning curve."""
 
     steps: list[StepRecord] = field(default_factory=list)
     epochs: list[EpochRecord] = field(default_factory=list)
     measured: list[MeasuredStep] = field(default_factory=list)
     evaluations: list[EvaluationRecord] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        if not self.epochs:
+            return f"<History: no epochs, {len(self.steps)} logged steps>"
+        last = self.epochs[-1]
+        values = {"train loss": last.train_loss, "test loss": last.test_loss}
+        values |= {"test accuracy": last.test_accuracy, "test R²": last.test_r2}
+        texts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
+        return f"<History: {len(self.epochs)} epochs; {', '.join(texts)}>"
+
+    def plot(self, path: str | Path | None = None) -> MatplotlibFigure:
+        """The learning curve, as a figure of matplotlib.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            Write it to this file, a .png, .svg or .pdf.
+
+        Raises
+        ------
+        DataError, SettingError
+            If there is no epoch, or the file cannot be written.
+        """
+        from hybridnn.training.learning_curve import learning_curve
+        from hybridnn.utils.figures import write_figure
+
+        if not self.epochs:
+            raise DataError("there is no epoch to plot")
+        figure = learning_curve(self.epochs)
+        if path is not None:
+            write_figure(figure, Path(path))
+        return figure
+
+    def to_frame(self) -> DataFrame:
+        """A row for each epoch, with the attributes of `EpochRecord`, as a DataFrame of pandas.
+
+        Raises
+        ------
+        EnvironmentProblem
+            If pandas is not installed.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise EnvironmentProblem("History.to_frame needs pandas: pip install pandas") from error
+        return DataFrame([asdict(record) for record in self.epochs])
+
+    def _repr_svg_(self) -> str | None:
+        from hybridnn.utils.figures import figure_bytes
+
+        return figure_bytes(self.plot(), "svg").decode() if self.epochs else None

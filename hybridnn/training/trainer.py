@@ -214,6 +214,9 @@ class Trainer(TrainedNetwork):
         else:
             self.load_weights(initial_weights)
 
+    def __repr__(self) -> str:
+        return f"<Trainer of {self.model!r} with {self.optimizer!r} on {self.grid!r}, step {self.step}>"
+
     def fit(
         self,
         x: Any,

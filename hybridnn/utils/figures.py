@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridnn.errors import EnvironmentProblem
+from hybridnn.errors import EnvironmentProblem, SettingError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,6 +52,17 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
 def png_bytes(figure: Figure) -> bytes:
     """A figure as PNG."""
     return figure_bytes(figure, "png")
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the file's name; `SettingError` if that is none of `FORMATS`, or it fails."""
+    file_format = path.suffix.lower().removeprefix(".")
+    if file_format not in FORMATS:
+        raise SettingError("picture", str(path), f"a name that ends with .{', .'.join(FORMATS)}")
+    try:
+        path.write_bytes(figure_bytes(figure, file_format))
+    except OSError as error:
+        raise SettingError("picture", str(path), f"cannot be written: {error.strerror}") from None
 
 
 def write_png(figure: Figure, path: Path) -> None:

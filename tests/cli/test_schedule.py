@@ -219,7 +219,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str],
 def test_a_schedule_that_fails_the_linter_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     good = make_schedule("gpipe", stages=2, minibatches=1, microbatches=2)
     broken = replace(good, orders=(good.orders[0][:-1], good.orders[1]))
-    monkeypatch.setattr("hybridnn.pipeline.schedules.methods.make_schedule", lambda *_, **__: broken)
+    monkeypatch.setattr("hybridnn.pipeline.timelines.make_schedule", lambda *_, **__: broken)
     code, out, err = run("gpipe", "--out", "a.svg")
     assert (code, out) == (2, "")
     assert err.startswith("Error: stage 0, ")

@@ -47,9 +47,10 @@ def test_too_few_ranks_are_refused_with_the_number_needed(comm: MPI.Intracomm) -
         ProcessGrid(comm, pipeline=2)
     assert str(caught.value) == (
         "the process grid pipeline 2 x batch ? x model 1 does not fit 1 rank: "
-        "start it on 2 or a multiple of that, as with -n 2"
+        "start it on 2 or a multiple of that, as with -n 2, "
+        "or in a notebook with hybridnn.in_process.run_ranks(2, program)"
     )
-    with pytest.raises(GridError, match=r": start it on 12, as with -n 12$"):
+    with pytest.raises(GridError, match=r": start it on 12, as with -n 12, or in a notebook with .*\(12, program\)$"):
         ProcessGrid(comm, pipeline=2, batch=2, model=3)
 
 

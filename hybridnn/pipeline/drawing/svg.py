@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from math import hypot
+from pathlib import Path
 from xml.sax.saxutils import escape
 
+from hybridnn.errors import SettingError
 from hybridnn.pipeline.drawing.drawing import (
     KINDS,
     Arrow,
@@ -29,6 +32,33 @@ TICK_PIXELS = 60.0
 MOST_PIXELS = 20_000.0  # widest time axis; beyond it, boxes have no number
 
 INK, MUTED, IDLE, RULE = "#1a1f26", "#5f6b7a", "#ffffff", "#d7dce2"
+
+
+class SvgPicture:
+    """Base class of objects with a drawing, which notebooks show."""
+
+    @property
+    @abstractmethod
+    def drawing(self) -> Drawing:
+        """What the picture shows."""
+
+    def draw(self, path: str | Path) -> None:
+        """Write the picture as an SVG file.
+
+        Raises
+        ------
+        SettingError
+            If it cannot be written, or its name does not end with .svg.
+        """
+        if Path(path).suffix.lower() != ".svg":
+            raise SettingError("picture", str(path), "the picture is SVG: a name that ends with .svg")
+        try:
+            Path(path).write_text(svg_text(self.drawing), encoding="utf-8")
+        except OSError as error:
+            raise SettingError("picture", str(path), f"cannot be written: {error.strerror}") from error
+
+    def _repr_svg_(self) -> str:
+        return svg_text(self.drawing)
 
 
 def svg_text(drawing: Drawing) -> str:

@@ -1,0 +1,111 @@
+"""Schedules of pipelines on a simulated clock, as objects that notebooks draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridnn.pipeline.checks.lint import lint
+from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
+from hybridnn.pipeline.drawing.drawing import Drawing, draw_timeline
+from hybridnn.pipeline.drawing.svg import SvgPicture
+from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
+
+
+@dataclass(frozen=True, repr=False)
+class ScheduleTimeline(SvgPicture):
+    """A schedule that has passed the linter, with the times of all instructions.
+
+    Attributes
+    ----------
+    timeline : Timeline
+        Instructions of every stage with their times, weight versions and memory.
+    durations : Durations
+    """
+
+    timeline: Timeline
+    durations: Durations
+
+    @property
+    def makespan(self) -> float:
+        """Time from the first to the last instruction."""
+        return self.timeline.makespan
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle share of the time of all stages."""
+        return self.timeline.bubble_fraction
+
+    @property
+    def drawing(self) -> Drawing:
+        """A row for each stage, a box for each computation."""
+        return draw_timeline(self.timeline)
+
+    def __repr__(self) -> str:
+        made = self.timeline.schedule
+        counts = f"{made.stages} stages, {made.minibatches} minibatches of {made.microbatches} microbatches"
+        return f"<{made.method}: {counts}, makespan {self.makespan:.6g}, bubble {self.bubble_fraction:.1%}>"
+
+
+def schedule(
+    method: str,
+    *,
+    stages: int = 4,
+    minibatches: int | None = None,
+    microbatches: int | None = None,
+    chunks: int | None = None,
+    vertical_sync: bool = False,
+    weight_grad: str = "per-microbatch",
+    forward: float = 1.0,
+    backward: float = 2.0,
+    weight: float | None = None,
+    message: float = 0.0,
+) -> ScheduleTimeline:
+    """The schedule of a pipeline method, on a simulated clock; notebooks show its picture.
+
+    Parameters
+    ----------
+    method : str
+        A pipeline method, such as ``"1f1b"``.
+    stages : int
+    minibatches : int, optional
+        By default twice the stages, and 1 for methods with microbatches.
+    microbatches : int, optional
+        Of a minibatch; by default twice the stages, and 1 for methods without microbatches.
+    chunks : int, optional
+        Chunks of layers of a stage; by default 2 for ``"interleaved"``, else 1.
+    vertical_sync : bool
+        ``"pipedream"``: every stage uses the version of the first stage.
+    weight_grad : {"per-microbatch", "merged"}
+        One weight gradient per microbatch, or one product over all of them.
+    forward, backward : float
+        Time of a stage's forward pass, and of its whole backward pass.
+    weight : float, optional
+        Time of the weight gradients within the backward pass; by default half of it.
+    message : float
+        Time of a message between two stages.
+
+    Raises
+    ------
+    SettingError, ScheduleError
+        If a number is not allowed, or the schedule would not work.
+
+    Examples
+    --------
+    >>> from hybridnn import schedule
+    >>> schedule("1f1b", stages=2, microbatches=4)
+    <1f1b: 2 stages, 1 minibatches of 4 microbatches, makespan 15, bubble 20.0%>
+    """
+    info = METHODS.get(method)  # an unknown one is refused by `make_schedule`
+    is_cut = info is not None and info.cuts_minibatches
+    made = make_schedule(
+        method,
+        stages=stages,
+        minibatches=minibatches or (1 if is_cut else 2 * stages),
+        microbatches=microbatches or (2 * stages if is_cut else 1),
+        chunks=chunks or (2 if info is not None and info.chunked else 1),
+        weight_grad=weight_grad,
+        vertical_sync=vertical_sync,
+    )
+    lint(made)
+    durations = Durations(forward, backward, backward / 2 if weight is None else weight, message)
+    return ScheduleTimeline(simulate(made, durations), durations)

@@ -1,0 +1,179 @@
+"""What notebooks show of networks, grids, schedules and trainings."""
+
+from __future__ import annotations
+
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hybridnn import MLP, ProcessGrid, ProgressBar, Trainer, schedule
+from hybridnn.errors import DataError, EnvironmentProblem, GridError, SettingError
+from hybridnn.training.records import History
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Cells(HTMLParser):
+    """Texts of the cells of a table, by row."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        self.rows[-1][-1] += data
+
+
+def trained(epochs: int = 3) -> Trainer:
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
+    trainer = Trainer(MLP([4, 5, 3]), log_every=1)
+    if epochs:
+        trainer.fit(x, y, epochs=epochs, validation=(x, y))
+    return trainer
+
+
+def test_a_network_is_a_table_of_its_layers() -> None:
+    rows = Cells(MLP([4, 300, 300, 2], "tanh", residual=True)._repr_html_()).rows
+    assert rows == [
+        ["layer", "inputs", "outputs", "activation", "parameters"],
+        ["0", "4", "300", "tanh", "1,500"],
+        ["1", "300", "300", "tanh, residual", "90,300"],
+        ["2", "300", "2", "identity", "602"],
+        ["all", "4", "2", "", "92,402"],
+    ]
+
+
+@pytest.mark.in_process(ranks=[6])
+def test_a_grid_is_a_table_of_its_ranks(comm: MPI.Intracomm) -> None:
+    rows = Cells(ProcessGrid(comm, batch=3, model=2)._repr_html_()).rows
+    expected = [["", "model 0", "model 1"]]
+    assert rows == expected + [[f"batch {part}", f"rank {2 * part}", f"rank {2 * part + 1}"] for part in range(3)]
+    stages = Cells(ProcessGrid(comm, pipeline=2, batch=3)._repr_html_()).rows
+    assert stages[0] == ["stage 0", "model 0"]
+    assert stages[4:] == [["stage 1", "model 0"], *([f"batch {part}", f"rank {3 + part}"] for part in range(3))]
+
+
+def test_a_history_fits_a_line() -> None:
+    history = trained().history
+    last = history.epochs[-1]
+    expected = f"<History: 3 epochs; train loss {last.train_loss:.4g}, test loss {last.test_loss:.4g}, "
+    assert repr(history) == f"{expected}test accuracy {last.test_accuracy:.4g}>"
+    assert repr(History()) == "<History: no epochs, 0 logged steps>"
+    assert len(repr(trained(0))) < 300
+    assert re.fullmatch(r"<Trainer of MLP.* with SGD.* on ProcessGrid.*, step 3>", repr(trained()))
+
+
+def test_a_history_is_a_curve_of_its_losses(tmp_path: Path) -> None:
+    history = trained().history
+    axes, of_accuracy = history.plot().axes
+    lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
+    assert lines == {
+        "train": [record.train_loss for record in history.epochs],
+        "test": [record.test_loss for record in history.epochs],
+    }
+    assert of_accuracy.get_lines()[0].get_ydata().tolist() == [record.test_accuracy for record in history.epochs]
+    shown = history._repr_svg_()
+    assert shown is not None
+    texts = {element.text for element in ElementTree.fromstring(shown).iter(f"{SVG}text")}
+    assert {"Loss", "epoch", "train", "test"} <= texts
+    for name, beginning in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.PDF", b"%PDF")):
+        history.plot(tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(beginning)
+
+
+def test_curves_that_cannot_be_drawn_or_written(tmp_path: Path) -> None:
+    assert History()._repr_svg_() is None
+    with pytest.raises(DataError, match="no epoch"):
+        History().plot()
+    with pytest.raises(SettingError, match=r"ends with \.png, \.svg, \.pdf"):
+        trained().history.plot(tmp_path / "a.gif")
+    with pytest.raises(SettingError, match="cannot be written"):
+        trained().history.plot(tmp_path / "none" / "a.png")
+
+
+def test_a_history_is_a_frame_of_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    history = trained().history
+    frame = history.to_frame()
+    assert frame.to_dict("records") == [{**asdict(record), "test_r2": None} for record in history.epochs]
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(EnvironmentProblem, match=r"needs pandas: pip install pandas"):
+        history.to_frame()
+
+
+@pytest.mark.parametrize("method", ["gpipe", "1f1b", "zb-h1", "interleaved", "pipedream", "fr"])
+def test_a_schedule_is_the_picture_of_its_computations(method: str, tmp_path: Path) -> None:
+    made = schedule(method, stages=3)
+    root = ElementTree.fromstring(made._repr_svg_())
+    boxes = [title.text or "" for title in root.iter(f"{SVG}title")]
+    instructions = [item.instruction.name for stage in made.timeline.stages for item in stage]
+    for name in ("forward", "backward", "weight gradient"):
+        assert sum(text.startswith(f"{name} of") for text in boxes) == instructions.count(name), name
+    assert instructions.count("forward") >= 3
+    made.draw(tmp_path / "it.svg")
+    assert (tmp_path / "it.svg").read_text() == made._repr_svg_()
+    assert repr(made).startswith(f"<{method}: 3 stages, ")
+
+
+def test_the_times_of_a_schedule_are_those_of_the_closed_form() -> None:
+    made = schedule("1f1b", stages=4, microbatches=8, forward=2.0, backward=3.0)
+    assert made.makespan == (8 + 3) * 5.0
+    assert made.bubble_fraction == pytest.approx(3 / 11)
+    assert schedule("gpipe", stages=2).timeline.schedule.microbatches == 4
+    with pytest.raises(SettingError, match="nonsense"):
+        schedule("nonsense")
+
+
+def test_a_grid_that_does_not_fit_names_the_ways_to_start_ranks() -> None:
+    with pytest.raises(GridError, match=r"as with -n 2, or in a notebook with hybridnn\.in_process\.run_ranks\(2, "):
+        ProcessGrid(pipeline=2)
+
+
+def shown_by(console: Console, epochs: int = 3) -> str:
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
+    trainer = Trainer(MLP([4, 5, 3]))
+    history = trainer.fit(x, y, epochs=epochs, validation=(x, y), callbacks=[ProgressBar(epochs, console)])
+    assert len(history.epochs) == epochs
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_progress_bar_is_one_line_that_is_updated_in_place() -> None:
+    shown = shown_by(Console(file=io.StringIO(), force_terminal=True, width=120))
+    assert shown.count("\n") == 1
+    assert "3/3" in shown
+    assert "train loss" in shown
+    assert "test accuracy" in shown
+
+
+def test_nothing_is_shown_where_the_output_is_a_file() -> None:
+    assert shown_by(Console(file=io.StringIO())) == ""
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_only_the_first_rank_shows_a_bar(comm: MPI.Intracomm) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
+    Trainer(MLP([4, 3]), grid=ProcessGrid(comm)).fit(x, y, epochs=1, callbacks=[ProgressBar(1, console)])
+    assert bool(console.file.getvalue()) == (comm.rank == 0)  # type: ignore[attr-defined]
