@@ -25,14 +25,20 @@ from hybridnn.cli.options import (
     Stages,
     option,
 )
-from hybridnn.cli.output import make_console, new_grid, require_new_file, write_json
+from hybridnn.cli.output import make_console, new_grid, new_table, require_new_file, write_json
 from hybridnn.cli.ranks import first_rank_alone, on_ranks, require_one_way, start_ranks
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.inference import Evaluation
+    from hybridnn.runs.quality import ClassReport
     from hybridnn.runs.trained_run import TrainedRun, WeightsSource
+
+
+MOST_CLASSES = 30  # rows of the table by class
 
 
 class SplitName(str, Enum):
@@ -65,6 +71,14 @@ def evaluate(
     batch: BatchRanks = None,
     model: ModelRanks = None,
     output_format: OutputFormat = Format.text,
+    picture: Annotated[
+        Path | None,
+        option(
+            "Draw the confusion matrix, or for a regression predicted against true values, to this .png, .svg or .pdf.",
+            "FILE",
+            "--picture",
+        ),
+    ] = None,
     ranks: Ranks = None,
     in_process: InProcess = None,
 ) -> None:
@@ -73,7 +87,10 @@ def evaluate(
     start_ranks(ranks)
     from hybridnn.runs.inference import evaluate_run
     from hybridnn.runs.trained_run import open_run
+    from hybridnn.utils.figures import require_format, write_figure
 
+    if picture is not None:
+        require_format(picture)
     columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
 
     def evaluate_rank() -> None:
@@ -81,6 +98,8 @@ def evaluate(
         trained = open_run(run, checkpoint, grid.world, best=best)
         result = evaluate_run(trained, grid, data, columns, None if part is None else part.value)
         if grid.rank == 0:
+            if picture is not None and result.report is not None:
+                write_figure(result.report.figure(), picture)
             _print_evaluation(trained, result, as_json=output_format is Format.json)
 
     on_ranks(in_process, evaluate_rank)
@@ -182,13 +201,16 @@ def _require_result(name: str, path: Path, suffixes: Sequence[str], *, replace: 
 
 def _print_evaluation(run: TrainedRun, result: Evaluation, *, as_json: bool) -> None:
     """Print the metrics, the weights and the data, as text or JSON; warnings go to the error stream."""
+    from hybridnn.runs.quality import ClassReport
+
     _warn_of_damage(run.source)
     _warn_of_columns(result.data, result.ignored)
     metrics = result.metrics
     if as_json:
         weights = {"path": str(run.source.path), "step": run.source.step, "damaged": list(run.source.damaged)}
         about = {"run": str(run.folder), "weights": weights, "data": result.data, "part": result.part}
-        write_json({**about, **asdict(metrics)})
+        report = {} if result.report is None else result.report.to_dict()
+        write_json({**about, **asdict(metrics), **report})
         return
     name, quality = ("R²", metrics.r2) if metrics.accuracy is None else ("accuracy", metrics.accuracy)
     rows = {
@@ -198,7 +220,27 @@ def _print_evaluation(run: TrainedRun, result: Evaluation, *, as_json: bool) -> 
         "loss": f"{metrics.loss:.6g}",
         name: "not a number" if quality is None else f"{quality:.6g}",
     }
-    make_console().print(new_grid(rows.items()))
+    console = make_console()
+    console.print(new_grid(rows.items()))
+    if isinstance(result.report, ClassReport):
+        console.print(_class_table(result.report))
+    elif result.report is not None:
+        numbers = zip(result.report.r2, result.report.rmse, result.report.mae, strict=True)
+        cells = [tuple(f"{number:.4g}" for number in values) for values in numbers]
+        lines = [(name, *values) for name, values in zip(result.report.names, cells, strict=True)]
+        console.print(new_table(("target",), ("R²", "RMSE", "MAE"), lines))
+
+
+def _class_table(report: ClassReport) -> Table:
+    """Precision, recall and F1 of every class, of the least recognized ones if there are many, and their means."""
+    classes = range(len(report.confusion))
+    shown = sorted(sorted(classes, key=lambda k: report.f1[k])[:MOST_CLASSES])
+    scores = report.precision, report.recall, report.f1
+    rows = [(str(k), *(f"{score[k]:.4f}" for score in scores), f"{report.support[k]:,}") for k in shown]
+    if len(shown) < len(classes):
+        rows.append((f"the {MOST_CLASSES} with the least F1 of {len(classes):,}", "", "", "", ""))
+    rows += [(name, *(f"{value:.4f}" for value in values), "") for name, values in report.means().items()]
+    return new_table(("class",), ("precision", "recall", "F1", "samples"), rows)
 
 
 def _weights_text(source: WeightsSource) -> str:

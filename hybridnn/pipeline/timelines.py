@@ -9,6 +9,7 @@ from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, sim
 from hybridnn.pipeline.drawing.drawing import Drawing, draw_timeline
 from hybridnn.pipeline.drawing.svg import SvgPicture
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
+from hybridnn.utils.text import counted
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +43,8 @@ class ScheduleTimeline(SvgPicture):
 
     def __repr__(self) -> str:
         made = self.timeline.schedule
-        counts = f"{made.stages} stages, {made.minibatches} minibatches of {made.microbatches} microbatches"
+        minibatches, microbatches = counted(made.minibatches, "minibatch"), counted(made.microbatches, "microbatch")
+        counts = f"{counted(made.stages, 'stage')}, {minibatches} of {microbatches}"
         return f"<{made.method}: {counts}, makespan {self.makespan:.6g}, bubble {self.bubble_fraction:.1%}>"
 
 
@@ -93,7 +95,7 @@ def schedule(
     --------
     >>> from hybridnn import schedule
     >>> schedule("1f1b", stages=2, microbatches=4)
-    <1f1b: 2 stages, 1 minibatches of 4 microbatches, makespan 15, bubble 20.0%>
+    <1f1b: 2 stages, 1 minibatch of 4 microbatches, makespan 15, bubble 20.0%>
     """
     info = METHODS.get(method)  # an unknown one is refused by `make_schedule`
     is_cut = info is not None and info.cuts_minibatches

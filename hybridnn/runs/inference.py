@@ -21,10 +21,12 @@ from hybridnn.datasets.user_file import load_samples
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.runs.data import place_data
+from hybridnn.runs.data import PlacedData, place_data
+from hybridnn.runs.quality import ClassReport, RegressionReport, Report
 from hybridnn.runs.trained_run import TrainedRun
 from hybridnn.training.config import array_dtype
 from hybridnn.training.metrics import Metrics
+from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import npz_bytes
 
 FILES = (".csv", ".npz")
@@ -49,6 +51,7 @@ class Evaluation:
     metrics: Metrics  # in the units of the training: standardized if the run standardized its data
     # columns of a ``.csv`` file that are neither inputs of the run nor targets; on rank 0
     ignored: tuple[str, ...] = ()
+    report: Report | None = None  # on rank 0, by class or target, in the units of the data
 
 
 def evaluate_run(
@@ -98,9 +101,41 @@ def evaluate_run(
             dtype=array_dtype(run.settings.training.dtype),
         )
     metrics = trainer.evaluate(placed.train)
+    report = _report(run, grid, trainer, placed)
     placed.memory.free()
     found = broadcast_text(grid.world, found, 0)  # other ranks may not have loaded the data
-    return Evaluation(settings.name or str(settings.file), found, metrics, ignored)
+    return Evaluation(settings.name or str(settings.file), found, metrics, ignored, report)
+
+
+def _report(run: TrainedRun, grid: ProcessGrid, trainer: Trainer, placed: PlacedData) -> Report | None:
+    """Predictions of all samples compared with their targets, on rank 0; collective."""
+    rows = placed.train if grid.rank == 0 else None
+    dtype = array_dtype(run.settings.training.dtype)
+    count = placed.train_samples
+    regression = run.task == "regression"
+    shape = (count, run.outputs) if regression else (count,)
+    kind: Any = np.float64 if regression else np.int64
+    true, found = np.empty(shape, kind), np.empty(shape, kind)
+    size = max(1, BLOCK_ELEMENTS // (run.features * trainer.batch_size)) * trainer.batch_size
+    for first in range(0, count, size):
+        part = slice(first, min(first + size, count))
+        block = np.empty((part.stop - part.start, run.features), dtype)
+        if rows is not None:
+            rows.take(np.arange(part.start, part.stop), block, true[part])
+        grid.world.broadcast(block)
+        outputs = trainer.predict(block)
+        found[part] = outputs if regression else outputs.argmax(axis=1)
+    if grid.rank != 0 or not count:
+        return None
+    if not regression:
+        return ClassReport.of(run.outputs, true, found)
+    if run.standardizer is not None:
+        true, found = run.standardizer.restore_y(true), run.standardizer.restore_y(found)
+    return RegressionReport(_target_names(run), true, found)
+
+
+def _target_names(run: TrainedRun) -> tuple[str, ...]:
+    return run.settings.data.targets or tuple(f"target_{number}" for number in range(run.outputs))
 
 
 def _data_settings(run: TrainedRun, source: str | None, targets: Sequence[str]) -> DataSettings:
@@ -233,8 +268,9 @@ def _predictions(run: TrainedRun, outputs: NDArray[Any]) -> Predictions:
     if run.task == "classification":
         columns = tuple(f"probability_{label}" for label in range(run.outputs))
         return Predictions(columns, softmax(exact, axis=1), outputs.argmax(axis=1))
-    columns = run.settings.data.targets or tuple(f"target_{number}" for number in range(run.outputs))
-    return Predictions(columns, exact if run.standardizer is None else run.standardizer.restore_y(exact), None)
+    return Predictions(
+        _target_names(run), exact if run.standardizer is None else run.standardizer.restore_y(exact), None
+    )
 
 
 # -- export ------------------------------------------------------------------------------------------------------------

@@ -54,11 +54,17 @@ def png_bytes(figure: Figure) -> bytes:
     return figure_bytes(figure, "png")
 
 
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's name; `SettingError` if that is none of `FORMATS`, or it fails."""
+def require_format(path: Path) -> str:
+    """The format of a file's name; `SettingError` if it is none of `FORMATS`."""
     file_format = path.suffix.lower().removeprefix(".")
     if file_format not in FORMATS:
         raise SettingError("picture", str(path), f"a name that ends with .{', .'.join(FORMATS)}")
+    return file_format
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the file's name; `SettingError` if that is none of `FORMATS`, or it fails."""
+    file_format = require_format(path)
     try:
         path.write_bytes(figure_bytes(figure, file_format))
     except OSError as error:

@@ -1,0 +1,185 @@
+"""How good the predictions of a run are: by class for classification, and by target for regression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.utils.figures import GRID, MUTED, new_figure, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+
+MOST_LABELLED = 20  # classes whose counts are written into a picture
+MOST_POINTS = 5_000  # samples that a picture shows, evenly spaced
+POINT_COLOR = "#2a6fbb"
+
+
+def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> Floats:
+    """Elementwise quotient, 0 where the denominator is 0, as scikit-learn's reports have it."""
+    quotients: Floats = np.divide(numerator, denominator, out=np.zeros(len(numerator)), where=denominator > 0)
+    return quotients
+
+
+@dataclass(frozen=True)
+class ClassReport:
+    """Counts of predictions by class.
+
+    Attributes
+    ----------
+    confusion : ndarray of int64, shape (classes, classes)
+        Samples by true class (row) and predicted class (column).
+    """
+
+    confusion: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, classes: int, true: NDArray[np.int64], predicted: NDArray[np.int64]) -> ClassReport:
+        """Count predictions."""
+        counts = np.bincount(true * classes + predicted, minlength=classes * classes)
+        return cls(counts.reshape(classes, classes))
+
+    @property
+    def support(self) -> NDArray[np.int64]:
+        """Samples of every class."""
+        total: NDArray[np.int64] = self.confusion.sum(axis=1)
+        return total
+
+    @property
+    def precision(self) -> Floats:
+        """Share of the samples predicted as a class that are of it; 0 where none was predicted."""
+        return _ratio(self.confusion.diagonal(), self.confusion.sum(axis=0))
+
+    @property
+    def recall(self) -> Floats:
+        """Share of the samples of a class that were predicted as it; 0 where there are none."""
+        return _ratio(self.confusion.diagonal(), self.support)
+
+    @property
+    def f1(self) -> Floats:
+        """Harmonic mean of precision and recall; 0 where both are."""
+        return _ratio(2 * self.precision * self.recall, self.precision + self.recall)
+
+    def means(self) -> dict[str, tuple[float, float, float]]:
+        """Precision, recall and F1, as means over the classes and as means over the samples."""
+        scores = np.stack([self.precision, self.recall, self.f1])
+        weights = self.support / max(self.support.sum(), 1)
+        macro, weighted = scores.mean(axis=1).tolist(), (scores * weights).sum(axis=1).tolist()
+        return {"macro mean": tuple(macro), "weighted mean": tuple(weighted)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        by_class = zip(
+            self.precision.tolist(), self.recall.tolist(), self.f1.tolist(), self.support.tolist(), strict=True
+        )
+        names = ("precision", "recall", "f1", "samples")
+        return {
+            "classes": [dict(zip(names, values, strict=True)) for values in by_class],
+            **{name.replace(" ", "_"): dict(zip(names, values, strict=False)) for name, values in self.means().items()},
+            "confusion": self.confusion.tolist(),
+        }
+
+    def figure(self) -> Figure:
+        """The confusion matrix: the share of every true class, with the counts."""
+        classes = len(self.confusion)
+        size = min(max(3.2, 0.42 * classes + 1.6), 9.0)
+        figure = new_figure(size + 0.8, size)
+        axes = figure.subplots()
+        shares = self.confusion / np.maximum(self.support, 1)[:, None]
+        image = axes.imshow(shares, cmap="cividis", vmin=0, vmax=1)
+        figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
+        axes.set_xlabel("predicted class")
+        axes.set_ylabel("true class")
+        if classes <= MOST_LABELLED:
+            axes.set_xticks(range(classes))
+            axes.set_yticks(range(classes))
+            for (true, predicted), count in np.ndenumerate(self.confusion):
+                if count:
+                    ink = "white" if shares[true, predicted] < 0.6 else "black"
+                    axes.text(predicted, true, f"{count:,}", ha="center", va="center", color=ink, fontsize=7)
+        return figure
+
+
+@dataclass(frozen=True)
+class RegressionReport:
+    """Errors of predictions, in the units of the targets.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the targets.
+    true, predicted : ndarray, shape (samples, targets)
+    """
+
+    names: tuple[str, ...]
+    true: Floats
+    predicted: Floats
+
+    @property
+    def rmse(self) -> Floats:
+        """Root of the mean squared error of every target."""
+        errors: Floats = np.sqrt(np.mean((self.predicted - self.true) ** 2, axis=0))
+        return errors
+
+    @property
+    def mae(self) -> Floats:
+        """Mean absolute error of every target."""
+        errors: Floats = np.mean(np.abs(self.predicted - self.true), axis=0)
+        return errors
+
+    @property
+    def r2(self) -> Floats:
+        """Coefficient of determination of every target; NaN where the target is constant."""
+        residual = np.sum((self.predicted - self.true) ** 2, axis=0)
+        total = np.sum((self.true - self.true.mean(axis=0)) ** 2, axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(total > 0, 1 - residual / total, np.nan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, for JSON; null for what is not defined."""
+        rows = zip(self.names, self.r2.tolist(), self.rmse.tolist(), self.mae.tolist(), strict=True)
+        return {
+            "targets": [
+                {"target": name, "r2": None if np.isnan(r2) else r2, "rmse": rmse, "mae": mae}
+                for name, r2, rmse, mae in rows
+            ]
+        }
+
+    def figure(self) -> Figure:
+        """Predicted against true values, and residuals, a row for each target."""
+        figure = new_figure(7.2, 3.1 * len(self.names))
+        step = max(1, -(-len(self.true) // MOST_POINTS))
+        for row, (panels, name) in enumerate(
+            zip(figure.subplots(len(self.names), 2, squeeze=False), self.names, strict=True)
+        ):
+            true, predicted = self.true[::step, row], self.predicted[::step, row]
+            _draw_predictions(panels[0], name, true, predicted)
+            _draw_residuals(panels[1], name, true, predicted - true)
+        return figure
+
+
+def _draw_predictions(axes: Axes, name: str, true: Floats, predicted: Floats) -> None:
+    low, high = min(true.min(), predicted.min()), max(true.max(), predicted.max())
+    axes.plot((low, high), (low, high), color=MUTED, linewidth=1, label="predicted = true")
+    axes.plot(true, predicted, ".", color=POINT_COLOR, markersize=3)
+    axes.set_xlabel(f"true {name}")
+    axes.set_ylabel(f"predicted {name}")
+    axes.legend(frameon=False)
+    tidy(axes)
+
+
+def _draw_residuals(axes: Axes, name: str, true: Floats, errors: Floats) -> None:
+    axes.axhline(0, color=GRID)
+    axes.plot(true, errors, ".", color=POINT_COLOR, markersize=3)
+    axes.set_xlabel(f"true {name}")
+    axes.set_ylabel("predicted - true")
+    tidy(axes)
+
+
+Report = ClassReport | RegressionReport
