@@ -1,4 +1,4 @@
-"""A selection of tests with every supported Python that is installed, and with the oldest and the newest NumPy: `nox`."""
+"""`nox`: a selection of tests with every supported Python that is installed, with the oldest and the newest NumPy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ def check(session: nox.Session, numpy: str) -> None:
     """Install with a version of NumPy, run tests on ranks of one process, and train."""
     session.install("-e", ".", f"numpy{numpy}", *TOOLS)
     session.run("python", "-m", "pytest", "-q", "-m", "not slow and not mpi and not gpu", *FOLDERS)
-    session.run(
-        "hybridnn", "train", "--in-process", "4", "--model", "2", "--epochs", "1", "--out", session.create_tmp()
-    )
+    run = session.create_tmp()
+    session.run("hybridnn", "train", "--in-process", "4", "--model", "2", "--epochs", "1", "--out", f"{run}/run")
 
 
 @nox.session(python=PYTHONS)

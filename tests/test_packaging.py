@@ -96,7 +96,7 @@ def test_the_wheel_trains_in_an_empty_folder(wheel: Path, tmp_path: Path) -> Non
     assert where.startswith(str(tmp_path / "installed"))
     assert "accuracy" in run("-m", "hybridnn", "train", "--epochs", "1", "-q", "--out", "one")
     assert "accuracy" in run("-m", "hybridnn", "train", "--in-process", "2", "--epochs", "1", "-q", "--out", "two")
-    assert "bounds" in run("-m", "hybridnn", "course", "solution", "a2")
+    assert "handout.md" in run("-m", "hybridnn", "course", "start", "a2")
 
 
 # -- recipes ----------------------------------------------------------------------------------------------------------
