@@ -24,6 +24,7 @@ TEST = [
     "pytest-xdist>=3.6",
     "hypothesis",
     "pandas",
+    "pyyaml",
     "scikit-learn>=1.6",
     TORCH,
     *NOTEBOOK,

@@ -21,6 +21,10 @@ from hybridnn.in_process import DeadlockError, run_ranks
 from hybridnn.in_process.source_lines import Site
 from mpi_runner.slowness import deadline
 
+STEPS_OVER = pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="pdb of Python 3.13 does not stop after a call in which other ranks ran"
+)
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 TRAINING = """
@@ -70,6 +74,7 @@ def debugged(tmp_path: Path, *commands: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@STEPS_OVER
 def test_stepping_through_a_rank_while_the_others_wait(tmp_path: Path) -> None:
     done = debugged(
         tmp_path,
@@ -99,6 +104,7 @@ def test_leaving_the_debugger_ends_all_ranks_with_one_line(tmp_path: Path) -> No
     assert "records, the ranks are" not in done.stdout
 
 
+@STEPS_OVER
 def test_a_debugger_without_a_terminal_is_driven_by_its_commands() -> None:
     def program(comm: Any) -> float:
         total = np.array([float(comm.rank)])
