@@ -19,7 +19,7 @@ LOG_SCALE_RATIO = 10.0  # ratio of the largest to the smallest loss from which t
 Points = list[tuple[int, float]]
 
 
-class Epoch(Protocol):
+class EvaluatedEpoch(Protocol):
     """What the curve needs of an `EpochRecord`."""
 
     @property
@@ -34,7 +34,7 @@ class Epoch(Protocol):
     def test_r2(self) -> float | None: ...  # noqa: D102
 
 
-def learning_curve(epochs: Sequence[Epoch]) -> Figure:
+def learning_curve(epochs: Sequence[EvaluatedEpoch]) -> Figure:
     """Training and test loss, and the test accuracy or R² if there is one.
 
     Parameters
@@ -58,7 +58,7 @@ def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:
     return [(epoch, value) for epoch, value in pairs if value is not None and math.isfinite(value)]
 
 
-def _draw_losses(axes: Axes, epochs: Sequence[Epoch]) -> None:
+def _draw_losses(axes: Axes, epochs: Sequence[EvaluatedEpoch]) -> None:
     train = _points((record.epoch, record.train_loss) for record in epochs)
     test = _points((record.epoch, record.test_loss) for record in epochs)
     axes.set_title("Loss")
