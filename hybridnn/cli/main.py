@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from hybridnn.cli.calibrate import calibrate
+from hybridnn.cli.compare import compare
 from hybridnn.cli.course.app import app as course_app
 from hybridnn.cli.data import app as data_app
 from hybridnn.cli.doctor import doctor
@@ -37,7 +38,7 @@ app = typer.Typer(add_completion=False, help=SUMMARY)
 app.command()(train)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(schedule, partition, plan, simulate, trace, report, stall),
+    *(schedule, partition, plan, simulate, trace, report, compare, stall),
     *(evaluate, export, predict, calibrate, doctor),
 )
 for _command in COMMANDS:

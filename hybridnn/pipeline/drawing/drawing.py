@@ -71,6 +71,7 @@ class Box:
     kind: str  # a name in `KINDS`
     minibatch: int = -1  # number within the epoch, from 0; -1 for none
     detail: str = ""  # tooltip
+    version: str = ""  # the weights that it reads, below the number
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Drawing:
     numbering: str = ""  # meaning of the numbers on the boxes, for the legend
     unit: str = ""  # unit of time, for example ``"ms"``; empty for planned schedules
     arrows: tuple[Arrow, ...] = ()  # drawn in SVG only
+    versions: str = ""  # meaning of the versions on the boxes, for the legend; drawn in SVG and PNG only
 
     @property
     def axis_label(self) -> str:
@@ -141,15 +143,17 @@ def chunk_letter(chunk: int) -> str:
 def draw_timeline(timeline: Timeline) -> Drawing:
     """Draw the computations of a simulated schedule; messages show as the idle time that they cause.
 
-    Computations that take no time have no box.
+    Computations that take no time have no box. Where weights are stale, boxes show the version that they read.
     """
     schedule = timeline.schedule
     is_split = schedule.microbatches > 1
     numbering = Numbering(schedule.minibatches > 1 or not is_split, is_split, schedule.chunks > 1)
+    is_stale = any(_is_stale(item) for items in timeline.stages for item in items)
 
     def box(stage: int, item: TimedInstruction) -> Box:
         label, detail = numbering.label(item.instruction), _detail(schedule, stage, item)
-        return Box(item.start, item.end, label, item.instruction.name, item.instruction.minibatch, detail)
+        version = _version(item) if is_stale else ""
+        return Box(item.start, item.end, label, item.instruction.name, item.instruction.minibatch, detail, version)
 
     rows = tuple(
         Row(
@@ -160,7 +164,22 @@ def draw_timeline(timeline: Timeline) -> Drawing:
         )
         for stage, items in enumerate(timeline.stages)
     )
-    return Drawing(_title(schedule), rows, timeline.makespan, numbering.legend)
+    legend = ["v2: weights after 2 updates"] * is_stale
+    if any("+" in box.version for row in rows for box in row.boxes):
+        legend.append("v2+1: predicted 1 update ahead")
+    return Drawing(_title(schedule), rows, timeline.makespan, numbering.legend, versions="; ".join(legend))
+
+
+def _is_stale(item: TimedInstruction) -> bool:
+    """Whether it reads other weights than those after all earlier minibatches."""
+    return item.read is not None and (item.read.version != item.instruction.minibatch or item.read.ahead > 0)
+
+
+def _version(item: TimedInstruction) -> str:
+    """``v2``, or ``v2+3`` if the weights are predicted three updates ahead."""
+    if item.read is None:
+        return ""
+    return f"v{item.read.version}" + (f"+{item.read.ahead}" if item.read.ahead else "")
 
 
 def kinds_drawn(drawing: Drawing) -> tuple[Kind, ...]:
@@ -173,6 +192,11 @@ def longest_label(drawing: Drawing) -> int:
     """Characters of the longest label of a computation, at least 1."""
     labels = (box.label for row in drawing.rows for box in row.boxes if KINDS[box.kind].computes)
     return max((len(label) for label in labels), default=1) or 1
+
+
+def longest_version(drawing: Drawing) -> int:
+    """Characters of the longest version on a box, 0 if there is none."""
+    return max((len(box.version) for row in drawing.rows for box in row.boxes), default=0)
 
 
 def readable_duration(drawing: Drawing) -> float:

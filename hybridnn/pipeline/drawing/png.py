@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from hybridnn.pipeline.drawing.drawing import (
     KINDS,
+    Box,
     Drawing,
     Row,
     axis_ticks,
     kinds_drawn,
     longest_label,
+    longest_version,
     readable_duration,
 )
 
@@ -25,6 +27,7 @@ DPI = 150
 FONT = 8.0
 CHARACTER = 0.62 * FONT / 72  # width of a character in inches
 ROW_INCHES, LEGEND_INCHES = 0.27, 1.15  # height of a row, and width of an entry of the legend
+VERSION_FONT, VERSION_INCHES = 6.0, 0.13  # of the versions below the numbers
 MOST_INCHES = 60.0  # widest time axis: 9,000 pixels; beyond it, boxes have no number
 
 MUTED, IDLE, RULE = "#5f6b7a", "#ffffff", "#d7dce2"
@@ -39,7 +42,11 @@ def png_bytes(drawing: Drawing) -> bytes:
     scale = _inches_per_time(drawing)
     span = scale * (drawing.makespan or 1.0)
     left = 0.3 + CHARACTER * max((len(row.label) for row in drawing.rows), default=0)
-    width, rows = max(left + span + 0.2, 5.0), ROW_INCHES * len(drawing.rows)
+    least = max(5.0, CHARACTER * len(_legend_text(drawing)) + 0.2)
+    width, rows = (
+        max(left + span + 0.2, least),
+        (ROW_INCHES + VERSION_INCHES * bool(drawing.versions)) * len(drawing.rows),
+    )
     columns = int(width / LEGEND_INCHES)
     bottom = 0.7 + 0.2 * math.ceil((len(kinds_drawn(drawing)) + 1) / columns)
     height = bottom + rows + 0.4
@@ -50,15 +57,20 @@ def png_bytes(drawing: Drawing) -> bytes:
         _draw_row(axes, number, row, drawing.makespan, scale)
     _label_axes(axes, drawing, span)
     figure.text(0.1 / width, 1 - 0.25 / height, drawing.title, fontsize=FONT + 1, fontweight="bold")
-    figure.text(0.1 / width, 0.1 / height, drawing.numbering, fontsize=FONT)
+    figure.text(0.1 / width, 0.1 / height, _legend_text(drawing), fontsize=FONT)
     _add_legend(figure, drawing, columns)
     picture = BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
 
 
+def _legend_text(drawing: Drawing) -> str:
+    return "; ".join(filter(None, (drawing.numbering, drawing.versions)))
+
+
 def _inches_per_time(drawing: Drawing) -> float:
-    wanted = (CHARACTER * longest_label(drawing) + 0.1) / readable_duration(drawing)
+    characters = max(longest_label(drawing), longest_version(drawing) * VERSION_FONT / FONT)
+    wanted = (CHARACTER * characters + 0.1) / readable_duration(drawing)
     return min(wanted, MOST_INCHES / (drawing.makespan or 1.0))
 
 
@@ -71,16 +83,16 @@ def _draw_row(axes: Axes, number: int, row: Row, makespan: float, scale: float) 
         edge = "white" if kind.computes else "none"
         axes.broken_barh(spans, (number - 0.42, 0.84), facecolors=kind.fill, edgecolors=edge, linewidth=0.6)
         for box in boxes:
-            if box.label and CHARACTER * len(box.label) <= scale * (box.end - box.start):
-                axes.text(
-                    (box.start + box.end) / 2,
-                    number,
-                    box.label,
-                    color=kind.ink,
-                    fontsize=FONT,
-                    ha="center",
-                    va="center",
-                )
+            _write(axes, number, box, scale * (box.end - box.start))
+
+
+def _write(axes: Axes, number: int, box: Box, inches: float) -> None:
+    """The number of a box, and below it its version, where they fit."""
+    center, style = (box.start + box.end) / 2, {"color": KINDS[box.kind].ink, "ha": "center", "va": "center"}
+    if box.label and CHARACTER * len(box.label) <= inches:
+        axes.text(center, number - 0.16 * bool(box.version), box.label, fontsize=FONT, **style)
+    if box.version and CHARACTER * len(box.version) * VERSION_FONT / FONT <= inches:
+        axes.text(center, number + 0.22, box.version, fontsize=VERSION_FONT, **style)
 
 
 def _label_axes(axes: Axes, drawing: Drawing, span: float) -> None:

@@ -17,6 +17,7 @@ from hybridnn.pipeline.drawing.drawing import (
     axis_ticks,
     kinds_drawn,
     longest_label,
+    longest_version,
     readable_duration,
 )
 
@@ -24,6 +25,7 @@ FONT = 12
 CHARACTER = 0.62 * FONT  # upper bound of the width of a digit in sans-serif fonts
 
 ROW, GAP, EDGE = 26.0, 6.0, 14.0
+VERSION_FONT, VERSION_ROW = 9, 11.0  # of the versions below the numbers
 ARROW_GAP = 24.0  # space between rows if there are arrows
 LEAST_PIXELS = 640.0  # narrowest time axis of a drawing of messages, whose boxes have no labels
 LEAST_EDGED = 6.0  # widest box of a message without an edge
@@ -67,7 +69,8 @@ def svg_text(drawing: Drawing) -> str:
     scale = _pixels_per_time(drawing)
     span = scale * drawing.makespan
     top = EDGE + 2 * FONT + GAP
-    pitch = ROW + (ARROW_GAP if drawing.arrows else GAP)
+    row = ROW + (VERSION_ROW if drawing.versions else 0.0)
+    pitch = row + (ARROW_GAP if drawing.arrows else GAP)
     bottom = top + len(drawing.rows) * pitch
     width = max(left + span + EDGE, 480.0, 2 * EDGE + 1.2 * CHARACTER * len(drawing.title))
     legend, legend_height = _legend(drawing, bottom + 34, width)
@@ -75,8 +78,8 @@ def svg_text(drawing: Drawing) -> str:
     body = [
         _heading(drawing.title),
         *_axis(drawing, left, scale, top, bottom),
-        *_rows(drawing, left, scale, top, pitch),
-        *(_arrow(arrow, left, scale, top, pitch) for arrow in drawing.arrows),
+        *_rows(drawing, left, scale, top, pitch, row),
+        *(_arrow(arrow, left, scale, top, pitch, row) for arrow in drawing.arrows),
         *legend,
     ]
     size = f'width="{_px(width)}" height="{_px(height)}" viewBox="0 0 {_px(width)} {_px(height)}"'
@@ -94,7 +97,8 @@ def svg_text(drawing: Drawing) -> str:
 
 
 def _pixels_per_time(drawing: Drawing) -> float:
-    wanted = (CHARACTER * longest_label(drawing) + 14) / readable_duration(drawing)
+    characters = max(longest_label(drawing), longest_version(drawing) * VERSION_FONT / FONT)
+    wanted = (CHARACTER * characters + 14) / readable_duration(drawing)
     if drawing.arrows or not any(kind.computes for kind in kinds_drawn(drawing)):
         wanted = max(wanted, LEAST_PIXELS / (drawing.makespan or 1.0))
     return min(wanted, MOST_PIXELS / (drawing.makespan or 1.0))
@@ -113,38 +117,41 @@ def _axis(drawing: Drawing, left: float, scale: float, top: float, bottom: float
         yield f'<text x="{x}" y="{_px(bottom + FONT)}" text-anchor="middle" fill="{MUTED}">{escape(label)}</text>'
 
 
-def _rows(drawing: Drawing, left: float, scale: float, top: float, pitch: float) -> Iterator[str]:
+def _rows(drawing: Drawing, left: float, scale: float, top: float, pitch: float, height: float) -> Iterator[str]:
     for number, row in enumerate(drawing.rows):
         y = top + number * pitch
-        yield f'<text x="{_px(EDGE)}" y="{_px(_baseline(y))}" fill="{INK}">{escape(row.label)}</text>'
-        background = f'x="{_px(left)}" y="{_px(y)}" width="{_px(scale * drawing.makespan)}" height="{_px(ROW)}"'
+        yield f'<text x="{_px(EDGE)}" y="{_px(_baseline(y, height))}" fill="{INK}">{escape(row.label)}</text>'
+        background = f'x="{_px(left)}" y="{_px(y)}" width="{_px(scale * drawing.makespan)}" height="{_px(height)}"'
         yield f'<rect {background} fill="{IDLE}" stroke="{RULE}"/>'
         yield '<g text-anchor="middle">'
         for box in row.boxes:
-            yield _box(box, left, scale, y)
+            yield _box(box, left, scale, y, height)
         yield "</g>"
 
 
-def _box(box: Box, left: float, scale: float, y: float) -> str:
+def _box(box: Box, left: float, scale: float, y: float, height: float) -> str:
     kind = KINDS[box.kind]
     x, width = left + scale * box.start, scale * (box.end - box.start)
     # A white edge separates boxes of one colour; it would hide the short ones of a measured run.
     edge = ' stroke="#ffffff"' if kind.computes or width > LEAST_EDGED else ""
-    rect = f'<rect x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(ROW)}" fill="{kind.fill}"{edge}/>'
+    rect = f'<rect x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}" fill="{kind.fill}"{edge}/>'
     title = f"<title>{escape(box.detail or kind.name)}</title>"
     label = ""
     if box.label and CHARACTER * len(box.label) <= width:
-        middle = f'x="{_px(x + width / 2)}" y="{_px(_baseline(y))}"'
+        middle = f'x="{_px(x + width / 2)}" y="{_px(_baseline(y, ROW if box.version else height))}"'
         label = f'<text {middle} fill="{kind.ink}">{escape(box.label)}</text>'
+    if box.version and CHARACTER * len(box.version) * VERSION_FONT / FONT <= width:
+        middle = f'x="{_px(x + width / 2)}" y="{_px(y + height - 5)}" font-size="{VERSION_FONT}"'
+        label += f'<text {middle} fill="{kind.ink}">{escape(box.version)}</text>'
     return f"<g>{title}{rect}{label}</g>"
 
 
-def _arrow(arrow: Arrow, left: float, scale: float, top: float, pitch: float) -> str:
+def _arrow(arrow: Arrow, left: float, scale: float, top: float, pitch: float, height: float) -> str:
     """A line with an arrowhead from the edge of one row to that of another."""
     down = arrow.target > arrow.source
     x1, x2 = left + scale * arrow.start, left + scale * arrow.end
-    y1 = top + arrow.source * pitch + (ROW if down else 0.0)
-    y2 = top + arrow.target * pitch + (0.0 if down else ROW)
+    y1 = top + arrow.source * pitch + (height if down else 0.0)
+    y2 = top + arrow.target * pitch + (0.0 if down else height)
     length = hypot(x2 - x1, y2 - y1) or 1.0
     along, across = ((x2 - x1) / length, (y2 - y1) / length), (-(y2 - y1) / length, (x2 - x1) / length)
     head = [(x2, y2)] + [
@@ -158,7 +165,8 @@ def _arrow(arrow: Arrow, left: float, scale: float, top: float, pitch: float) ->
 
 def _legend(drawing: Drawing, top: float, width: float) -> tuple[list[str], float]:
     """Elements of the legend, and its height."""
-    entries = [(kind.fill, kind.name) for kind in kinds_drawn(drawing)] + [(IDLE, "idle"), ("", drawing.numbering)]
+    entries = [(kind.fill, kind.name) for kind in kinds_drawn(drawing)] + [(IDLE, "idle")]
+    entries += [("", text) for text in (drawing.numbering, *filter(None, drawing.versions.split("; ")))]
     elements: list[str] = []
     x, y = EDGE, top
     for fill, text in entries:
@@ -173,9 +181,9 @@ def _legend(drawing: Drawing, top: float, width: float) -> tuple[list[str], floa
     return elements, y - top + 14
 
 
-def _baseline(y: float) -> float:
+def _baseline(y: float, height: float) -> float:
     """Baseline of text in the middle of a row."""
-    return y + ROW / 2 + 0.36 * FONT
+    return y + height / 2 + 0.36 * FONT
 
 
 def _px(value: float) -> str:

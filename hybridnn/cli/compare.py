@@ -1,0 +1,92 @@
+"""`hybridnn compare`: what differs between runs, and how good and how fast they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hybridnn.cli.options import Format, OutputFormat
+from hybridnn.cli.output import MISSING, make_console, new_table, write_json
+from hybridnn.cli.ranks import first_rank_alone
+from hybridnn.errors import SettingError
+
+if TYPE_CHECKING:
+    from hybridnn.runs.run_files import RunRecord
+
+SEPARATE = frozenset({"output"})
+"""Sections of settings that do not change a training."""
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Two run folders or more.", metavar="RUN...")],
+    output_format: OutputFormat = Format.text,
+) -> None:
+    """List the settings in which runs differ, with their losses, accuracies and times."""
+    from hybridnn.runs.run_files import read_run
+
+    if len(folders) < 2:
+        raise SettingError("RUN...", str(folders[0]), "two run folders or more")
+    with first_rank_alone():
+        runs = [read_run(folder) for folder in folders]
+        settings = [_flat(run.settings.model_dump(mode="json")) for run in runs]
+        names = [name for name in dict.fromkeys(name for one in settings for name in one) if _differ(settings, name)]
+        results = [_results(run) for run in runs]
+        if output_format is Format.json:
+            write_json(
+                {
+                    "runs": [
+                        {"run": str(run.folder), "settings": {name: one.get(name) for name in names}, **result}
+                        for run, one, result in zip(runs, settings, results, strict=True)
+                    ]
+                }
+            )
+            return
+        rows = [(name, *(_text(one.get(name)) for one in settings)) for name in names]
+        rows += [(name.replace("_", " "), *(_text(result[name]) for result in results)) for name in results[0]]
+        rows = [row for row in rows if any(cell != MISSING for cell in row[1:])]
+        make_console().print(new_table(("",), tuple(str(run.folder) for run in runs), rows, wraps=True))
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their names in ``--set``, without those of the output."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= {} if prefix + name in SEPARATE else _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _differ(settings: list[dict[str, Any]], name: str) -> bool:
+    return any(one.get(name) != settings[0].get(name) for one in settings)
+
+
+def _results(run: RunRecord) -> dict[str, Any]:
+    """Figures of a run; None for what it does not have."""
+    from hybridnn.runs.records import best_epoch
+
+    last, best = (run.epochs[-1] if run.epochs else None), best_epoch(run.epochs)
+    kind = "accuracy" if best is None or best.test_accuracy is not None else "r2"
+    return {
+        "ranks": run.header.ranks,
+        "epochs": len(run.epochs),
+        "train_loss": None if last is None else last.train_loss,
+        "test_loss": None if last is None else last.test_loss,
+        "test_accuracy": None if last is None or kind != "accuracy" else last.metric,
+        "test_r2": None if last is None or kind != "r2" else last.metric,
+        "best": None if best is None else best.metric,
+        "best_epoch": None if best is None else best.epoch,
+        "seconds_per_epoch": None if run.untimed else run.seconds_per_epoch,
+        "diverged": "" if run.diverged is None else f"epoch {run.diverged.epoch}",
+    }
+
+
+def _text(value: object) -> str:
+    if value is None or value == "":
+        return MISSING
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

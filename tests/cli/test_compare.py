@@ -1,0 +1,73 @@
+"""`hybridnn compare`: the settings that differ, and the figures of every run's history."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reference.command_line import Run, error_line, records_of
+
+SMALL = ("train", "--hidden", "6", "--batch-size", "200", "--set", "training.dtype=float64", "-q")
+
+
+@pytest.fixture
+def runs(run_hybridnn: Run) -> Run:
+    """Two runs that differ in three settings, and one of them again."""
+    assert run_hybridnn(*SMALL, "--epochs", "2", "--out", "a")[0] == 0
+    assert run_hybridnn(*SMALL, "--epochs", "3", "--lr", "0.2", "--optimizer", "adam", "--out", "b")[0] == 0
+    assert run_hybridnn(*SMALL, "--epochs", "2", "--out", "again")[0] == 0
+    return run_hybridnn
+
+
+def test_settings_that_differ_and_figures_of_the_histories(runs: Run) -> None:
+    code, text, err = runs("compare", "a", "b", "--format", "json")
+    assert (code, err) == (0, "")
+    first, second = json.loads(text)["runs"]
+    assert {"optimizer.name", "optimizer.lr", "training.epochs"} <= set(first["settings"])
+    assert (first["settings"]["training.epochs"], second["settings"]["training.epochs"]) == (2, 3)
+    assert (first["settings"]["optimizer.name"], second["settings"]["optimizer.name"]) == ("sgd", "adam")
+    assert not {name for name in first["settings"] if name.startswith("output.")}
+    for name, found in (("a", first), ("b", second)):
+        epochs = records_of(name, "epoch")
+        best = max(epochs, key=lambda record: record["test_accuracy"])
+        expected = {"run": name, "ranks": 1, "epochs": len(epochs), "train_loss": epochs[-1]["train_loss"]}
+        expected |= {
+            "test_loss": epochs[-1]["test_loss"],
+            "test_accuracy": epochs[-1]["test_accuracy"],
+            "test_r2": None,
+        }
+        expected |= {"best": best["test_accuracy"], "best_epoch": best["epoch"], "diverged": ""}
+        assert {key: found[key] for key in expected} == expected
+
+
+def test_text_has_a_column_for_each_run_and_no_empty_rows(runs: Run) -> None:
+    code, text, err = runs("compare", "a", "b", "again")
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    assert lines[0] == ["a", "b", "again"]
+    assert ["training.epochs", "2", "3", "2"] in lines
+    assert ["optimizer.name", "sgd", "adam", "sgd"] in lines
+    assert "r2" not in text
+    assert "diverged" not in text
+
+
+def test_equal_runs_have_only_their_figures(runs: Run) -> None:
+    found = json.loads(runs("compare", "a", "again", "--format", "json")[1])["runs"]
+    assert [item["settings"] for item in found] == [{}, {}]
+    assert found[0]["train_loss"] == found[1]["train_loss"]
+
+
+def test_a_run_that_diverged_says_so(run_hybridnn: Run) -> None:
+    assert run_hybridnn(*SMALL, "--epochs", "1", "--out", "good")[0] == 0
+    diverging = (*SMALL, "--batch-size", "20", "--epochs", "3", "--lr", "1e30", "--out", "bad")
+    assert run_hybridnn(*diverging)[0] == 1
+    found = json.loads(run_hybridnn("compare", "good", "bad", "--format", "json")[1])["runs"]
+    assert [item["diverged"] for item in found] == ["", "epoch 1"]
+    assert (found[1]["train_loss"], found[1]["seconds_per_epoch"]) == (None, None)
+
+
+def test_wrong_input_is_one_line(runs: Run, tmp_path: Path) -> None:
+    assert "RUN... = 'a': two run folders or more" in error_line(runs("compare", "a"))
+    assert "absent is not a run folder" in error_line(runs("compare", "a", "absent"))
