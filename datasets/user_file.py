@@ -25,6 +25,7 @@ EXACT = 2**53  # from here on, float64 does not represent all integers
 LINE_CHARACTERS = 1 << 28  # limit of characters per line, enough for ten million columns
 NAMES_SHOWN = 12  # limit of column names in a message
 
+LOSS_DECIDES = "by the loss, mse"
 PANDAS_INDEX = "pandas writes its index so; df.to_csv(file, index=False) leaves it out"
 
 
@@ -95,7 +96,8 @@ def _dataset_from_npz(path: Path, task: Task | None) -> Dataset:
                 f"{path}: x_test, y_test have shapes {test.x.shape}, {test.y.shape}; "
                 f"they do not go with {train.x.shape}, {train.y.shape} of the training part"
             )
-    return _dataset(path, train, test, f"y_train is {arrays['y_train'].dtype}")
+    why = LOSS_DECIDES if task == "regression" else f"y_train is {arrays['y_train'].dtype}"
+    return _dataset(path, train, test, why)
 
 
 def _dataset_from_csv(path: Path, targets: Sequence[str], inputs: Sequence[str], task: Task | None) -> Dataset:
@@ -116,12 +118,14 @@ def _dataset_from_csv(path: Path, targets: Sequence[str], inputs: Sequence[str],
     table, integers = read_columns(path, choose, targets)
     x, y = table[:, : len(taken)], table[:, len(taken) :]
     is_labels = integers and len(targets) == 1
+    why = f"{targets[0]} has decimal points" if len(targets) == 1 else f"{len(targets)} target columns"
+    if task == "regression" and is_labels:
+        why = LOSS_DECIDES
     if task is None:
         task = "classification" if is_labels else "regression"
     if task == "classification" and not is_labels:
         raise DataError(f"{path}: classification needs one target column of integers without decimal points")
     rows = _rows(path, x, _labels(path, targets[0], y[:, 0]) if task == "classification" else y, task)
-    why = f"{targets[0]} has decimal points" if len(targets) == 1 else f"{len(targets)} target columns"
     return replace(_dataset(path, rows, None, why), inputs=tuple(taken), ignored=tuple(ignored))
 
 
@@ -172,7 +176,7 @@ def _class_text(train: ArrayRows, classes: int) -> str:
 
 def _label_hint(path: Path) -> str:
     otherwise = "write a decimal point" if path.suffix == ".csv" else "store floating point"
-    return f"integers are class labels: number them from 0, or {otherwise} for regression"
+    return f"integers are class labels: number them from 0, or {otherwise} for regression, or set model.loss to mse"
 
 
 @dataclass(frozen=True)

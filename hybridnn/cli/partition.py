@@ -120,7 +120,7 @@ def _read_costs(path: Path, settings: Settings | None, check: Callable[[int], No
 
 
 def _network(settings: Settings) -> MLP:
-    data = settings.data.describe()
+    data = settings.data.describe(settings.model.task)
     return settings.model.make(data.features, data.outputs, data.task)
 
 

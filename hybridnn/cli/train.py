@@ -35,11 +35,19 @@ def _text_setting(setting: str, metavar: str = "NAME", note: str = "") -> Any:
     return _setting(setting, metavar, note, lambda text: json.dumps(text, ensure_ascii=False))
 
 
+def _names(text: str) -> str:
+    """A list of names in TOML."""
+    return json.dumps([name.strip() for name in text.split(",")], ensure_ascii=False)
+
+
 def train(
     config: Config = None,
     overrides: Overrides = None,
     data: Annotated[Override, _text_setting("data.name")] = None,
     file: Annotated[Override, _text_setting("data.file", "PATH")] = None,
+    targets: Annotated[
+        Override, _setting("data.targets", "NAME,...", ", columns of a .csv file, for example price", _names)
+    ] = None,
     hidden: Annotated[Override, _setting("model.hidden", "SIZES", ", for example 256,256", "[{}]".format)] = None,
     epochs: Annotated[Override, _setting("training.epochs")] = None,
     batch_size: Annotated[Override, _setting("training.batch_size")] = None,
@@ -73,7 +81,7 @@ def train(
 
     _require_one_source(overrides or (), data, file)
     numbers = (hidden, epochs, batch_size, seed, lr, pipeline, batch, model)
-    names = (data, file, optimizer, method, split, device, out)
+    names = (data, file, targets, optimizer, method, split, device, out)
     changes = [*(overrides or ()), *filter(None, (*numbers, *names))]
     settings = None if resume not in (None, "auto") and config is None else load_settings(config, changes)
     if ranks is not None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, PlainValidator, ValidationError, model_validator
 
 from hybridnn import datasets
-from hybridnn.datasets import Dataset, DatasetInfo, SyntheticSpec
+from hybridnn.datasets import Dataset, DatasetInfo, SyntheticSpec, Task
 from hybridnn.errors import SettingError
 from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
@@ -199,15 +199,21 @@ class DataSettings(Section):
             raise refused("synthetic.test_samples", 0, "must be at least 1")
         return self
 
-    def load(self) -> Dataset:
-        """Load the data; generated data are generated when used."""
+    def load(self, task: Task | None = None) -> Dataset:
+        """Load the data; generated data are generated when used.
+
+        Parameters
+        ----------
+        task : {"classification", "regression"}, optional
+            Of a user's file, in place of what its targets say: whole numbers are labels otherwise.
+        """
         if self.file is not None:
-            return datasets.load_file(self.file, self.targets, inputs=self.inputs)
+            return datasets.load_file(self.file, self.targets, inputs=self.inputs, task=task)
         return datasets.load_dataset(**self._in_catalogue())
 
-    def describe(self) -> DatasetInfo | Dataset:
+    def describe(self, task: Task | None = None) -> DatasetInfo | Dataset:
         """Describe the data; only a user's file is loaded for that."""
-        return self.load() if self.file is not None else datasets.describe_dataset(**self._in_catalogue())
+        return self.load(task) if self.file is not None else datasets.describe_dataset(**self._in_catalogue())
 
     def _in_catalogue(self) -> dict[str, Any]:
         synthetic = self.synthetic if self.name == "synthetic" else None
@@ -223,6 +229,11 @@ class ModelSettings(Section):
     loss: Annotated[str, OneOf(("auto", *LOSSES))] = "auto"
     initializer: Annotated[str, OneOf(("auto", *INITIALIZERS))] = "auto"
     init_from: Text | None = None
+
+    @property
+    def task(self) -> Task | None:
+        """The task that the loss implies for a user's file, whose whole numbers are labels otherwise; None for none."""
+        return "regression" if self.loss == "mse" else None
 
     def make(self, features: int, outputs: int, task: str) -> MLP:
         """The network for data of these shapes; `SettingError` if its loss does not fit the task."""

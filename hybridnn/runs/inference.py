@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -51,7 +51,9 @@ class Evaluation:
     metrics: Metrics  # in the units of the training: standardized if the run standardized its data
     # columns of a ``.csv`` file that are neither inputs of the run nor targets; on rank 0
     ignored: tuple[str, ...] = ()
-    report: Report | None = None  # on rank 0, by class or target, in the units of the data
+    report: Report | None = field(
+        default=None, compare=False
+    )  # on rank 0, by class or target, in the units of the data
 
 
 def evaluate_run(

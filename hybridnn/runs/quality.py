@@ -27,7 +27,7 @@ def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> Floats:
     return quotients
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClassReport:
     """Counts of predictions by class.
 
@@ -106,7 +106,7 @@ class ClassReport:
         return figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RegressionReport:
     """Errors of predictions, in the units of the targets.
 

@@ -138,7 +138,7 @@ def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> tuple[Settings, 
     grid = _make_grid(settings, comm)
     device = resolve_device(settings.device, grid)  # before anything that takes long
     data = place_data(
-        settings.data.load,
+        partial(settings.data.load, settings.model.task),
         grid,
         generated=settings.data.name == "synthetic",
         distribution=settings.data.distribution,

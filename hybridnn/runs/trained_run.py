@@ -226,7 +226,7 @@ def _task(folder: Path, settings: Settings, standardizer: Standardizer | None) -
         for record in read_epochs(folder)[0]:
             if record.test_accuracy is not None or record.test_r2 is not None:
                 return "regression" if record.test_accuracy is None else "classification"
-    return settings.data.describe().task
+    return settings.data.describe(settings.model.task).task
 
 
 def _best_weights(folder: Path) -> WeightsSource:

@@ -37,7 +37,7 @@ def workload_from_settings(settings: Settings) -> Workload:
     HybridnnError
         As the trainer would: the data do not exist, or an option does not fit them.
     """
-    data = settings.data.describe()
+    data = settings.data.describe(settings.model.task)
     model = settings.model.make(data.features, data.outputs, data.task)
     return workload_of_run(settings, model, _train_samples(data, settings.data.test_fraction), data.task)
 

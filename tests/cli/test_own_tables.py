@@ -261,3 +261,33 @@ def test_run_is_resumed_from_another_folder_and_with_its_columns_in_another_orde
     before = change_folder(monkeypatch)
     assert run_hybridnn("train", "--resume", "../run", "-q")[::2] == (0, "")
     assert_same_weights(before / "run", before / "uninterrupted")
+
+
+def test_whole_numbers_are_targets_of_a_regression_if_the_loss_says_so(run_hybridnn: Run) -> None:
+    generator = np.random.default_rng(3)
+    x, price = generator.normal(size=(SAMPLES, 2)), generator.integers(100, 999_999, SAMPLES)
+    for name, points in (("whole", ""), ("decimal", ".0")):
+        rows = "".join(f"{a!r},{b!r},{y}{points}\n" for (a, b), y in zip(x.tolist(), price.tolist(), strict=True))
+        Path(f"{name}.csv").write_text(f"a,b,price\n{rows}")
+    mse = ("--set", "model.loss=mse")
+    code, text, err = run_hybridnn("train", "--file", "whole.csv", "--targets", "price", *SMALL, *mse, "--out", "whole")
+    assert (code, err) == (0, "")
+    assert "regression: by the loss, mse" in text
+    decimal = ("train", "--file", "decimal.csv", "--targets", "price", *SMALL, "--out", "decimal", "-q")
+    assert run_hybridnn(*decimal)[0] == 0
+    assert_same_weights("whole", "decimal")
+    evaluated = [json.loads(run_hybridnn("evaluate", name, "--format", "json")[1]) for name in ("whole", "decimal")]
+    assert evaluated[0]["loss"] == evaluated[1]["loss"]
+    assert evaluated[0]["targets"][0]["target"] == "price"
+    np.savez("labels.npz", x_train=x, y_train=price)
+    assert run_hybridnn("train", "--file", "labels.npz", *SMALL, *mse, "--out", "npz", "-q")[0] == 0
+    assert_same_weights("npz", "decimal")
+    refused = run_hybridnn("train", "--file", "whole.csv", "--targets", "price", *SMALL)
+    assert "for regression, or set model.loss to mse" in error_line(refused)
+
+
+def test_several_targets_are_named_by_the_option(run_hybridnn: Run) -> None:
+    table = np.random.default_rng(4).normal(size=(SAMPLES, 4))
+    np.savetxt("four.csv", table, delimiter=",", header="a,b,y,z", comments="")
+    assert run_hybridnn("train", "--file", "four.csv", "--targets", "z, y", *SMALL, "--out", "run", "-q")[0] == 0
+    assert 'targets = [\n    "z",\n    "y",\n]' in Path("run/config.toml").read_text()
