@@ -192,3 +192,34 @@ def test_a_submission_of_another_assignment_costs_no_attempt(course: Course, tmp
     graded = course("grade", "a2", "in", "--course", "term", "--isolation", "none")
     assert graded.returncode == 0, graded.stderr
     assert "wrong.zip: not gradable: it is a submission of a3, not of a2" in graded.stdout
+
+
+def test_a_case_runs_under_mpi_too(course: Course, tmp_path: Path) -> None:
+    assert course("start", "a3", "work").returncode == 0
+    for name, text in reference_files(A3, A3.standard).items():
+        (tmp_path / "work" / name).write_text(text)
+    done = course("run", "allreduce", "-n", "2", folder="work")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("equal to the reference, under MPI\n")
+    (tmp_path / "work/collectives.py").write_text("def allreduce(group, array, operation='sum'):\n    pass\n")
+    done = course("run", "allreduce", "-n", "2", folder="work")
+    assert done.returncode == 1
+    assert "rank 0: array: element [0]: yours " in done.stdout
+
+
+def test_a_deadlock_under_mpi_ends_with_the_line_of_every_rank(course: Course, tmp_path: Path) -> None:
+    """Each rank receives before it sends, so that no buffer of the library helps."""
+    assert course("start", "a3", "work").returncode == 0
+    ring = RING.replace("    group.isend(array, (group.rank + 1) % group.size, 0).wait()\n", "")
+    (tmp_path / "work/collectives.py").write_text(ring)
+    done = course("run", "allreduce", "-n", "2", folder="work")
+    assert done.returncode == 1
+    for text in ("rank 0", "rank 1", "collectives.py:15"):
+        assert text in done.stderr, done.stderr
+
+
+def test_wrong_numbers_of_ranks_and_tasks_under_mpi(course: Course) -> None:
+    assert course("start", "a3", "work").returncode == 0
+    _refused(course("run", "allreduce", "-n", "31", folder="work"), "--ranks = 31: allreduce has public cases on")
+    assert course("start", "a1", "layer").returncode == 0
+    _refused(course("run", "forward", "-n", "2", folder="layer"), "")

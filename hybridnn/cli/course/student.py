@@ -12,6 +12,7 @@ import typer
 
 from hybridnn.cli.options import count, option
 from hybridnn.cli.output import make_console, print_drawing
+from hybridnn.cli.ranks import launch_rank, start_ranks
 from hybridnn.errors import DataError
 from hybridnn.utils.text import counted
 
@@ -180,13 +181,22 @@ def picture(
         console.print(str(out), soft_wrap=True)
 
 
-def run(task: TaskName, folder: Folder = None) -> None:
-    """Train with your function in the place of the library's, and compare with the training without it."""
+def run(
+    task: TaskName,
+    folder: Folder = None,
+    ranks: Annotated[
+        int | None, count("Run the public case with N ranks under MPI instead, each of them a process.", "-n")
+    ] = None,
+) -> None:
+    """Train with your function in the place of the library's, and compare; or with -n, run a case under MPI."""
     from hybridnn.course.answers import first_difference
     from hybridnn.course.tools import folder_of, train_with_code
 
     work = folder_of(folder)
     chosen = work.assignment.task(task)
+    if ranks is not None or launch_rank() is not None:
+        _run_under_mpi(work, chosen, ranks)
+        return
     own, expected = train_with_code(work, chosen)
     assert chosen.whole is not None
     console = make_console()
@@ -199,6 +209,19 @@ def run(task: TaskName, folder: Folder = None) -> None:
         console.print(f"differs from the training without your function: {difference.where}: {difference.text}")
         raise typer.Exit(FAILED)
     console.print("equal to the training without your function")
+
+
+def _run_under_mpi(work: WorkFolder, task: Task, ranks: int | None) -> None:
+    from hybridnn.course.tools import choose_case, run_case_under_mpi
+
+    if ranks is not None:
+        choose_case(task, list(task.public(work.variant)), None, ranks)
+    start_ranks(ranks)
+    case, difference = run_case_under_mpi(work, task)
+    if difference:
+        make_console().print(f"{case.name}: {difference}", soft_wrap=True)
+        raise typer.Exit(FAILED)
+    make_console().print(f"{case.name}: equal to the reference, under MPI", soft_wrap=True)
 
 
 def submit(

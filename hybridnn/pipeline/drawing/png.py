@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybridnn.pipeline.drawing.drawing import (
     KINDS,
@@ -88,7 +88,8 @@ def _draw_row(axes: Axes, number: int, row: Row, makespan: float, scale: float) 
 
 def _write(axes: Axes, number: int, box: Box, inches: float) -> None:
     """The number of a box, and below it its version, where they fit."""
-    center, style = (box.start + box.end) / 2, {"color": KINDS[box.kind].ink, "ha": "center", "va": "center"}
+    center = (box.start + box.end) / 2
+    style: dict[str, Any] = {"color": KINDS[box.kind].ink, "ha": "center", "va": "center"}
     if box.label and CHARACTER * len(box.label) <= inches:
         axes.text(center, number - 0.16 * bool(box.version), box.label, fontsize=FONT, **style)
     if box.version and CHARACTER * len(box.version) * VERSION_FONT / FONT <= inches:
