@@ -5,7 +5,9 @@ A block has 256 threads. Grids depend on array sizes only, not on the device, an
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,8 @@ MOST_PARTS = 1024
 """Most blocks of a reduction: each writes a partial sum, and the last block to finish adds the partial sums."""
 
 FLAT_BLOCK = (THREADS,)
+
+GLOBAL_LOCALE = ctypes.c_void_p(-1)  # LC_GLOBAL_LOCALE of locale.h
 
 Size = tuple[int, ...]
 
@@ -100,6 +104,15 @@ def _clamp(blocks: int, most: int) -> int:
     return min(max(blocks, 1), most)
 
 
+def restore_locale() -> None:
+    """Give this thread the locale of the process again.
+
+    NVRTC leaves the thread that it compiled in with the locale "C", in which Python reads text files as ASCII.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).uselocale(GLOBAL_LOCALE)
+
+
 class KernelLauncher:
     """Kernels of one device, compiled for a dtype at their first launch."""
 
@@ -121,6 +134,7 @@ class KernelLauncher:
         kernel = self._kernels.get((name, dtype))
         if kernel is None:
             kernel = self._kernels[name, dtype] = self._module(dtype).get_function(name)
+            restore_locale()
         kernel(grid, block, tuple(map(_argument, arguments)))
 
     def elementwise(self, name: str, *arrays: Any, more: tuple[Any, ...] = ()) -> None:
@@ -142,6 +156,7 @@ class KernelLauncher:
         module = self._module(np.dtype(dtype))
         for name in kernel_names():
             module.get_function(name)
+        restore_locale()
 
     def _module(self, dtype: np.dtype[Any] | None) -> Any:
         if dtype is None:

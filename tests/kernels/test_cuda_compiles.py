@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import locale
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.kernels.cupy_launch import FOLDER, OPTIONS, source
+from hybridnn.kernels.cupy_launch import FOLDER, OPTIONS, restore_locale, source
 from kernels.missing_compilers import without_compiler
 from mpi_runner.slowness import deadline
 
@@ -67,6 +68,21 @@ def loadable() -> Iterator[Nvrtc]:
             yield Nvrtc(name)
         except OSError:
             continue
+
+
+@pytest.fixture(autouse=True)
+def _locale() -> Iterator[None]:
+    """Compilers leave the thread with the locale "C", in which other tests would read files as ASCII."""
+    yield
+    restore_locale()
+
+
+@pytest.mark.parametrize("version", WANTED)
+def test_the_locale_is_that_of_before(compilers: dict[int, Nvrtc], version: int) -> None:
+    before = locale.nl_langinfo(locale.CODESET)
+    compiler_of(compilers, version).compile(source(), (*OPTIONS, "-DREAL=float", *FLAGS_OF_CUPY))
+    restore_locale()
+    assert locale.nl_langinfo(locale.CODESET) == before
 
 
 @pytest.fixture(scope="module")
