@@ -96,7 +96,8 @@ def _type_hints(kind: Any) -> dict[str, Any]:
 def require_type(name: str, value: Any, kind: Any) -> None:
     """Refuse, by a `SettingError`, a value that is not of a type.
 
-    Types are bool, numbers, `OneOf`, `AutoOrBool`, tuples of such types, and one of them or None.
+    Types are bool, float, float and int with a `Range`, `OneOf`, `AutoOrBool`, tuples of such types, and one of them or
+    None.
     """
     if type(None) in get_args(kind):
         if value is None:
@@ -112,7 +113,7 @@ def require_type(name: str, value: Any, kind: Any) -> None:
         if not isinstance(value, bool):
             raise SettingError(name, value, "must be true or false")
     elif kind is float:
-        require_number(name, value, **limits[0]._asdict())
+        require_number(name, value, **(limits[0] if limits else Range())._asdict())
     elif kind is int:
         require_whole(name, value, limits[0].at_least)
     else:

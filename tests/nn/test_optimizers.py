@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,16 @@ def test_invalid_optimizers_are_refused(make: Any, setting: str) -> None:
         make()
     assert caught.value.setting == setting
     assert setting in str(caught.value)
+
+
+def test_fields_without_a_range_take_all_numbers() -> None:
+    @dataclass(frozen=True)
+    class Own(SGD):
+        shift: float = -1.0
+
+    assert Own(shift=-2.5).shift == -2.5
+    with pytest.raises(SettingError, match=r"optimizer.shift = 'a': must be a number"):
+        Own(shift="a")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", SIZES)
