@@ -12,6 +12,7 @@
 #   make fault-drill           inject faults into runs at random and check the results  (more: make fault-drill ARGS="--trials 300")
 #   make docs                  the documentation as a site, in build/site
 #   make papers                run the short form of every ready study, and put its tables and plots into docs/papers
+#   make man                   manual pages of all commands, in build/man: man -l build/man/hybridnn.1
 #   make outputs               print anew what README and docs show below their commands   (ARGS="--check README.md")
 #   make clean                 remove .venv and everything built
 #
@@ -28,7 +29,7 @@ comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
 
-.PHONY: train test test-slow test-all test-slurm test-cluster test-gpu bench-gpu lint types bench cost-check fault-drill papers outputs docs clean
+.PHONY: train test test-slow test-all test-slurm test-cluster test-gpu bench-gpu lint types bench cost-check fault-drill papers outputs docs man clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -102,6 +103,9 @@ outputs: $(VENV)/.installed-bench
 docs: $(VENV)/.installed-docs
 	$(call link_tree,build/tree)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --config-file mkdocs.yml
+
+man: $(VENV)/.installed-run
+	$(BIN)/python docs/man_pages.py build/man
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

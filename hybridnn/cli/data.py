@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, command_group
+from hybridnn.cli.options import Format, OutputFormat, command_group, dataset_names
 from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 app = command_group("List, describe and download data sets.")
 
-Name = Annotated[str, typer.Argument(help="A name that `hybridnn data list` prints.", metavar="NAME")]
+Name = Annotated[
+    str,
+    typer.Argument(help="A name that `hybridnn data list` prints.", metavar="NAME", autocompletion=dataset_names),
+]
 
 
 @app.command("list")

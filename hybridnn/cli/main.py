@@ -34,7 +34,7 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 SUMMARY = "Train multi-layer perceptrons over MPI: batch and model parallelism, layer pipelines."
 
-app = typer.Typer(add_completion=False, help=SUMMARY)
+app = typer.Typer(help=SUMMARY)
 app.command()(train)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 COMMANDS: tuple[Callable[..., None], ...] = (
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     try:
         with _silent_unless_first_rank():
-            status = _parser().main(
+            status = parser().main(
                 args=None if arguments is None else list(arguments), prog_name="hybridnn", standalone_mode=False
             )
     except USAGE_ERROR as error:
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 @lru_cache(maxsize=1)
-def _parser() -> Any:
+def parser() -> Any:
     """The parser of all subcommands; the application object itself would replace `sys.excepthook`."""
     parser = typer.main.get_command(app)
     _hide_types_of_flags(parser)

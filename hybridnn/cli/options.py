@@ -19,6 +19,27 @@ def count(text: str, *names: str) -> Any:
     return option(text, "N", *names, least=1)
 
 
+def method_names(incomplete: str) -> list[str]:
+    """Pipeline methods that begin so, for the completion of shells."""
+    from hybridnn.pipeline.schedules.methods import METHODS
+
+    return [method.name for method in METHODS.values() if method.name.startswith(incomplete)]
+
+
+def dataset_names(incomplete: str) -> list[str]:
+    """Data sets that begin so, for the completion of shells."""
+    from hybridnn.datasets import catalogue
+
+    return [name for name in catalogue() if name.startswith(incomplete)]
+
+
+def study_names(incomplete: str) -> list[str]:
+    """Ready studies that begin so, for the completion of shells."""
+    from hybridnn.study.study_file import ready_studies
+
+    return [name for name in ready_studies() if name.startswith(incomplete)]
+
+
 def command_group(text: str) -> typer.Typer:
     """Make a command that has commands of its own, and prints its help without one of them."""
     group = typer.Typer(help=text)

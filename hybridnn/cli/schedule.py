@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import OutputPicture, PictureFile, count, option
+from hybridnn.cli.options import OutputPicture, PictureFile, count, method_names, option
 from hybridnn.cli.output import choose_format, make_console, new_grid, new_table, print_drawing, write_result
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ class WeightGrad(str, Enum):
 
 def schedule(
     method: Annotated[
-        str | None, typer.Argument(help="A pipeline method; without one, they are listed.", metavar="METHOD")
+        str | None,
+        typer.Argument(
+            help="A pipeline method; without one, they are listed.", metavar="METHOD", autocompletion=method_names
+        ),
     ] = None,
     stages: Annotated[int, count("Ranks along the pipeline.")] = 4,
     minibatches: Annotated[

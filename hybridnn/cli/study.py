@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, command_group, count, option
+from hybridnn.cli.options import Format, OutputFormat, command_group, count, option, study_names
 from hybridnn.cli.output import make_console, new_table, print_table, write_json
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
 from hybridnn.errors import EnvironmentProblem, SettingError
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 app = command_group("Run and report a study: many runs along a few axes.")
 
-StudyName = Annotated[str, typer.Argument(help="A study file, or the name of a ready study.", metavar="FILE")]
+StudyName = Annotated[
+    str,
+    typer.Argument(help="A study file, or the name of a ready study.", metavar="FILE", autocompletion=study_names),
+]
 OutFolder = Annotated[Path | None, option("Folder of the study; runs/studies/NAME by default.", "FOLDER", "--out")]
 Reduced = Annotated[bool, typer.Option("--reduced", help="Run the short form that the file describes.")]
 

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Config, Format, InProcess, OutputFormat, Overrides, Ranks, option
+from hybridnn.cli.options import (
+    Config,
+    Format,
+    InProcess,
+    OutputFormat,
+    Overrides,
+    Ranks,
+    dataset_names,
+    method_names,
+    option,
+)
 from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError
 
@@ -20,19 +30,27 @@ if TYPE_CHECKING:
 Override = str | None  # a short option, parsed to the text that ``--set`` takes
 
 
-def _setting(setting: str, metavar: str = "N", note: str = "", value: Callable[[str], str] = str) -> Any:
-    """Declare a short option of a setting; `value` makes TOML of the option's text."""
+def _setting(
+    setting: str,
+    metavar: str = "N",
+    note: str = "",
+    value: Callable[[str], str] = str,
+    names: Callable[[str], list[str]] | None = None,
+) -> Any:
+    """Declare a short option of a setting; `value` makes TOML of the option's text, `names` complete it in a shell."""
 
     def parse(text: str) -> str:
         return f"{setting}={value(text)}"
 
-    return typer.Option(help=f"Sets {setting}{note}.", metavar=metavar, parser=parse)
+    return typer.Option(help=f"Sets {setting}{note}.", metavar=metavar, parser=parse, autocompletion=names)
 
 
-def _text_setting(setting: str, metavar: str = "NAME", note: str = "") -> Any:
+def _text_setting(
+    setting: str, metavar: str = "NAME", note: str = "", names: Callable[[str], list[str]] | None = None
+) -> Any:
     """Declare a short option of a setting that is text."""
     # A JSON string is a TOML string, so that a name or path is never taken for a number.
-    return _setting(setting, metavar, note, lambda text: json.dumps(text, ensure_ascii=False))
+    return _setting(setting, metavar, note, lambda text: json.dumps(text, ensure_ascii=False), names)
 
 
 def _names(text: str) -> str:
@@ -43,7 +61,7 @@ def _names(text: str) -> str:
 def train(
     config: Config = None,
     overrides: Overrides = None,
-    data: Annotated[Override, _text_setting("data.name")] = None,
+    data: Annotated[Override, _text_setting("data.name", names=dataset_names)] = None,
     file: Annotated[Override, _text_setting("data.file", "PATH")] = None,
     targets: Annotated[
         Override, _setting("data.targets", "NAME,...", ", columns of a .csv file, for example price", _names)
@@ -55,7 +73,7 @@ def train(
     optimizer: Annotated[Override, _text_setting("optimizer.name")] = None,
     lr: Annotated[Override, _setting("optimizer.lr", "RATE")] = None,
     pipeline: Annotated[Override, _setting("parallel.pipeline", note=" (stages)")] = None,
-    method: Annotated[Override, _text_setting("parallel.method")] = None,
+    method: Annotated[Override, _text_setting("parallel.method", names=method_names)] = None,
     batch: Annotated[Override, _setting("parallel.batch", note=" (ranks)")] = None,
     model: Annotated[Override, _setting("parallel.model", note=" (ranks)")] = None,
     split: Annotated[Override, _text_setting("parallel.model_split")] = None,

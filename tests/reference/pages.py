@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["ROOT", "outputs", "paper_results", "reference_pages"]
+__all__ = ["ROOT", "man_pages", "outputs", "paper_results", "reference_pages"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +22,7 @@ def _load(name: str) -> ModuleType:
     return module
 
 
+man_pages = _load("man_pages")
 outputs = _load("outputs")
 paper_results = _load("paper_results")
 reference_pages = _load("reference_pages")
