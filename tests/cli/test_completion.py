@@ -48,6 +48,26 @@ def test_the_script_of_a_shell_names_the_command_and_parses(shell: str, tmp_path
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("shell", "file"),
+    [
+        ("bash", ".bash_completions/hybridnn.sh"),
+        ("zsh", ".zfunc/_hybridnn"),
+        ("fish", ".config/fish/completions/hybridnn.fish"),
+    ],
+)
+def test_completion_is_installed_for_the_shell_of_the_command(shell: str, file: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    text = f"{sys.executable} -m hybridnn --install-completion; true"  # a shell becomes its last command
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config")}
+    done = subprocess.run(
+        [shell, "-c", text], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(30)
+    )
+    assert "completion installed in" in done.stdout, done.stderr
+    assert "_HYBRIDNN_COMPLETE=complete" in (tmp_path / file).read_text(encoding="utf-8")
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_completes_a_command_with_the_script(tmp_path: Path) -> None:
     """As readline calls the function that the script registers."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib import import_module
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import pytest
 import hybridnn
 from hybridnn.config.settings import Settings
 from hybridnn.study.axes import AXES
+from hybridnn.study.cells import make_cells
+from hybridnn.study.study_file import load_study
 from reference.pages import ROOT, reference_pages
 
 if sys.version_info >= (3, 11):
@@ -72,6 +75,18 @@ def test_every_axis_of_a_study_is_described() -> None:
     for axis in AXES.values():
         assert f"| `{axis.name}` | {axis.label} | " in table
         assert axis.description.endswith(".")
+
+
+def test_the_forms_of_grids_are_those_of_the_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "reference" / "studies.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \| ([\dx, ]+) \|$", page.partition("## Grids")[2], re.MULTILINE)
+    assert len(rows) == 7
+    for form, grids in rows:
+        study = tmp_path / "study.toml"
+        study.write_text(f'name = "s"\ncompares = "training"\naxes = {{ranks = [8], grids = [{form}]}}\n')
+        assert [f"ranks-8_grid-{grid}" for grid in grids.split(", ")] == [
+            c.id for c in make_cells(load_study(study)).cells
+        ]
 
 
 def test_every_command_is_described() -> None:
