@@ -172,7 +172,7 @@ def test_signal_handlers_are_restored_in_any_order_of_the_ranks(order: int | str
 def test_an_interrupt_before_the_first_step_ends_the_command(
     run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(settings: object) -> None:
+    def interrupted(settings: object, task: str | None) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr("hybridnn.config.settings.DataSettings.load", interrupted)
