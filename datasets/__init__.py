@@ -6,13 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .dataset import Dataset
     from .download import fetch, is_fetched, locate
     from .info import DatasetInfo, RemoteFile
     from .load import Variant, catalogue, dataset_info, describe_dataset, load_dataset
-    from .preparation import StandardizedRows, Standardizer, count_tests, split
-    from .rows import ArrayRows, Dataset, Rows, SubsetRows, Task, as_rows
+    from .preparation import StandardizedRows, Standardizer, count_tests, split, split_indices
+    from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
     from .synthetic import SyntheticRows, SyntheticSpec
-    from .user_file import load_file
+    from .table_encoding import TableEncoding, TableOptions
+    from .user_file import load_file, load_frame
 
 __all__ = [
     "ArrayRows",
@@ -25,6 +27,8 @@ __all__ = [
     "SubsetRows",
     "SyntheticRows",
     "SyntheticSpec",
+    "TableEncoding",
+    "TableOptions",
     "Task",
     "Variant",
     "as_rows",
@@ -36,20 +40,24 @@ __all__ = [
     "is_fetched",
     "load_dataset",
     "load_file",
+    "load_frame",
     "locate",
     "split",
+    "split_indices",
 ]
 
 _HOME = {
     name: module
     for module, names in {
+        "dataset": ("Dataset",),
         "download": ("fetch", "is_fetched", "locate"),
         "info": ("DatasetInfo", "RemoteFile"),
         "load": ("Variant", "catalogue", "dataset_info", "describe_dataset", "load_dataset"),
-        "preparation": ("StandardizedRows", "Standardizer", "count_tests", "split"),
-        "rows": ("ArrayRows", "Dataset", "Rows", "SubsetRows", "Task", "as_rows"),
+        "preparation": ("StandardizedRows", "Standardizer", "count_tests", "split", "split_indices"),
+        "rows": ("ArrayRows", "Rows", "SubsetRows", "Task", "as_rows"),
         "synthetic": ("SyntheticRows", "SyntheticSpec"),
-        "user_file": ("load_file",),
+        "table_encoding": ("TableEncoding", "TableOptions"),
+        "user_file": ("load_file", "load_frame"),
     }.items()
     for name in names
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from .dataset import Dataset
 from .download import open_members
 from .info import DatasetInfo, Member, RemoteFile
-from .rows import ArrayRows, Dataset
+from .rows import ArrayRows
 
 
 def load(info: DatasetInfo) -> Dataset:

@@ -9,9 +9,10 @@ import numpy as np
 
 from hybridnn.errors import DataError
 
+from .dataset import Dataset
 from .download import open_members
 from .info import DatasetInfo, Member, RemoteFile
-from .rows import Dataset, PixelRows
+from .rows import PixelRows
 
 _FOLDER = "cifar-10-batches-py"
 _TRAIN = tuple(f"{_FOLDER}/data_batch_{number}" for number in range(1, 6))

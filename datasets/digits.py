@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from .dataset import Dataset
 from .download import locate
 from .info import DatasetInfo, RemoteFile
-from .rows import Dataset, PixelRows
+from .rows import PixelRows
 
 
 def load(info: DatasetInfo) -> Dataset:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .rows import Dataset, Rows, Task
+from .dataset import Dataset
+from .rows import Rows, Task
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.checks import require_choice
 
 from . import airfoil, cifar10, digits, ethylene, mnist, synthetic
+from .dataset import Dataset
 from .info import DatasetInfo
-from .rows import Dataset, SubsetRows
+from .rows import SubsetRows
 from .synthetic import SyntheticSpec
 from .synthetic import describe as describe_synthetic
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from hybridnn.errors import DataError
 
+from .dataset import Dataset
 from .download import locate
 from .info import DatasetInfo, RemoteFile
-from .rows import Dataset, PixelRows
+from .rows import PixelRows
 
 _NAMES = (
     "train-images-idx3-ubyte.gz",

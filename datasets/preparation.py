@@ -23,27 +23,35 @@ def split(rows: Rows, test_fraction: float, seed: int) -> tuple[SubsetRows, Subs
     Parameters
     ----------
     test_fraction : float
-        Above 0 and below 1; rounded to whole samples, at least one in each split.
+        At least 0 and below 1; rounded to whole samples, at least one in each split, unless it is 0.
 
     Returns
     -------
     train, test : SubsetRows
-        In the order of `rows`.
+        In the order of `rows`; `test` is empty if `test_fraction` is 0.
 
     Raises
     ------
     SettingError, DataError
         `test_fraction` is not allowed, or there are fewer than two samples.
     """
-    tests = count_tests(rows.samples, test_fraction)
+    train, test = split_indices(rows.samples, test_fraction, seed)
+    return SubsetRows(rows, train), SubsetRows(rows, test)
+
+
+def split_indices(samples: int, test_fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of the training and of the test samples, in order; parameters and errors are those of `split`."""
+    tests = count_tests(samples, test_fraction)
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, _SPLIT_STREAM])))
-    order = generator.permutation(rows.samples)
-    return SubsetRows(rows, np.sort(order[tests:])), SubsetRows(rows, np.sort(order[:tests]))
+    order = generator.permutation(samples)
+    return np.sort(order[tests:]), np.sort(order[:tests])
 
 
 def count_tests(samples: int, test_fraction: float) -> int:
     """Number of samples that `split` puts into the test split; parameters and errors are those of `split`."""
-    require_number("data.test_fraction", test_fraction, above=0, below=1)
+    require_number("data.test_fraction", test_fraction, at_least=0, below=1)
+    if test_fraction == 0:
+        return 0
     if samples < 2:
         raise DataError(f"{samples} sample cannot be split into a training and a test part")
     return min(max(round(samples * test_fraction), 1), samples - 1)

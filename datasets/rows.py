@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hybridnn.errors import DataError
+from hybridnn.utils.text import counted
 
 Task = Literal["regression", "classification"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -130,35 +131,6 @@ class SubsetRows:
         self.rows.take(self.chosen[indices], x, y)
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """A data set: its data splits and the shapes of its samples.
-
-    Parameters
-    ----------
-    name : str
-        Name in the catalogue, or of the user's file.
-    features, outputs : int
-        Inputs per sample; classes or target columns.
-    train, test : Rows
-        Data splits; `test` is None if the data set has no test split.
-    inputs, ignored : tuple of str
-        Columns of a ``.csv`` file: those that are the features, in order, and the unused ones.
-    task_reason : str
-        Property of a user's file from which the task follows.
-    """
-
-    name: str
-    task: Task
-    features: int
-    outputs: int
-    train: Rows
-    test: Rows | None
-    inputs: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
-    task_reason: str = ""
-
-
 def as_rows(
     x: ArrayLike, y: ArrayLike, task: Task | None = None, *, classes: int | None = None, part: str = ""
 ) -> ArrayRows:
@@ -187,8 +159,8 @@ def as_rows(
     DataError
         If shapes, dtypes or values are invalid; the message names the first such row and column, counted from 0.
     """
-    inputs, targets = np.asarray(x), np.asarray(y)
     x_name, y_name = f"x{part}", f"y{part}"
+    inputs, targets = as_array(x, x_name), as_array(y, y_name)
     _check_real(inputs, x_name)
     _check_real(targets, y_name)
     if inputs.ndim != 2:
@@ -204,6 +176,32 @@ def as_rows(
     if task == "classification":
         return ArrayRows(inputs, _labels(targets, y_name, classes))
     return ArrayRows(inputs, _regression_targets(targets, y_name))
+
+
+def as_array(values: ArrayLike, name: str) -> NDArray[Any]:
+    """``numpy.asarray``, but numbers for a pandas data frame or series with nullable dtypes.
+
+    Raises `DataError`, beginning with `name`, if a frame has missing values or columns that hold no numbers.
+    """
+    if type(values).__module__.partition(".")[0] != "pandas":
+        return np.asarray(values)
+    frame: Any = values
+    dtypes = frame.dtypes if frame.ndim == 2 else [frame.dtype]
+    columns = frame.columns if frame.ndim == 2 else [frame.name]
+    what = "hybridnn.datasets.load_frame makes numbers of columns of text and fills in or leaves out missing values"
+    others = [str(column) for column, dtype in zip(columns, dtypes, strict=True) if dtype.kind not in "biuf"]
+    if others:
+        raise DataError(f"{name} holds no numbers in {', '.join(others[:12])}: {what}")
+    missing = int(frame.isna().to_numpy().sum())
+    if missing:
+        raise DataError(f"{name} has {counted(missing, 'missing value')}: {what}")
+    array: NDArray[Any] = frame.to_numpy()
+    return array if array.dtype.kind != "O" else frame.to_numpy(_common_dtype(dtypes))
+
+
+def _common_dtype(dtypes: Iterable[Any]) -> np.dtype[Any]:
+    """NumPy's dtype for columns of nullable dtypes."""
+    return np.result_type(*(getattr(dtype, "numpy_dtype", dtype) for dtype in dtypes))
 
 
 def class_count(rows: ArrayRows) -> int:

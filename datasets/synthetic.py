@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from hybridnn.utils.checks import AtLeastZero, Count, OneOf, Range, Seed, require_fields, require_whole
 
+from .dataset import Dataset
 from .info import DatasetInfo
-from .rows import TASKS, Dataset, Task, check_indices
+from .rows import TASKS, Task, check_indices
 
 HIDDEN = 32  # hidden units of the teacher network
 

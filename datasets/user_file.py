@@ -1,70 +1,115 @@
-"""Data files of a user, `.npz` or `.csv`: data to train on, and samples to predict from."""
+"""Data of a user: files and data frames to train on, and samples to predict from."""
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.files import open_regular, read_npz
-from hybridnn.utils.text import printable, shown_path
+from hybridnn.utils.text import shown_path
 
-from .rows import ArrayRows, Dataset, Task, as_rows, class_count
+from .dataset import Dataset
+from .rows import ArrayRows, Task, as_rows, class_count
+from .table_encoding import TableEncoding, TableOptions, fit_encoding
+from .table_file import NAMES_SHOWN, column_list, named_frame, read_table, require_columns
 
-EXACT = 2**53  # from here on, float64 does not represent all integers
-LINE_CHARACTERS = 1 << 28  # limit of characters per line, enough for ten million columns
-NAMES_SHOWN = 12  # limit of column names in a message
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+TABLES = (".csv", ".parquet")
+SUFFIXES = (*TABLES, ".npz")
+ENDINGS = "must end in .npz, .csv or .parquet"
 
 LOSS_DECIDES = "by the loss, mse"
-PANDAS_INDEX = "pandas writes its index so; df.to_csv(file, index=False) leaves it out"
+
+Training = Callable[[int], NDArray[np.int64]]
+"""Takes the number of samples and returns the indices of the training samples."""
 
 
 def load_file(
-    path: str | Path, targets: Sequence[str] = (), *, inputs: Sequence[str] = (), task: Task | None = None
+    path: str | Path,
+    targets: Sequence[str] = (),
+    *,
+    inputs: Sequence[str] = (),
+    task: Task | None = None,
+    options: TableOptions | None = None,
+    encoding: TableEncoding | None = None,
+    training: Training | None = None,
 ) -> Dataset:
     """Load the training data of a user.
 
     Parameters
     ----------
     path : str or Path
-        ``.npz`` with ``x_train``, ``y_train`` and optionally ``x_test``, ``y_test``, or ``.csv`` with a header line.
+        ``.npz`` with ``x_train``, ``y_train`` and optionally ``x_test``, ``y_test``, or a table: ``.csv`` with a header
+        line, or ``.parquet``.
     targets : sequence of str
-        Target columns of a ``.csv``.
+        Target columns of a table.
     inputs : sequence of str
-        Input columns of a ``.csv``, in this order; if empty, all columns but the targets.
+        Input columns of a table, in this order; if empty, all columns but the targets.
     task : {'classification', 'regression'}, optional
-        By default, floats are regression targets, and integers are labels; in a ``.csv``, one target column of
-        integers without decimal points holds labels.
+        By default, floats are regression targets, and integers are labels; in a table, one target column of text, truth
+        values or whole numbers holds labels.
+    options : TableOptions, optional
+        How a table is read.
+    encoding : TableEncoding, optional
+        Encoding of the table that a network was trained on, in place of a new one for this table.
+    training : callable, optional
+        Takes the number of samples and returns the indices of the training samples, whose means replace missing values;
+        by default all.
 
     Raises
     ------
     DataError
-        If the file is missing or cannot be used; the message names the file and the key, or the line and column.
+        If the file is missing or cannot be used; the message names the file, and the key or the columns.
     SettingError
-        If `targets` are missing for a ``.csv``, or `targets` or `inputs` are given for an ``.npz``.
+        If `targets` are missing for a table, or `targets` or `inputs` are given for an ``.npz``.
     """
     path = Path(path)
-    if path.suffix not in (".npz", ".csv"):
-        raise SettingError("data.file", str(path), "must end in .npz or .csv")
+    if path.suffix not in SUFFIXES:
+        raise SettingError("data.file", str(path), ENDINGS)
     _require_readable(path, f"data.file = {str(path)!r}")
-    if path.suffix == ".csv" and not targets:
-        how = "a .csv file needs the names of its target columns, as in --set data.targets='[\"price\"]'"
-        raise SettingError("data.targets", [], how)
-    if path.suffix == ".npz" and targets:
-        raise SettingError("data.targets", list(targets), "only for .csv files; an .npz file has y_train")
-    if path.suffix == ".npz" and inputs:
-        raise SettingError("data.inputs", list(inputs[:NAMES_SHOWN]), "only for .csv files; an .npz file has x_train")
-    return _dataset_from_csv(path, targets, inputs, task) if path.suffix == ".csv" else _dataset_from_npz(path, task)
+    options = options or TableOptions()
+    if path.suffix in TABLES:
+        if not targets:
+            how = "a table needs the names of its target columns, as in --targets price"
+            raise SettingError("data.targets", [], how)
+        table = read_table(path, options.decimal)
+        return _dataset_from_table(
+            table, path.name, shown_path(path), targets, inputs, task, options, encoding, training
+        )
+    for setting, value, array in (("data.targets", targets, "y_train"), ("data.inputs", inputs, "x_train")):
+        if value:
+            raise SettingError(setting, list(value[:NAMES_SHOWN]), f"only for tables; an .npz file has {array}")
+    for field in fields(options):
+        if (given := getattr(options, field.name)) != field.default:
+            raise SettingError(f"data.{field.name}", given, "only for tables, which an .npz file is not")
+    return _dataset_from_npz(path, task)
+
+
+def load_frame(
+    frame: DataFrame,
+    targets: Sequence[str],
+    *,
+    inputs: Sequence[str] = (),
+    task: Task | None = None,
+    options: TableOptions | None = None,
+    training: Training | None = None,
+) -> Dataset:
+    """Make a data set of a pandas data frame; parameters and errors as for `load_file`.
+
+    The index is left out, unless it has a name. ``Dataset.encoding`` encodes other frames for the same network, and
+    names the classes.
+    """
+    called = "the frame"
+    table = named_frame(frame, called)
+    return _dataset_from_table(table, "frame", called, targets, inputs, task, options or TableOptions(), None, training)
 
 
 def _require_readable(path: Path, called: str) -> None:
@@ -100,48 +145,107 @@ def _dataset_from_npz(path: Path, task: Task | None) -> Dataset:
     return _dataset(path, train, test, why)
 
 
-def _dataset_from_csv(path: Path, targets: Sequence[str], inputs: Sequence[str], task: Task | None) -> Dataset:
-    taken: list[str] = []
-    ignored: list[str] = []
+def _dataset_from_table(
+    table: DataFrame,
+    name: str,
+    called: str,
+    targets: Sequence[str],
+    inputs: Sequence[str],
+    task: Task | None,
+    options: TableOptions,
+    encoding: TableEncoding | None,
+    training: Training | None,
+) -> Dataset:
+    is_fitted = encoding is not None
+    if encoding is None:
+        columns = _choose_columns(table, called, targets, inputs, options.drop_columns)
+        encoding = fit_encoding(table, called, columns, targets, task, options).with_means(table, called, training)
+    else:
+        _require_targets(table, called, targets)
+    x, y, dropped = encoding.encode(table, called, targets=targets)
+    used = {*encoding.columns, *targets, *options.drop_columns}
+    outputs = len(encoding.classes) or len(targets)
+    return Dataset(
+        name,
+        "classification" if encoding.classes else "regression",
+        encoding.features,
+        outputs,
+        _table_rows(x, y, called, targets, checks_targets=not is_fitted),
+        None,
+        inputs=encoding.columns,
+        ignored=tuple(column for column in table.columns if column not in used),
+        task_reason=_reason(table, encoding, targets, task, dropped),
+        encoding=encoding,
+    )
 
-    def choose(names: list[str]) -> list[str]:
-        _require_targets(path, names, targets)
-        taken.extend(input_columns(path, names, targets, inputs))
-        if not taken or len({*taken, *targets}) != len(taken) + len(targets):
-            setting, value = ("data.inputs", inputs) if inputs else ("data.targets", targets)
-            allowed = f"each name once, and at least one column of {path} left as input"
-            raise SettingError(setting, list(value[:NAMES_SHOWN]), allowed)
-        used = {*taken, *targets}
-        ignored.extend(name for name in names if name not in used)
-        return [*taken, *targets]
 
-    table, integers = read_columns(path, choose, targets)
-    x, y = table[:, : len(taken)], table[:, len(taken) :]
-    is_labels = integers and len(targets) == 1
-    why = f"{targets[0]} has decimal points" if len(targets) == 1 else f"{len(targets)} target columns"
-    if task == "regression" and is_labels:
-        why = LOSS_DECIDES
-    if task is None:
-        task = "classification" if is_labels else "regression"
-    if task == "classification" and not is_labels:
-        raise DataError(f"{path}: classification needs one target column of integers without decimal points")
-    rows = _rows(path, x, _labels(path, targets[0], y[:, 0]) if task == "classification" else y, task)
-    return replace(_dataset(path, rows, None, why), inputs=tuple(taken), ignored=tuple(ignored))
+def _table_rows(
+    x: NDArray[Any], y: NDArray[Any] | None, called: str, targets: Sequence[str], *, checks_targets: bool
+) -> ArrayRows:
+    """Samples of an encoded table, with targets; a constant target is refused if `checks_targets`."""
+    if y is None or not len(x):
+        raise DataError(f"{called}: no line of data after the header line")
+    if checks_targets and len(y) > 1:
+        constant = (y == y[:1]).all(axis=0)
+        if constant.any():
+            column = int(np.argmax(constant))
+            value = "has one value only" if y.ndim == 1 else f"is {y[0, column]:g} in every row"
+            raise DataError(f"{called}: target {targets[column]!r} {value}: there is nothing to learn")
+    return ArrayRows(x, y)
 
 
-def _require_targets(path: Path, names: Sequence[str], targets: Sequence[str]) -> None:
-    there = set(names)
+def _choose_columns(
+    table: DataFrame, called: str, targets: Sequence[str], inputs: Sequence[str], dropped: Sequence[str]
+) -> list[str]:
+    """Input columns, in order: `inputs`, or all that are no targets and not dropped."""
+    _require_targets(table, called, targets)
+    require_columns(called, table, dropped, "which data.drop_columns names")
+    require_columns(called, table, inputs, "which the inputs need")
+    left_out = {*targets, *dropped}
+    columns = list(inputs) or [name for name in table.columns if name not in left_out]
+    if not columns or len({*columns, *targets}) != len(columns) + len(targets):
+        setting, value = ("data.inputs", inputs) if inputs else ("data.targets", targets)
+        allowed = f"each name once, and at least one column of {called} left as input"
+        raise SettingError(setting, list(value[:NAMES_SHOWN]), allowed)
+    for setting, names in (("data.inputs", inputs), ("data.targets", targets)):
+        if both := sorted({*names} & {*dropped}):
+            raise SettingError("data.drop_columns", both, f"also in {setting}")
+    return columns
+
+
+def _require_targets(table: DataFrame, called: str, targets: Sequence[str]) -> None:
+    there = set(table.columns)
     for name in targets:
         if name not in there:
-            raise SettingError("data.targets", name, f"{path} has no such column; it has {column_list(names)}")
+            names = list(table.columns)
+            hint = "; its first line holds numbers, and must name the columns" if _are_numbers(names) else ""
+            raise SettingError("data.targets", name, f"{called} has no such column; it has {column_list(names)}{hint}")
 
 
-def _labels(path: Path, column: str, values: NDArray[np.float64]) -> NDArray[np.int64]:
-    beyond = np.flatnonzero(np.abs(values) >= EXACT)
-    if beyond.size:
-        label = f"{values[beyond[0]]:.0f}"
-        raise DataError(f"{path}: column {column!r} has the label {label}, too large; {_label_hint(path)}")
-    return values.astype(np.int64)
+def _are_numbers(names: Sequence[str]) -> bool:
+    """Whether all names are numbers, as in a file without a header line."""
+    try:
+        return bool([float(name) for name in names])
+    except ValueError:
+        return False
+
+
+def _reason(
+    table: DataFrame, encoding: TableEncoding, targets: Sequence[str], task: Task | None, dropped: int
+) -> str:
+    """Property of the table from which the task follows, and the rows that were left out."""
+    left = f"; {dropped:,} of {len(table):,} rows have missing values and are left out" if dropped else ""
+    if encoding.classes:
+        is_counted = encoding.classes == tuple(str(label) for label in range(len(encoding.classes)))
+        names = "" if is_counted else f" ({column_list(encoding.classes)})"
+        return f"classification: {len(encoding.classes)} classes{names}{left}"
+    if len(targets) > 1:
+        why = f"{len(targets)} target columns"
+    elif task == "regression" and table[targets[0]].dtype.kind in "iub":
+        why = LOSS_DECIDES
+    else:
+        why = f"{targets[0]} has decimal points"
+    return f"regression: {why}{left}"
 
 
 def _rows(path: Path, x: NDArray[Any], y: NDArray[Any], task: Task | None, **known: Any) -> ArrayRows:
@@ -158,7 +262,7 @@ def _dataset(path: Path, train: ArrayRows, test: ArrayRows | None, why_regressio
         return Dataset(path.name, "regression", train.features, outputs, train, test, task_reason=why)
     classes = class_count(train)
     if classes > train.samples:
-        raise DataError(f"{path}: label {classes - 1} among {train.samples} samples; {_label_hint(path)}")
+        raise DataError(f"{path}: label {classes - 1} among {train.samples} samples; {_label_hint()}")
     if train.y.min() == train.y.max():
         raise DataError(f"{path}: all labels are {classes - 1}: classification needs at least 2 classes")
     why = f"classification: {_class_text(train, classes)}"
@@ -174,9 +278,9 @@ def _class_text(train: ArrayRows, classes: int) -> str:
     return f"{classes - absent.size} of {classes} classes occur: no sample has the label {labels}"
 
 
-def _label_hint(path: Path) -> str:
-    otherwise = "write a decimal point" if path.suffix == ".csv" else "store floating point"
-    return f"integers are class labels: number them from 0, or {otherwise} for regression, or set model.loss to mse"
+def _label_hint() -> str:
+    how = "number them from 0, or store floating point for regression, or set model.loss to mse"
+    return f"integers are class labels: {how}"
 
 
 @dataclass(frozen=True)
@@ -188,25 +292,35 @@ class InputSamples:
 
 
 def load_samples(
-    path: str | Path, features: int, targets: Sequence[str] = (), inputs: Sequence[str] = ()
+    path: str | Path,
+    features: int,
+    targets: Sequence[str] = (),
+    *,
+    encoding: TableEncoding | None = None,
+    options: TableOptions | None = None,
 ) -> InputSamples:
     """Load samples without targets, to predict from; parameters and errors as for `load_file`.
 
     Parameters
     ----------
     path : str or Path
-        ``.npz`` with an array ``x``, or with one array of any name, or ``.csv`` with a header line.
+        ``.npz`` with an array ``x``, or with one array of any name, or a table.
     features : int
         Required number of inputs.
     targets : sequence of str
-        Columns of a ``.csv`` that are skipped if they are present.
+        Columns of a table that are skipped if they are present.
+    encoding : TableEncoding, optional
+        Encoding of the table that the network was trained on; without it, all columns but the targets are inputs, in
+        their order.
+    options : TableOptions, optional
+        How a table is read: its decimal separator, and columns that are left out.
     """
     path = Path(path)
-    if path.suffix not in (".npz", ".csv"):
-        raise SettingError("samples", str(path), "must end in .npz or .csv")
+    if path.suffix not in SUFFIXES:
+        raise SettingError("samples", str(path), ENDINGS)
     _require_readable(path, shown_path(path))
-    if path.suffix == ".csv":
-        samples = _samples_from_csv(path, targets, inputs)
+    if path.suffix in TABLES:
+        samples = _samples_from_table(path, targets, encoding, options or TableOptions())
     else:
         samples = InputSamples(_samples_from_npz(path))
     try:
@@ -226,141 +340,17 @@ def _samples_from_npz(path: Path) -> NDArray[Any]:
     return arrays["x"] if "x" in arrays else next(iter(arrays.values()))
 
 
-def _samples_from_csv(path: Path, targets: Sequence[str], inputs: Sequence[str]) -> InputSamples:
-    ignored: list[str] = []
-
-    def choose(names: list[str]) -> list[str]:
-        if not set(names) & set(inputs):
-            _require_header(path, names)
-        chosen = input_columns(path, names, targets, inputs)
-        used = {*chosen, *targets}
-        ignored.extend(name for name in names if name not in used)
-        return chosen
-
-    table, _ = read_columns(path, choose)
-    return InputSamples(table, tuple(ignored))
-
-
-def _require_header(path: Path, names: Sequence[str]) -> None:
-    """Raise DataError if the first line holds numbers, and so is not a header."""
-    try:
-        numbers = [float(name) for name in names]
-    except ValueError:
-        return
-    found = "holds numbers" if numbers else "is empty"
-    raise DataError(f"{path}: the first line {found}; it must name the columns")
-
-
-# -- tables of a .csv file --------------------------------------------------------------------------------------------
-
-
-def read_columns(
-    path: Path, choose: Callable[[list[str]], Sequence[str]], labels: Sequence[str] = ()
-) -> tuple[NDArray[np.float64], bool]:
-    """Read columns of a ``.csv`` file with a header line; a `DataError` names the file, the line and the column.
-
-    Parameters
-    ----------
-    choose : callable
-        Takes the names of all columns, which are unique, and returns those to read; cells of other columns are not
-        checked.
-    labels : sequence of str
-        Columns that are checked for decimal points.
-
-    Returns
-    -------
-    values : ndarray, shape (samples, columns)
-        In the order of the chosen names; finite.
-    integers : bool
-        Whether all cells of `labels` are integers without decimal points.
-    """
+def _samples_from_table(
+    path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
+) -> InputSamples:
+    table = read_table(path, options.decimal)
     called = shown_path(path)
-    try:
-        # utf-8-sig: spreadsheets write a byte-order mark
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(_lines(called, file))
-            names = [name.strip() for name in next(reader, [])]
-            _require_names(called, names)
-            rows = ((reader.line_num, cells) for cells in reader if cells)
-            return _numbers(called, names, rows, choose(names), labels)
-    except OSError as error:
-        raise DataError(f"{called}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{called} is not a text file of comma-separated values: {error}") from error
-    except MemoryError:
-        raise DataError(f"{called}: the table does not fit into the memory") from None
-
-
-def column_list(names: Sequence[str]) -> str:
-    """Names of columns for a message, at most `NAMES_SHOWN` of them."""
-    shown = ", ".join(printable(name, 40) for name in names[:NAMES_SHOWN])
-    more = len(names) - NAMES_SHOWN
-    return f"{shown} and {more:,} more" if more > 0 else shown or "none"
-
-
-def input_columns(path: Path, names: Sequence[str], targets: Sequence[str], inputs: Sequence[str]) -> list[str]:
-    """Input columns: those of `inputs`, which must be among `names`, in their order; if empty, all but `targets`."""
-    there, left_out = set(names), set(targets)
-    missing = [repr(name) for name in inputs if name not in there]
-    if missing:
-        which = f"column{'s' if len(missing) > 1 else ''} {column_list(missing)}"
-        raise DataError(f"{shown_path(path)}: no {which}, which the inputs need; it has {column_list(names)}")
-    return list(inputs) or [name for name in names if name not in left_out]
-
-
-def _lines(called: str, file: io.TextIOWrapper) -> Iterator[str]:
-    """Lines of a file; an error if one is longer than `LINE_CHARACTERS`."""
-    number = 0
-    while line := file.readline(LINE_CHARACTERS):
-        number += 1
-        if len(line) == LINE_CHARACTERS:
-            raise DataError(f"{called}, line {number}: longer than {LINE_CHARACTERS:,} characters")
-        yield line
-
-
-def _require_names(called: str, names: Sequence[str]) -> None:
-    """Raise DataError for columns without a name, or with equal names."""
-    if len(names) > 1 and "" in names:
-        column = names.index("")
-        why = PANDAS_INDEX if column == 0 else "every column needs one"
-        raise DataError(f"{called}: column {column + 1} of the header line has no name ({why})")
-    doubled = sorted(name for name, times in Counter(names).items() if times > 1)
-    if doubled:
-        quoted = column_list([repr(name) for name in doubled])
-        raise DataError(f"{called}: the header line names {quoted} more than once")
-
-
-def _numbers(
-    called: str,
-    names: Sequence[str],
-    rows: Iterable[tuple[int, list[str]]],
-    chosen: Sequence[str],
-    labels: Sequence[str],
-) -> tuple[NDArray[np.float64], bool]:
-    """Values of the chosen columns, and whether every cell of `labels` is an integer."""
-    place = {name: column for column, name in enumerate(names)}
-    columns, label_columns = [place[name] for name in chosen], [place[name] for name in labels]
-    values, samples, integers = array("d"), 0, True
-    for line, cells in rows:
-        if len(cells) != len(names):
-            raise DataError(f"{called}, line {line}: {len(cells)} cells, the header line has {len(names)}")
-        row = _finite([cells[column] for column in columns])
-        if row is None:
-            bad = next(column for column in columns if _finite([cells[column]]) is None)
-            cell = repr(cells[bad]) if len(cells[bad]) <= 40 else f"{cells[bad][:40]!r}…"
-            raise DataError(f"{called}, line {line}, column {names[bad]!r}: {cell} is not a finite number")
-        values.extend(row)
-        integers = integers and all(cells[column].strip().lstrip("+-").isdecimal() for column in label_columns)
-        samples += 1
-    if not samples:
-        raise DataError(f"{called}: no line of data after the header line")
-    return np.array(values).reshape(samples, len(columns)), integers
-
-
-def _finite(cells: Sequence[str]) -> list[float] | None:
-    """Values of `cells`, or None if one is not a finite number."""
-    try:
-        numbers = [float(cell) for cell in cells]
-    except ValueError:
-        return None
-    return numbers if all(map(math.isfinite, numbers)) else None
+    names = list(table.columns)
+    if _are_numbers(names) and not (encoding and {*names} & {*encoding.columns}):
+        raise DataError(f"{called}: the first line holds numbers; it must name the columns")
+    if encoding is None:
+        left_out = {*targets, *options.drop_columns}
+        encoding = TableEncoding(tuple(name for name in names if name not in left_out))
+    x, _, _ = encoding.encode(table, called, targets=())
+    used = {*encoding.columns, *targets, *options.drop_columns}
+    return InputSamples(x, tuple(name for name in names if name not in used))

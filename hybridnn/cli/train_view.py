@@ -211,7 +211,8 @@ def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Ta
     In a pipeline the bubble has a column of its own.
     """
     label = "R²" if any(record.test_r2 is not None for record in epochs) else "accuracy"
-    quality = ("train\nloss", "test\nloss", f"test\n{label}")
+    tested = any(record.test_loss is not None for record in epochs)
+    quality = ("train\nloss", *(("test\nloss", f"test\n{label}") if tested else ()))
     times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns"] if pipelined else []))
     table = new_table((), ("epoch", *quality, *times, "sent"), show_edge=False)
     best = best_epoch(epochs)
@@ -221,8 +222,7 @@ def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Ta
         table.add_row(
             str(record.epoch),
             _number(record.train_loss),
-            _number(record.test_loss),
-            _number(record.metric),
+            *((_number(record.test_loss), _number(record.metric)) if tested else ()),
             f"{record.samples_per_second:,.0f}",
             f"{record.compute_seconds:.3f}",
             *(f"{seconds:.3f}" for seconds in communication),
@@ -239,9 +239,11 @@ def summary_table(summary: RunSummary, speed: Speed, *, pipelined: bool = False,
     steps = f"{summary.steps:,}"
     if summary.resumed_at:
         steps += f", the last {summary.steps - summary.resumed_at:,}"
+    tested = any(epoch.test_loss is not None for epoch in summary.epochs)
+    quality = (summary.metric_name, f"{_number(summary.metric)}{best}")
     return new_grid(
         [
-            (summary.metric_name, f"{_number(summary.metric)}{best}"),
+            quality if tested or not summary.epochs else ("training loss", _number(summary.epochs[-1].train_loss)),
             ("steps", f"{steps} in {summary.seconds:.1f} s, {speed.samples_per_second:,.0f} samples/s"),
             ("time", f"{time_shares(speed, pipelined=pipelined)} (rank 0)"),
             *([("", "of ranks that take turns in one process, and not of parallel ranks")] if takes_turns else []),

@@ -53,14 +53,12 @@ def evaluate(
     data: Annotated[
         str | None,
         option(
-            "A .csv file that has the input columns of the run, in any order, a .npz file or the name of a data set; "
-            "without, the data of the run.",
+            "A table (.csv, .parquet) that has the input columns of the run, in any order, a .npz file or the name of "
+            "a data set; without, the data of the run.",
             "FILE|NAME",
         ),
     ] = None,
-    targets: Annotated[
-        str | None, option("Target columns of a .csv file; without, those of the run.", "NAME,...")
-    ] = None,
+    targets: Annotated[str | None, option("Target columns of a table; without, those of the run.", "NAME,...")] = None,
     part: Annotated[
         SplitName | None,
         typer.Option(help="Data split to evaluate on; without, test, or all samples of data without splits."),
@@ -110,8 +108,8 @@ def predict(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Samples: a .csv file that has the input columns of the run, in any order, or a .npz file with an "
-            "array x.",
+            help="Samples: a table (.csv, .parquet) that has the input columns of the run, in any order, or a .npz "
+            "file with an array x.",
             metavar="FILE",
         ),
     ],
@@ -233,10 +231,14 @@ def _print_evaluation(run: TrainedRun, result: Evaluation, *, as_json: bool) -> 
 
 def _class_table(report: ClassReport) -> Table:
     """Precision, recall and F1 of every class, of the least recognized ones if there are many, and their means."""
+    from hybridnn.utils.text import printable
+
     classes = range(len(report.confusion))
     shown = sorted(sorted(classes, key=lambda k: report.f1[k])[:MOST_CLASSES])
     scores = report.precision, report.recall, report.f1
-    rows = [(str(k), *(f"{score[k]:.4f}" for score in scores), f"{report.support[k]:,}") for k in shown]
+    names = [printable(report.names[k], 40) for k in shown]
+    numbers = [(*(f"{score[k]:.4f}" for score in scores), f"{report.support[k]:,}") for k in shown]
+    rows = [(name, *values) for name, values in zip(names, numbers, strict=True)]
     if len(shown) < len(classes):
         rows.append((f"the {MOST_CLASSES} with the least F1 of {len(classes):,}", "", "", "", ""))
     rows += [(name, *(f"{value:.4f}" for value in values), "") for name, values in report.means().items()]
@@ -251,7 +253,7 @@ def _weights_text(source: WeightsSource) -> str:
 def _warn_of_columns(file: str, ignored: Sequence[str]) -> None:
     """Print the unused columns of a table on the error stream."""
     if ignored:
-        from hybridnn.datasets.user_file import column_list
+        from hybridnn.datasets.table_file import column_list
 
         columns = column_list(ignored)
         print(f"Warning: {file}: columns that the run was not trained on are ignored: {columns}", file=sys.stderr)

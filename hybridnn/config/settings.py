@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, PlainValidator, ValidationError, model_validator
 
 from hybridnn import datasets
-from hybridnn.datasets import Dataset, DatasetInfo, SyntheticSpec, Task
+from hybridnn.datasets import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
+from hybridnn.datasets.table_encoding import Categories, Decimal, Missing
 from hybridnn.errors import SettingError
 from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
@@ -50,6 +51,7 @@ from hybridnn.utils.settings_models import (
 )
 from hybridnn.utils.text import shown_path
 
+TABLE_KEYS = frozenset({"targets", "inputs", "decimal", "drop_columns", "missing", "categories"})
 PIPELINE_KEYS = frozenset({"method", "microbatches", "chunks", "partition", "vertical_sync", "drain", "weight_grad"})
 
 
@@ -157,30 +159,36 @@ class DataSettings(Section):
     name : str or None
         A name of the catalogue, or ``"synthetic"``; ``"digits"`` by default, None if `file` is given.
     targets, inputs : tuple of str
-        Columns of a ``.csv`` file; the inputs are by default all that are no targets. A run writes the names of its
-        inputs to its ``config.toml``.
+        Columns of a table; the inputs are by default all that are no targets. A run writes the names of its inputs to
+        its ``config.toml``.
+    decimal, drop_columns, missing, categories
+        As for `TableOptions`.
     features : str
         ``"paper"`` takes the columns that the papers used instead of all.
     rows : int or None
         Take only the first `rows` samples.
     test_fraction : float
-        Share of the samples for the test split of data that have none.
+        Share of the samples for the test split of data that have none; 0 trains on all samples.
     """
 
     name: Text | None = None
     file: Text | None = None
     targets: Texts = ()
     inputs: Texts = ()
+    decimal: Decimal = TableOptions.decimal
+    drop_columns: Texts = ()
+    missing: Missing = TableOptions.missing
+    categories: Categories = TableOptions.categories
     features: Literal["all", "paper"] = "all"
     rows: Count | None = None
     standardize: bool = True
-    test_fraction: Annotated[float, Range(above=0, below=1)] = 0.2
+    test_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.2
     distribution: Distribution = TrainConfig.distribution
     synthetic: Annotated[SyntheticSpec, FieldsOf(SyntheticSpec)] = SyntheticSpec()
 
     def foreign_keys(self) -> frozenset[str]:
         """``[data.synthetic]`` for other data, keys of the catalogue for a file, keys of files for the catalogue."""
-        other = {"features", "rows"} if self.file is not None else {"targets", "inputs"}
+        other = {"features", "rows"} if self.file is not None else TABLE_KEYS
         return frozenset(other if self.name == "synthetic" else {*other, "synthetic"})
 
     @model_validator(mode="before")
@@ -199,17 +207,34 @@ class DataSettings(Section):
             raise refused("synthetic.test_samples", 0, "must be at least 1")
         return self
 
-    def load(self, task: Task | None = None) -> Dataset:
+    def load(self, task: Task | None = None, seed: int = 0, encoding: TableEncoding | None = None) -> Dataset:
         """Load the data; generated data are generated when used.
 
         Parameters
         ----------
         task : {"classification", "regression"}, optional
             Of a user's file, in place of what its targets say: whole numbers are labels otherwise.
+        seed : int
+            Of the choice of the test samples, which take no part in the means that replace missing values.
+        encoding : TableEncoding, optional
+            As for `load_file`.
         """
         if self.file is not None:
-            return datasets.load_file(self.file, self.targets, inputs=self.inputs, task=task)
+            return datasets.load_file(
+                self.file,
+                self.targets,
+                inputs=self.inputs,
+                task=task,
+                options=self.table_options,
+                encoding=encoding,
+                training=lambda samples: split_indices(samples, self.test_fraction, seed)[0],
+            )
         return datasets.load_dataset(**self._in_catalogue())
+
+    @property
+    def table_options(self) -> TableOptions:
+        """How a table is read."""
+        return TableOptions(self.decimal, self.drop_columns, self.missing, self.categories)
 
     def describe(self, task: Task | None = None) -> DatasetInfo | Dataset:
         """Describe the data; only a user's file is loaded for that."""
@@ -233,7 +258,8 @@ class ModelSettings(Section):
     @property
     def task(self) -> Task | None:
         """The task that the loss implies for a user's file, whose whole numbers are labels otherwise; None for none."""
-        return "regression" if self.loss == "mse" else None
+        tasks: dict[str, Task] = {"mse": "regression", "cross_entropy": "classification"}
+        return tasks.get(self.loss)
 
     def make(self, features: int, outputs: int, task: str) -> MLP:
         """The network for data of these shapes; `SettingError` if its loss does not fit the task."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,17 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_bounds
-from hybridnn.datasets import ArrayRows, Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split
+from hybridnn.datasets import (
+    ArrayRows,
+    Dataset,
+    Rows,
+    StandardizedRows,
+    Standardizer,
+    SubsetRows,
+    TableEncoding,
+    split,
+)
+from hybridnn.datasets.table_file import column_list
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
 from hybridnn.training.rank_comparison import require_same_data, sample_blocks
@@ -42,7 +52,7 @@ class PlacedData:
     standardizer: Standardizer | None  # if the data were standardized
     memory: NodeMemory  # holds shared samples; to be freed after the last use
     digest: str  # first bytes of the SHA-256 of all samples as loaded, in hexadecimal; empty for generated data
-    inputs: tuple[str, ...] = ()  # on rank 0, names of the input columns of a ``.csv`` file
+    encoding: TableEncoding | None = None  # on rank 0, of the columns of a table
     task_reason: str = ""  # on rank 0, what in a user's file decided the task
 
 
@@ -102,7 +112,7 @@ def place_data(
         train, test = (data.train, data.test) if data.test is not None else split(data.train, test_fraction, seed)
         sizes = train.samples, test.samples, train.features, data.outputs
         own_facts = _Facts(*sizes, int(bool(train.targets_shape)), int.from_bytes(digest, "big"))
-        return data
+        return replace(data, task_reason=data.task_reason + _untrained_classes(data, train, test))
 
     loaded = agree(grid.world, load_and_split, names_nodes=True)
     facts = _share_facts(own_facts, grid, is_local)
@@ -132,9 +142,22 @@ def place_data(
         standardizer,
         memory,
         "" if generated else f"{facts.digest:0{2 * DIGEST_BYTES}x}",
-        () if described is None else described.inputs,
+        None if described is None else described.encoding,
         "" if described is None else described.task_reason,
     )
+
+
+def _untrained_classes(data: Dataset, train: Rows, test: Rows) -> str:
+    """Classes of a user's data that only test samples have, for the line that says the task; empty if none."""
+    if not data.task_reason or data.task != "classification":
+        return ""
+    found = []
+    for rows in (train, test):
+        labels = np.empty(rows.samples, np.int64)
+        rows.take(np.arange(rows.samples), None, labels)
+        found.append(np.unique(labels))
+    names = [data.class_name(label) for label in np.setdiff1d(found[1], found[0]).tolist()]
+    return f"; no training sample, only test samples, of class {column_list(names)}" if names else ""
 
 
 def _share_facts(own: _Facts, grid: ProcessGrid, is_local: bool) -> _Facts:

@@ -31,6 +31,7 @@ from hybridnn.runs.run_files import (
     CONFIG_END,
     HISTORY,
     LEARNING_CURVE,
+    TABLE,
     WEIGHTS,
     read_records,
     run_status,
@@ -38,6 +39,7 @@ from hybridnn.runs.run_files import (
 )
 from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Record, StepRecord
 from hybridnn.utils.files import discard_partial, replace_atomically
+from hybridnn.utils.text import to_json
 
 RUNS = "runs"  # folder of run folders that are not named
 
@@ -86,7 +88,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
                 except HybridnnError:
                     lock.release()
                     raise
-                for name in (WEIGHTS, BEST_WEIGHTS):
+                for name in (WEIGHTS, BEST_WEIGHTS, TABLE):
                     (folder / name).unlink(missing_ok=True)
                 run._open_history("w")
             return run
@@ -116,6 +118,10 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     def diverge(self, error: NonFiniteLossError, epoch: int) -> None:
         """Add the last line of a run that diverged in `epoch`."""
         self.append(DivergedRecord(error.step, epoch, error.what))
+
+    def write_json(self, name: str, values: object) -> None:
+        """Write a JSON file of the folder, atomically."""
+        self._write(name, lambda file: file.write(to_json(values).encode() + b"\n"))
 
     def write_arrays(self, name: str, arrays: Mapping[str, Any]) -> None:
         """Write an ``.npz`` file of the folder, atomically."""

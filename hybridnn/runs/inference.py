@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from hybridnn.comm.agreement import agree, broadcast_text
-from hybridnn.config.settings import DataSettings, settings_from
-from hybridnn.datasets import Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, load_file, split
-from hybridnn.datasets.user_file import load_samples
+from hybridnn.config.settings import TABLE_KEYS, DataSettings, settings_from
+from hybridnn.datasets import Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split
+from hybridnn.datasets.user_file import SUFFIXES, TABLES, InputSamples, load_samples
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
@@ -28,8 +28,6 @@ from hybridnn.training.config import array_dtype
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import npz_bytes
-
-FILES = (".csv", ".npz")
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -49,7 +47,7 @@ class Evaluation:
     data: str  # file, or name of the data set
     part: str  # one of "test", "train", "all"
     metrics: Metrics  # in the units of the training: standardized if the run standardized its data
-    # columns of a ``.csv`` file that are neither inputs of the run nor targets; on rank 0
+    # columns of a table that are neither inputs of the run nor targets; on rank 0
     ignored: tuple[str, ...] = ()
     report: Report | None = field(
         default=None, compare=False
@@ -65,8 +63,7 @@ def evaluate_run(
 ) -> Evaluation:
     """Loss and accuracy or R² of a run's weights; collective over `grid`.
 
-    All samples are standardized with the statistics of the run's training samples. Input columns of a ``.csv`` file are
-    found by the names of the run's columns, or by position if these have no names.
+    All samples are standardized with the statistics of the run's training samples. Input columns of a table are found by the names of the run's columns, or by position if these have no names.
 
     Raises `HybridnnError` on every rank: the data cannot be read or do not fit the network, or the network does not fit
     the grid.
@@ -74,9 +71,9 @@ def evaluate_run(
     Parameters
     ----------
     source : str or None
-        A ``.csv`` or ``.npz`` file or the name of a data set; None for the run's own data.
+        A table, a ``.npz`` file or the name of a data set; None for the run's own data.
     targets : sequence of str
-        Target columns of a ``.csv`` file; by default those of the run.
+        Target columns of a table; by default those of the run.
     part : {"test", "train"} or None
         None: the test samples, or all samples of other data that have no test samples.
     """
@@ -130,7 +127,7 @@ def _report(run: TrainedRun, grid: ProcessGrid, trainer: Trainer, placed: Placed
     if grid.rank != 0 or not count:
         return None
     if not regression:
-        return ClassReport.of(run.outputs, true, found)
+        return ClassReport.of(run.class_names, true, found)
     if run.standardizer is not None:
         true, found = run.standardizer.restore_y(true), run.standardizer.restore_y(found)
     return RegressionReport(_target_names(run), true, found)
@@ -143,27 +140,26 @@ def _target_names(run: TrainedRun) -> tuple[str, ...]:
 def _data_settings(run: TrainedRun, source: str | None, targets: Sequence[str]) -> DataSettings:
     """Settings of the data to evaluate on; the settings object of the run if it is the run's data."""
     own = run.settings.data
-    if targets and not (source or "").endswith(".csv"):
-        raise SettingError("--targets", ",".join(targets), "goes with --data FILE.csv")
+    if targets and not (source or "").endswith(TABLES):
+        raise SettingError("--targets", ",".join(targets), "goes with --data FILE.csv or FILE.parquet")
     if source is None or source == own.name:
         return own
-    if not source.endswith(FILES):
+    if not source.endswith(SUFFIXES):
         return settings_from({"data": {"name": source}}).data
     if own.file is not None and Path(own.file).resolve() == Path(source).resolve():
         return own
-    columns = {"targets": list(targets or own.targets), "inputs": list(own.inputs)}
-    return settings_from({"data": {"file": source, **(columns if source.endswith(".csv") else {})}}).data
+    table: dict[str, Any] = {}
+    if source.endswith(TABLES):
+        table = own.model_dump(include=set(TABLE_KEYS)) | {"targets": list(targets or own.targets)}
+    return settings_from({"data": {"file": source, **table}}).data
 
 
 def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[str, Dataset]:
     """Load the data; the selected split is returned, standardized, as the training samples of a data set."""
-    if settings.file is None:
-        data = settings.load()
-    else:
-        data = load_file(settings.file, settings.targets, inputs=settings.inputs, task=run.task)
+    data = settings.load(run.task, encoding=run.encoding)
     _require_same_kind(run, data)
     train, test = data.train, data.test
-    if test is None and settings is run.settings.data:
+    if test is None and settings is run.settings.data and settings.test_fraction > 0:
         train, test = split(data.train, settings.test_fraction, run.settings.training.seed)
     if wanted == "test" and test is None:
         raise SettingError("--part", wanted, f"{data.name} has no test part; without --part all samples are taken")
@@ -196,7 +192,8 @@ class Predictions:
 
     columns: tuple[str, ...]  # of `values`
     values: NDArray[np.float64]  # probabilities of the classes, or targets in their original units
-    classes: NDArray[np.int64] | None  # the most probable class; None for regression
+    classes: NDArray[np.int64] | None  # label of the most probable class; None for regression
+    names: NDArray[np.str_] | None = None  # name of that class
     ignored: tuple[str, ...] = ()  # columns of the file that are neither inputs nor targets of the run
 
     def to_csv(self) -> bytes:
@@ -208,15 +205,17 @@ class Predictions:
             writer.writerows(self.values.tolist())
         else:
             writer.writerow(("class", *self.columns))
-            rows = zip(self.classes.tolist(), self.values.tolist(), strict=True)
-            writer.writerows((label, *values) for label, values in rows)
+            names = self.classes if self.names is None else self.names
+            rows = zip(names.tolist(), self.values.tolist(), strict=True)
+            writer.writerows((name, *values) for name, values in rows)
         return text.getvalue().encode()
 
     def to_npz(self) -> bytes:
-        """Arrays ``classes`` and ``probabilities``, or ``predictions``."""
+        """Arrays ``classes``, their ``names`` and ``probabilities``, or ``predictions``."""
         if self.classes is None:
             return npz_bytes({"predictions": self.values})
-        return npz_bytes({"classes": self.classes, "probabilities": self.values})
+        names = {} if self.names is None else {"names": self.names}
+        return npz_bytes({"classes": self.classes, **names, "probabilities": self.values})
 
 
 def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions | None:
@@ -227,7 +226,7 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
     Parameters
     ----------
     path : Path
-        As for `load_samples`. Input columns of a ``.csv`` file are found by the names of the run's columns, or if these
+        As for `load_samples`. Input columns of a table are found by the names of the run's columns, or if these
         have no names by position, without the run's targets.
 
     Returns
@@ -236,9 +235,13 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
         None on ranks other than 0.
     """
     data = run.settings.data
-    samples = agree(
-        grid.world, lambda: load_samples(path, run.features, data.targets, data.inputs) if grid.rank == 0 else None
-    )
+
+    def load() -> InputSamples | None:
+        if grid.rank != 0:
+            return None
+        return load_samples(path, run.features, data.targets, encoding=run.encoding, options=data.table_options)
+
+    samples = agree(grid.world, load)
     outputs = _outputs(run, grid, None if samples is None else samples.x)
     return None if samples is None else replace(_predictions(run, outputs), ignored=samples.ignored)
 
@@ -268,8 +271,9 @@ def _outputs(run: TrainedRun, grid: ProcessGrid, x: NDArray[Any] | None) -> NDAr
 def _predictions(run: TrainedRun, outputs: NDArray[Any]) -> Predictions:
     exact = outputs.astype(np.float64)
     if run.task == "classification":
-        columns = tuple(f"probability_{label}" for label in range(run.outputs))
-        return Predictions(columns, softmax(exact, axis=1), outputs.argmax(axis=1))
+        columns = tuple(f"probability_{name}" for name in run.class_names)
+        labels = outputs.argmax(axis=1)
+        return Predictions(columns, softmax(exact, axis=1), labels, np.array(run.class_names)[labels])
     return Predictions(
         _target_names(run), exact if run.standardizer is None else run.standardizer.restore_y(exact), None
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.utils.figures import GRID, MUTED, new_figure, tidy
+from hybridnn.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 MOST_LABELLED = 20  # classes whose counts are written into a picture
+MOST_LEVEL_CHARACTERS = 4  # of a class name that is written level below a picture
 MOST_POINTS = 5_000  # samples that a picture shows, evenly spaced
 POINT_COLOR = "#2a6fbb"
 
@@ -33,17 +36,21 @@ class ClassReport:
 
     Attributes
     ----------
+    names : tuple of str
+        Of the classes.
     confusion : ndarray of int64, shape (classes, classes)
         Samples by true class (row) and predicted class (column).
     """
 
+    names: tuple[str, ...]
     confusion: NDArray[np.int64]
 
     @classmethod
-    def of(cls, classes: int, true: NDArray[np.int64], predicted: NDArray[np.int64]) -> ClassReport:
+    def of(cls, names: Sequence[str], true: NDArray[np.int64], predicted: NDArray[np.int64]) -> ClassReport:
         """Count predictions."""
+        classes = len(names)
         counts = np.bincount(true * classes + predicted, minlength=classes * classes)
-        return cls(counts.reshape(classes, classes))
+        return cls(tuple(names), counts.reshape(classes, classes))
 
     @property
     def support(self) -> NDArray[np.int64]:
@@ -76,11 +83,16 @@ class ClassReport:
     def to_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
         by_class = zip(
-            self.precision.tolist(), self.recall.tolist(), self.f1.tolist(), self.support.tolist(), strict=True
+            self.names,
+            self.precision.tolist(),
+            self.recall.tolist(),
+            self.f1.tolist(),
+            self.support.tolist(),
+            strict=True,
         )
         names = ("precision", "recall", "f1", "samples")
         return {
-            "classes": [dict(zip(names, values, strict=True)) for values in by_class],
+            "classes": [dict(zip(("name", *names), values, strict=True)) for values in by_class],
             **{name.replace(" ", "_"): dict(zip(names, values, strict=False)) for name, values in self.means().items()},
             "confusion": self.confusion.tolist(),
         }
@@ -97,8 +109,10 @@ class ClassReport:
         axes.set_xlabel("predicted class")
         axes.set_ylabel("true class")
         if classes <= MOST_LABELLED:
-            axes.set_xticks(range(classes))
-            axes.set_yticks(range(classes))
+            shown = [printable(name, 12) for name in self.names]
+            longest = max(map(len, shown))
+            axes.set_xticks(range(classes), shown, rotation=90 if longest > MOST_LEVEL_CHARACTERS else 0)
+            axes.set_yticks(range(classes), shown)
             for (true, predicted), count in np.ndenumerate(self.confusion):
                 if count:
                     ink = "white" if shares[true, predicted] < 0.6 else "black"

@@ -17,12 +17,13 @@ from hybridnn._version import __version__
 from hybridnn.comm.hosts import describe_hosts
 from hybridnn.comm.mpi import is_in_process, library_version
 from hybridnn.config.settings import Settings
+from hybridnn.datasets import TableEncoding
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary
 from hybridnn.runs.resume import Resumed
-from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, WEIGHTS
+from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS
 from hybridnn.training.learning_curve import learning_curve
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
 from hybridnn.training.trainer import Trainer
@@ -84,7 +85,9 @@ class RunReport:
         if resumed is not None:
             folder.resume(progress, resumed.checkpoint.path.name)
         folder.append(header)
-        folder.write_config(_with_absolute_paths(self._settings, self._data.inputs))
+        folder.write_config(_with_absolute_paths(self._settings, self._data.encoding))
+        if self._data.encoding is not None:
+            folder.write_json(TABLE, self._data.encoding.to_dict())
         if self._data.standardizer is not None:  # checkpoints need it too
             folder.write_arrays(STANDARDIZATION, self._data.standardizer.to_arrays())
         if self._predicted is not None:
@@ -172,10 +175,11 @@ class RunReport:
         )
 
 
-def _with_absolute_paths(settings: Settings, inputs: tuple[str, ...]) -> Settings:
+def _with_absolute_paths(settings: Settings, encoding: TableEncoding | None) -> Settings:
     """Settings that any working folder can use, with the input columns by which a table is read."""
     data, model = settings.data, settings.model
     if data.file is not None:
+        inputs = () if encoding is None else encoding.columns
         data = data.model_copy(update={"file": os.path.abspath(data.file), "inputs": inputs})
     if model.init_from is not None:
         model = model.model_copy(update={"init_from": os.path.abspath(model.init_from)})

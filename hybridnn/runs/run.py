@@ -138,7 +138,7 @@ def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> tuple[Settings, 
     grid = _make_grid(settings, comm)
     device = resolve_device(settings.device, grid)  # before anything that takes long
     data = place_data(
-        partial(settings.data.load, settings.model.task),
+        partial(settings.data.load, settings.model.task, settings.training.seed),
         grid,
         generated=settings.data.name == "synthetic",
         distribution=settings.data.distribution,
@@ -220,7 +220,7 @@ def _fit(
             hook.trainer.fit(
                 data.train,
                 epochs=remaining,
-                validation=(data.test, None),
+                validation=(data.test, None) if data.test_samples else None,
                 on_step=report.step,
                 on_epoch=on_epoch,
                 on_evaluation=report.evaluation,

@@ -18,7 +18,7 @@ from hybridnn.checkpoints.reading import Checkpoint, newest_valid, open_checkpoi
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.group import Group
 from hybridnn.config.settings import Settings
-from hybridnn.datasets import Standardizer, Task
+from hybridnn.datasets import Standardizer, TableEncoding, Task
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
@@ -30,6 +30,7 @@ from hybridnn.runs.run_files import (
     CHECKPOINTS,
     CONFIG,
     STANDARDIZATION,
+    TABLE,
     WEIGHTS,
     read_best_weights,
     read_config,
@@ -38,7 +39,7 @@ from hybridnn.runs.run_files import (
 )
 from hybridnn.training.config import Pipelining
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.files import read_npz
+from hybridnn.utils.files import FileError, read_json, read_npz
 from hybridnn.utils.text import shown_path
 
 Array = NDArray[Any]
@@ -69,6 +70,7 @@ class TrainedRun:
     weights: Mapping[str, Array]
     source: WeightsSource
     standardizer: Standardizer | None  # of the run's training samples; None if the run did not standardize
+    encoding: TableEncoding | None = None  # of the table that the run was trained on; None for other data
 
     @property
     def features(self) -> int:
@@ -79,6 +81,12 @@ class TrainedRun:
     def outputs(self) -> int:
         """Classes, or targets per sample."""
         return self.model.sizes[-1]
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes: those in the table, else the labels."""
+        names = () if self.encoding is None else self.encoding.classes
+        return names or tuple(str(label) for label in range(self.outputs))
 
     def distribution_on(self, grid: ProcessGrid) -> str:
         """Distribution of samples: as in the run, but local with a pipeline, both ends of which read data."""
@@ -192,7 +200,12 @@ def _read_run(folder: Path, settings: Settings, source: WeightsSource) -> Traine
         targets = None if standardizer.y_mean is None else standardizer.y_mean.size
         if (standardizer.x_mean.size, targets) != (features, outputs if task == "regression" else None):
             raise DataError(f"{folder / STANDARDIZATION} is for other data than {source.path}: their sizes differ")
-    return TrainedRun(folder, settings, task, model, weights, source, standardizer)
+    encoding = _read_encoding(folder)
+    if encoding is not None:
+        classes = len(encoding.classes) if task == "classification" else 0
+        if encoding.features != features or (classes and classes != outputs):
+            raise DataError(f"{folder / TABLE} is for other data than {source.path}: their sizes differ")
+    return TrainedRun(folder, settings, task, model, weights, source, standardizer, encoding)
 
 
 def _widths(weights: Mapping[str, Array], last: int, path: Path) -> tuple[int, int]:
@@ -212,6 +225,19 @@ def _read_standardizer(folder: Path) -> Standardizer:
     arrays = read_npz(path)
     try:
         return Standardizer.from_arrays(arrays)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _read_encoding(folder: Path) -> TableEncoding | None:
+    """Encoding of the table that a run was trained on; None for a run on other data."""
+    path = folder / TABLE
+    if not os.path.lexists(path):
+        return None
+    try:
+        return TableEncoding.from_dict(read_json(path))
+    except FileError:
+        raise
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 

@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.datasets import ArrayRows, as_rows
+from hybridnn.datasets.rows import as_array
 from hybridnn.errors import DataError
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.mlp import MLP
@@ -128,7 +129,7 @@ def as_samples(x: Any, features: int) -> NDArray[Any]:
 
     Raises `DataError` if `x` has another shape or another kind of dtype.
     """
-    samples = np.asarray(x)
+    samples = as_array(x, "x")
     if samples.ndim != 2 or samples.shape[1] != features or samples.dtype.kind not in "biuf":
         raise DataError(
             f"samples of shape {samples.shape} and dtype {samples.dtype}: "

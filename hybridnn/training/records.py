@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BeforeValidator, ConfigDict
 
 from hybridnn.comm.recorder import RecordedTotals
-from hybridnn.errors import DataError, EnvironmentProblem
+from hybridnn.errors import DataError
 from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
@@ -263,17 +263,9 @@ class History:
         return figure
 
     def to_frame(self) -> DataFrame:
-        """A row for each epoch, with the attributes of `EpochRecord`, as a DataFrame of pandas.
+        """A row for each epoch, with the attributes of `EpochRecord`, as a DataFrame of pandas."""
+        from pandas import DataFrame
 
-        Raises
-        ------
-        EnvironmentProblem
-            If pandas is not installed.
-        """
-        try:
-            from pandas import DataFrame
-        except ImportError as error:
-            raise EnvironmentProblem("History.to_frame needs pandas: pip install pandas") from error
         return DataFrame([asdict(record) for record in self.epochs])
 
     def _repr_svg_(self) -> str | None:

@@ -24,6 +24,7 @@ class PyHybridnn(PythonPackage):
     depends_on("py-pydantic@2:", type=("build", "run"))
     depends_on("py-typer", type=("build", "run"))
     depends_on("py-rich", type=("build", "run"))
+    depends_on("py-pandas@2.2.2:", type=("build", "run"))
     depends_on("py-pooch", type=("build", "run"))
     depends_on("py-matplotlib", type=("build", "run"))
     depends_on("py-threadpoolctl", type=("build", "run"))

@@ -116,6 +116,7 @@ def test_the_report_by_class_is_that_of_scikit_learn(run_hybridnn: Run, ranks: t
     assert found["confusion"] == metrics.confusion_matrix(true, predicted, labels=range(10)).tolist()
     for label, item in enumerate(found["classes"]):
         names = {"precision": "precision", "recall": "recall", "f1": "f1-score", "samples": "support"}
+        assert item.pop("name") == str(label)
         assert item == pytest.approx({own: expected[str(label)][name] for own, name in names.items()})
     for own, name in (("macro_mean", "macro avg"), ("weighted_mean", "weighted avg")):
         values = [found[own][key] for key in ("precision", "recall", "f1")]
@@ -162,14 +163,14 @@ def test_the_confusion_matrix_is_drawn(run_hybridnn: Run, name: str, beginning: 
     assert run_hybridnn("evaluate", "run", "--picture", name)[::2] == (0, "")
     assert Path(name).read_bytes().startswith(beginning)
     found = json.loads(run_hybridnn("evaluate", "run", "--format", "json")[1])
-    axes = ClassReport(np.array(found["confusion"])).figure().axes[0]
+    axes = ClassReport(tuple("0123456789"), np.array(found["confusion"])).figure().axes[0]
     counts = {(item.get_position()[1], item.get_position()[0]): item.get_text() for item in axes.texts}
     expected = {place: f"{count:,}" for place, count in np.ndenumerate(np.array(found["confusion"])) if count}
     assert counts == expected
 
 
 def test_classes_that_never_occur_have_scores_of_zero() -> None:
-    report = ClassReport.of(3, np.array([0, 0, 1]), np.array([0, 1, 1]))
+    report = ClassReport.of("abc", np.array([0, 0, 1]), np.array([0, 1, 1]))
     assert report.precision.tolist() == [1.0, 0.5, 0.0]
     assert report.recall.tolist() == [0.5, 1.0, 0.0]
     assert report.f1.tolist() == pytest.approx([2 / 3, 2 / 3, 0.0])
@@ -183,7 +184,7 @@ def test_classes_that_never_occur_have_scores_of_zero() -> None:
         (["absent"], "Error: absent is not a run folder: it has no config.toml"),
         (["run", "--data", "digit"], "digits"),
         (["run", "--data", "absent.csv"], "Error: data.file = 'absent.csv': no such file"),
-        (["run", "--data", "x.csv"], "Error: data.targets = []: a .csv file needs"),
+        (["run", "--data", "x.csv"], "Error: data.targets = []: a table needs"),
         (["run", "--data", "synthetic"], "Error: synthetic is for regression; run was trained for classification"),
         (["run", "--data", "other.npz"], "Error: other.npz: y_train is float64: classification needs integer labels"),
         (["run", "--checkpoint", "step-00000001"], "--checkpoint = 'step-00000001': not in run/checkpoints"),

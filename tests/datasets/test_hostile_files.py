@@ -29,7 +29,7 @@ NOBODY = 65534
 
 def load(path: Path) -> Any:
     """Load as training data."""
-    return load_file(path, ["y"] if path.suffix == ".csv" else ())
+    return load_file(path, () if path.suffix == ".npz" else ["y"])
 
 
 def sample(path: Path) -> Any:
@@ -180,7 +180,7 @@ def strange(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], P
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
 @pytest.mark.parametrize("read", [load, sample])
 def test_what_is_no_regular_file(
     strange: Callable[[str], Path], suffix: str, read: Callable[[Path], Any], little_memory: None
@@ -188,7 +188,7 @@ def test_what_is_no_regular_file(
     refused(strange(suffix), read)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
 @pytest.mark.parametrize("read", [load, sample])
 def test_file_in_a_folder_that_may_not_be_read(tmp_path: Path, suffix: str, read: Callable[[Path], Any]) -> None:
     folder = tmp_path / "closed"
@@ -206,12 +206,17 @@ def test_file_in_a_folder_that_may_not_be_read(tmp_path: Path, suffix: str, read
 
 
 @pytest.mark.timeout(60)
-def test_table_without_an_end_of_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little_memory: None) -> None:
-    monkeypatch.setattr("hybridnn.datasets.user_file.LINE_CHARACTERS", 1 << 20)
+def test_table_that_is_larger_than_the_memory(tmp_path: Path, little_memory: None) -> None:
     with (tmp_path / "mine.csv").open("wb") as file:
         file.write(b"a,y\n1,2\n")
         file.truncate(1 << 40)  # a terabyte of zeros, which takes no space
-    assert "line 3: longer than 1,048,576 characters" in refused(tmp_path / "mine.csv")
+    assert "the file has 1,099,511,627,776 bytes, and this machine has" in refused(tmp_path / "mine.csv")
+
+
+def test_header_line_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little_memory: None) -> None:
+    monkeypatch.setattr("hybridnn.datasets.table_file.LINE_CHARACTERS", 1 << 20)
+    (tmp_path / "mine.csv").write_bytes(b"a,y" * (1 << 20))
+    assert "line 1: longer than 1,048,576 characters" in refused(tmp_path / "mine.csv")
 
 
 @pytest.mark.timeout(100)
@@ -236,7 +241,7 @@ def test_long_cells_and_strange_names_make_short_lines(tmp_path: Path) -> None:
         load(path)
     assert str(error.value).isprintable()
     path.write_text('a,b,y\n"1,2,0\n' + "3,4,1\n" * 100_000)
-    assert "field larger than field limit" in refused(path)
+    assert "row 1: a quotation mark is not closed" in refused(path)
 
 
 def outcome(path: Path, content: bytes, read: Callable[[Path], Any]) -> None:

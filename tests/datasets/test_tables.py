@@ -1,0 +1,324 @@
+"""Tables of users against pandas' own encodings: text, categories, missing values, separators, Parquet, data frames."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from hybridnn.datasets import (
+    ArrayRows,
+    Dataset,
+    TableEncoding,
+    TableOptions,
+    as_rows,
+    load_file,
+    load_frame,
+    split_indices,
+)
+from hybridnn.datasets.user_file import load_samples
+from hybridnn.errors import DataError, SettingError
+
+ONE_HOT = TableOptions(categories="one-hot")
+ROWS = 200
+
+needs_pyarrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
+
+
+@pytest.fixture
+def people() -> pd.DataFrame:
+    rng = np.random.default_rng(7)
+    return pd.DataFrame(
+        {
+            "age": rng.integers(18, 80, ROWS),
+            "city": rng.choice(["Rome", "Berlin", "Paris, Texas", "Zürich"], ROWS),
+            "income": rng.normal(3e4, 1e4, ROWS),
+            "member": rng.choice([True, False], ROWS),
+            "answer": rng.choice(["yes", "no", "later"], ROWS),
+        }
+    )
+
+
+def arrays(data: Dataset) -> tuple[NDArray[Any], NDArray[Any]]:
+    assert isinstance(data.train, ArrayRows)
+    return data.train.x, data.train.y
+
+
+def expected_inputs(people: pd.DataFrame) -> NDArray[np.float64]:
+    """Inputs by pandas' one-hot encoding, in the order of the columns."""
+    cities = pd.get_dummies(people["city"])[sorted(people["city"].unique())]
+    return np.column_stack([people["age"], cities, people["income"], people["member"]]).astype(float)
+
+
+def write_csv(frame: pd.DataFrame, path: Path, **options: Any) -> Path:
+    frame.to_csv(path, index=False, **options)
+    return path
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sep": ";"},
+        {"sep": "\t"},
+        {"encoding": "utf-8-sig"},
+        {"lineterminator": "\r\n"},
+        {"quoting": 1},
+        {"sep": ";", "decimal": ","},
+    ],
+    ids=["commas", "semicolons", "tabs", "byte-order mark", "CRLF", "quotes", "decimal commas"],
+)
+def test_csv_in_every_form_has_the_same_samples(tmp_path: Path, people: pd.DataFrame, options: dict[str, Any]) -> None:
+    path = write_csv(people, tmp_path / "people.csv", **options)
+    decimal = TableOptions(options.get("decimal", "."), categories="one-hot")  # type: ignore[arg-type]
+    x, y = arrays(load_file(path, ["answer"], options=decimal))
+    np.testing.assert_array_equal(x, expected_inputs(people))  # to the last bit
+    np.testing.assert_array_equal(y, people["answer"].map({"later": 0, "no": 1, "yes": 2}))
+
+
+@needs_pyarrow
+def test_parquet_and_frames_have_the_samples_of_csv(tmp_path: Path, people: pd.DataFrame) -> None:
+    people.to_parquet(tmp_path / "people.parquet")
+    for data in (
+        load_file(tmp_path / "people.parquet", ["answer"], options=ONE_HOT),
+        load_frame(people, ["answer"], options=ONE_HOT),
+        load_frame(people.convert_dtypes(), ["answer"], options=ONE_HOT),
+        load_frame(people.astype({"city": "category", "answer": "category"}), ["answer"], options=ONE_HOT),
+        load_frame(people.set_index("age"), ["answer"], options=ONE_HOT),
+    ):
+        assert (data.task, data.outputs, data.features) == ("classification", 3, 7)
+        assert data.encoding is not None
+        assert data.encoding.classes == ("later", "no", "yes")
+        np.testing.assert_array_equal(arrays(data)[0], expected_inputs(people))
+        np.testing.assert_array_equal(arrays(data)[1], people["answer"].map({"later": 0, "no": 1, "yes": 2}))
+
+
+def test_parquet_without_pyarrow_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ImportError("Unable to find a usable engine")
+
+    monkeypatch.setattr(pd, "read_parquet", fail)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"a\.parquet: \.parquet files need the package pyarrow: pip install pyarrow"):
+        load_file(tmp_path / "a.parquet", ["y"])
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(50) + b"PAR1", b"a,b\n1,2\n"])
+def test_file_that_is_no_parquet(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.parquet: is not a readable \.parquet file: "):
+        load_file(tmp_path / "a.parquet", ["y"])
+
+
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        (["no", "yes", "no"], ("no", "yes")),
+        ([True, False, True], ("False", "True")),
+        ([2, 10, -1], ("-1", "2", "10")),
+        (["b ", " a", "b"], ("a", "b")),
+    ],
+)
+def test_classes_keep_their_names(values: list[Any], classes: tuple[str, ...]) -> None:
+    data = load_frame(pd.DataFrame({"a": [1.0, 2.0, 3.0], "y": values}), ["y"])
+    assert data.encoding is not None
+    assert (data.task, data.encoding.classes) == ("classification", classes)
+    assert [classes[label] for label in arrays(data)[1]] == [str(value).strip() for value in values]
+    assert [data.class_name(label) for label in range(len(classes))] == list(classes)
+
+
+def test_whole_numbers_that_pandas_made_floats_are_labels_still(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,y\n1.5,0\n2.5,1\n3.5,\n4.5,1\n")
+    data = load_file(tmp_path / "a.csv", ["y"], options=TableOptions(missing="drop"))
+    assert (data.task, arrays(data)[1].tolist()) == ("classification", [0, 1, 1])
+    assert data.task_reason == "classification: 2 classes; 1 of 4 rows have missing values and are left out"
+    (tmp_path / "a.csv").write_text("a,y\n1.5,0.0\n2.5,1.0\n")
+    assert load_file(tmp_path / "a.csv", ["y"]).task_reason == "regression: y has decimal points"
+    data = load_file(tmp_path / "a.csv", ["y"], task="classification")
+    assert data.encoding is not None
+    assert data.encoding.classes == ("0", "1")
+
+
+@pytest.fixture
+def gaps(people: pd.DataFrame) -> pd.DataFrame:
+    """The same with missing values: three ages, one income in another row, and two cities."""
+    frame = people.astype({"age": float})
+    frame.loc[[3, 50, 120], "age"] = np.nan
+    frame.loc[7, "income"] = np.nan
+    frame.loc[[3, 9], "city"] = None
+    return frame
+
+
+def test_rows_with_missing_values_are_left_out(gaps: pd.DataFrame, people: pd.DataFrame) -> None:
+    data = load_frame(gaps, ["answer"], options=TableOptions(missing="drop", categories="one-hot"))
+    kept = people.drop(index=[3, 7, 9, 50, 120])
+    np.testing.assert_array_equal(arrays(data)[0], expected_inputs(people)[kept.index])
+    assert data.task_reason.endswith("; 5 of 200 rows have missing values and are left out")
+
+
+def test_means_of_the_training_samples_alone_replace_missing_values(gaps: pd.DataFrame) -> None:
+    def training(samples: int) -> NDArray[np.int64]:
+        return split_indices(samples, 0.3, seed=5)[0]
+
+    options = TableOptions(missing="mean", categories="one-hot")
+    data = load_frame(gaps, ["answer"], options=options, training=training)
+    cities = pd.get_dummies(gaps["city"], dtype=float)
+    cities[gaps["city"].isna()] = np.nan
+    table = pd.concat([gaps["age"], cities, gaps["income"], gaps["member"].astype(float)], axis=1)
+    means = table.iloc[training(ROWS)].mean()
+    np.testing.assert_allclose(arrays(data)[0], table.fillna(means), rtol=1e-13)
+    assert data.encoding is not None
+    new = data.encoding.encode(gaps.iloc[[3]], targets=())
+    np.testing.assert_allclose(new.x, table.iloc[[3]].fillna(means), rtol=1e-13)
+
+
+def test_encoding_is_the_same_after_json(gaps: pd.DataFrame) -> None:
+    options = TableOptions(missing="mean", categories="one-hot")
+    encoding = load_frame(gaps, ["answer"], options=options).encoding
+    assert encoding is not None
+    again = TableEncoding.from_dict(json.loads(json.dumps(encoding.to_dict())))
+    assert again == encoding
+    np.testing.assert_array_equal(again.encode(gaps).x, encoding.encode(gaps).x)
+    for damaged in ({}, [], {"columns": 3}, {"columns": ["a"], "missing": "guess"}):
+        with pytest.raises(DataError, match="not the columns of a table: "):
+            TableEncoding.from_dict(damaged)
+
+
+def test_columns_are_left_out(people: pd.DataFrame) -> None:
+    data = load_frame(people, ["answer"], options=TableOptions(drop_columns=("city",)))
+    assert (data.inputs, data.ignored) == (("age", "income", "member"), ())
+    np.testing.assert_array_equal(arrays(data)[0], people[["age", "income", "member"]].astype(float))
+
+
+CITY = "text in city \\(200 rows, '.*' in row 1\\); set data.categories = \"one-hot\" .* or data.drop_columns to"
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, {}, CITY),
+        (
+            {"age": lambda f: f["age"].where(f.index != 4)},
+            {"drop_columns": ("city",)},
+            "age \\(1 row\\), first in row 5;",
+        ),
+        ({"age": lambda f: f["age"] * np.nan}, {"missing": "mean"}, "no value in the training samples of age: no mean"),
+        ({"age": lambda f: f["age"] * np.nan}, {"missing": "drop"}, "every row has a missing value: none is left"),
+        ({"answer": lambda f: f["answer"].where(f.index > 2)}, {"missing": "mean"}, r"in the target answer \(3 rows\)"),
+        ({"age": lambda f: f["age"] / (f.index - 7)}, {}, "infinite values: age \\(1 row\\), first in row 8"),
+        (
+            {"when": lambda f: pd.Timestamp("2020-05-05")},
+            {"categories": "error"},
+            "when \\(200 rows, '2020-05-05 00:00",
+        ),
+        ({"z": lambda f: f["age"] * 1j}, {"categories": "error"}, "text in .*z \\(200 rows"),
+        ({"z": lambda f: [[1]] * len(f)}, {}, "column 'z' holds objects that cannot be compared"),
+        ({"z": lambda f: [f"{n} m" for n in range(len(f))] * 1}, {}, None),
+        ({"answer": lambda f: "yes"}, {}, "all labels are yes: classification needs at least 2 classes"),
+        ({"answer": lambda f: 1.5}, {}, "target 'answer' is 1.5 in every row: there is nothing to learn"),
+        ({"answer": lambda f: f.index}, {}, "column 'answer' has 200 different whole numbers in 200 rows: set model"),
+    ],
+)
+def test_one_line_says_what_is_wrong(
+    people: pd.DataFrame, change: dict[str, Callable[[pd.DataFrame], Any]], options: dict[str, Any], message: str | None
+) -> None:
+    categories = {} if message in (CITY,) else {"categories": "one-hot"}
+    frame = people.assign(**change)
+    if message is None:
+        assert load_frame(frame, ["answer"], options=TableOptions(**categories)).features == 7 + ROWS
+        return
+    with pytest.raises(DataError, match=message) as error:
+        load_frame(frame, ["answer"], options=TableOptions(**(categories | options)))
+    assert str(error.value).isprintable()
+
+
+def test_too_many_categories_are_refused() -> None:
+    frame = pd.DataFrame({"name": [f"Mx {number}" for number in range(1001)], "y": np.arange(1001) / 2})
+    with pytest.raises(
+        DataError, match=r"column 'name' has 1,001 different values, more than 1,000 inputs; data\.drop"
+    ):
+        load_frame(frame, ["y"], options=ONE_HOT)
+
+
+def test_text_as_target_of_a_regression(people: pd.DataFrame) -> None:
+    for targets, task in ((["answer"], "regression"), (["answer", "age"], None)):
+        with pytest.raises(DataError, match=r"regression needs numbers as targets; text in answer \(200 rows"):
+            load_frame(people.drop(columns="city"), targets, task=task)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="classification needs one target column, not 2"):
+        load_frame(people, ["answer", "age"], task="classification")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"city": "Oslo"}, "column 'city' has values that the training data did not have: 'Oslo' \\(200 rows\\)"),
+        ({"age": "old"}, "text in age \\(200 rows, 'old' in row 1\\)"),
+        ({"answer": "perhaps"}, "column 'answer' has values that the training data did not have: 'perhaps'"),
+        ({"age": None}, "no column 'age', which the inputs need; it has city, income, member, answer"),
+        ({"answer": None}, "no column 'answer', which holds targets"),
+    ],
+)
+def test_table_that_changed_after_training(people: pd.DataFrame, changes: dict[str, Any], message: str) -> None:
+    encoding = load_frame(people, ["answer"], options=ONE_HOT).encoding
+    assert encoding is not None
+    frame = people.assign(**changes).drop(columns=[name for name, value in changes.items() if value is None])
+    with pytest.raises(DataError, match=message):
+        encoding.encode(frame)
+
+
+def test_order_and_further_columns_change_nothing(people: pd.DataFrame) -> None:
+    encoding = load_frame(people, ["answer"], options=ONE_HOT).encoding
+    assert encoding is not None
+    shuffled = people[["answer", "member", "income", "city", "age"]].assign(more="text")
+    np.testing.assert_array_equal(encoding.encode(shuffled).x, encoding.encode(people).x)
+
+
+def test_missing_values_of_samples_to_predict_from(tmp_path: Path, gaps: pd.DataFrame) -> None:
+    path = write_csv(gaps, tmp_path / "gaps.csv")
+    for missing in ("error", "drop"):
+        options = TableOptions(missing=missing, categories="one-hot")  # type: ignore[arg-type]
+        complete = gaps.dropna()
+        encoding = load_frame(complete, ["answer"], options=options).encoding
+        with pytest.raises(
+            DataError, match=r"missing values in 5 of 200 rows: age \(3 rows\), city \(2 rows\), income"
+        ):
+            load_samples(path, 7, ["answer"], encoding=encoding)
+    encoding = load_frame(gaps, ["answer"], options=TableOptions(missing="mean", categories="one-hot")).encoding
+    assert load_samples(path, 7, ["answer"], encoding=encoding).x.shape == (200, 7)
+
+
+def test_options_of_tables_are_refused_for_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x_train=np.ones((4, 2)), y_train=np.array([0, 1, 0, 1]))
+    with pytest.raises(SettingError, match=r"data\.missing = 'drop': only for tables"):
+        load_file(tmp_path / "a.npz", options=TableOptions(missing="drop"))
+
+
+def test_dropped_column_that_is_absent_or_used(people: pd.DataFrame) -> None:
+    with pytest.raises(DataError, match=r"no column 'shoe', which data\.drop_columns names"):
+        load_frame(people, ["answer"], options=TableOptions(drop_columns=("shoe",)))
+    with pytest.raises(SettingError, match=r"data\.drop_columns = \['answer'\]: also in data\.targets"):
+        load_frame(people, ["answer"], options=TableOptions(drop_columns=("answer",)))
+
+
+def test_frames_and_series_are_arrays(people: pd.DataFrame) -> None:
+    numbers = people[["age", "income", "member"]]
+    expected = numbers.astype(float).to_numpy()
+    for frame in (numbers, numbers.convert_dtypes()):
+        rows = as_rows(frame, frame["income"])
+        np.testing.assert_array_equal(rows.x, expected)
+        np.testing.assert_array_equal(rows.y[:, 0], people["income"])
+        assert as_rows(frame, frame["member"]).targets_shape == ()
+    with pytest.raises(DataError, match=r"x holds no numbers in city: hybridnn\.datasets\.load_frame makes numbers of"):
+        as_rows(people[["age", "city"]], people["income"])
+    nullable = numbers.convert_dtypes().astype({"age": "Int64"})
+    nullable.loc[3, "age"] = pd.NA
+    with pytest.raises(DataError, match="x has 1 missing value: "):
+        as_rows(nullable, people["income"])
