@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .download import fetch, is_fetched, locate
     from .info import DatasetInfo, RemoteFile
     from .load import Variant, catalogue, dataset_info, describe_dataset, load_dataset
-    from .preparation import StandardizedRows, Standardizer, count_tests, split, split_indices
+    from .preparation import StandardizedRows, Standardizer, count_split, split, split_indices
     from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
     from .synthetic import SyntheticRows, SyntheticSpec
     from .table_encoding import TableEncoding, TableOptions
@@ -33,7 +33,7 @@ __all__ = [
     "Variant",
     "as_rows",
     "catalogue",
-    "count_tests",
+    "count_split",
     "dataset_info",
     "describe_dataset",
     "fetch",
@@ -53,7 +53,7 @@ _HOME = {
         "download": ("fetch", "is_fetched", "locate"),
         "info": ("DatasetInfo", "RemoteFile"),
         "load": ("Variant", "catalogue", "dataset_info", "describe_dataset", "load_dataset"),
-        "preparation": ("StandardizedRows", "Standardizer", "count_tests", "split", "split_indices"),
+        "preparation": ("StandardizedRows", "Standardizer", "count_split", "split", "split_indices"),
         "rows": ("ArrayRows", "Rows", "SubsetRows", "Task", "as_rows"),
         "synthetic": ("SyntheticRows", "SyntheticSpec"),
         "table_encoding": ("TableEncoding", "TableOptions"),

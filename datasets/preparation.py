@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,47 +14,57 @@ from hybridnn.utils.checks import require_number
 
 from .rows import Rows, SubsetRows
 
-_SPLIT_STREAM = 0x73706C74  # makes this use of a seed independent of others
+Part = Literal["test", "validation"]
+
+_STREAMS: dict[Part, int] = {"test": 0x73706C74, "validation": 0x76616C69}
+"""Numbers that make these uses of a seed independent of one another and of others."""
 
 
-def split(rows: Rows, test_fraction: float, seed: int) -> tuple[SubsetRows, SubsetRows]:
-    """Divide samples at random into a training and a test split, a function of the seed.
+def split(rows: Rows, fraction: float, seed: int, part: Part = "test") -> tuple[SubsetRows, SubsetRows]:
+    """Divide samples at random into a training and a test or validation split, a function of the seed.
 
     Parameters
     ----------
-    test_fraction : float
-        At least 0 and below 1; rounded to whole samples, at least one in each split, unless it is 0.
+    fraction : float
+        Of the second split: at least 0 and below 1; rounded to whole samples, at least one in each split, unless it is
+        0.
+    part : {'test', 'validation'}
+        The second split, which is chosen independently of the other one.
 
     Returns
     -------
-    train, test : SubsetRows
-        In the order of `rows`; `test` is empty if `test_fraction` is 0.
+    train, other : SubsetRows
+        In the order of `rows`; `other` is empty if `fraction` is 0.
 
     Raises
     ------
     SettingError, DataError
-        `test_fraction` is not allowed, or there are fewer than two samples.
+        `fraction` is not allowed, or there are fewer than two samples.
     """
-    train, test = split_indices(rows.samples, test_fraction, seed)
-    return SubsetRows(rows, train), SubsetRows(rows, test)
+    train, other = split_indices(rows.samples, fraction, seed, part)
+    return SubsetRows(rows, train), SubsetRows(rows, other)
 
 
-def split_indices(samples: int, test_fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the training and of the test samples, in order; parameters and errors are those of `split`."""
-    tests = count_tests(samples, test_fraction)
-    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, _SPLIT_STREAM])))
+def split_indices(
+    samples: int, fraction: float, seed: int, part: Part = "test"
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of the training and of the other samples, in order; parameters and errors are those of `split`."""
+    others = count_split(samples, fraction, part)
+    if not others:
+        return np.arange(samples), np.empty(0, np.int64)
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, _STREAMS[part]])))
     order = generator.permutation(samples)
-    return np.sort(order[tests:]), np.sort(order[:tests])
+    return np.sort(order[others:]), np.sort(order[:others])
 
 
-def count_tests(samples: int, test_fraction: float) -> int:
-    """Number of samples that `split` puts into the test split; parameters and errors are those of `split`."""
-    require_number("data.test_fraction", test_fraction, at_least=0, below=1)
-    if test_fraction == 0:
+def count_split(samples: int, fraction: float, part: Part = "test") -> int:
+    """Number of samples that `split` puts into the second split; parameters and errors are those of `split`."""
+    require_number(f"data.{part}_fraction", fraction, at_least=0, below=1)
+    if fraction == 0:
         return 0
     if samples < 2:
-        raise DataError(f"{samples} sample cannot be split into a training and a test part")
-    return min(max(round(samples * test_fraction), 1), samples - 1)
+        raise DataError(f"{samples} sample cannot be split into a training and a {part} part")
+    return min(max(round(samples * fraction), 1), samples - 1)
 
 
 @dataclass(frozen=True, eq=False)

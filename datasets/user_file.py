@@ -230,9 +230,7 @@ def _are_numbers(names: Sequence[str]) -> bool:
         return False
 
 
-def _reason(
-    table: DataFrame, encoding: TableEncoding, targets: Sequence[str], task: Task | None, dropped: int
-) -> str:
+def _reason(table: DataFrame, encoding: TableEncoding, targets: Sequence[str], task: Task | None, dropped: int) -> str:
     """Property of the table from which the task follows, and the rows that were left out."""
     left = f"; {dropped:,} of {len(table):,} rows have missing values and are left out" if dropped else ""
     if encoding.classes:

@@ -40,7 +40,7 @@ def _no_learning_curves() -> Iterator[None]:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_report, "draw_learning_curve", lambda epochs, path: None)
+        patch.setattr(run_report, "draw_learning_curve", lambda *_: None)
         yield
 
 

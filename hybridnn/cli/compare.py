@@ -73,6 +73,7 @@ def _results(run: RunRecord) -> dict[str, Any]:
     return {
         "ranks": run.header.ranks,
         "epochs": len(run.epochs),
+        "validation_samples": run.header.validation_samples or None,
         "train_loss": None if last is None else last.train_loss,
         "test_loss": None if last is None else last.test_loss,
         "test_accuracy": None if last is None or kind != "accuracy" else last.metric,

@@ -64,7 +64,8 @@ def train(
     data: Annotated[Override, _text_setting("data.name", names=dataset_names)] = None,
     file: Annotated[Override, _text_setting("data.file", "PATH")] = None,
     targets: Annotated[
-        Override, _setting("data.targets", "NAME,...", ", columns of a table (.csv, .parquet), for example price", _names)
+        Override,
+        _setting("data.targets", "NAME,...", ", columns of a .csv or .parquet file, as price", _names),
     ] = None,
     hidden: Annotated[Override, _setting("model.hidden", "SIZES", ", for example 256,256", "[{}]".format)] = None,
     epochs: Annotated[Override, _setting("training.epochs")] = None,

@@ -79,7 +79,8 @@ class TrainView:
         """Show the result of an epoch: in the progress bar, or as a line where there is no terminal."""
         self._advance(record.step, record.train_loss)
         if not self._silent and not self._console.is_terminal:
-            self._console.print(epoch_line(record))
+            validated = self._header is not None and self._header.validation_samples > 0
+            self._console.print(epoch_line(record, "validation" if validated else "test"))
 
     def on_end(self, summary: RunSummary) -> None:
         """Print the final tables, or the JSON object."""
@@ -92,7 +93,7 @@ class TrainView:
             write_json({"header": asdict(self._header) if self._header else None, **figures})
             return
         pipelined = self._header is not None and len(self._header.layout.stages) > 1
-        for line in ("", epoch_table(summary.epochs, pipelined=pipelined), ""):
+        for line in ("", epoch_table(summary.epochs, summary.evaluated, pipelined=pipelined), ""):
             self._console.print(line)
         takes_turns = self._header is not None and self._header.in_process and self._header.ranks > 1
         self._console.print(summary_table(summary, speed, pipelined=pipelined, takes_turns=takes_turns))
@@ -138,6 +139,9 @@ def header_table(header: RunHeader) -> Table:
     threads = f"{counted(header.threads_per_rank, 'thread')} per rank"
     threads += f" ({header.threads_why})" if header.threads_why else ""
     samples = f"{header.train_samples:,} training and {header.test_samples:,} test samples"
+    if header.validation_samples:
+        samples = f"{header.train_samples:,} training, {header.validation_samples:,} validation and "
+        samples += f"{header.test_samples:,} test samples"
     network = f"{'-'.join(map(str, header.sizes))}, {header.parameters:,} parameters, {header.dtype}"
     rows = [
         ("ranks", f"{header.ranks} on {nodes}, {threads}"),
@@ -193,26 +197,28 @@ def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
     return rows
 
 
-def epoch_line(record: EpochRecord) -> str:
-    """One epoch as a line of plain text."""
+def epoch_line(record: EpochRecord, evaluated: str = "test") -> str:
+    """One epoch, evaluated on the split of this name, as a line of plain text."""
     parts = [f"epoch {record.epoch:>3}", f"train loss {record.train_loss:.4g}"]
     if record.test_loss is not None:
-        parts.append(f"test loss {record.test_loss:.4g}")
+        parts.append(f"{evaluated} loss {record.test_loss:.4g}")
     if record.test_accuracy is not None:
-        parts.append(f"test accuracy {record.test_accuracy:.4f}")
+        parts.append(f"{evaluated} accuracy {record.test_accuracy:.4f}")
     if record.test_r2 is not None:
-        parts.append(f"test R² {record.test_r2:.4f}")
+        parts.append(f"{evaluated} R² {record.test_r2:.4f}")
     return "  ".join([*parts, f"{record.samples_per_second:,.0f} samples/s"])
 
 
-def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Table:
+def epoch_table(epochs: Sequence[EpochRecord], evaluated: str = "test", *, pipelined: bool = False) -> Table:
     """Make a table of one row per epoch; of a long run evenly spaced ones, the best and the last.
+
+    `evaluated` is the name of the split on which the epochs were evaluated.
 
     In a pipeline the bubble has a column of its own.
     """
     label = "R²" if any(record.test_r2 is not None for record in epochs) else "accuracy"
     tested = any(record.test_loss is not None for record in epochs)
-    quality = ("train\nloss", *(("test\nloss", f"test\n{label}") if tested else ()))
+    quality = ("train\nloss", *((f"{evaluated}\nloss", f"{evaluated}\n{label}") if tested else ()))
     times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns"] if pipelined else []))
     table = new_table((), ("epoch", *quality, *times, "sent"), show_edge=False)
     best = best_epoch(epochs)
@@ -234,16 +240,12 @@ def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Ta
 
 def summary_table(summary: RunSummary, speed: Speed, *, pipelined: bool = False, takes_turns: bool = False) -> Table:
     """Last and best metric, speed, where the time went, and the folder; `takes_turns`: all ranks are one process."""
-    record = best_epoch(summary.epochs)
-    best = f", best {_number(record.metric)} in epoch {record.epoch}" if record else ""
     steps = f"{summary.steps:,}"
     if summary.resumed_at:
         steps += f", the last {summary.steps - summary.resumed_at:,}"
-    tested = any(epoch.test_loss is not None for epoch in summary.epochs)
-    quality = (summary.metric_name, f"{_number(summary.metric)}{best}")
     return new_grid(
         [
-            quality if tested or not summary.epochs else ("training loss", _number(summary.epochs[-1].train_loss)),
+            *_quality_rows(summary),
             ("steps", f"{steps} in {summary.seconds:.1f} s, {speed.samples_per_second:,.0f} samples/s"),
             ("time", f"{time_shares(speed, pipelined=pipelined)} (rank 0)"),
             *([("", "of ranks that take turns in one process, and not of parallel ranks")] if takes_turns else []),
@@ -251,6 +253,21 @@ def summary_table(summary: RunSummary, speed: Speed, *, pipelined: bool = False,
             ("folder", summary.folder),
         ]
     )
+
+
+def _quality_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    """Last and best metric; with a validation split, the metric of the final weights and the best one on that split."""
+    best = best_epoch(summary.epochs)
+    if summary.epochs and all(epoch.test_loss is None for epoch in summary.epochs):
+        return [("training loss", _number(summary.epochs[-1].train_loss))]
+    best_text = f"best {_number(best.metric)} in epoch {best.epoch}" if best else ""
+    value = _number(summary.metric)
+    if summary.evaluated == "test":
+        return [(summary.metric_name, f"{value}, {best_text}" if best else value)]
+    last = summary.epochs[-1].epoch
+    name = f"{summary.evaluated} {summary.metric_name.partition(' ')[2]}"
+    weights = f"{value} with the weights of epoch {summary.weights_epoch or last} of {last}"
+    return [(name, best_text or MISSING), (summary.metric_name, weights)]
 
 
 def _chosen_records(epochs: Sequence[EpochRecord], best: EpochRecord | None) -> list[EpochRecord]:

@@ -45,6 +45,7 @@ class SplitName(str, Enum):
     """Names of the data splits."""
 
     test = "test"
+    validation = "validation"
     train = "train"
 
 

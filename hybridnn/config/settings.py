@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, PlainValidator, ValidationError, model_validator
 
 from hybridnn import datasets
@@ -169,6 +172,9 @@ class DataSettings(Section):
         Take only the first `rows` samples.
     test_fraction : float
         Share of the samples for the test split of data that have none; 0 trains on all samples.
+    validation_fraction : float
+        Share of the training samples for the validation split, on which epochs are evaluated in place of the test
+        split; 0: none.
     """
 
     name: Text | None = None
@@ -183,6 +189,7 @@ class DataSettings(Section):
     rows: Count | None = None
     standardize: bool = True
     test_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.2
+    validation_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.0
     distribution: Distribution = TrainConfig.distribution
     synthetic: Annotated[SyntheticSpec, FieldsOf(SyntheticSpec)] = SyntheticSpec()
 
@@ -227,9 +234,14 @@ class DataSettings(Section):
                 task=task,
                 options=self.table_options,
                 encoding=encoding,
-                training=lambda samples: split_indices(samples, self.test_fraction, seed)[0],
+                training=partial(self._training_indices, seed=seed),
             )
         return datasets.load_dataset(**self._in_catalogue())
+
+    def _training_indices(self, samples: int, seed: int) -> NDArray[np.int64]:
+        """Indices of the training samples among all samples of a table."""
+        train = split_indices(samples, self.test_fraction, seed)[0]
+        return train[split_indices(len(train), self.validation_fraction, seed, "validation")[0]]
 
     @property
     def table_options(self) -> TableOptions:
@@ -294,6 +306,9 @@ class TrainingSettings(Section):
         The number of checkpoints to keep, the newest ones.
     keep_best : bool
         Write the weights of every evaluated epoch that is better than all before.
+    patience : int or None
+        Evaluated epochs without a better accuracy or R² of the validation split, after which the training ends; the
+        weights of the run are then those of the best epoch.
     """
 
     epochs: Count = 10
@@ -310,6 +325,7 @@ class TrainingSettings(Section):
     keep: Count = 3
     checkpoint_async: bool = True
     keep_best: bool = True
+    patience: Count | None = None
 
 
 class OutputSettings(Section):
@@ -350,6 +366,16 @@ class Settings(Section):
     parallel: ParallelSettings = ParallelSettings()
     device: Annotated[DeviceOptions, FieldsOf(DeviceOptions)] = DeviceOptions()
     output: OutputSettings = OutputSettings()
+
+    @model_validator(mode="after")
+    def _patience_has_its_needs(self) -> Settings:
+        if self.training.patience is None:
+            return self
+        if not self.data.validation_fraction:
+            raise refused("training.patience", self.training.patience, "needs data.validation_fraction above 0")
+        if not self.training.keep_best:
+            raise refused("training.patience", self.training.patience, "needs training.keep_best = true")
+        return self
 
     @model_validator(mode="after")
     def _warmup_ends_before_training(self) -> Settings:

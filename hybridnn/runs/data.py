@@ -43,8 +43,10 @@ class PlacedData:
 
     # None on ranks that receive their minibatches from rank 0
     train: Rows | None
+    validation: Rows | None
     test: Rows | None
     train_samples: int
+    validation_samples: int
     test_samples: int
     features: int
     outputs: int
@@ -55,11 +57,19 @@ class PlacedData:
     encoding: TableEncoding | None = None  # on rank 0, of the columns of a table
     task_reason: str = ""  # on rank 0, what in a user's file decided the task
 
+    @property
+    def evaluated(self) -> tuple[str, Rows | None, int]:
+        """The split on which epochs are evaluated: its name, samples and their number, 0 for none."""
+        if self.validation_samples:
+            return "validation", self.validation, self.validation_samples
+        return "test", self.test, self.test_samples
+
 
 class _Facts(NamedTuple):
     """Facts about the data that every rank needs, as integers."""
 
     train_samples: int = 0
+    validation_samples: int = 0
     test_samples: int = 0
     features: int = 0
     outputs: int = 0
@@ -77,6 +87,7 @@ def place_data(
     test_fraction: float,
     seed: int,
     dtype: DTypeLike,
+    validation_fraction: float = 0.0,
 ) -> PlacedData:
     """Load the data on the ranks that need it and place the samples; collective.
 
@@ -95,22 +106,27 @@ def place_data(
         Shift and scale inputs, and the targets of regression, by statistics of the training samples.
     test_fraction, seed
         Share and choice of the samples for the test split of a data set that has none.
+    validation_fraction : float
+        Share of the remaining training samples for the validation split, chosen by `seed` too.
     """
     memory = NodeMemory(grid)
     is_local = distribution == "local"
     loads = (generated or memory.is_leader) if is_local else grid.rank == 0
     own_facts = _Facts()
-    train: Rows | None = None
-    test: Rows | None = None
+    parts: list[Rows | None] = [None, None, None]
 
     def load_and_split() -> Dataset | None:
-        nonlocal own_facts, train, test
+        nonlocal own_facts, parts
         if not loads:
             return None
         data = load()
         digest = b"" if generated else _digest(data)  # on every node, as the others would wait for rank 0
         train, test = (data.train, data.test) if data.test is not None else split(data.train, test_fraction, seed)
-        sizes = train.samples, test.samples, train.features, data.outputs
+        validation: Rows = SubsetRows(train, np.empty(0, np.int64))
+        if validation_fraction:
+            train, validation = split(train, validation_fraction, seed, "validation")
+        parts = [train, validation, test]
+        sizes = train.samples, validation.samples, test.samples, train.features, data.outputs
         own_facts = _Facts(*sizes, int(bool(train.targets_shape)), int.from_bytes(digest, "big"))
         return replace(data, task_reason=data.task_reason + _untrained_classes(data, train, test))
 
@@ -119,23 +135,24 @@ def place_data(
     targets = facts.outputs if facts.regression else 0
     standardizer = None
     if standardize:
-        standardizer = _fit_standardizer(grid, train, generated, facts.features, targets)
-        train, test = (None if rows is None else StandardizedRows(rows, standardizer) for rows in (train, test))
-    elements = (facts.train_samples + facts.test_samples) * (facts.features + targets)
+        standardizer = _fit_standardizer(grid, parts[0], generated, facts.features, targets)
+        parts = [None if rows is None else StandardizedRows(rows, standardizer) for rows in parts]
+    samples = facts.train_samples, facts.validation_samples, facts.test_samples
+    elements = sum(samples) * (facts.features + targets)
     if is_local and not (generated and elements * np.dtype(dtype).itemsize > SHARED_BYTES):
         targets_shape = (targets,) if targets else ()
-        shapes = ((samples, facts.features) for samples in (facts.train_samples, facts.test_samples))
-        train, test = (
-            _copy_to_node(rows, shape, targets_shape, dtype, memory, grid, all_ranks=generated)
-            for rows, shape in zip((train, test), shapes, strict=True)
-        )
+        parts = [
+            _copy_to_node(rows, (count, facts.features), targets_shape, dtype, memory, grid, all_ranks=generated)
+            for rows, count in zip(parts, samples, strict=True)
+        ]
         memory.publish()
+    train, validation, test = parts
     described = loaded if grid.rank == 0 else None
     return PlacedData(
         train,
+        validation,
         test,
-        facts.train_samples,
-        facts.test_samples,
+        *samples,
         facts.features,
         facts.outputs,
         "regression" if facts.regression else "classification",

@@ -12,6 +12,7 @@ import io
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -113,7 +114,8 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
 
     def end(self, summary: RunSummary) -> None:
         """Add the last line, which marks the run as finished; call it after everything else is written."""
-        self.append(EndRecord(summary.steps, summary.seconds, summary.metric_name, summary.metric, summary.resumed_at))
+        names = [field.name for field in fields(EndRecord)]
+        self.append(EndRecord(**{name: getattr(summary, name) for name in names}))
 
     def diverge(self, error: NonFiniteLossError, epoch: int) -> None:
         """Add the last line of a run that diverged in `epoch`."""

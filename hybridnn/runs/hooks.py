@@ -20,11 +20,15 @@ from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.comm.agreement import agree
 from hybridnn.config.settings import TrainingSettings
 from hybridnn.errors import DataError, EnvironmentProblem, StoppedBySignal
+from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.runs.folder import RunFolder
+from hybridnn.runs.records import best_epoch, epochs_without_improvement
 from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights
 from hybridnn.runs.stop_signals import StopSignals
+from hybridnn.training.callbacks import Callback
 from hybridnn.training.epoch import StepPosition
 from hybridnn.training.records import EpochRecord
+from hybridnn.training.trained_network import TrainedNetwork
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.settings_models import seconds_of
 
@@ -140,6 +144,41 @@ class CheckpointHook:
 
     def _writing(self) -> AbstractContextManager[None]:
         return self.trainer.busy("writing a checkpoint")
+
+
+class PatienceHook(Callback):
+    """Ends a training after `patience` evaluated epochs without a better metric, counted in its history.
+
+    The history is that of a resumed run too, so that it ends after the same epoch as an uninterrupted one.
+    """
+
+    def __init__(self, trainer: Trainer, patience: int) -> None:
+        self._trainer, self._patience = trainer, patience
+
+    def is_over(self) -> bool:
+        """Whether that many epochs have brought no improvement."""
+        return epochs_without_improvement(self._trainer.history.epochs) >= self._patience
+
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
+        """End the training if it is over."""
+        trainer.stop_training = self.is_over()
+
+
+def restore_best_weights(trainer: Trainer, folder: Path) -> int | None:
+    """Load the weights of the best epoch of the run in `folder`; collective.
+
+    Raises `DataError` on every rank if they cannot be read.
+
+    Returns
+    -------
+    int or None
+        The epoch; None if no epoch has a finite metric.
+    """
+    if best_epoch(trainer.history.epochs) is None:
+        return None
+    best = agree(trainer.grid.world, lambda: read_best_weights(folder))
+    trainer.load_weights({name: best.arrays[name] for name in parameter_shapes(trainer.model)})
+    return best.epoch
 
 
 class BestWeights:

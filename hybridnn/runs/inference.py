@@ -45,7 +45,7 @@ class Evaluation:
     """Result of an evaluation."""
 
     data: str  # file, or name of the data set
-    part: str  # one of "test", "train", "all"
+    part: str  # one of "test", "validation", "train", "all"
     metrics: Metrics  # in the units of the training: standardized if the run standardized its data
     # columns of a table that are neither inputs of the run nor targets; on rank 0
     ignored: tuple[str, ...] = ()
@@ -59,11 +59,12 @@ def evaluate_run(
     grid: ProcessGrid,
     source: str | None = None,
     targets: Sequence[str] = (),
-    part: Literal["test", "train"] | None = None,
+    part: Literal["test", "validation", "train"] | None = None,
 ) -> Evaluation:
     """Loss and accuracy or R² of a run's weights; collective over `grid`.
 
-    All samples are standardized with the statistics of the run's training samples. Input columns of a table are found by the names of the run's columns, or by position if these have no names.
+    All samples are standardized with the statistics of the run's training samples. Input columns of a
+    table are found by the names of the run's columns, or by position if these have no names.
 
     Raises `HybridnnError` on every rank: the data cannot be read or do not fit the network, or the network does not fit
     the grid.
@@ -74,7 +75,7 @@ def evaluate_run(
         A table, a ``.npz`` file or the name of a data set; None for the run's own data.
     targets : sequence of str
         Target columns of a table; by default those of the run.
-    part : {"test", "train"} or None
+    part : {"test", "validation", "train"} or None
         None: the test samples, or all samples of other data that have no test samples.
     """
     trainer = run.trainer_on(grid)
@@ -158,17 +159,30 @@ def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> t
     """Load the data; the selected split is returned, standardized, as the training samples of a data set."""
     data = settings.load(run.task, encoding=run.encoding)
     _require_same_kind(run, data)
-    train, test = data.train, data.test
-    if test is None and settings is run.settings.data and settings.test_fraction > 0:
-        train, test = split(data.train, settings.test_fraction, run.settings.training.seed)
-    if wanted == "test" and test is None:
-        raise SettingError("--part", wanted, f"{data.name} has no test part; without --part all samples are taken")
-    part = "train" if wanted == "train" else "all" if test is None else "test"
-    rows: Rows = test if part == "test" and test is not None else train
+    parts: dict[str, Rows] = {"train": data.train}
+    if data.test is not None:
+        parts["test"] = data.test
+    if settings is run.settings.data:
+        parts = _own_parts(parts, settings, run.settings.training.seed)
+    if wanted is not None and wanted not in parts:
+        which = "; without --part all samples are taken" if len(parts) == 1 else ""
+        raise SettingError("--part", wanted, f"{data.name} has no {wanted} part{which}")
+    part = wanted or ("test" if "test" in parts else "train" if len(parts) > 1 else "all")
+    rows = parts["train" if part == "all" else part]
     if run.standardizer is not None:
         rows = StandardizedRows(rows, run.standardizer)
     no_rows = SubsetRows(rows, np.empty(0, np.int64))
     return part, replace(data, train=rows, test=no_rows)
+
+
+def _own_parts(parts: dict[str, Rows], settings: DataSettings, seed: int) -> dict[str, Rows]:
+    """The splits of the run's own data, as in training."""
+    train = parts["train"]
+    if "test" not in parts and settings.test_fraction:
+        train, parts["test"] = split(train, settings.test_fraction, seed)
+    if settings.validation_fraction:
+        train, parts["validation"] = split(train, settings.validation_fraction, seed, "validation")
+    return parts | {"train": train}
 
 
 def _require_same_kind(run: TrainedRun, data: Dataset) -> None:

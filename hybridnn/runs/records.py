@@ -12,6 +12,12 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.training.records import EpochRecord, Record
 
 
+def epochs_without_improvement(epochs: Sequence[EpochRecord]) -> int:
+    """Evaluated epochs after the best one."""
+    best = best_epoch(epochs)
+    return sum(record.metric is not None for record in epochs if best is not None and record.epoch > best.epoch)
+
+
 def best_epoch(epochs: Sequence[EpochRecord]) -> EpochRecord | None:
     """The first epoch with the highest test accuracy or R²; None if no epoch was evaluated."""
     measured = [record for record in epochs if record.metric is not None and isfinite(record.metric)]
@@ -72,6 +78,7 @@ class RunHeader(Record):
     stage_staleness: tuple[float, ...] = ()
     mean_staleness: float | None = None
     hosts: Hosts | None = None  # None in the record of an earlier version
+    validation_samples: int = 0  # if not 0, epochs are evaluated on these, and the test samples once at the end
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ class EndRecord(Record):
     metric_name: str
     metric: float | None
     resumed_at: int = 0
+    weights_epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,9 @@ class RunSummary:
     epochs: list[EpochRecord]
     seconds: float  # of training, since the start or the last resumption of the run
     metric_name: str
-    metric: float | None  # after the last epoch
+    metric: float | None  # of the final weights
     steps: int  # steps of the run, including those before a resumption
     resumed_at: int = 0  # steps done before the last resumption
+    # epoch of the final weights, if they are those of the best epoch (``training.patience``); None: the last one
+    weights_epoch: int | None = None
+    evaluated: str = "test"  # split on which epochs were evaluated, "validation" or "test"

@@ -124,7 +124,7 @@ class RunReport:
     def finish(self, weights: dict[str, NDArray[Any]], summary: RunSummary) -> None:
         """Write the results, after the last epoch."""
         if self._folder is not None:
-            draw_learning_curve(summary.epochs, self._folder.path / LEARNING_CURVE)
+            draw_learning_curve(summary.epochs, self._folder.path / LEARNING_CURVE, summary.evaluated)
             self._folder.write_arrays(WEIGHTS, weights)
             self._folder.end(summary)
             self._view.on_end(summary)
@@ -150,6 +150,7 @@ class RunReport:
             hosts=self._hosts,
             data=settings.data.name or str(settings.data.file),
             train_samples=data.train_samples,
+            validation_samples=data.validation_samples,
             test_samples=data.test_samples,
             sizes=tuple(trainer.model.sizes),
             parameters=trainer.model.parameters,
@@ -195,13 +196,24 @@ def describe_wire_dtype(wire_dtype: str, *, rounds: bool) -> str | None:
     return f"no gradients travel between nodes: parallel.wire_dtype = {wire_dtype!r} changes nothing"
 
 
-def summarize(trainer: Trainer, folder: str, seconds: float, resumed_at: int) -> RunSummary:
-    """Summary of a run that trained for `seconds` since step `resumed_at`."""
-    last = trainer.history.epochs[-1]
-    name, metric = ("test accuracy", last.test_accuracy) if last.test_r2 is None else ("test R²", last.test_r2)
-    return RunSummary(folder, list(trainer.history.epochs), seconds, name, metric, trainer.step, resumed_at)
+def summarize(
+    trainer: Trainer, data: PlacedData, folder: str, seconds: float, resumed_at: int, weights_epoch: int | None
+) -> RunSummary:
+    """Summary of a run that trained for `seconds` since step `resumed_at`; collective.
+
+    If epochs were evaluated on a validation split, the final weights are evaluated on the test split.
+    """
+    epochs = list(trainer.history.epochs)
+    final = next((record for record in epochs if record.epoch == weights_epoch), epochs[-1])
+    part, accuracy, r2 = data.evaluated[0], final.test_accuracy, final.test_r2
+    evaluated = part
+    if part == "validation" and data.test_samples:
+        metrics = trainer.evaluate(data.test)
+        part, accuracy, r2 = "test", metrics.accuracy, metrics.r2
+    name, metric = (f"{part} accuracy", accuracy) if r2 is None else (f"{part} R²", r2)
+    return RunSummary(folder, epochs, seconds, name, metric, trainer.step, resumed_at, weights_epoch, evaluated)
 
 
-def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path) -> None:
+def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path, evaluated: str = "test") -> None:
     """Write the learning curve as PNG; raises `EnvironmentProblem` if `path` cannot be written."""
-    write_png(learning_curve(epochs), path)
+    write_png(learning_curve(epochs, evaluated), path)

@@ -22,6 +22,7 @@ from hybridnn.nn.learning_rates import Cosine, WarmupLinear
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import Start
+from hybridnn.runs.records import epochs_without_improvement
 from hybridnn.runs.run_files import CHECKPOINTS, CONFIG, HISTORY, read_config, read_epochs, run_status
 from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
@@ -35,6 +36,7 @@ FREE_SETTINGS = frozenset(
         "data.inputs",
         "model.init_from",
         "training.evaluate_every",
+        "training.patience",
         "training.evaluate_every_steps",
         "training.weight_error",
         "training.check_collectives",
@@ -82,7 +84,7 @@ def resolve_request(
     Returns
     -------
     (Settings, str) or None
-        None if the run has completed all its epochs.
+        None if the run has completed all its epochs, or has ended for lack of an improvement.
     """
     if resume is None:
         assert settings is not None
@@ -103,7 +105,9 @@ def resolve_request(
         epochs, damage = read_epochs(folder)
         if damage:
             raise DataError(damage)
-        if settings.training.epochs <= len(epochs):
+        patience = settings.training.patience
+        is_over = patience is not None and epochs_without_improvement(epochs) >= patience
+        if settings.training.epochs <= len(epochs) or is_over:
             _require_same_training(read_config(folder), settings, forced=forced)
             return None
     if resume == "auto" and not checkpoint_folders(folder / CHECKPOINTS):
@@ -168,7 +172,10 @@ def _differences(old: Settings, new: Settings) -> list[tuple[str, Any, Any]]:
 def data_identity(settings: Settings, data: PlacedData) -> str:
     """Identity of a data set as text, the same on every rank."""
     source = settings.data.name or "a file"  # files may have been moved
-    sizes = f"{data.train_samples} + {data.test_samples} samples, {data.features} features, {data.outputs} outputs"
+    counts = f"{data.train_samples} + {data.test_samples}"
+    if data.validation_samples:
+        counts += f" + {data.validation_samples}"
+    sizes = f"{counts} samples, {data.features} features, {data.outputs} outputs"
     return f"{source}: {sizes}, {data.task}" + (f", SHA-256 {data.digest}…" if data.digest else "")
 
 

@@ -19,7 +19,7 @@ from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossErro
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.runs.data import PlacedData, place_data
 from hybridnn.runs.folder import RUNS, RunFolder, Start, resume_advice
-from hybridnn.runs.hooks import BestWeights, CheckpointHook
+from hybridnn.runs.hooks import BestWeights, CheckpointHook, PatienceHook, restore_best_weights
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import RunReport, RunView, summarize
 from hybridnn.runs.resume import data_identity, resume
@@ -89,11 +89,14 @@ class Attempt:
                 if hook.stopped_by:
                     raise hook.stop_error(path)
             _write_last_checkpoint(hook)
+            weights_epoch = None
+            if settings.training.patience is not None:
+                weights_epoch = restore_best_weights(trainer, path)
             with trainer.busy("writing the results"):
                 if settings.output.trace:
                     write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout.method_text)
                 weights = trainer.weights()
-                summary = summarize(trainer, str(path), seconds, first_step)
+                summary = summarize(trainer, data, str(path), seconds, first_step, weights_epoch)
                 agree(grid.world, partial(report.finish, weights, summary))
         trainer.free()
         grid.disconnect()
@@ -144,6 +147,7 @@ def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> tuple[Settings, 
         distribution=settings.data.distribution,
         standardize=settings.data.standardize,
         test_fraction=settings.data.test_fraction,
+        validation_fraction=settings.data.validation_fraction,
         seed=settings.training.seed,
         dtype=array_dtype(settings.training.dtype),
     )
@@ -214,13 +218,16 @@ def _fit(
             best(record)
 
     started = perf_counter()
+    _, evaluated, samples = data.evaluated
+    stopping = None if settings.training.patience is None else PatienceHook(hook.trainer, settings.training.patience)
     remaining = settings.training.epochs - (hook.trainer.progress.epoch - 1)
-    if remaining > 0:
+    if remaining > 0 and not (stopping is not None and stopping.is_over()):
         try:
             hook.trainer.fit(
                 data.train,
                 epochs=remaining,
-                validation=(data.test, None) if data.test_samples else None,
+                validation=(evaluated, None) if samples else None,
+                callbacks=[] if stopping is None else [stopping],
                 on_step=report.step,
                 on_epoch=on_epoch,
                 on_evaluation=report.evaluation,

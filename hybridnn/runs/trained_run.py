@@ -24,7 +24,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import check_weights
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.runs.records import best_epoch
+from hybridnn.runs.records import EndRecord, best_epoch
 from hybridnn.runs.run_files import (
     BEST_WEIGHTS,
     CHECKPOINTS,
@@ -32,12 +32,15 @@ from hybridnn.runs.run_files import (
     STANDARDIZATION,
     TABLE,
     WEIGHTS,
+    of_class,
     read_best_weights,
     read_config,
     read_epochs,
+    read_records,
     run_status,
 )
 from hybridnn.training.config import Pipelining
+from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import FileError, read_json, read_npz
 from hybridnn.utils.text import shown_path
@@ -167,8 +170,7 @@ def find_weights(
     if ended:
         step = None
         with contextlib.suppress(DataError):
-            epochs, damage = read_epochs(folder)
-            step = epochs[-1].step if epochs and not damage else None
+            step = _step_of_weights(folder)
         return WeightsSource(folder / WEIGHTS, step, partial(read_npz, folder / WEIGHTS))
     newest, damaged = newest_valid(folder / CHECKPOINTS, group)
     if newest is not None:
@@ -177,6 +179,16 @@ def find_weights(
         return WeightsSource(folder / WEIGHTS, None, partial(read_npz, folder / WEIGHTS), tuple(damaged))
     no_weights = f"{folder}: no {WEIGHTS}, which a run writes at its end"
     raise DataError(f"{no_weights}, and no valid checkpoint{': ' if damaged else ''}{'; '.join(damaged)}")
+
+
+def _step_of_weights(folder: Path) -> int | None:
+    """Step of the final weights of an ended run; None if its history is damaged."""
+    records, damage = read_records(folder)
+    steps = {record.epoch: record.step for record in of_class(records, EpochRecord)}
+    if damage or not steps:
+        return None
+    ends = of_class(records, EndRecord)
+    return steps.get(ends[-1].weights_epoch or max(steps)) if ends else None
 
 
 def _read_settings(folder: Path) -> Settings:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.mpi import running_ranks
-from hybridnn.config.settings import ParallelSettings, Settings, stage_shapes, with_stages
+from hybridnn.config.settings import DataSettings, ParallelSettings, Settings, stage_shapes, with_stages
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import find_machine, read_machine, require_machine
 from hybridnn.cost.planning.layouts import balanced_layers
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.datasets import Dataset, DatasetInfo, count_tests
+from hybridnn.datasets import Dataset, DatasetInfo, count_split
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
@@ -39,7 +39,7 @@ def workload_from_settings(settings: Settings) -> Workload:
     """
     data = settings.data.describe(settings.model.task)
     model = settings.model.make(data.features, data.outputs, data.task)
-    return workload_of_run(settings, model, _train_samples(data, settings.data.test_fraction), data.task)
+    return workload_of_run(settings, model, _train_samples(data, settings.data), data.task)
 
 
 def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: str) -> Workload:
@@ -56,13 +56,15 @@ def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: st
     )
 
 
-def _train_samples(data: Dataset | DatasetInfo, test_fraction: float) -> int:
-    """Training samples, without those that are set aside for a data set without test samples."""
+def _train_samples(data: Dataset | DatasetInfo, settings: DataSettings) -> int:
+    """Training samples, without those that are set aside for the test and the validation split."""
     if isinstance(data, Dataset):
         samples, tests = data.train.samples, 0 if data.test is None else data.test.samples
     else:
         samples, tests = data.train_samples, data.test_samples
-    return samples if tests else samples - count_tests(samples, test_fraction)
+    if not tests:
+        samples -= count_split(samples, settings.test_fraction)
+    return samples - count_split(samples, settings.validation_fraction, "validation")
 
 
 def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Machine | None = None) -> Layout:

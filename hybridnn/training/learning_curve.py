@@ -34,21 +34,23 @@ class EvaluatedEpoch(Protocol):
     def test_r2(self) -> float | None: ...  # noqa: D102
 
 
-def learning_curve(epochs: Sequence[EvaluatedEpoch]) -> Figure:
+def learning_curve(epochs: Sequence[EvaluatedEpoch], evaluated: str = "test") -> Figure:
     """Training and test loss, and the test accuracy or R² if there is one.
 
     Parameters
     ----------
     epochs : sequence of EpochRecord
         At least one; values that are None or not finite are left out.
+    evaluated : str
+        Name of the split on which the epochs were evaluated, such as ``"validation"``.
     """
     accuracy = _points((record.epoch, record.test_accuracy) for record in epochs)
     metric = accuracy or _points((record.epoch, record.test_r2) for record in epochs)
     figure = new_figure(9.6 if metric else 5.2, 3.9)
     panels = figure.subplots(1, 2 if metric else 1, squeeze=False)[0]
-    _draw_losses(panels[0], epochs)
+    _draw_losses(panels[0], epochs, evaluated)
     if metric:
-        _draw_metric(panels[1], metric, is_accuracy=bool(accuracy))
+        _draw_metric(panels[1], metric, evaluated, is_accuracy=bool(accuracy))
     for axes in panels:
         _format_axes(axes, max(record.epoch for record in epochs))
     return figure
@@ -58,12 +60,12 @@ def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:
     return [(epoch, value) for epoch, value in pairs if value is not None and math.isfinite(value)]
 
 
-def _draw_losses(axes: Axes, epochs: Sequence[EvaluatedEpoch]) -> None:
+def _draw_losses(axes: Axes, epochs: Sequence[EvaluatedEpoch], evaluated: str) -> None:
     train = _points((record.epoch, record.train_loss) for record in epochs)
     test = _points((record.epoch, record.test_loss) for record in epochs)
     axes.set_title("Loss")
     axes.set_ylabel("mean loss")
-    for points, label, color in ((train, "train", TRAIN_COLOR), (test, "test", TEST_COLOR)):
+    for points, label, color in ((train, "train", TRAIN_COLOR), (test, evaluated, TEST_COLOR)):
         if points:
             _line(axes, points, color, label)
             axes.legend(frameon=False)
@@ -72,14 +74,14 @@ def _draw_losses(axes: Axes, epochs: Sequence[EvaluatedEpoch]) -> None:
         axes.set_yscale("log")
 
 
-def _draw_metric(axes: Axes, points: Points, *, is_accuracy: bool) -> None:
+def _draw_metric(axes: Axes, points: Points, evaluated: str, *, is_accuracy: bool) -> None:
     from matplotlib.ticker import PercentFormatter
 
-    _line(axes, points, TEST_COLOR, "test")
+    _line(axes, points, TEST_COLOR, evaluated)
     best_epoch, best = max(points, key=lambda point: point[1])
     axes.plot(best_epoch, best, marker="o", markersize=9, markerfacecolor="none", color=MUTED, linestyle="none")
     text = f"{best:.2%}" if is_accuracy else f"{best:.4f}"
-    axes.set_title(f"Test {'accuracy' if is_accuracy else 'R²'}: best {text} in epoch {best_epoch}")
+    axes.set_title(f"{evaluated.capitalize()} {'accuracy' if is_accuracy else 'R²'}: best {text} in epoch {best_epoch}")
     axes.set_ylabel("accuracy" if is_accuracy else "R²")
     if is_accuracy:
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))

@@ -34,6 +34,7 @@ def test_settings_that_differ_and_figures_of_the_histories(runs: Run) -> None:
         best = max(epochs, key=lambda record: record["test_accuracy"])
         expected = {"run": name, "ranks": 1, "epochs": len(epochs), "train_loss": epochs[-1]["train_loss"]}
         expected |= {
+            "validation_samples": None,
             "test_loss": epochs[-1]["test_loss"],
             "test_accuracy": epochs[-1]["test_accuracy"],
             "test_r2": None,

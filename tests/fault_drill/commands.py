@@ -46,7 +46,7 @@ def _run(arguments: Sequence[str], output: Path) -> None:
     from hybridnn.cli.main import main as hybridnn
     from hybridnn.runs import report
 
-    report.draw_learning_curve = lambda epochs, path: None
+    report.draw_learning_curve = lambda *_: None
     hybridnn(list(arguments))
 
 

@@ -49,7 +49,7 @@ def _disable_learning_curve() -> None:
     """Disable the learning curve, which takes a third of the time of a short run."""
     from hybridnn.runs import report
 
-    report.draw_learning_curve = lambda epochs, path: None
+    report.draw_learning_curve = lambda *_: None
 
 
 def _set_silent_seconds(seconds: float) -> None:

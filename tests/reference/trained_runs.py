@@ -43,7 +43,7 @@ HYBRIDNN_WITHOUT_CURVE = (
     sys.executable,
     "-c",
     "from hybridnn.runs import report\n"
-    "report.draw_learning_curve = lambda epochs, path: None\n"
+    "report.draw_learning_curve = lambda *_: None\n"
     "from hybridnn.cli.main import main; main()",
 )
 """The command ``hybridnn`` without the learning curve, which would take most of the time of a small run."""

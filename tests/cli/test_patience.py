@@ -1,0 +1,170 @@
+"""Early stopping of runs: the epoch by its definition, the weights of the best one, every layout, and resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn.cli.train_view import TrainView
+from hybridnn.datasets import load_dataset, split
+from hybridnn.training.records import StepRecord
+from reference.command_line import Run, assert_same_weights, error_line, records_of
+
+SMALL = (
+    "--hidden",
+    "16,16",
+    "--batch-size",
+    "64",
+    "--set",
+    "training.dtype=float64",
+    "--set",
+    "optimizer.lr=0.03",
+    "-q",
+)
+STOPPING = ("--set", "data.validation_fraction=0.25", "--epochs", "60")
+
+
+def train(run: Run, *arguments: str, patience: int | None = 3, out: str = "run") -> str:
+    stopping = () if patience is None else ("--set", f"training.patience={patience}")
+    code, text, err = run("train", *SMALL, *STOPPING, *stopping, *arguments, "--out", out)
+    assert (code, err) == (0, "")
+    return text
+
+
+def accuracies(folder: str) -> list[float]:
+    return [record["test_accuracy"] for record in records_of(folder, "epoch")]
+
+
+def stopped(found: list[float], patience: int) -> tuple[int, int]:
+    """Last epoch and best epoch by the definition: so many epochs in a row without a better value than all before."""
+    best, best_epoch = -1.0, 0
+    for epoch, value in enumerate(found, 1):
+        if value > best:
+            best, best_epoch = value, epoch
+        elif epoch - best_epoch == patience:
+            return epoch, best_epoch
+    return len(found), best_epoch
+
+
+@pytest.fixture
+def complete(run_hybridnn: Run) -> list[float]:
+    """Validation accuracies of a run of all epochs, in the folder ``complete``."""
+    train(run_hybridnn, patience=None, out="complete")
+    return accuracies("complete")
+
+
+def test_stops_by_the_definition_with_the_weights_of_the_best_epoch(run_hybridnn: Run, complete: list[float]) -> None:
+    last, best = stopped(complete, 3)
+    assert 3 < last < 60
+    text = train(run_hybridnn)
+    assert accuracies("run") == complete[:last]
+    train(run_hybridnn, "--epochs", str(best), patience=None, out="short")
+    assert_same_weights("run", "short")
+    end = records_of("run")[-1]
+    assert (end["weights_epoch"], end["metric_name"]) == (best, "test accuracy")
+    found = json.loads(run_hybridnn("evaluate", "run", "--format", "json")[1])
+    assert (found["part"], found["accuracy"]) == ("test", end["metric"])
+    assert found["weights"]["step"] == records_of("run", "epoch")[best - 1]["step"]
+    assert f"{end['metric']:.4f} with the weights of epoch {best} of {last}" in text
+    assert f"validation accuracy  best {max(complete[:last]):.4f} in epoch {best}" in text
+
+
+def test_the_parts_share_no_sample_and_are_evaluated_apart(run_hybridnn: Run) -> None:
+    train(run_hybridnn)
+    header = records_of("run")[0]
+    data = load_dataset("digits").train
+    rest, test = split(data, 0.2, 0)
+    _, validation = split(rest, 0.25, 0, "validation")
+    parts = [set(part.chosen.tolist()) for part in (test,)] + [set(rest.chosen[validation.chosen].tolist())]
+    assert not parts[0] & parts[1]
+    sizes = [header[f"{name}_samples"] for name in ("test", "validation", "train")]
+    assert sizes == [len(parts[0]), len(parts[1]), data.samples - len(parts[0]) - len(parts[1])]
+    best = records_of("run")[-1]["weights_epoch"]
+    for name, samples in zip(("test", "validation", "train"), sizes, strict=True):
+        found = json.loads(run_hybridnn("evaluate", "run", "--part", name, "--format", "json")[1])
+        assert (found["part"], found["samples"]) == (name, samples)
+        if name == "validation":
+            assert found["accuracy"] == pytest.approx(accuracies("run")[best - 1], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("--in-process", "4", "--batch", "2", "--model", "2"),
+        ("--in-process", "2", "--pipeline", "2", "--method", "1f1b"),
+        ("--in-process", "2", "--set", "data.distribution=scatter"),
+    ],
+    ids=["grid", "pipeline", "scatter"],
+)
+def test_every_layout_stops_after_the_same_epoch(
+    run_hybridnn: Run, complete: list[float], layout: tuple[str, ...]
+) -> None:
+    train(run_hybridnn, *layout)
+    assert len(accuracies("run")) == stopped(complete, 3)[0]
+    train(run_hybridnn, out="one")
+    with np.load("run/weights.npz") as found, np.load("one/weights.npz") as expected:
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_a_resumed_run_stops_after_the_same_epoch(
+    run_hybridnn: Run, complete: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, best = stopped(complete, 3)
+    original = TrainView.on_step
+
+    def on_step(view: TrainView, record: StepRecord) -> None:
+        original(view, record)
+        if record.epoch == best + 2:  # while epochs without an improvement are counted
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with monkeypatch.context() as armed:
+        armed.setattr(TrainView, "on_step", on_step)
+        armed.setattr("hybridnn.runs.hooks.AGREEMENT_SECONDS", 0.0)
+        stopping = ("--set", "training.patience=3", "--set", "output.log_every=1")
+        assert run_hybridnn("train", *SMALL, *STOPPING, *stopping, "--out", "run")[0] == 75
+    assert run_hybridnn("train", "--resume", "run", "-q")[::2] == (0, "")
+    assert accuracies("run") == complete[:last]
+    train(run_hybridnn, out="uninterrupted")
+    assert_same_weights("run", "uninterrupted")
+    # Nothing is left to do, but more patience trains on.
+    nothing = "run: the run has ended, nothing is left to do\n"
+    assert run_hybridnn("train", "--resume", "run", "-q") == (0, nothing, "")
+    assert run_hybridnn("train", "--resume", "run", "--set", "training.patience=20", "-q")[::2] == (0, "")
+    assert len(accuracies("run")) == stopped(complete, 20)[0] > last
+
+
+def test_a_regression_and_a_run_without_test_samples(run_hybridnn: Run) -> None:
+    synthetic = ("--data", "synthetic", "--set", "data.synthetic.samples=256", "--set", "data.synthetic.noise=1.0")
+    text = train(run_hybridnn, *synthetic)
+    end: dict[str, Any] = records_of("run")[-1]
+    assert end["metric_name"] == "test R²"
+    assert "validation R²" in text
+    rng = np.random.default_rng(0)
+    np.savez("mine.npz", x_train=rng.normal(size=(90, 3)), y_train=rng.integers(0, 2, 90))
+    train(run_hybridnn, "--file", "mine.npz", "--set", "data.test_fraction=0", out="all")
+    end = records_of("all")[-1]
+    assert (end["metric_name"], end["metric"]) == ("validation accuracy", max(accuracies("all")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["training.patience=3"], "training.patience = 3: needs data.validation_fraction above 0"),
+        (
+            ["training.patience=3", "data.validation_fraction=0.2", "training.keep_best=false"],
+            "training.patience = 3: needs training.keep_best = true",
+        ),
+        (["training.patience=0"], "training.patience = 0"),
+        (["data.validation_fraction=1.0"], "data.validation_fraction = 1.0"),
+    ],
+)
+def test_settings_that_do_not_fit(run_hybridnn: Run, settings: list[str], message: str) -> None:
+    assert message in error_line(run_hybridnn("train", *(item for text in settings for item in ("--set", text))))
+    assert not Path("runs").exists()
