@@ -420,16 +420,16 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Array:
         """Probability of every class, shape (samples, classes), in the order of `classes_`."""
-        logits = self._outputs(X)
-        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities: Array = powers / powers.sum(axis=1, keepdims=True)
+        from scipy.special import softmax
+
+        probabilities: Array = softmax(self._outputs(X), axis=1)
         return probabilities
 
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithm of `predict_proba`."""
-        logits = self._outputs(X)
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        logarithms: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        from scipy.special import log_softmax
+
+        logarithms: Array = log_softmax(self._outputs(X), axis=1)
         return logarithms
 
 

@@ -329,7 +329,7 @@ class TrainingSettings(Section):
 
 
 class OutputSettings(Section):
-    """``[output]``: run folder, logging, trace, stalls.
+    """``[output]``: run folder, logging, trace, TensorBoard, stalls.
 
     Attributes
     ----------
@@ -337,6 +337,8 @@ class OutputSettings(Section):
         None creates a new one in ``runs/``.
     log_every : int
         Steps between two step records.
+    tensorboard : bool
+        Write event files for TensorBoard, which has to be installed, to the run folder.
     stall_seconds : float
         End the job, and name the rank that did not arrive, if nothing completes for so long; 0: never.
     """
@@ -344,6 +346,7 @@ class OutputSettings(Section):
     folder: Text | None = None
     log_every: Count = TrainConfig.log_every
     trace: bool = False
+    tensorboard: bool = False
     stall_seconds: AtLeastZero = 60.0
 
 

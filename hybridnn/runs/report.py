@@ -24,6 +24,7 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS
+from hybridnn.runs.tensorboard_log import TensorBoardLog
 from hybridnn.training.learning_curve import learning_curve
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
 from hybridnn.training.trainer import Trainer
@@ -69,6 +70,7 @@ class RunReport:
     ) -> None:
         self._settings, self._trainer, self._data = settings, trainer, data
         self._view, self._folder, self._predicted = view, folder, predicted
+        self._tensorboard: TensorBoardLog | None = None
         self._memory = trainer.stage_memory(data.task)
         self._hosts = describe_hosts(trainer.grid.world)
         self._wire = describe_wire_dtype(settings.parallel.wire_dtype, rounds=trainer.rounds_gradients())
@@ -92,6 +94,8 @@ class RunReport:
             folder.write_arrays(STANDARDIZATION, self._data.standardizer.to_arrays())
         if self._predicted is not None:
             folder.append(self._predicted)
+        if self._settings.output.tensorboard:
+            self._tensorboard = TensorBoardLog(folder.path, self._data.evaluated[0])
         self._view.on_header(header)
         if resumed is not None:
             self._view.on_resume(resumed)
@@ -102,6 +106,8 @@ class RunReport:
         if self._folder is not None:
             self._folder.append(record)
             self._view.on_step(record)
+            if self._tensorboard is not None:
+                self._tensorboard.step(record)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Report an evaluation between two steps."""
@@ -114,6 +120,8 @@ class RunReport:
             self._folder.append(self._trainer.history.measured[-1])
             self._folder.append(record)
             self._view.on_epoch(record)
+            if self._tensorboard is not None:
+                self._tensorboard.epoch(record)
             self._start_epoch(record.epoch + 1)
 
     def diverge(self, error: NonFiniteLossError) -> None:
@@ -128,6 +136,11 @@ class RunReport:
             self._folder.write_arrays(WEIGHTS, weights)
             self._folder.end(summary)
             self._view.on_end(summary)
+
+    def close(self) -> None:
+        """Close the event file of TensorBoard, if there is one."""
+        if self._tensorboard is not None:
+            self._tensorboard.close()
 
     def _start_epoch(self, epoch: int) -> None:
         epochs, batch_size = self._settings.training.epochs, self._settings.training.batch_size

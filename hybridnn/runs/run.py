@@ -25,6 +25,7 @@ from hybridnn.runs.report import RunReport, RunView, summarize
 from hybridnn.runs.resume import data_identity, resume
 from hybridnn.runs.run_files import CHECKPOINTS, TRACE
 from hybridnn.runs.stop_signals import StopSignals
+from hybridnn.runs.tensorboard_log import require_tensorboard
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step
 from hybridnn.training.config import array_dtype
@@ -72,6 +73,7 @@ class Attempt:
             if grid.stall_watchdog is not None:
                 grid.stall_watchdog.use_folder(path, lambda: resume_advice(path))
             report = RunReport(settings, trainer, data, self.view, folder, predicted)
+            stack.callback(report.close)
             identity = data_identity(settings, data)
             resumed = None
             if self.start == "resume":
@@ -139,6 +141,8 @@ def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> tuple[Settings, 
     """
     settings = choose_parallel_settings(settings)
     grid = _make_grid(settings, comm)
+    if settings.output.tensorboard:
+        agree(grid.world, require_tensorboard)
     device = resolve_device(settings.device, grid)  # before anything that takes long
     data = place_data(
         partial(settings.data.load, settings.model.task, settings.training.seed),

@@ -68,6 +68,22 @@ class TrainedNetwork:
         self._require_same_arrays("predict", {"samples": samples})
         return self._engine.predict(samples)
 
+    def predict_proba(self, x: HostArray) -> HostArray:
+        """Probabilities of the classes, shape (samples, classes), on every rank: the softmax of `predict`.
+
+        Raises
+        ------
+        SettingError
+            If the model is trained for a regression.
+        DataError
+            As for `predict`.
+        """
+        resolve_loss(self.model, "classification")
+        from scipy.special import softmax
+
+        probabilities: HostArray = softmax(self.predict(x), axis=1)
+        return probabilities
+
     def weights(self) -> dict[str, HostArray]:
         """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, on every rank."""
         return self._engine.arrays.collect([chunk.weights for chunk in self._engine.chunks])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,8 +11,12 @@ import pytest
 import hybridnn
 from hybridnn import MLP, SGD, Trainer
 from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.records import EpochRecord, StepRecord
 from reference.network import Array
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 def regression(samples: int = 60) -> tuple[Array, Array]:
@@ -283,3 +287,16 @@ def test_the_example_of_the_trainers_documentation_holds() -> None:
     r2 = it.evaluate(x, x**2).r2
     assert r2 is not None
     assert r2 > 0.9
+
+
+@pytest.mark.in_process(ranks=[1, 2, 4])
+def test_probabilities_are_the_softmax_of_the_outputs(comm: MPI.Intracomm) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(30, 4)), rng.integers(0, 3, 30)
+    trainer = Trainer(MLP([4, 6, 3]), SGD(lr=0.1), grid=ProcessGrid(comm), batch_size=10, dtype="float64")
+    trainer.fit(x, y, epochs=2)
+    powers = np.exp(trainer.predict(x))
+    np.testing.assert_allclose(trainer.predict_proba(x), powers / powers.sum(axis=1)[:, None], rtol=1e-12)
+    regression = Trainer(MLP([4, 6, 3], loss="mse"), SGD(lr=0.1), grid=ProcessGrid(comm))
+    with pytest.raises(SettingError, match=r"model\.loss = 'mse': classification data takes cross_entropy"):
+        regression.predict_proba(x)
