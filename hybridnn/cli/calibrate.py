@@ -31,7 +31,9 @@ def calibrate(
     memory: Annotated[
         float | None, option("Bytes each rank may use; by default its share of the free memory.", "BYTES")
     ] = None,
-    plot: Annotated[Path | None, option("Draw the samples and the fits.", "FILE.png")] = None,
+    plot: Annotated[
+        Path | None, option("Draw the samples and the fits into this PNG file; without, nothing is drawn.", "FILE.png")
+    ] = None,
     force: Annotated[
         bool,
         typer.Option(

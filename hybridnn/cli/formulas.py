@@ -289,9 +289,15 @@ def map_grids(
     alpha: Alpha = ONE_MICROSECOND,
     beta: Beta = EIGHT_GIGABYTES,
     machine: Annotated[
-        str | None, option("Map the whole step too, by this machine file or machine of the package.", "FILE")
+        str | None,
+        option(
+            "Map the whole step too, by this machine file or machine of the package; without, only the formulas.",
+            "FILE",
+        ),
     ] = None,
-    plot: Annotated[Path | None, option("Draw the maps.", "FILE.png|.svg|.pdf")] = None,
+    plot: Annotated[
+        Path | None, option("Draw the maps into this file; without, they are only printed.", "FILE.png|.svg|.pdf")
+    ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Map where batch, model or integrated parallelism is fastest (the future work of Laugier et al. 2018)."""

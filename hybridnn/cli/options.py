@@ -73,7 +73,7 @@ OutputPicture = Annotated[
     PictureFormat | None,
     typer.Option("--format", help="By default what the file's name says, or text. JSON counts from 0."),
 ]
-PictureFile = Annotated[Path | None, option("A file for the result.", "FILE", "--out")]
+PictureFile = Annotated[Path | None, option("A file for the result; without, it is printed.", "FILE", "--out")]
 
 Config = Annotated[Path | None, typer.Argument(help="A settings file.", metavar="CONFIG.toml")]
 Overrides = Annotated[
@@ -89,7 +89,13 @@ MachineFile = Annotated[
     ),
 ]
 
-Ranks = Annotated[int | None, count("Start this command on N ranks, with mpirun, or in a Slurm job with srun.", "-n")]
+Ranks = Annotated[
+    int | None,
+    count(
+        "Start this command on N ranks, with mpirun, or in a Slurm job with srun; without, it runs as it was started.",
+        "-n",
+    ),
+]
 InProcess = Annotated[
     int | None,
     option(

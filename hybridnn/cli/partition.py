@@ -41,11 +41,15 @@ def partition(
     config: Config = None,
     overrides: Overrides = None,
     stages: Annotated[int | None, count("Stages of the pipeline; without, the fastest number for --ranks.")] = None,
-    ranks: Annotated[int | None, count("Also choose the replicas of each stage for N ranks.")] = None,
+    ranks: Annotated[
+        int | None, count("Also choose the replicas of each stage for N ranks; without, every stage has one.")
+    ] = None,
     profile: Annotated[
         Path | None, option("Read the costs of the layers (JSON) instead of timing them.", "FILE")
     ] = None,
-    save_profile: Annotated[Path | None, option("Write the costs of the layers (JSON).", "FILE")] = None,
+    save_profile: Annotated[
+        Path | None, option("Write the costs of the layers to this JSON file; without, they are not kept.", "FILE")
+    ] = None,
     samples: Annotated[int | None, count("Samples of a timed pass; without, training.batch_size.")] = None,
     threads: Annotated[int | None, count("BLAS threads of a timed pass; without, 1.")] = None,
     alpha: Annotated[

@@ -28,7 +28,10 @@ NAMED = frozenset({"data", "data.train_samples", "model.sizes"})  # conditions t
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
-    out: Annotated[Path | None, option("Draw measured beside predicted times into a PNG.", "FILE.png")] = None,
+    out: Annotated[
+        Path | None,
+        option("Draw measured beside predicted times into this PNG file; without, they are only printed.", "FILE.png"),
+    ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Show where the time of a run went; of several runs, how they scale."""

@@ -53,7 +53,8 @@ def schedule(
     ] = None,
     chunks: Annotated[int | None, count("Chunks of layers per stage; by default 2 for interleaved, else 1.")] = None,
     vertical_sync: Annotated[
-        bool, typer.Option("--vertical-sync", help="pipedream: every stage uses the version of the first stage.")
+        bool,
+        typer.Option("--vertical-sync", help="With pipedream, every stage uses the weight version of the first stage."),
     ] = False,
     weight_grad: Annotated[
         WeightGrad, typer.Option(help="One weight gradient per microbatch, or one product over all of them.")

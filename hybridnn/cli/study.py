@@ -91,8 +91,13 @@ def run(
     ] = None,
     out: OutFolder = None,
     reduced: Reduced = False,
-    only: Annotated[str | None, option("Only cells whose id contains this; * and ? are wildcards.", "PATTERN")] = None,
-    cell: Annotated[int | None, option("Only the cell of this number, from 0 (see --dry-run).", "N")] = None,
+    only: Annotated[
+        str | None,
+        option("Run only cells whose id contains this, where * and ? are wildcards; without, all.", "PATTERN"),
+    ] = None,
+    cell: Annotated[
+        int | None, option("Run only the cell of this number, from 0 (see --dry-run); without, all.", "N")
+    ] = None,
     limit: Annotated[
         float | None, option("End a cell after so many seconds; without, no limit.", "SECONDS", least=0.1)
     ] = None,
@@ -128,9 +133,12 @@ def submit(
     file: StudyName,
     out: OutFolder = None,
     reduced: Reduced = False,
-    partition: Annotated[str | None, option("Partition of the jobs.", "NAME")] = None,
-    time: Annotated[str | None, option("Limit of each cell, as sbatch reads it.", "TIME")] = None,
-    account: Annotated[str | None, option("Account of the jobs.", "NAME")] = None,
+    partition: Annotated[str | None, option("Partition of the jobs; without, Slurm decides.", "NAME")] = None,
+    time: Annotated[
+        str | None,
+        option("Time limit of each cell, as sbatch reads it; without, Slurm decides.", "TIME"),
+    ] = None,
+    account: Annotated[str | None, option("Account of the jobs; without, Slurm decides.", "NAME")] = None,
     more: Annotated[
         list[str] | None, option("Another option of sbatch; may be given many times.", "OPTION", "--sbatch")
     ] = None,

@@ -48,8 +48,10 @@ class TimeWindow(NamedTuple):
 def trace(
     run: Annotated[Path, typer.Argument(help="A run folder, or its trace.json.", metavar="RUN")],
     epoch: Annotated[int | None, option("Number of the epoch, from 1; without, the last.", "N")] = None,
-    begin: Annotated[float | None, option("Show the epoch from this second on.", "S", "--from")] = None,
-    end: Annotated[float | None, option("Show the epoch up to this second.", "S", "--to")] = None,
+    begin: Annotated[
+        float | None, option("Show the epoch from this second on; without, from its beginning.", "S", "--from")
+    ] = None,
+    end: Annotated[float | None, option("Show the epoch up to this second; without, to its end.", "S", "--to")] = None,
     minibatches: Annotated[
         str | None,
         option(

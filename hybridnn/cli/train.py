@@ -32,25 +32,43 @@ Override = str | None  # a short option, parsed to the text that ``--set`` takes
 
 def _setting(
     setting: str,
+    text: str,
     metavar: str = "N",
-    note: str = "",
+    default: str = "",
     value: Callable[[str], str] = str,
     names: Callable[[str], list[str]] | None = None,
 ) -> Any:
-    """Declare a short option of a setting; `value` makes TOML of the option's text, `names` complete it in a shell."""
+    """Declare a short option of a setting.
 
-    def parse(text: str) -> str:
-        return f"{setting}={value(text)}"
+    Parameters
+    ----------
+    text : str
+        What the setting is, without the full stop.
+    default : str
+        Default of the setting, for the help; empty if `text` says what holds without it.
+    value : callable
+        Makes TOML of the option's text.
+    names : callable, optional
+        Completes the text in a shell.
+    """
 
-    return typer.Option(help=f"Sets {setting}{note}.", metavar=metavar, parser=parse, autocompletion=names)
+    def parse(given: str) -> str:
+        return f"{setting}={value(given)}"
+
+    shown = f"{text} ({setting})."
+    return typer.Option(help=shown, metavar=metavar, parser=parse, autocompletion=names, show_default=default or False)
 
 
 def _text_setting(
-    setting: str, metavar: str = "NAME", note: str = "", names: Callable[[str], list[str]] | None = None
+    setting: str,
+    text: str,
+    metavar: str = "NAME",
+    default: str = "",
+    names: Callable[[str], list[str]] | None = None,
 ) -> Any:
     """Declare a short option of a setting that is text."""
     # A JSON string is a TOML string, so that a name or path is never taken for a number.
-    return _setting(setting, metavar, note, lambda text: json.dumps(text, ensure_ascii=False), names)
+    return _setting(setting, text, metavar, default, lambda given: json.dumps(given, ensure_ascii=False), names)
 
 
 def _names(text: str) -> str:
@@ -61,30 +79,66 @@ def _names(text: str) -> str:
 def train(
     config: Config = None,
     overrides: Overrides = None,
-    data: Annotated[Override, _text_setting("data.name", names=dataset_names)] = None,
-    file: Annotated[Override, _text_setting("data.file", "PATH")] = None,
+    data: Annotated[
+        Override,
+        _text_setting("data.name", "A data set of hybridnn data list", default="digits", names=dataset_names),
+    ] = None,
+    file: Annotated[
+        Override, _text_setting("data.file", "A .csv, .parquet or .npz file, in place of a data set", "PATH")
+    ] = None,
     targets: Annotated[
         Override,
-        _setting("data.targets", "NAME,...", ", columns of a .csv or .parquet file, as price", _names),
+        _setting("data.targets", "Target columns of a table; required for one", "NAME,...", value=_names),
     ] = None,
-    hidden: Annotated[Override, _setting("model.hidden", "SIZES", ", for example 256,256", "[{}]".format)] = None,
-    epochs: Annotated[Override, _setting("training.epochs")] = None,
-    batch_size: Annotated[Override, _setting("training.batch_size")] = None,
-    seed: Annotated[Override, _setting("training.seed")] = None,
-    optimizer: Annotated[Override, _text_setting("optimizer.name")] = None,
-    lr: Annotated[Override, _setting("optimizer.lr", "RATE")] = None,
-    pipeline: Annotated[Override, _setting("parallel.pipeline", note=" (stages)")] = None,
-    method: Annotated[Override, _text_setting("parallel.method", names=method_names)] = None,
-    batch: Annotated[Override, _setting("parallel.batch", note=" (ranks)")] = None,
-    model: Annotated[Override, _setting("parallel.model", note=" (ranks)")] = None,
-    split: Annotated[Override, _text_setting("parallel.model_split")] = None,
-    device: Annotated[Override, _text_setting("device.name", note=": auto, cpu or gpu")] = None,
-    out: Annotated[Override, _text_setting("output.folder", "FOLDER")] = None,
+    hidden: Annotated[
+        Override, _setting("model.hidden", "Widths of the hidden layers", "SIZES", "256,256", "[{}]".format)
+    ] = None,
+    epochs: Annotated[Override, _setting("training.epochs", "Passes over the training samples", default="10")] = None,
+    batch_size: Annotated[
+        Override, _setting("training.batch_size", "Samples of a minibatch, of all ranks together", default="100")
+    ] = None,
+    seed: Annotated[
+        Override, _setting("training.seed", "Seed of initial weights, order and splits of samples", default="0")
+    ] = None,
+    optimizer: Annotated[
+        Override, _text_setting("optimizer.name", "Optimizer: sgd, adam, adamw or rmsprop", default="sgd")
+    ] = None,
+    lr: Annotated[
+        Override, _setting("optimizer.lr", "Learning rate", "RATE", "that of the optimizer, 0.005 for sgd")
+    ] = None,
+    pipeline: Annotated[
+        Override, _setting("parallel.pipeline", "Stages of a pipeline; without, 1, or with --method all ranks")
+    ] = None,
+    method: Annotated[
+        Override,
+        _text_setting(
+            "parallel.method",
+            "Pipeline method, one of those that hybridnn schedule lists",
+            default="1f1b",
+            names=method_names,
+        ),
+    ] = None,
+    batch: Annotated[
+        Override, _setting("parallel.batch", "Ranks that share the samples; without, all remaining ranks")
+    ] = None,
+    model: Annotated[Override, _setting("parallel.model", "Ranks that every layer is split over", default="1")] = None,
+    split: Annotated[
+        Override,
+        _text_setting(
+            "parallel.model_split", "Split of the layers over model ranks: columns or alternating", default="columns"
+        ),
+    ] = None,
+    device: Annotated[
+        Override, _text_setting("device.name", "Where to compute: auto, cpu or gpu", default="auto")
+    ] = None,
+    out: Annotated[
+        Override, _text_setting("output.folder", "The run folder; without, a new one in runs/", "FOLDER")
+    ] = None,
     resume: Annotated[
         str | None,
         option(
             "Resume the run in this folder from its newest valid checkpoint, on this layout or another; auto: the run "
-            "in output.folder, if it has checkpoints.",
+            "in output.folder, if it has checkpoints; without, a new run begins.",
             "FOLDER",
         ),
     ] = None,

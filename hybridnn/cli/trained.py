@@ -73,7 +73,8 @@ def evaluate(
     picture: Annotated[
         Path | None,
         option(
-            "Draw the confusion matrix, or for a regression predicted against true values, to this .png, .svg or .pdf.",
+            "Draw the confusion matrix, or for a regression predicted against true values, to this .png, .svg or .pdf "
+            "file; without, nothing is drawn.",
             "FILE",
             "--picture",
         ),

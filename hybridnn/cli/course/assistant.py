@@ -27,7 +27,12 @@ Isolation = Annotated[
 ]
 Roster = Annotated[
     Path | None,
-    option("CSV with a column student: who has to hand in, and who may be named.", "FILE", "--roster"),
+    option(
+        "CSV file with a column student: who has to hand in, and who may be named; without, nobody is missed or "
+        "refused.",
+        "FILE",
+        "--roster",
+    ),
 ]
 GRADES = Path("grades")
 
@@ -85,7 +90,12 @@ def similar(
     assignment: AssignmentName,
     submissions: Submissions,
     course: Annotated[
-        Path | None, option("Folder of the course, where it allows further modules.", "FOLDER", "--course")
+        Path | None,
+        option(
+            "Folder of the course, where it allows further modules; without, the usual ones are allowed.",
+            "FOLDER",
+            "--course",
+        ),
     ] = None,
     least: Annotated[float, option("Least share of equal pieces that is printed.", "X", "--least", least=0.0)] = 0.8,
 ) -> None:

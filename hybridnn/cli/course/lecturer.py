@@ -29,7 +29,12 @@ def new(
     assignments: Assignments = None,
     term: Annotated[str, option("Name of the term.", "TEXT", "--term")] = "",
     previous: Annotated[
-        Path | None, option("An earlier course: every assignment gets another variant.", "FOLDER", "--previous")
+        Path | None,
+        option(
+            "An earlier course, so that every assignment gets another variant; without, any variant.",
+            "FOLDER",
+            "--previous",
+        ),
     ] = None,
     per_student: Annotated[
         bool, typer.Option("--per-student", help="Every student of a roster gets a variant of their own.")
@@ -59,7 +64,12 @@ def make(
         Path | None, option("Folder of the result; without, build in the course's.", "FOLDER", "--out")
     ] = None,
     roster: Annotated[
-        Path | None, option("CSV with a column student: a zip file for each of them.", "FILE", "--roster")
+        Path | None,
+        option(
+            "CSV file with a column student, for a zip file for each of them; without, there is one for all.",
+            "FILE",
+            "--roster",
+        ),
     ] = None,
     targets: Annotated[
         str, option("What to make, separated by commas: students, and platforms.", "LIST", "--for")

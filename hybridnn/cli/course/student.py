@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TaskName = Annotated[str, typer.Argument(help="A task of the assignment.", metavar="TASK")]
 Folder = Annotated[Path | None, option("Folder of the assignment; without, the current one.", "FOLDER", "--folder")]
 CaseNumber = Annotated[int | None, count("Number of a public case; without, the one with the most ranks.", "--case")]
-CaseRanks = Annotated[int | None, count("The first public case on N ranks.", "--ranks")]
+CaseRanks = Annotated[int | None, count("Take a public case on N ranks; without, the one on most ranks.", "--ranks")]
 
 WATCH_SECONDS = 0.5
 PRINTED_LINES = 10
@@ -163,7 +163,10 @@ def picture(
     folder: Folder = None,
     case: CaseNumber = None,
     ranks: CaseRanks = None,
-    out: Annotated[Path | None, option("Write the picture to this SVG file.", "FILE", "--out")] = None,
+    out: Annotated[
+        Path | None,
+        option("Write the picture to this SVG file; without, it is printed as text.", "FILE", "--out"),
+    ] = None,
 ) -> None:
     """Draw the messages of a public case: a row for each rank, up to the deadlock where there is one."""
     from hybridnn.course.tools import choose_case, folder_of, picture_of_case

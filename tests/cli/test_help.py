@@ -1,0 +1,91 @@
+"""`--help` of every command: whole sentences, a default or what holds without the option, all choices, no `<bool>`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import click
+import pytest
+import typer
+
+from hybridnn.cli.main import app
+from hybridnn.config.settings import Settings
+from hybridnn.utils.checks import OneOf
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command without commands of its own, with its words."""
+    inner = getattr(command, "commands", None)
+    if not inner:
+        yield path, command
+        return
+    for name, child in inner.items():
+        yield from commands(child, (*path, name))
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+OPTIONS = [
+    pytest.param(option, id=" ".join((*path, option.opts[-1])))
+    for path, command in COMMANDS.items()
+    for option in command.params
+    if option.param_type_name == "option" and not getattr(option, "hidden", False)
+]
+WITHOUT = re.compile(r"\b(without|by default|in place of|may be given|required|instead)\b", re.IGNORECASE)
+
+
+def test_there_are_commands() -> None:
+    assert {("train",), ("data", "list"), ("study", "run"), ("course", "check")} <= set(COMMANDS)
+    assert len(OPTIONS) > 100
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_help_of_an_option_is_a_sentence_with_a_default(option: Any) -> None:
+    text = option.help or ""
+    assert re.fullmatch(r"[A-Z0-9].*[.)]", text, re.DOTALL), text
+    has_default = not (option.default is None or option.default is False or option.default == ()) or isinstance(
+        option.show_default, str
+    )
+    assert option.is_flag or option.required or has_default or WITHOUT.search(text), text
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_of_a_command_is_a_sentence(path: tuple[str, ...]) -> None:
+    command = COMMANDS[path]
+    first = (command.help or "").strip().split("\n\n")[0]
+    assert re.fullmatch(r"[A-Z].*\.", first, re.DOTALL), first
+    for argument in command.params:
+        if argument.param_type_name == "argument":
+            assert re.fullmatch(r"[A-Z].*\.", argument.help or "", re.DOTALL), (argument.name, argument.help)
+    with click.Context(command, info_name=" ".join(path)) as context:
+        assert "<bool>" not in command.get_help(context)
+
+
+def setting(name: str) -> tuple[Any, Any]:
+    """Default of a setting, and its field."""
+    section, key = name.split(".")
+    value = getattr(Settings(), section)
+    return getattr(value, key), type(value).model_fields.get(key) if hasattr(type(value), "model_fields") else None
+
+
+def test_defaults_and_choices_of_train_are_those_of_the_settings() -> None:
+    checked = 0
+    for option in COMMANDS[("train",)].params:
+        found = re.search(r"\(([a-z]+\.[a-z_]+)\)\.$", getattr(option, "help", None) or "")
+        if found is None:
+            continue
+        default, field = setting(found[1])
+        checked += 1
+        if isinstance(option.show_default, str):
+            shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+            assert re.search(rf"(^|\b){re.escape(shown)}(\b|$)", option.show_default), (option.name, default)
+        else:
+            assert default in (None, ()) or WITHOUT.search(option.help)
+        choices: tuple[str, ...] = ()
+        for item in getattr(field, "metadata", ()):
+            choices = item.choices if isinstance(item, OneOf) else choices
+        if get_origin(getattr(field, "annotation", None)) is Literal:
+            choices = get_args(field.annotation)  # type: ignore[union-attr]
+        assert all(re.search(rf"\b{choice}\b", option.help) for choice in choices), option.help
+    assert checked >= 15
