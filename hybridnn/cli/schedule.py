@@ -39,7 +39,9 @@ def schedule(
     method: Annotated[
         str | None,
         typer.Argument(
-            help="A pipeline method; without one, they are listed.", metavar="METHOD", autocompletion=method_names
+            help="A pipeline method, or a .json file with a schedule of your own; without one, methods are listed.",
+            metavar="METHOD",
+            autocompletion=method_names,
         ),
     ] = None,
     stages: Annotated[int, count("Ranks along the pipeline.")] = 4,

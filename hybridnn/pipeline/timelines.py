@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
 from hybridnn.pipeline.drawing.drawing import Drawing, draw_timeline
 from hybridnn.pipeline.drawing.svg import SvgPicture
-from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
+from hybridnn.pipeline.schedules.methods import find_method, make_schedule
+from hybridnn.pipeline.schedules.schedule_file import read_schedule
 from hybridnn.utils.text import counted
 
 
@@ -67,7 +69,8 @@ def schedule(
     Parameters
     ----------
     method : str
-        A pipeline method, such as ``"1f1b"``.
+        A pipeline method, such as ``"1f1b"``, or a ``.json`` file with a schedule (see `read_schedule`), which has the
+        numbers of stages, minibatches, microbatches and chunks.
     stages : int
     minibatches : int, optional
         By default twice the stages, and 1 for methods with microbatches.
@@ -88,8 +91,8 @@ def schedule(
 
     Raises
     ------
-    SettingError, ScheduleError
-        If a number is not allowed, or the schedule would not work.
+    SettingError, DataError, ScheduleError
+        If a number is not allowed, the file is no schedule, or the schedule would not work.
 
     Examples
     --------
@@ -97,17 +100,23 @@ def schedule(
     >>> schedule("1f1b", stages=2, microbatches=4)
     <1f1b: 2 stages, 1 minibatch of 4 microbatches, makespan 15, bubble 20.0%>
     """
-    info = METHODS.get(method)  # an unknown one is refused by `make_schedule`
-    is_cut = info is not None and info.cuts_minibatches
-    made = make_schedule(
-        method,
-        stages=stages,
-        minibatches=minibatches or (1 if is_cut else 2 * stages),
-        microbatches=microbatches or (2 * stages if is_cut else 1),
-        chunks=chunks or (2 if info is not None and info.chunked else 1),
-        weight_grad=weight_grad,
-        vertical_sync=vertical_sync,
-    )
+    if method.endswith(".json"):
+        given = {"minibatches": minibatches, "microbatches": microbatches, "chunks": chunks}
+        for name, value in given.items():
+            if value is not None:
+                raise SettingError(name, value, f"{method} has the instructions of every stage")
+        made = read_schedule(method)
+    else:
+        info = find_method(method)
+        made = make_schedule(
+            method,
+            stages=stages,
+            minibatches=minibatches or (1 if info.cuts_minibatches else 2 * stages),
+            microbatches=microbatches or (2 * stages if info.cuts_minibatches else 1),
+            chunks=chunks or (2 if info.chunked else 1),
+            weight_grad=weight_grad,
+            vertical_sync=vertical_sync,
+        )
     lint(made)
     durations = Durations(forward, backward, backward / 2 if weight is None else weight, message)
     return ScheduleTimeline(simulate(made, durations), durations)

@@ -6,10 +6,11 @@ A method is an order of computations (`computation_orders`) and a rule for the w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from types import MappingProxyType
+from functools import cached_property
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules import computation_orders as orders
@@ -178,7 +179,53 @@ _METHODS = (
     ),
 )
 
-METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _METHODS})
+ENTRY_POINTS = "hybridnn.methods"
+"""Group of entry points by which other packages add methods."""
+
+
+class _Methods(Mapping[str, Method]):
+    """Methods by name: those of hybridnn, then those of installed packages, which are looked for when needed."""
+
+    def __init__(self, own: Sequence[Method]) -> None:
+        self._own = {method.name: method for method in own}
+
+    @cached_property
+    def _all(self) -> dict[str, Method]:
+        return self._own | dict(self._installed())
+
+    def _installed(self) -> Iterator[tuple[str, Method]]:
+        """Methods of the entry points; a warning for one that is none."""
+        from importlib.metadata import entry_points
+
+        for point in entry_points(group=ENTRY_POINTS):
+            try:
+                method = point.load()
+            except Exception as error:  # of code of others
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                problem = ""
+                if not isinstance(method, Method):
+                    problem = f"it is of class {type(method).__name__}, not Method"
+                elif method.name != point.name:
+                    problem = f"its name is {method.name}"
+                elif method.name in self._own:
+                    problem = "hybridnn has a method of that name"
+            if problem:
+                warnings.warn(f"the pipeline method {point.name} ({point.value}) is left out: {problem}", stacklevel=2)
+            else:
+                yield method.name, method
+
+    def __getitem__(self, name: str) -> Method:
+        return self._own[name] if name in self._own else self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+METHODS: Mapping[str, Method] = _Methods(_METHODS)
 
 WEIGHT_GRADIENTS = ("per-microbatch", "merged")
 """Weight gradients of a minibatch: one product per microbatch, or one over all of them."""
