@@ -90,6 +90,7 @@ setup(
     package_data={
         "hybridnn": ["py.typed"],
         "hybridnn.kernels": ["cuda/*.cu"],
+        "hybridnn.pipeline.drawing": ["page/*"],
         "hybridnn.datasets": ["*.npz"],
         "": ["handout.md", "templates/*"],  # of assignments
         "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml", "studies/*.toml"],

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
+from hybridnn.pipeline.drawing.animation import Animation, animate_timeline
 from hybridnn.pipeline.drawing.drawing import Drawing, draw_timeline
 from hybridnn.pipeline.drawing.svg import SvgPicture
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
@@ -40,6 +41,11 @@ class ScheduleTimeline(SvgPicture):
     def drawing(self) -> Drawing:
         """A row for each stage, a box for each computation."""
         return draw_timeline(self.timeline)
+
+    @property
+    def animation(self) -> Animation:
+        """The schedule as a page that plays it: ``.animation.write("page.html")``."""
+        return animate_timeline(self.timeline)
 
     def __repr__(self) -> str:
         made = self.timeline.schedule
