@@ -6,10 +6,12 @@ The page is made of the files in `page/`: structure, style and program. All that
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +52,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Stored:
-    """Something that a stage holds for a time: a weight version, or the activations of a microbatch."""
+    """Something that a stage holds for a time: a weight version, or the activations of a microbatch.
+
+    The end is infinite for the version that is current at the end.
+    """
 
     label: str
     start: float
@@ -155,15 +160,18 @@ def animate(
         if times:
             boxes = _with_versions(drawn[row].boxes, schedule, stage, numbering, first)
             drawn[row] = replace(drawn[row], boxes=boxes)
-        weights = _weights(schedule, stage, times, drawing.makespan) if times else ()
-        stages.append(Stage(row, weights, _activations(schedule, stage, times, numbering, first) if times else ()))
+            weights = _weights(schedule, stage, times)
+            activations = _activations(schedule, stage, times, numbering, first)
+            stages.append(Stage(row, _seen(weights, drawing), _seen(activations, drawing)))
+        else:
+            stages.append(Stage(row))
     method = METHODS.get(schedule.method)
     return Animation(
         replace(drawing, rows=tuple(drawn)),
         "" if method is None else method.summary,
         "microbatch" if numbering.microbatch else "minibatch",
         tuple(stages),
-        tuple(_messages(schedule, numbering, progress, first)),
+        tuple(_messages(schedule, numbering, progress, first, drawing.makespan)),
     )
 
 
@@ -179,31 +187,34 @@ def _with_versions(
     return tuple(replace(box, version=versions.get((box.kind, box.label), "")) for box in boxes)
 
 
-def _weights(schedule: Schedule, stage: int, times: Mapping[int, Span], end: float) -> tuple[Stored, ...]:
-    """Versions of a stage, each until the next update and its last reader."""
+def _weights(schedule: Schedule, stage: int, times: Mapping[int, Span]) -> Iterator[Stored]:
+    """Versions of a stage, each until the next update and its last reader; the last one for ever."""
     last_readers = plan_memory(schedule, stage).last_readers
     updates = [times[at][1] for at, item in enumerate(schedule.orders[stage]) if isinstance(item, Update)]
-    births, replaced = [0.0, *updates], [*updates, end]
-    read_until = {version: times[at][1] for version, at in last_readers.items()}
-    return tuple(
-        Stored(f"v{version}", start, max(stop, read_until.get(version, stop)))
-        for version, (start, stop) in enumerate(zip(births, replaced, strict=True))
-    )
+    for version, (born, replaced) in enumerate(pairwise([-inf, *updates, inf])):
+        reader = last_readers.get(version)
+        yield Stored(f"v{version}", born, replaced if reader is None else max(replaced, times[reader][1]))
 
 
 def _activations(
     schedule: Schedule, stage: int, times: Mapping[int, Span], numbering: Numbering, first: int
-) -> tuple[Stored, ...]:
+) -> Iterator[Stored]:
     """Activations of a stage's microbatches, from the start of the pass that computes them."""
-    lifetimes = activation_lifetimes(schedule.orders[stage])
+    for item, (begin, end) in activation_lifetimes(schedule.orders[stage]).items():
+        yield Stored(numbering.label(item.of_minibatch(item.minibatch + first)), times[begin][0], times[end][1])
+
+
+def _seen(items: Iterable[Stored], drawing: Drawing) -> tuple[Stored, ...]:
+    """What is stored within the time of a drawing, from its beginning on."""
     return tuple(
-        Stored(numbering.label(item.of_minibatch(item.minibatch + first)), times[begin][0], times[end][1])
-        for item, (begin, end) in lifetimes.items()
+        replace(item, start=max(item.start, 0.0)) for item in items if item.end > 0 and item.start <= drawing.makespan
     )
 
 
-def _messages(schedule: Schedule, numbering: Numbering, progress: Progress, first: int) -> list[SentMessage]:
-    """Messages by the time at which they are sent; those that are sent and used."""
+def _messages(
+    schedule: Schedule, numbering: Numbering, progress: Progress, first: int, end: float
+) -> list[SentMessage]:
+    """Messages that are sent and used, by the time at which they are sent; those of the time from 0 to `end`."""
     found = []
     for stage, order in enumerate(schedule.orders):
         _, needed = schedule.flow.of_stage(stage)
@@ -216,7 +227,8 @@ def _messages(schedule: Schedule, numbering: Numbering, progress: Progress, firs
                 label = numbering.label(item.of_minibatch(item.minibatch + first))
                 use = progress.computed[stage][position][0]
                 found.append(SentMessage(channel.sender, channel.receiver, channel.gradients, label, *span, use))
-    return sorted(found, key=lambda message: message.start)
+    seen = (message for message in found if message.use >= 0 and message.start <= end)
+    return sorted(seen, key=lambda message: message.start)
 
 
 def html_page(animation: Animation) -> str:

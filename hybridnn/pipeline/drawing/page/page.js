@@ -7,7 +7,7 @@ const rows = data.rows.map(({ label, boxes }) => ({
   label,
   boxes: boxes.map(([start, end, kind, label, version]) => ({ start, end, kind: kinds[kind], label, version })),
 }));
-const stored = ([label, start, end]) => ({ label, start, end });
+const stored = ([label, start, end]) => ({ label, start, end: end ?? Infinity }); // JSON has no infinity
 const stages = data.stages.map(({ row, weights, activations }) => ({
   row: rows[row], weights: weights.map(stored), activations: activations.map(stored),
   forwards: new Map(rows[row].boxes.filter((box) => box.kind.name === "forward").map((box) => [box.label, box.version])),
@@ -25,10 +25,11 @@ const make = (tag, className = "", text = "") => Object.assign(document.createEl
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
-// Times at which something begins or ends: the steps.
+// Times at which a computation, a message or a weight version begins or ends: the steps.
 const moments = [...new Set([0, makespan,
-  ...rows.flatMap((row) => row.boxes.flatMap((box) => [box.start, box.end])),
+  ...rows.flatMap((row) => row.boxes.filter((box) => box.kind.computes).flatMap((box) => [box.start, box.end])),
   ...messages.flatMap((message) => [message.start, message.arrival]),
+  ...stages.flatMap((stage) => stage.weights.map((item) => item.start)),
 ])].filter((time) => time >= 0 && time <= makespan).sort((a, b) => a - b);
 
 let now = 0;
@@ -53,7 +54,7 @@ function firstAfter(boxes, time) {
 /** What a stage does, and what it holds; `next` is the box that it waits for. */
 function stageAt(stage, time) {
   const boxes = stage.row.boxes, index = firstAfter(boxes, time), box = boxes[index];
-  const weights = stage.weights.filter((item) => holds(item, time) || (time >= makespan && item.end >= makespan));
+  const weights = stage.weights.filter((item) => holds(item, time));
   const born = stage.weights.filter((item) => item.start <= time);
   return {
     box: box && box.start <= time ? box : null,
@@ -114,8 +115,8 @@ function deed(box, current, stage, noun) {
 /** One sentence about a time. */
 function sentence(states) {
   const share = bubbleShare(now);
-  if (now >= makespan) return `All is done at time ${shown(makespan)}: the stages were idle for ${percent(share)} of it.`;
-  const working = states.filter((state) => state.box).length;
+  if (now >= makespan) return `${data.unit ? "This is the end of the picture" : "All is done"} at time ${shown(makespan)}: the stages computed nothing for ${percent(share)} of it.`;
+  const working = states.filter((state) => state.box && state.box.kind.computes).length;
   const filling = states.some((state) => !state.started), draining = states.some((state) => !state.next);
   const phase = filling ? "The pipeline fills" : draining ? "The pipeline drains" : working === states.length ? "Every stage has work" : "Some stages wait";
   return `${phase}: ${states.length > 8 ? counts(states) : clauses(states)}${births(states)}.`;
@@ -478,6 +479,8 @@ function describe(box) {
 
 // -- figures, legend and table ----------------------------------------------------------------------------------------
 
+const IDLE = data.unit ? "not computing so far" : "idle so far"; // a measured stage may also send, reduce or update
+
 /** Idle share of the stages' time until a time. */
 function bubbleShare(time) {
   const busy = stages.reduce((sum, stage) => sum + busyUntil(stage, time), 0);
@@ -487,10 +490,10 @@ function bubbleShare(time) {
 function showFigures(states) {
   const most = (name) => Math.max(...states.map((state) => state[name].length));
   const sent = messages.filter((message) => message.start <= now).length;
-  const facts = [["idle so far", percent(bubbleShare(now)), "of the stages' time"]];
+  const facts = [[IDLE, percent(bubbleShare(now)), "of the stages' time"]];
   if (stages.some((stage) => stage.weights.length)) {
     const applied = Math.min(...states.map((state) => state.current ? +state.current.label.slice(1) : 0));
-    facts.push(["updates on every stage", applied, `of ${stages[0].weights.length - 1}`]);
+    facts.push(["updates on every stage", applied, `of ${numberOf(stages[0].weights[stages[0].weights.length - 1].label)}`]);
     facts.push(["weight versions held", most("weights"), "by the stage with most"]);
     facts.push(["activations held", most("activations"), "by the stage with most"]);
   }
@@ -508,7 +511,7 @@ function showFigures(states) {
 
 function showLegend() {
   const entries = kinds.map((kind) => [`background:${fillOf(kind)}`, `${kind.name} (${kind.letter})`, ""]);
-  entries.push(["", "idle so far", "gap"]);
+  entries.push(["", data.unit ? "nothing recorded" : IDLE, "gap"]);
   if (rows.some((row) => row.boxes.some((box) => box.version))) {
     entries.push([`background:${VERSIONS[0][0]}`, "v0: the weights at first", ""], [`background:${VERSIONS[1][0]}`, "v1: after 1 update, and so on; ringed: current", ""]);
   }
