@@ -27,6 +27,7 @@ TEST = [
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.6",
     "hypothesis",
+    "playwright",
     "pyarrow",
     "pyyaml",
     "scikit-learn>=1.6",

@@ -27,10 +27,11 @@ from hybridnn.pipeline.drawing.drawing import (
     readable_duration,
     version_text,
 )
-from hybridnn.pipeline.schedules.instructions import Update
-from hybridnn.pipeline.schedules.memory_plan import activation_lifetimes, plan_memory
+from hybridnn.pipeline.schedules.instructions import Forward, Instruction, Recompute, Update
+from hybridnn.pipeline.schedules.memory_plan import activation_lifetimes, input_lifetimes, plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import Message, Schedule
+from hybridnn.pipeline.schedules.weight_policies import WeightRead
 from hybridnn.utils.text import to_json
 
 if TYPE_CHECKING:
@@ -46,8 +47,24 @@ Span = tuple[float, float]
 class Progress:
     """When a schedule's computations and messages took place, in the unit of its drawing."""
 
-    computed: Sequence[Mapping[int, Span]]  # per stage, from the position of a computation in its list
+    # Per stage, from the position of a computation in its list; of all, or of those that were recorded, in a row.
+    computed: Sequence[Mapping[int, Span]]
     sent: Mapping[Message, Span]  # from the beginning of the send to the arrival
+    first_minibatch: int = 0  # number in the drawing of the schedule's minibatch 0
+    first_version: int = 0  # number of the weights with which the schedule begins
+
+    def start(self, stage: int, position: int) -> float:
+        """Start of an instruction; infinite where it lies before or after what was recorded."""
+        return self._span(stage, position)[0]
+
+    def end(self, stage: int, position: int) -> float:
+        """End of an instruction; infinite where it lies before or after what was recorded."""
+        return self._span(stage, position)[1]
+
+    def _span(self, stage: int, position: int) -> Span:
+        times = self.computed[stage]
+        outside = -inf if position < next(iter(times)) else inf
+        return times.get(position, (outside, outside))
 
 
 @dataclass(frozen=True)
@@ -81,6 +98,7 @@ class Stage:
 
     row: int
     weights: tuple[Stored, ...] = ()
+    inputs: tuple[Stored, ...] = ()  # where activations are computed again from them
     activations: tuple[Stored, ...] = ()
 
 
@@ -131,12 +149,7 @@ def animate_timeline(timeline: Timeline) -> Animation:
 
 
 def animate(
-    drawing: Drawing,
-    schedule: Schedule,
-    numbering: Numbering,
-    rows: Sequence[int],
-    progress: Progress,
-    first: int = 0,
+    drawing: Drawing, schedule: Schedule, numbering: Numbering, rows: Sequence[int], progress: Progress
 ) -> Animation:
     """Animate a drawing of a schedule.
 
@@ -151,84 +164,94 @@ def animate(
         The row of the drawing for every stage.
     progress : Progress
         Where a stage's computations have no times, the page shows neither its weights nor its activations.
-    first : int
-        Number in the drawing of the schedule's minibatch 0.
     """
-    drawn, stages = list(drawing.rows), []
+    story = _Story(drawing, schedule, numbering, progress)
+    drawn = list(drawing.rows)
     for stage, row in enumerate(rows):
-        times = progress.computed[stage]
-        if times:
-            boxes = _with_versions(drawn[row].boxes, schedule, stage, numbering, first)
-            drawn[row] = replace(drawn[row], boxes=boxes)
-            weights = _weights(schedule, stage, times)
-            activations = _activations(schedule, stage, times, numbering, first)
-            stages.append(Stage(row, _seen(weights, drawing), _seen(activations, drawing)))
-        else:
-            stages.append(Stage(row))
+        drawn[row] = replace(drawn[row], boxes=story.boxes(stage, drawn[row].boxes))
     method = METHODS.get(schedule.method)
     return Animation(
         replace(drawing, rows=tuple(drawn)),
         "" if method is None else method.summary,
         "microbatch" if numbering.microbatch else "minibatch",
-        tuple(stages),
-        tuple(_messages(schedule, numbering, progress, first, drawing.makespan)),
+        tuple(story.stage(stage, row) for stage, row in enumerate(rows)),
+        story.messages(),
     )
 
 
-def _with_versions(
-    boxes: Sequence[Box], schedule: Schedule, stage: int, numbering: Numbering, first: int
-) -> tuple[Box, ...]:
-    """The boxes of a stage, with the weights that they read."""
-    versions = {
-        (item.name, numbering.label(item.of_minibatch(item.minibatch + first))): version_text(read)
-        for _, item, _, read in schedule.versions(stage)
-        if read is not None
-    }
-    return tuple(replace(box, version=versions.get((box.kind, box.label), "")) for box in boxes)
+@dataclass(frozen=True)
+class _Story:
+    """What a drawing shows of a schedule."""
 
+    drawing: Drawing
+    schedule: Schedule
+    numbering: Numbering
+    progress: Progress
 
-def _weights(schedule: Schedule, stage: int, times: Mapping[int, Span]) -> Iterator[Stored]:
-    """Versions of a stage, each until the next update and its last reader; the last one for ever."""
-    last_readers = plan_memory(schedule, stage).last_readers
-    updates = [times[at][1] for at, item in enumerate(schedule.orders[stage]) if isinstance(item, Update)]
-    for version, (born, replaced) in enumerate(pairwise([-inf, *updates, inf])):
-        reader = last_readers.get(version)
-        yield Stored(f"v{version}", born, replaced if reader is None else max(replaced, times[reader][1]))
+    def boxes(self, stage: int, boxes: tuple[Box, ...]) -> tuple[Box, ...]:
+        """The boxes of a stage, with the weights that they read."""
+        if not self.progress.computed[stage]:
+            return boxes
+        versions = {
+            (item.name, self._label(item)): version_text(self._read(read))
+            for _, item, _, read in self.schedule.versions(stage)
+            if read is not None
+        }
+        return tuple(replace(box, version=versions.get((box.kind, box.label), "")) for box in boxes)
 
+    def stage(self, stage: int, row: int) -> Stage:
+        """What a stage holds within the time of the drawing."""
+        if not self.progress.computed[stage]:
+            return Stage(row)
+        order = self.schedule.orders[stage]
+        activations = ((self._label(item), begin, end) for item, (begin, end) in activation_lifetimes(order).items())
+        inputs: Iterable[tuple[str, int, int]] = ()
+        if any(isinstance(item, Recompute) for item in order):
+            inputs = ((self._label(Forward(*part)), *lifetime) for part, lifetime in input_lifetimes(order).items())
+        return Stage(row, self._seen(self._weights(stage)), self._held(stage, inputs), self._held(stage, activations))
 
-def _activations(
-    schedule: Schedule, stage: int, times: Mapping[int, Span], numbering: Numbering, first: int
-) -> Iterator[Stored]:
-    """Activations of a stage's microbatches, from the start of the pass that computes them."""
-    for item, (begin, end) in activation_lifetimes(schedule.orders[stage]).items():
-        yield Stored(numbering.label(item.of_minibatch(item.minibatch + first)), times[begin][0], times[end][1])
+    def messages(self) -> tuple[SentMessage, ...]:
+        """Messages that are sent and used, by the time at which they are sent."""
+        found = []
+        for stage, order in enumerate(self.schedule.orders):
+            _, needed = self.schedule.flow.of_stage(stage)
+            for position, item in enumerate(order):
+                channel = needed.get((type(item), item.chunk))
+                if channel is None or position not in self.progress.computed[stage]:
+                    continue
+                span = self.progress.sent.get((channel, item.minibatch, item.microbatch))
+                use = self.progress.start(stage, position)
+                if span is not None and use >= 0 and span[0] <= self.drawing.makespan:
+                    ends = channel.sender, channel.receiver, channel.gradients
+                    found.append(SentMessage(*ends, self._label(item), *span, use))
+        return tuple(sorted(found, key=lambda message: message.start))
 
+    def _label(self, item: Instruction) -> str:
+        return self.numbering.label(item.of_minibatch(item.minibatch + self.progress.first_minibatch))
 
-def _seen(items: Iterable[Stored], drawing: Drawing) -> tuple[Stored, ...]:
-    """What is stored within the time of a drawing, from its beginning on."""
-    return tuple(
-        replace(item, start=max(item.start, 0.0)) for item in items if item.end > 0 and item.start <= drawing.makespan
-    )
+    def _read(self, read: WeightRead) -> WeightRead:
+        return read._replace(version=read.version + self.progress.first_version)
 
+    def _weights(self, stage: int) -> Iterator[Stored]:
+        """Versions of a stage, each until the next update and its last reader; the last one for ever."""
+        last_readers = plan_memory(self.schedule, stage).last_readers
+        order, end = self.schedule.orders[stage], self.progress.end
+        updates = [end(stage, at) for at, item in enumerate(order) if isinstance(item, Update)]
+        for version, (born, replaced) in enumerate(pairwise([-inf, *updates, inf])):
+            until = max(replaced, end(stage, last_readers[version])) if version in last_readers else replaced
+            yield Stored(version_text(self._read(WeightRead(version))), born, until)
 
-def _messages(
-    schedule: Schedule, numbering: Numbering, progress: Progress, first: int, end: float
-) -> list[SentMessage]:
-    """Messages that are sent and used, by the time at which they are sent; those of the time from 0 to `end`."""
-    found = []
-    for stage, order in enumerate(schedule.orders):
-        _, needed = schedule.flow.of_stage(stage)
-        for position, item in enumerate(order):
-            channel = needed.get((type(item), item.chunk))
-            if channel is None or position not in progress.computed[stage]:
-                continue
-            span = progress.sent.get((channel, item.minibatch, item.microbatch))
-            if span is not None:
-                label = numbering.label(item.of_minibatch(item.minibatch + first))
-                use = progress.computed[stage][position][0]
-                found.append(SentMessage(channel.sender, channel.receiver, channel.gradients, label, *span, use))
-    seen = (message for message in found if message.use >= 0 and message.start <= end)
-    return sorted(seen, key=lambda message: message.start)
+    def _held(self, stage: int, items: Iterable[tuple[str, int, int]]) -> tuple[Stored, ...]:
+        """Stored parts by their labels and the positions from the start of which to the end of which they are held."""
+        start, end = self.progress.start, self.progress.end
+        return self._seen(Stored(label, start(stage, first), end(stage, last)) for label, first, last in items)
+
+    def _seen(self, items: Iterable[Stored]) -> tuple[Stored, ...]:
+        """What is stored within the time of the drawing, from its beginning on."""
+        makespan = self.drawing.makespan
+        return tuple(
+            replace(item, start=max(item.start, 0.0)) for item in items if item.end > 0 and item.start <= makespan
+        )
 
 
 def html_page(animation: Animation) -> str:
@@ -273,7 +296,12 @@ def _facts(animation: Animation) -> dict[str, Any]:
             for row in drawing.rows
         ],
         "stages": [
-            {"row": stage.row, "weights": _stored(stage.weights), "activations": _stored(stage.activations)}
+            {
+                "row": stage.row,
+                "weights": _stored(stage.weights),
+                "inputs": _stored(stage.inputs),
+                "activations": _stored(stage.activations),
+            }
             for stage in animation.stages
         ],
         "messages": [

@@ -61,11 +61,7 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
     """Plan the buffers of a stage, whose list must have passed the linter's checks of order."""
     order = schedule.orders[stage]
     free, done = _last_uses(order)
-    inputs: dict[Part, Lifetime] = {}
-    for position, instruction in enumerate(order):
-        if isinstance(instruction, _WRITES_INPUT):
-            inputs.setdefault(instruction.part, (position, free[instruction.part]))
-    activations, alive = _activations(order, free), _activations(order, done)
+    inputs, activations, alive = _inputs(order, free), _activations(order, free), _activations(order, done)
     input_slots, input_counts = _assign(inputs, lambda part: part[2], schedule.chunks)
     activation_slots, activation_counts = _assign(activations, lambda item: item.chunk, schedule.chunks)
     last_readers, stashes = _versions(schedule, stage)
@@ -90,6 +86,20 @@ def activation_lifetimes(order: tuple[Instruction, ...]) -> dict[Instruction, Li
     """Lifetime of the activations of every forward pass and recomputation of a stage, as the peaks count them."""
     _, done = _last_uses(order)
     return _activations(order, done)
+
+
+def input_lifetimes(order: tuple[Instruction, ...]) -> dict[Part, Lifetime]:
+    """Lifetime of the input of every microbatch and chunk of a stage."""
+    free, _ = _last_uses(order)
+    return _inputs(order, free)
+
+
+def _inputs(order: tuple[Instruction, ...], last_uses: dict[Part, int]) -> dict[Part, Lifetime]:
+    inputs: dict[Part, Lifetime] = {}
+    for position, instruction in enumerate(order):
+        if isinstance(instruction, _WRITES_INPUT):
+            inputs.setdefault(instruction.part, (position, last_uses[instruction.part]))
+    return inputs
 
 
 def _activations(order: tuple[Instruction, ...], last_uses: dict[Part, int]) -> dict[Instruction, Lifetime]:

@@ -8,8 +8,9 @@ const rows = data.rows.map(({ label, boxes }) => ({
   boxes: boxes.map(([start, end, kind, label, version]) => ({ start, end, kind: kinds[kind], label, version })),
 }));
 const stored = ([label, start, end]) => ({ label, start, end: end ?? Infinity }); // JSON has no infinity
-const stages = data.stages.map(({ row, weights, activations }) => ({
-  row: rows[row], weights: weights.map(stored), activations: activations.map(stored),
+const STORES = ["weights", "inputs", "activations"]; // what stages hold
+const stages = data.stages.map(({ row, ...held }) => ({
+  row: rows[row], ...Object.fromEntries(STORES.map((name) => [name, held[name].map(stored)])),
   forwards: new Map(rows[row].boxes.filter((box) => box.kind.name === "forward").map((box) => [box.label, box.version])),
 }));
 const messages = data.messages.map(([sender, receiver, gradients, label, start, arrival, use]) => (
@@ -39,8 +40,6 @@ let followed = ""; // label of the only minibatch that is not dimmed
 
 // -- the state at a time ----------------------------------------------------------------------------------------------
 
-const holds = (item, time) => item.start <= time && time < item.end;
-
 /** Index of the first box of a row that ends after a time. */
 function firstAfter(boxes, time) {
   let low = 0, high = boxes.length;
@@ -51,18 +50,18 @@ function firstAfter(boxes, time) {
   return low;
 }
 
-/** What a stage does, and what it holds; `next` is the box that it waits for. */
+/** What a stage does, and what it holds; `next` is the computation that it waits for. */
 function stageAt(stage, time) {
   const boxes = stage.row.boxes, index = firstAfter(boxes, time), box = boxes[index];
-  const weights = stage.weights.filter((item) => holds(item, time));
+  const works = box !== undefined && box.start <= time && box.kind.name !== "wait";
   const born = stage.weights.filter((item) => item.start <= time);
+  const held = STORES.map((name) => [name, stage[name].filter((item) => item.start <= time && time < item.end).map((item) => item.label)]);
   return {
-    box: box && box.start <= time ? box : null,
-    next: box || null,
-    started: index > 0 || (box !== undefined && box.start <= time),
-    weights: weights.map((item) => item.label),
+    box: works ? box : null,
+    next: boxes.slice(index).find((later) => later.kind.computes) || null,
+    started: index > 0 || works,
     current: born.length ? born[born.length - 1] : null,
-    activations: stage.activations.filter((item) => holds(item, time)).map((item) => item.label),
+    ...Object.fromEntries(held),
   };
 }
 
@@ -76,6 +75,8 @@ function busyUntil(stage, time) {
   return busy;
 }
 
+const numberOf = (version) => +version.slice(1); // v3: the weights after 3 updates
+
 /** Whether a label belongs to the followed minibatch; a letter for the chunk may stand behind the number. */
 const isDim = (label) => followed !== "" && label.replace(/[a-z]+$/, "") !== followed;
 
@@ -85,7 +86,6 @@ const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : noun.endsW
 const shown = (time) => `${+time.toPrecision(4)}${data.unit ? ` ${data.unit}` : ""}`;
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
-const numberOf = (version) => +version.slice(1);
 const hasVersions = stages.some((stage) => stage.weights.length > 2);
 
 /** The weights that a computation of a stage reads, as a part of a sentence; not said where there is one version. */
@@ -94,11 +94,14 @@ function reading(box, current, stage) {
   const [version, ahead] = box.version.split("+"), behind = current ? numberOf(current.label) - numberOf(version) : 0;
   if (ahead) return ` with ${version} predicted ${plural(+ahead, "update")} ahead`;
   if (behind > 0) return ` with the stored ${version}, ${plural(behind, "update")} behind`;
-  const earlier = box.kind.name === "forward" ? undefined : stage.forwards.get(box.label);
-  return ` with ${version}${earlier && earlier !== version ? `, though ${earlier} took it forward` : ""}`;
+  const earlier = box.kind.name === "forward" ? box.version : stage.forwards.get(box.label) || box.version;
+  if (earlier === box.version) return ` with ${version}`;
+  const [base, more] = earlier.split("+");
+  if (numberOf(base) + +(more || 0) === numberOf(version)) return ` with ${version}, which its forward pass predicted as ${earlier}`;
+  return ` with ${version}, though its forward pass read ${earlier}`;
 }
 
-const DEEDS = { wait: "waits", send: "sends", reduce: "adds up gradients", update: "updates its weights", other: "does other work" };
+const DEEDS = { send: "sends", reduce: "adds up gradients", update: "updates its weights", other: "does other work" };
 
 /** What a stage does, with the noun for the number where it is not clear from an earlier clause. */
 function deed(box, current, stage, noun) {
@@ -116,9 +119,8 @@ function deed(box, current, stage, noun) {
 function sentence(states) {
   const share = bubbleShare(now);
   if (now >= makespan) return `${data.unit ? "This is the end of the picture" : "All is done"} at time ${shown(makespan)}: the stages computed nothing for ${percent(share)} of it.`;
-  const working = states.filter((state) => state.box && state.box.kind.computes).length;
   const filling = states.some((state) => !state.started), draining = states.some((state) => !state.next);
-  const phase = filling ? "The pipeline fills" : draining ? "The pipeline drains" : working === states.length ? "Every stage has work" : "Some stages wait";
+  const phase = filling ? "The pipeline fills" : draining ? "The pipeline drains" : states.every((state) => state.box) ? "Every stage has work" : "Some stages wait";
   return `${phase}: ${states.length > 8 ? counts(states) : clauses(states)}${births(states)}.`;
 }
 
@@ -169,13 +171,13 @@ function births(states) {
 
 // Neighbouring versions differ in lightness too, and none has the blue and green of the passes.
 const VERSIONS = [["#f2c53d", "#2a2000"], ["#7b4fb3", "#ffffff"], ["#f59a4c", "#2b1400"], ["#a82c63", "#ffffff"], ["#f5b3cf", "#3a0a1f"], ["#86502a", "#ffffff"]];
-const versionColours = (version) => VERSIONS[+version.slice(1) % VERSIONS.length];
+const versionColours = (version) => VERSIONS[numberOf(version) % VERSIONS.length];
 
 /** The colours of a version; stripes where it is a prediction. */
 function versionStyle(version) {
   const [base, ahead] = version.split("+"), [fill, ink] = versionColours(base);
   if (!ahead) return `background:${fill};color:${ink}`;
-  const [goal] = versionColours(`v${+base.slice(1) + +ahead}`);
+  const [goal] = versionColours(`v${numberOf(base) + +ahead}`);
   return `background:linear-gradient(${fill},${fill}) content-box,repeating-linear-gradient(135deg,${goal} 0 4px,${fill} 4px 7px);padding:3px 8px;color:${ink}`;
 }
 
@@ -199,6 +201,7 @@ const lanes = new Map(); // from "sender receiver gradients"
 const tokens = new Map(); // from message to its element
 
 function buildPipeline() {
+  pipeline.style.maxWidth = `${320 * stages.length}px`;
   pipeline.style.gridTemplateColumns = stages.map(() => "minmax(66px, 1fr)").join(" minmax(26px, 0.42fr) ");
   stages.forEach((stage, number) => {
     if (number) pipeline.append(wire("wire", number - 1, number));
@@ -238,11 +241,11 @@ function buildCard(stage, number) {
   root.append(title, tile);
   root.dataset.stage = number;
   const card = { root, tile, done, ...parts, key: "" };
-  for (const [name, title] of [["weights", "weights"], ["activations", "activations"]]) {
+  for (const name of STORES) {
     if (!stage[name].length) continue;
     const store = make("div", "store"), chips = make("div", "chips");
     chips.dataset.peak = peak(stage[name]);
-    store.append(make("b", "", title), chips);
+    store.append(make("b", "", name), chips);
     root.append(store);
     card[name] = chips;
   }
@@ -252,7 +255,7 @@ function buildCard(stage, number) {
 /** Reserve the lines that the chips of any time need, so that nothing jumps. */
 function reserveLines() {
   pipeline.classList.toggle("compact", cards[0].root.offsetWidth < COMPACT);
-  for (const name of ["weights", "activations"]) {
+  for (const name of STORES) {
     const lists = cards.map((card) => card[name]).filter(Boolean);
     if (!lists.length) continue;
     const longest = Math.max(...stages.flatMap((stage) => stage[name].map((item) => item.label.length)));
@@ -266,18 +269,17 @@ function reserveLines() {
 }
 
 function showStage(card, state) {
-  const { box } = state;
+  const { box, current } = state, lists = STORES.filter((name) => card[name]);
   if (box) card.done.style.transform = `scaleX(${(now - box.start) / (box.end - box.start)})`;
-  const key = JSON.stringify([box, box ? 0 : state.next, state.weights, state.activations, state.current, followed, dark.matches, card.activations && card.activations.dataset.most]);
+  const key = JSON.stringify([state, followed, dark.matches, lists.map((name) => card[name].dataset.most)]);
   if (key === card.key) return;
   card.key = key;
-  Object.assign(card.root.dataset, {
-    kind: box ? box.kind.name : "", label: box ? box.label : "", version: box ? box.version : "",
-    weights: state.weights.join(" "), activations: state.activations.join(" "), current: state.current ? state.current.label : "",
-  });
+  Object.assign(card.root.dataset, { kind: box ? box.kind.name : "", label: box ? box.label : "", version: box ? box.version : "", current: current ? current.label : "" });
   showTile(card, state);
-  if (card.weights) showChips(card.weights, state.weights, (label) => weightChip(label, state));
-  if (card.activations) showChips(card.activations, state.activations, (label) => make("span", `chip kept${isDim(label) ? " dim" : ""}`, label));
+  for (const name of lists) {
+    card.root.dataset[name] = state[name].join(" ");
+    showChips(card[name], state[name], (label) => name === "weights" ? weightChip(label, current) : make("span", `chip kept${isDim(label) ? " dim" : ""}`, label));
+  }
 }
 
 function showTile({ tile, what, number, reads, done }, { box, next }) {
@@ -296,11 +298,13 @@ function showTile({ tile, what, number, reads, done }, { box, next }) {
   reads.style.cssText = versionStyle(box.version);
 }
 
-function weightChip(label, { current }) {
+function weightChip(label, current) {
   const chip = make("span", "chip", label);
   chip.style.cssText = versionStyle(label);
-  chip.classList.toggle("current", current !== null && current.label === label);
-  if (current !== null && current.label === label) chip.title = "the current version";
+  if (current.label === label) {
+    chip.classList.add("current");
+    chip.title = "the current version";
+  }
   return chip;
 }
 
@@ -352,6 +356,7 @@ function placeToken(token, message, share, place) {
 
 const chart = element("chart");
 const CLOSE_PIXELS = 14 + 7 * Math.max(0, ...rows.flatMap((row) => row.boxes.slice(-9).map((box) => box.label.length))); // of a short computation in a close-up
+const AXIS = 24; // height of the time axis
 const LEAST_PIXELS = 5; // below, the chart begins as a close-up
 let frame = { left: 0, scale: 1, from: 0 }; // from time to pixels
 
@@ -364,97 +369,12 @@ function chooseFrame(width, left) {
   return { left, scale, from: Math.max(0, Math.min(now - span / 2, makespan - span)) };
 }
 
-function showChart() {
-  const width = chart.clientWidth, pixels = window.devicePixelRatio || 1;
-  const height = rows.length > 24 ? 14 : rows.length > 10 ? 22 : 32, gap = height > 20 ? 6 : 3;
-  const bottom = rows.length * (height + gap), total = bottom + 24;
-  if (chart.width !== Math.round(width * pixels) || chart.height !== Math.round(total * pixels)) {
-    chart.width = Math.round(width * pixels);
-    chart.height = Math.round(total * pixels);
-    chart.style.height = `${total}px`;
-  }
-  const pen = chart.getContext("2d"), colours = getComputedStyle(document.documentElement);
-  const colour = (name) => colours.getPropertyValue(`--${name}`).trim();
-  pen.setTransform(pixels, 0, 0, pixels, 0, 0);
-  pen.clearRect(0, 0, width, total);
-  pen.font = "12px system-ui, sans-serif";
-  pen.textBaseline = "middle";
-  const left = 12 + Math.max(...rows.map((row) => pen.measureText(row.label).width));
-  frame = chooseFrame(width, left);
-  pen.fillStyle = colour("ink");
-  rows.forEach((row, number) => pen.fillText(row.label, 0, number * (height + gap) + height / 2));
-  pen.save();
-  pen.beginPath();
-  pen.rect(left, 0, width - left, total);
-  pen.clip();
-  drawAxis(pen, width, bottom, colour);
-  rows.forEach((row, number) => drawRow(pen, row, number * (height + gap), height, width, colour));
-  const x = left + (now - frame.from) * frame.scale;
-  pen.fillStyle = colour("accent");
-  pen.fillRect(x - 1, 0, 2, bottom + 4);
-  pen.restore();
-}
-
-function drawAxis(pen, width, bottom, colour) {
-  const span = (width - frame.left) / frame.scale, least = span / Math.max(2, (width - frame.left) / 80);
-  const power = 10 ** Math.floor(Math.log10(least)), step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= least * 0.999);
-  pen.textAlign = "center";
-  for (let tick = Math.ceil(frame.from / step) * step; tick <= Math.min(makespan, frame.from + span); tick += step) {
-    const x = frame.left + (tick - frame.from) * frame.scale;
-    pen.fillStyle = colour("rule");
-    pen.fillRect(x, 0, 1, bottom + 2);
-    pen.fillStyle = colour("muted");
-    pen.fillText(shown(tick), Math.min(Math.max(x, frame.left + 12), width - 16), bottom + 13);
-  }
-  pen.textAlign = "start";
-}
-
-function drawRow(pen, row, y, height, width, colour) {
-  const until = frame.from + (width - frame.left) / frame.scale, x = (time) => frame.left + (time - frame.from) * frame.scale;
-  pen.fillStyle = gapPattern(pen, colour("idle"));
-  pen.fillRect(x(Math.max(0, frame.from)), y, (Math.min(now, until) - frame.from) * frame.scale, height);
-  for (let index = firstAfter(row.boxes, frame.from); index < row.boxes.length && row.boxes[index].start < until; index++) {
-    const box = row.boxes[index];
-    if (box.start > now && !element("future").checked) break;
-    drawBox(pen, box, x(box.start), x(box.end) - x(box.start), y, height, colour);
-  }
-}
-
-/** A box: full up to `now`, faint beyond; below its number a strip with the colour of the version. */
-function drawBox(pen, box, x, width, y, height, colour) {
-  const inner = Math.max(width - (width > 4 ? 1 : 0), 0.5), past = Math.max(0, Math.min(1, (now - box.start) / (box.end - box.start))) * inner;
-  const fill = fillOf(box.kind), dim = isDim(box.label) ? 0.22 : 1;
-  pen.fillStyle = colour("page");
-  pen.fillRect(x, y, past, height);
-  pen.fillStyle = fill;
-  pen.globalAlpha = 0.16 * dim;
-  if (element("future").checked) pen.fillRect(x, y, inner, height);
-  pen.globalAlpha = dim;
-  pen.fillRect(x, y, past, height);
-  const strip = box.version && height > 20 ? Math.round(height * 0.25) : 0;
-  if (strip) {
-    pen.fillStyle = versionColours(box.version.split("+")[0])[0];
-    pen.globalAlpha = 0.2 * dim;
-    if (element("future").checked) pen.fillRect(x, y + height - strip, inner, strip);
-    pen.globalAlpha = dim;
-    pen.fillRect(x, y + height - strip, past, strip);
-  }
-  const isFull = past >= inner / 2;
-  if (box.label && height > 12 && box.kind.computes && pen.measureText(box.label).width + 2 <= inner && (isFull || element("future").checked)) {
-    pen.fillStyle = isFull ? box.kind.ink : colour("muted");
-    pen.textAlign = "center";
-    pen.fillText(box.label, x + inner / 2, y + (height - strip) / 2 + 0.5);
-    pen.textAlign = "start";
-  }
-  pen.globalAlpha = 1;
-}
-
-/** Diagonal lines: the bubble. */
-function gapPattern(pen, colour) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 8;
-  const brush = tile.getContext("2d");
-  brush.strokeStyle = colour;
+/** Colours of the page, and the pattern of the bubble; made once for light and for dark. */
+function chartStyle(pen) {
+  const colours = getComputedStyle(document.documentElement);
+  const style = Object.fromEntries(["ink", "muted", "rule", "page", "idle", "accent"].map((name) => [name, colours.getPropertyValue(`--${name}`).trim()]));
+  const tile = Object.assign(document.createElement("canvas"), { width: 8, height: 8 }), brush = tile.getContext("2d");
+  brush.strokeStyle = style.idle;
   brush.globalAlpha = 0.75;
   brush.lineWidth = 1.2;
   for (const shift of [-8, 0, 8]) {
@@ -462,14 +382,104 @@ function gapPattern(pen, colour) {
     brush.lineTo(shift + 8, 0);
   }
   brush.stroke();
-  return pen.createPattern(tile, "repeat");
+  style.gap = pen.createPattern(tile, "repeat");
+  style.fills = new Map(kinds.map((kind) => [kind, fillOf(kind)]));
+  return style;
+}
+
+const pen = chart.getContext("2d");
+let style = null; // null until the chart is drawn, and after a change between light and dark
+
+function showChart() {
+  const width = chart.clientWidth, pixels = window.devicePixelRatio || 1;
+  const height = rows.length > 24 ? 14 : rows.length > 10 ? 22 : 32, pitch = height + (height > 20 ? 6 : 3);
+  const bottom = rows.length * pitch, total = bottom + AXIS;
+  if (chart.width !== Math.round(width * pixels) || chart.height !== Math.round(total * pixels)) {
+    chart.width = Math.round(width * pixels);
+    chart.height = Math.round(total * pixels);
+    chart.style.height = `${total}px`;
+  }
+  style = style || chartStyle(pen);
+  pen.setTransform(pixels, 0, 0, pixels, 0, 0);
+  pen.clearRect(0, 0, width, total);
+  pen.font = "12px system-ui, sans-serif";
+  pen.textBaseline = "middle";
+  const left = 12 + Math.max(...rows.map((row) => pen.measureText(row.label).width));
+  frame = chooseFrame(width, left);
+  pen.fillStyle = style.ink;
+  pen.textAlign = "start";
+  rows.forEach((row, number) => pen.fillText(row.label, 0, number * pitch + height / 2));
+  pen.save();
+  pen.beginPath();
+  pen.rect(left, 0, width - left, total);
+  pen.clip();
+  pen.textAlign = "center";
+  drawAxis(width, bottom);
+  rows.forEach((row, number) => drawRow(row, number * pitch, height, width));
+  pen.fillStyle = style.accent;
+  pen.fillRect(left + (now - frame.from) * frame.scale - 1, 0, 2, bottom + 4);
+  pen.restore();
+}
+
+function drawAxis(width, bottom) {
+  const span = (width - frame.left) / frame.scale, least = span / Math.max(2, (width - frame.left) / 80);
+  const power = 10 ** Math.floor(Math.log10(least)), step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= least * 0.999);
+  for (let tick = Math.ceil(frame.from / step) * step; tick <= Math.min(makespan, frame.from + span); tick += step) {
+    const x = frame.left + (tick - frame.from) * frame.scale, text = shown(tick), half = pen.measureText(text).width / 2 + 1;
+    pen.fillStyle = style.rule;
+    pen.fillRect(x, 0, 1, bottom + 2);
+    pen.fillStyle = style.muted;
+    pen.fillText(text, Math.min(Math.max(x, frame.left + half), width - half), bottom + 13);
+  }
+}
+
+function drawRow(row, y, height, width) {
+  const until = frame.from + (width - frame.left) / frame.scale, x = (time) => frame.left + (time - frame.from) * frame.scale;
+  const hasFuture = element("future").checked;
+  pen.fillStyle = style.gap;
+  pen.fillRect(frame.left, y, (Math.min(now, until) - frame.from) * frame.scale, height);
+  for (let index = firstAfter(row.boxes, frame.from); index < row.boxes.length && row.boxes[index].start < until; index++) {
+    const box = row.boxes[index];
+    if (box.start > now && !hasFuture) break;
+    drawBox(box, x(box.start), x(box.end) - x(box.start), y, height, hasFuture);
+  }
+}
+
+/** A box: full up to `now`, faint beyond; below its number a strip with the colour of the version. */
+function drawBox(box, x, width, y, height, hasFuture) {
+  const inner = Math.max(width - (width > 4 ? 1 : 0), 0.5), past = Math.max(0, Math.min(1, (now - box.start) / (box.end - box.start))) * inner;
+  const strip = box.version && height > 20 ? Math.round(height * 0.25) : 0, dim = isDim(box.label) ? 0.22 : 1;
+  pen.fillStyle = style.page; // over the pattern of the bubble
+  pen.fillRect(x, y, past, height);
+  const fill = (colour, top, tall) => {
+    pen.fillStyle = colour;
+    pen.globalAlpha = 0.18 * dim;
+    if (hasFuture) pen.fillRect(x + past, top, inner - past, tall);
+    pen.globalAlpha = dim;
+    pen.fillRect(x, top, past, tall);
+  };
+  fill(style.fills.get(box.kind), y, height - strip);
+  if (strip) fillStrip(box.version, y + height - strip, strip, fill);
+  const isPast = past >= inner / 2;
+  if (box.label && height > 12 && box.kind.computes && (isPast || hasFuture) && pen.measureText(box.label).width + 2 <= inner) {
+    pen.fillStyle = isPast ? box.kind.ink : style.muted;
+    pen.fillText(box.label, x + inner / 2, y + (height - strip) / 2 + 0.5);
+  }
+  pen.globalAlpha = 1;
+}
+
+/** The strip of a version; that of a prediction has below the colour of the version that it predicts. */
+function fillStrip(version, y, height, fill) {
+  const [base, ahead] = version.split("+");
+  fill(versionColours(base)[0], y, height);
+  if (ahead) fill(versionColours(`v${numberOf(base) + +ahead}`)[0], y + height / 2, height / 2);
 }
 
 /** The time below a pointer, and the row. */
 function under(event) {
   const area = chart.getBoundingClientRect();
   const time = frame.from + (event.clientX - area.left - frame.left) / frame.scale;
-  const row = rows[Math.floor((event.clientY - area.top) / (chart.clientHeight - 24) * rows.length)];
+  const row = rows[Math.floor((event.clientY - area.top) / (chart.clientHeight - AXIS) * rows.length)];
   return { time: Math.max(0, Math.min(makespan, time)), row };
 }
 
@@ -492,7 +502,7 @@ function showFigures(states) {
   const sent = messages.filter((message) => message.start <= now).length;
   const facts = [[IDLE, percent(bubbleShare(now)), "of the stages' time"]];
   if (stages.some((stage) => stage.weights.length)) {
-    const applied = Math.min(...states.map((state) => state.current ? +state.current.label.slice(1) : 0));
+    const applied = Math.min(...states.map((state) => state.current ? numberOf(state.current.label) : 0));
     facts.push(["updates on every stage", applied, `of ${numberOf(stages[0].weights[stages[0].weights.length - 1].label)}`]);
     facts.push(["weight versions held", most("weights"), "by the stage with most"]);
     facts.push(["activations held", most("activations"), "by the stage with most"]);
@@ -513,7 +523,7 @@ function showLegend() {
   const entries = kinds.map((kind) => [`background:${fillOf(kind)}`, `${kind.name} (${kind.letter})`, ""]);
   entries.push(["", data.unit ? "nothing recorded" : IDLE, "gap"]);
   if (rows.some((row) => row.boxes.some((box) => box.version))) {
-    entries.push([`background:${VERSIONS[0][0]}`, "v0: the weights at first", ""], [`background:${VERSIONS[1][0]}`, "v1: after 1 update, and so on; ringed: current", ""]);
+    entries.push([`background:${VERSIONS[0][0]}`, data.unit ? "v0: the weights when the epoch began" : "v0: the weights at first", ""], [`background:${VERSIONS[1][0]}`, "v1: after 1 update, and so on; ringed: current", ""]);
   }
   element("legend").replaceChildren(...entries.map(([style, text, className]) => {
     const root = make("span"), swatch = make("i", className);
@@ -565,7 +575,7 @@ function setTime(time) {
 }
 
 function play(on) {
-  if (on && now >= makespan) now = reached = 0;
+  if (on && now >= makespan) setTime(0);
   playing = on;
   document.body.classList.toggle("playing", on);
   element("play").setAttribute("aria-label", on ? "Pause" : "Play");
@@ -660,4 +670,8 @@ showLegend();
 play(false);
 layOut();
 addEventListener("resize", layOut);
-dark.addEventListener("change", () => { showLegend(); show(); });
+dark.addEventListener("change", () => {
+  style = null;
+  showLegend();
+  show();
+});
