@@ -124,6 +124,7 @@ def test_at_the_end_every_instruction_is_done(browser: Browser, tmp_path: Path) 
         assert f"{100 * made.bubble_fraction:.1f} %" in caption
         page.get_by_text("All computations as a table").click()
         rows = page.locator("#table tbody tr")
+        rows.last.wait_for()
         assert rows.count() == 2 * 3 * 5
         assert rows.first.inner_text().split("\t") == ["stage 0", "0", "1", "forward", "1", "v0"]
         assert page.get_by_role("img", name=re.compile("filled in up to time 21 of 21")).count() == 1
@@ -254,6 +255,8 @@ COLOURS = """(selector) => [...document.querySelectorAll(selector)].map((element
 })"""
 
 
+DRAWN = """() => [getComputedStyle(document.body).backgroundColor,
+  getComputedStyle(document.querySelector("#legend span:nth-child(2) i")).backgroundColor, chart.toDataURL()]"""
 VERSION_COLOURS = """() => VERSIONS.map((pair) => pair.map(
   (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)).join(" ")))"""
 UNNAMED = """() => [...document.querySelectorAll("input, select")].filter(
@@ -279,12 +282,13 @@ def test_the_page_follows_a_change_to_dark(browser: Browser, tmp_path: Path) -> 
     made = schedule("pipedream", stages=2, minibatches=4)
     with opened(browser, tmp_path, made, color_scheme="light") as page:
         page.keyboard.press("End")
-        first_box = "[...pen.getImageData((frame.left + frame.scale * 4.3) * devicePixelRatio, 5, 1, 1).data].join(' ')"
-        light = page.evaluate(first_box)
+        light = page.evaluate(DRAWN)
         page.emulate_media(color_scheme="dark")
         next_frames(page, 2)
-        dark = page.evaluate(first_box)
-        assert luminance(dark) > luminance(light)  # dark green is lighter on a dark page
+        dark = page.evaluate(DRAWN)
+        assert luminance(light[0]) > 0.8 > 0.1 > luminance(dark[0])
+        assert luminance(light[1]) < luminance(dark[1])  # the dark green of backward passes
+        assert light[2] != dark[2]
 
 
 def test_neighbouring_versions_differ_for_every_kind_of_sight(browser: Browser, tmp_path: Path) -> None:
