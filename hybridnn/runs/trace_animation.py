@@ -83,7 +83,10 @@ def _progress(epoch: Epoch, schedule: Schedule, first: int, rows: Sequence[int],
     for stage, rank in enumerate(rows):
         times = _computed(epoch, schedule, stage, rank, first, start)
         computed.append(times if stays_full or len(times) == len(_traced(schedule.orders[stage])) else {})
-    return Progress(computed, _sent(epoch, schedule, rows, first, start), first, first if stays_full else 0)
+    sent = _sent(epoch, schedule, rows, first, start)
+    if stays_full:
+        return Progress(computed, sent, (), first, first, " of the training")
+    return Progress(computed, sent, (), first, since=" of the epoch")
 
 
 def _traced(order: Sequence[Instruction]) -> list[tuple[int, Instruction]]:

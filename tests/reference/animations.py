@@ -9,6 +9,7 @@ from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeli
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
+    Barrier,
     Forward,
     InputGradient,
     Instruction,
@@ -19,7 +20,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 
-__all__ = ["Shown", "label", "moments", "shown", "unread"]
+__all__ = ["Shown", "at_barrier", "label", "moments", "shown", "unread"]
 
 PASSES = (Forward, Recompute, Backward, InputGradient, WeightGradient)
 GRADIENTS = (Backward, InputGradient, WeightGradient)
@@ -87,6 +88,15 @@ def _is_held(items: tuple[TimedInstruction, ...], made: TimedInstruction, time: 
     if isinstance(made.instruction, Forward) and is_recomputed:
         return time < made.end
     return any(isinstance(item.instruction, GRADIENTS) and time < item.end for item in same)
+
+
+def at_barrier(timeline: Timeline, time: float) -> list[int]:
+    """Stages that wait at a barrier."""
+    return [
+        stage
+        for stage, items in enumerate(timeline.stages)
+        if any(isinstance(item.instruction, Barrier) and item.start <= time < item.end for item in items)
+    ]
 
 
 def unread(timeline: Timeline, time: float) -> list[tuple[int, bool, str]]:

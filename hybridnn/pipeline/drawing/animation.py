@@ -21,13 +21,14 @@ from hybridnn.pipeline.drawing.drawing import (
     Box,
     Drawing,
     Numbering,
+    Row,
     draw_timeline,
     kinds_drawn,
     numbering_of,
     readable_duration,
     version_text,
 )
-from hybridnn.pipeline.schedules.instructions import Forward, Instruction, Recompute, Update
+from hybridnn.pipeline.schedules.instructions import Barrier, Forward, Instruction, Recompute, Update
 from hybridnn.pipeline.schedules.memory_plan import activation_lifetimes, input_lifetimes, plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import Message, Schedule
@@ -50,8 +51,10 @@ class Progress:
     # Per stage, from the position of a computation in its list; of all, or of those that were recorded, in a row.
     computed: Sequence[Mapping[int, Span]]
     sent: Mapping[Message, Span]  # from the beginning of the send to the arrival
+    barriers: Sequence[tuple[Span, ...]] = ()  # per stage, its waits at barriers; empty where they are not known
     first_minibatch: int = 0  # number in the drawing of the schedule's minibatch 0
     first_version: int = 0  # number of the weights with which the schedule begins
+    since: str = ""  # whose updates the versions count, where that is not plain, such as `` of the epoch``
 
     def start(self, stage: int, position: int) -> float:
         """Start of an instruction; infinite where it lies before or after what was recorded."""
@@ -100,6 +103,7 @@ class Stage:
     weights: tuple[Stored, ...] = ()
     inputs: tuple[Stored, ...] = ()  # where activations are computed again from them
     activations: tuple[Stored, ...] = ()
+    barriers: tuple[Span, ...] = ()  # in which it waits at a barrier
 
 
 @dataclass(frozen=True)
@@ -143,9 +147,12 @@ def animate_timeline(timeline: Timeline) -> Animation:
         for item in items
         if (message := schedule.flow.carried(stage, item.instruction)) is not None
     }
-    return animate(
-        draw_timeline(timeline), schedule, numbering_of(schedule), range(schedule.stages), Progress(computed, sent)
-    )
+    barriers = [
+        tuple((item.start, item.end) for item in items if isinstance(item.instruction, Barrier))
+        for items in timeline.stages
+    ]
+    progress = Progress(computed, sent, barriers)
+    return animate(draw_timeline(timeline), schedule, numbering_of(schedule), range(schedule.stages), progress)
 
 
 def animate(
@@ -171,7 +178,7 @@ def animate(
         drawn[row] = replace(drawn[row], boxes=story.boxes(stage, drawn[row].boxes))
     method = METHODS.get(schedule.method)
     return Animation(
-        replace(drawing, rows=tuple(drawn)),
+        replace(drawing, rows=tuple(drawn), versions=story.versions(drawn)),
         "" if method is None else method.summary,
         "microbatch" if numbering.microbatch else "minibatch",
         tuple(story.stage(stage, row) for stage, row in enumerate(rows)),
@@ -199,6 +206,14 @@ class _Story:
         }
         return tuple(replace(box, version=versions.get((box.kind, box.label), "")) for box in boxes)
 
+    def versions(self, rows: Sequence[Row]) -> str:
+        """Meaning of the versions on the boxes, for the legend; empty if there are none."""
+        read = [box.version for row in rows for box in row.boxes if box.version]
+        legend = [f"v2: weights after 2 updates{self.progress.since}"] * bool(read)
+        if any("+" in version for version in read):
+            legend.append("v2+1: predicted 1 update ahead")
+        return "; ".join(legend)
+
     def stage(self, stage: int, row: int) -> Stage:
         """What a stage holds within the time of the drawing."""
         if not self.progress.computed[stage]:
@@ -208,7 +223,9 @@ class _Story:
         inputs: Iterable[tuple[str, int, int]] = ()
         if any(isinstance(item, Recompute) for item in order):
             inputs = ((self._label(Forward(*part)), *lifetime) for part, lifetime in input_lifetimes(order).items())
-        return Stage(row, self._seen(self._weights(stage)), self._held(stage, inputs), self._held(stage, activations))
+        weights = self._seen(self._weights(stage))
+        barriers = self.progress.barriers[stage] if self.progress.barriers else ()
+        return Stage(row, weights, self._held(stage, inputs), self._held(stage, activations), barriers)
 
     def messages(self) -> tuple[SentMessage, ...]:
         """Messages that are sent and used, by the time at which they are sent."""
@@ -282,6 +299,7 @@ def _facts(animation: Animation) -> dict[str, Any]:
         "unit": drawing.unit,
         "unitName": animation.unit_name,
         "numbering": drawing.numbering,
+        "versions": drawing.versions,
         "makespan": _rounded(drawing.makespan),
         "pace": _rounded(readable_duration(drawing)),
         "kinds": [vars(KINDS[name]) for name in kinds],
@@ -301,6 +319,7 @@ def _facts(animation: Animation) -> dict[str, Any]:
                 "weights": _stored(stage.weights),
                 "inputs": _stored(stage.inputs),
                 "activations": _stored(stage.activations),
+                "barriers": [[_rounded(time) for time in span] for span in stage.barriers if span[0] < span[1]],
             }
             for stage in animation.stages
         ],

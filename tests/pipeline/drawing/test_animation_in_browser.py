@@ -18,7 +18,7 @@ import pytest
 
 from hybridnn.pipeline.timelines import ScheduleTimeline, schedule
 from mpi_runner.slowness import deadline
-from reference.animations import Shown, moments, shown, unread
+from reference.animations import Shown, at_barrier, moments, shown, unread
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -41,6 +41,8 @@ STATE = """() => [...document.querySelectorAll(".stage")].map(({ dataset }) =>
     [dataset.kind, dataset.label, dataset.version, dataset.current, dataset.weights, dataset.activations || ""])"""
 TOKENS = """() => [...lanes].flatMap(([ends, lane]) => [...lane.querySelectorAll(".token")].map((token) =>
     [+ends.split(" ")[1], ends.endsWith(" 1"), token.textContent]))"""
+AT_BARRIER = """() => [...document.querySelectorAll(".stage")].filter((card) =>
+    card.querySelector(".number").textContent === "a barrier").map((card) => +card.dataset.stage)"""
 LEAST_CONTRAST = 4.5  # of text, Web Content Accessibility Guidelines 2.2, criterion 1.4.3
 
 
@@ -107,6 +109,7 @@ def test_every_step_shows_what_the_schedule_says(browser: Browser, tmp_path: Pat
             assert states(page) == expected(made, time)
             tokens = sorted((receiver, gradients, label) for receiver, gradients, label in page.evaluate(TOKENS))
             assert set(unread(made.timeline, time)) <= set(tokens)
+            assert page.evaluate(AT_BARRIER) == at_barrier(made.timeline, time)
             page.keyboard.press("ArrowRight")
         assert time_of(page) == pytest.approx(made.makespan)
         for time in reversed(moments(made.timeline)[-4:-1]):

@@ -9,8 +9,8 @@ const rows = data.rows.map(({ label, boxes }) => ({
 }));
 const stored = ([label, start, end]) => ({ label, start, end: end ?? Infinity }); // JSON has no infinity
 const STORES = ["weights", "inputs", "activations"]; // what stages hold
-const stages = data.stages.map(({ row, ...held }) => ({
-  row: rows[row], ...Object.fromEntries(STORES.map((name) => [name, held[name].map(stored)])),
+const stages = data.stages.map(({ row, barriers, ...held }) => ({
+  row: rows[row], barriers, ...Object.fromEntries(STORES.map((name) => [name, held[name].map(stored)])),
   forwards: new Map(rows[row].boxes.filter((box) => box.kind.name === "forward").map((box) => [box.label, box.version])),
 }));
 const messages = data.messages.map(([sender, receiver, gradients, label, start, arrival, use]) => (
@@ -60,6 +60,7 @@ function stageAt(stage, time) {
     box: works ? box : null,
     next: boxes.slice(index).find((later) => later.kind.computes) || null,
     started: index > 0 || works,
+    barrier: stage.barriers.some(([start, end]) => start <= time && time < end),
     current: born.length ? born[born.length - 1] : null,
     ...Object.fromEntries(held),
   };
@@ -141,12 +142,12 @@ function reserveCaption() {
 function clauses(states) {
   const parts = [];
   let noun = `${data.unitName} `;
-  states.forEach(({ box, next, current }, number) => {
-    const text = box ? deed(box, current, stages[number], noun) : next ? "waits" : "has finished", last = parts[parts.length - 1];
+  states.forEach(({ box, next, barrier, current }, number) => {
+    const text = box ? deed(box, current, stages[number], noun) : barrier ? "waits at a barrier" : next ? "waits" : "has finished", last = parts[parts.length - 1];
     if (box && box.kind.computes) noun = "";
     if (last && last.text === text && !box) last.to = number; else parts.push({ from: number, to: number, text });
   });
-  const many = { waits: "wait", "has finished": "have finished" };
+  const many = { waits: "wait", "waits at a barrier": "wait at a barrier", "has finished": "have finished" };
   return parts.map(({ from, to, text }) => from === to ? `stage ${from} ${text}` : `stages ${from} ${to > from + 1 ? "to" : "and"} ${to} ${many[text]}`).join("; ");
 }
 
@@ -282,15 +283,16 @@ function showStage(card, state) {
   }
 }
 
-function showTile({ tile, what, number, reads, done }, { box, next }) {
+function showTile({ tile, what, number, reads, done }, { box, next, barrier }) {
   tile.className = box ? "tile" : "tile idle";
   tile.classList.toggle("dim", box !== null && isDim(box.label));
   const isBack = box && (box.kind.name === "backward" || box.kind.name === "input gradient");
   tile.dataset.shape = box && (box.kind.name === "forward" || box.kind.name === "recompute") ? "right" : isBack ? "left" : "";
   tile.style.cssText = box ? `--fill:${fillOf(box.kind)};--on-fill:${box.kind.ink}` : "";
   done.hidden = !box;
-  what.textContent = box ? box.kind.name : next ? "waits for" : "has finished";
-  number.textContent = box ? box.label : next ? `${next.kind.letter}${next.label}` : "";
+  what.textContent = box ? box.kind.name : barrier ? "waits at" : next ? "waits for" : "has finished";
+  number.textContent = box ? box.label : barrier ? "a barrier" : next ? `${next.kind.letter}${next.label}` : "";
+  number.classList.toggle("words", barrier);
   reads.hidden = !box || !box.version;
   if (reads.hidden) return;
   const word = make("span", "", "reads ");
@@ -489,7 +491,7 @@ function describe(box) {
 
 // -- figures, legend and table ----------------------------------------------------------------------------------------
 
-const IDLE = data.unit ? "not computing so far" : "idle so far"; // a measured stage may also send, reduce or update
+const IDLE = data.unit ? "not computing" : "idle so far"; // a measured stage may also send, reduce or update
 
 /** Idle share of the stages' time until a time. */
 function bubbleShare(time) {
@@ -522,8 +524,9 @@ function showFigures(states) {
 function showLegend() {
   const entries = kinds.map((kind) => [`background:${fillOf(kind)}`, `${kind.name} (${kind.letter})`, ""]);
   entries.push(["", data.unit ? "nothing recorded" : IDLE, "gap"]);
-  if (rows.some((row) => row.boxes.some((box) => box.version))) {
-    entries.push([`background:${VERSIONS[0][0]}`, data.unit ? "v0: the weights when the epoch began" : "v0: the weights at first", ""], [`background:${VERSIONS[1][0]}`, "v1: after 1 update, and so on; ringed: current", ""]);
+  if (data.versions) {
+    const bands = VERSIONS.map(([fill], index) => `${fill} ${16.7 * index}% ${16.7 * (index + 1)}%`);
+    entries.push([`background:linear-gradient(90deg,${bands});width:30px`, `${data.versions}; ringed: current`, ""]);
   }
   element("legend").replaceChildren(...entries.map(([style, text, className]) => {
     const root = make("span"), swatch = make("i", className);
