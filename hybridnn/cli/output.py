@@ -219,7 +219,7 @@ def write_json(value: object, out: Path | None = None) -> None:
 
 def require_page(option: str, path: Path) -> None:
     """Raise `SettingError` unless an animation can be written to `path`, whose name must end with .html."""
-    from hybridnn.pipeline.drawing.animation import require_html
+    from hybridnn.pipeline.drawing.html import require_html
 
     require_html(option, path)
     require_place(option, path)
@@ -227,7 +227,7 @@ def require_page(option: str, path: Path) -> None:
 
 def write_page(option: str, path: Path, animation: Animation) -> None:
     """Write an animation that the user has asked for with an option, as `write_file` does."""
-    from hybridnn.pipeline.drawing.animation import html_page
+    from hybridnn.pipeline.drawing.html import html_page
 
     write_file(html_page(animation), path, option)
 

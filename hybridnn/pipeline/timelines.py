@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
 from hybridnn.pipeline.drawing.animation import Animation, animate_timeline
 from hybridnn.pipeline.drawing.drawing import Drawing, draw_timeline
+from hybridnn.pipeline.drawing.html import write_html
 from hybridnn.pipeline.drawing.svg import SvgPicture
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.utils.text import counted
@@ -44,8 +46,18 @@ class ScheduleTimeline(SvgPicture):
 
     @property
     def animation(self) -> Animation:
-        """The schedule as a page that plays it: ``.animation.write("page.html")``."""
+        """The drawing, and what every stage stores and sends at a time."""
         return animate_timeline(self.timeline)
+
+    def animate(self, path: str | Path) -> None:
+        """Write a page that plays the schedule in a browser.
+
+        Raises
+        ------
+        SettingError
+            If it cannot be written, or its name does not end with .html.
+        """
+        write_html(self.animation, path)
 
     def __repr__(self) -> str:
         made = self.timeline.schedule

@@ -9,7 +9,8 @@ import pytest
 
 from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
-from hybridnn.pipeline.drawing.animation import Animation, Stage, Stored, html_page
+from hybridnn.pipeline.drawing.animation import Animation, Stage, Stored
+from hybridnn.pipeline.drawing.html import html_page
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,

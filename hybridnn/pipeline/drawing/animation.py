@@ -1,31 +1,20 @@
-"""Animated schedules: one HTML page that shows what every stage does, stores and sends at a time.
-
-The page is made of the files in `page/`: structure, style and program. All that it shows is in the page itself.
-"""
+"""Animation of a schedule, planned or measured: a drawing, and what every stage stores and sends at a time."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
-from importlib.resources import files
 from itertools import pairwise
 from math import inf
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hybridnn.errors import SettingError
 from hybridnn.pipeline.drawing.drawing import (
-    KINDS,
     Box,
     Drawing,
     Numbering,
     Row,
     draw_timeline,
-    kinds_drawn,
     numbering_of,
-    readable_duration,
     version_text,
 )
 from hybridnn.pipeline.schedules.instructions import Barrier, Forward, Instruction, Recompute, Update
@@ -33,12 +22,9 @@ from hybridnn.pipeline.schedules.memory_plan import activation_lifetimes, input_
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import Message, Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
-from hybridnn.utils.text import to_json
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.checks.simulated_schedule import Timeline
-
-TEXT_WIDTH, TEXT_BANDS = 100, 40  # of the drawing that browsers without JavaScript show
 
 Span = tuple[float, float]
 """Start and end, in the drawing's unit of time."""
@@ -115,26 +101,6 @@ class Animation:
     unit_name: str  # what the labels number: ``"minibatch"`` or ``"microbatch"``
     stages: tuple[Stage, ...]
     messages: tuple[SentMessage, ...] = ()
-
-    def write(self, path: str | Path) -> None:
-        """Write the page.
-
-        Raises
-        ------
-        SettingError
-            If it cannot be written, or its name does not end with .html.
-        """
-        require_html("page", path)
-        try:
-            Path(path).write_text(html_page(self), encoding="utf-8")
-        except OSError as error:
-            raise SettingError("page", str(path), f"cannot be written: {error.strerror}") from error
-
-
-def require_html(name: str, path: str | Path) -> None:
-    """Raise `SettingError` unless a file's name ends with .html."""
-    if Path(path).suffix.lower() not in (".html", ".htm"):
-        raise SettingError(name, str(path), "the page is HTML: a name that ends with .html")
 
 
 def animate_timeline(timeline: Timeline) -> Animation:
@@ -269,72 +235,3 @@ class _Story:
         return tuple(
             replace(item, start=max(item.start, 0.0)) for item in items if item.end > 0 and item.start <= makespan
         )
-
-
-def html_page(animation: Animation) -> str:
-    """Make the page: one file, which loads nothing."""
-    from hybridnn.pipeline.drawing.text import text_lines
-
-    parts = files("hybridnn.pipeline.drawing") / "page"
-    lines = text_lines(animation.drawing, TEXT_WIDTH, TEXT_BANDS)
-    # "<" would end the script, or begin a comment in it.
-    content = {
-        "title": escape(animation.drawing.title),
-        "summary": escape(animation.summary),
-        "style": (parts / "page.css").read_text(encoding="utf-8"),
-        "text": escape("\n".join(line.plain.rstrip() for line in lines)),
-        "data": to_json(_facts(animation)).replace("<", "\\u003c"),
-        "program": (parts / "page.js").read_text(encoding="utf-8"),
-    }
-    page = (parts / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"{{ (\w+) }}", lambda found: content[found[1]], page)
-
-
-def _facts(animation: Animation) -> dict[str, Any]:
-    """All that the page shows; lists in place of objects, because there are thousands."""
-    drawing = animation.drawing
-    kinds = [kind.name for kind in kinds_drawn(drawing)]
-    return {
-        "title": drawing.title,
-        "unit": drawing.unit,
-        "unitName": animation.unit_name,
-        "numbering": drawing.numbering,
-        "versions": drawing.versions,
-        "makespan": _rounded(drawing.makespan),
-        "pace": _rounded(readable_duration(drawing)),
-        "kinds": [vars(KINDS[name]) for name in kinds],
-        "rows": [
-            {
-                "label": row.label,
-                "boxes": [
-                    [_rounded(box.start), _rounded(box.end), kinds.index(box.kind), box.label, box.version]
-                    for box in row.boxes
-                ],
-            }
-            for row in drawing.rows
-        ],
-        "stages": [
-            {
-                "row": stage.row,
-                "weights": _stored(stage.weights),
-                "inputs": _stored(stage.inputs),
-                "activations": _stored(stage.activations),
-                "barriers": [[_rounded(time) for time in span] for span in stage.barriers if span[0] < span[1]],
-            }
-            for stage in animation.stages
-        ],
-        "messages": [
-            [item.sender, item.receiver, int(item.gradients), item.label]
-            + [_rounded(time) for time in (item.start, item.arrival, item.use)]
-            for item in animation.messages
-        ],
-    }
-
-
-def _stored(items: Sequence[Stored]) -> list[list[str | float]]:
-    return [[item.label, _rounded(item.start), _rounded(item.end)] for item in items]
-
-
-def _rounded(time: float) -> float:
-    """A time to nine digits: equal times remain equal, and the page stays small."""
-    return float(f"{time:.9g}")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.drawing.animation import Animation, Stored, html_page
+from hybridnn.pipeline.drawing.animation import Stored
+from hybridnn.pipeline.drawing.html import html_page
 from hybridnn.pipeline.timelines import schedule
 from reference.animations import moments, shown
 
@@ -128,10 +129,10 @@ def test_a_name_cannot_add_elements_to_the_page() -> None:
 
 
 def test_a_page_is_a_file_whose_name_says_so(tmp_path: Path) -> None:
-    made: Animation = schedule("1f1b", stages=2, microbatches=2).animation
-    made.write(tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == html_page(made)
+    made = schedule("1f1b", stages=2, microbatches=2)
+    made.animate(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == html_page(made.animation)
     with pytest.raises(SettingError, match=r"ends with \.html"):
-        made.write(tmp_path / "page.svg")
+        made.animate(tmp_path / "page.svg")
     with pytest.raises(SettingError, match="cannot be written"):
-        made.write(tmp_path / "missing" / "page.html")
+        made.animate(tmp_path / "missing" / "page.html")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hybridnn.pipeline.drawing.html import write_html
 from hybridnn.pipeline.timelines import ScheduleTimeline, schedule
 from mpi_runner.slowness import deadline
 from reference.animations import Shown, at_barrier, moments, shown, unread
@@ -64,7 +65,7 @@ def browser() -> Iterator[Browser]:
 def opened(browser: Browser, folder: Path, made: ScheduleTimeline, **options: Any) -> Iterator[Page]:
     """Open the page of a schedule; nothing may be requested or complained about until it is closed."""
     file = folder / "page.html"
-    made.animation.write(file)
+    made.animate(file)
     context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
     context.set_default_timeout(1000 * deadline(30))
     page, problems, requests = context.new_page(), [], []
@@ -357,9 +358,8 @@ def test_thousands_of_instructions(browser: Browser, tmp_path: Path) -> None:
 def test_a_title_is_text(browser: Browser, tmp_path: Path) -> None:
     made = schedule("1f1b", stages=2, microbatches=2)
     title = "</script><img src=x onerror=alert(1)>"
-    made.animation.write(tmp_path / "hostile.html")
     hostile = replace(made.animation, drawing=replace(made.animation.drawing, title=title))
-    hostile.write(tmp_path / "hostile.html")
+    write_html(hostile, tmp_path / "hostile.html")
     page = browser.new_page()
     page.goto((tmp_path / "hostile.html").as_uri())
     assert page.locator("h1").inner_text() == title
