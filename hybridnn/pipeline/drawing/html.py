@@ -14,7 +14,7 @@ from typing import Any
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.drawing.animation import Animation, Stored
-from hybridnn.pipeline.drawing.drawing import KINDS, kinds_drawn, readable_duration
+from hybridnn.pipeline.drawing.drawing import KINDS, readable_duration
 from hybridnn.utils.text import to_json
 
 PROGRAM = ("state", "sentences", "colours", "stages", "chart", "figures", "player")  # files, in this order
@@ -64,7 +64,7 @@ def html_page(animation: Animation) -> str:
 def _facts(animation: Animation) -> dict[str, Any]:
     """All that the page shows; lists in place of objects, because there are thousands."""
     drawing = animation.drawing
-    kinds = [kind.name for kind in kinds_drawn(drawing)]
+    kinds = list(KINDS)
     return {
         "title": drawing.title,
         "unit": drawing.unit,
@@ -73,7 +73,7 @@ def _facts(animation: Animation) -> dict[str, Any]:
         "versions": drawing.versions,
         "makespan": _rounded(drawing.makespan),
         "pace": _rounded(readable_duration(drawing)),
-        "kinds": [vars(KINDS[name]) for name in kinds],
+        "kinds": [vars(kind) for kind in KINDS.values()],
         "rows": [
             {
                 "label": row.label,

@@ -355,6 +355,23 @@ def test_thousands_of_instructions(browser: Browser, tmp_path: Path) -> None:
         assert page.locator("#caption").inner_text().startswith("All is done")
 
 
+def test_one_product_of_weight_gradients_is_named(browser: Browser, tmp_path: Path) -> None:
+    for minibatches, text in ((1, "of all microbatches"), (2, "of all of minibatch 1")):
+        made = schedule("gpipe", stages=2, minibatches=minibatches, microbatches=2, weight_grad="merged")
+        (time,) = {box.start for box in made.drawing.rows[0].boxes if box.kind == "weight gradient" and box.start < 8}
+        with opened(browser, tmp_path, made) as page:
+            page.get_by_role("slider", name="Time").fill(str(time))
+            assert f"stage 0 computes the weight gradient {text}; " in page.locator("#caption").inner_text()
+
+
+@pytest.mark.parametrize(("stages", "passes"), [(1, 1.0), (3, 0.0)])
+def test_one_stage_and_passes_without_time(browser: Browser, tmp_path: Path, stages: int, passes: float) -> None:
+    made = schedule("sequential", stages=stages, minibatches=2, forward=passes, backward=passes)
+    with opened(browser, tmp_path, made) as page:
+        page.keyboard.press("End")
+        assert page.locator("#caption").inner_text().startswith("All is done")
+
+
 def test_a_title_is_text(browser: Browser, tmp_path: Path) -> None:
     made = schedule("1f1b", stages=2, microbatches=2)
     title = "</script><img src=x onerror=alert(1)>"

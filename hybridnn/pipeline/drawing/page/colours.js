@@ -28,6 +28,6 @@ function fillOf(kind) {
   return `rgb(${channels.map((value) => Math.round(value + 0.16 * (255 - value))).join(" ")})`;
 }
 
-const kindNamed = (...names) => kinds.find((kind) => names.includes(kind.name)) || kinds[0];
-const FORWARD = kindNamed("forward"),
-  BACKWARD = kindNamed("backward", "input gradient");
+const kindNamed = (name) => kinds.find((kind) => kind.name === name);
+const FORWARD = kindNamed("forward");
+const BACKWARD = kindNamed("backward");

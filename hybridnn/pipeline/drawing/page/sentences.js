@@ -24,10 +24,17 @@ function reading(box, current, stage) {
 
 const DEEDS = { send: "sends", reduce: "adds up gradients", update: "updates its weights", other: "does other work" };
 
+/** What a computation is about; one product of weight gradients is about all microbatches of a minibatch. */
+function named({ label }, noun) {
+  if (!label) return "all microbatches";
+  const isWhole = data.numbering.includes(".") && !label.includes(".");
+  return isWhole ? `all of minibatch ${label}` : `${noun}${label}`;
+}
+
 /** What a stage does, with the noun for the number where it is not clear from an earlier clause. */
 function deed(box, current, stage, noun) {
-  const what = `${noun}${box.label || "all"}`,
-    weights = reading(box, current, stage);
+  const what = named(box, noun);
+  const weights = reading(box, current, stage);
   switch (box.kind.name) {
     case "forward":
       return `takes ${what} forward${weights}`;

@@ -119,7 +119,8 @@ function showTile({ tile, what, number, reads, done }, { box, next, barrier }) {
   tile.style.cssText = box ? `--fill:${fillOf(box.kind)};--on-fill:${box.kind.ink}` : "";
   done.hidden = !box;
   what.textContent = box ? box.kind.name : barrier ? "waits at" : next ? "waits for" : "has finished";
-  number.textContent = box ? box.label : barrier ? "a barrier" : next ? `${next.kind.letter}${next.label}` : "";
+  const missing = barrier ? "a barrier" : next ? `${next.kind.letter}${next.label}` : "";
+  number.textContent = box ? box.label || (box.kind.computes ? "all" : "") : missing;
   number.classList.toggle("words", barrier);
   reads.hidden = !box || !box.version;
   if (reads.hidden) return;
