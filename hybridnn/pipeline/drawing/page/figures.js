@@ -33,7 +33,9 @@ function showFigures(states) {
 
 function showLegend() {
   const used = new Set(rows.flatMap((row) => row.boxes.map((box) => box.kind)));
-  const entries = kinds.filter((kind) => used.has(kind)).map((kind) => [`background:${fillOf(kind)}`, `${kind.name} (${kind.letter})`, ""]);
+  const entries = kinds
+    .filter((kind) => used.has(kind))
+    .map((kind) => [`background:${fillOf(kind)}`, `${kind.name} (${kind.letter})`, ""]);
   entries.push(["", data.unit ? "nothing recorded" : IDLE, "gap"]);
   if (data.versions) {
     const bands = VERSIONS.map(([fill], index) => `${fill} ${16.7 * index}% ${16.7 * (index + 1)}%`);

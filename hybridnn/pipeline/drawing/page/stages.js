@@ -74,12 +74,17 @@ function buildCard(stage, number) {
 
 /** Reserve the lines that the chips of any time need, so that nothing jumps. */
 function reserveLines() {
-  pipeline.classList.toggle("compact", cards[0].root.offsetWidth < COMPACT);
+  const isCompact = pipeline.classList.toggle("compact", cards[0].root.offsetWidth < COMPACT);
   for (const name of STORES) {
     const lists = cards.map((card) => card[name]).filter(Boolean);
     if (!lists.length) continue;
     const longest = stages.flatMap((stage) => stage[name]).reduce((most, item) => Math.max(most, item.label.length), 0);
-    const columns = Math.max(1, Math.floor((lists[0].clientWidth + 4) / Math.max(28, 18 + 7 * longest)));
+    const columns = Math.max(
+      1,
+      Math.floor(
+        (lists[0].clientWidth + 4) / (isCompact ? Math.max(25, 12 + 6 * longest) : Math.max(28, 18 + 7 * longest)),
+      ),
+    );
     const lines = Math.min(MOST_LINES, Math.ceil(Math.max(...lists.map((list) => list.dataset.peak)) / columns));
     for (const list of lists) {
       list.style.setProperty("--lines", lines);
@@ -135,6 +140,7 @@ function weightChip(label, current) {
   if (current.label === label) {
     chip.classList.add("current");
     chip.title = "the current version";
+    chip.setAttribute("aria-current", "true");
   }
   return chip;
 }
