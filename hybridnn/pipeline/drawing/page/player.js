@@ -31,7 +31,7 @@ function play(on) {
   playing = on;
   document.body.classList.toggle("playing", on);
   element("play").setAttribute("aria-label", on ? "Pause" : "Play");
-  // A screen reader speaks the sentence of a step, not those that rush by.
+  // A screen reader speaks the sentence of a step, not those that change while it plays.
   element("caption").setAttribute("aria-live", on ? "off" : "polite");
   cancelAnimationFrame(nextFrame);
   before = null;

@@ -157,7 +157,7 @@ function showMessages() {
   const waiting = new Map(),
     seen = new Set();
   for (const message of messages) {
-    // One that takes no time, or is used at once, is seen around the moment at which it changes hands.
+    // One that takes no time, or is used at once, is seen around the time at which it is sent.
     const early = Math.max(0, FLIGHT - (message.use - message.start)) / 2;
     const leave = message.start - early,
       arrive = Math.min(Math.max(message.arrival, leave + FLIGHT), message.use + early);
