@@ -27,6 +27,7 @@ TEST = [
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.6",
     "hypothesis",
+    "playwright",
     "pyarrow",
     "pyyaml",
     "scikit-learn>=1.6",
@@ -90,6 +91,7 @@ setup(
     package_data={
         "hybridnn": ["py.typed"],
         "hybridnn.kernels": ["cuda/*.cu"],
+        "hybridnn.pipeline.drawing": ["page/*"],
         "hybridnn.datasets": ["*.npz"],
         "": ["handout.md", "templates/*"],  # of assignments
         "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml", "studies/*.toml"],

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.cost.machine import Machine
+    from hybridnn.pipeline.drawing.animation import Animation
     from hybridnn.pipeline.drawing.drawing import Drawing
 
 
@@ -216,8 +217,26 @@ def write_json(value: object, out: Path | None = None) -> None:
     write_file(to_json(value, indent=2) + "\n", out)
 
 
-def write_file(content: str | bytes, out: Path | None) -> None:
-    """Write a result to its file on rank 0, and print the file's name; without a file print the result."""
+def require_page(option: str, path: Path) -> None:
+    """Raise `SettingError` unless an animation can be written to `path`, whose name must end with .html."""
+    from hybridnn.pipeline.drawing.html import require_html
+
+    require_html(option, path)
+    require_place(option, path)
+
+
+def write_page(option: str, path: Path, animation: Animation) -> None:
+    """Write an animation that the user has asked for with an option, as `write_file` does."""
+    from hybridnn.pipeline.drawing.html import html_page
+
+    write_file(html_page(animation), path, option)
+
+
+def write_file(content: str | bytes, out: Path | None, option: str = "--out") -> None:
+    """Write a result to its file on rank 0, and print the file's name; without a file print the result.
+
+    `option` is the one with which the user has named the file.
+    """
     if out is None:
         print(content, end="", flush=True)
         return
@@ -225,5 +244,5 @@ def write_file(content: str | bytes, out: Path | None) -> None:
         try:
             out.write_bytes(content.encode() if isinstance(content, str) else content)
         except OSError as error:
-            raise SettingError("--out", str(out), f"cannot be written: {error.strerror}") from error
+            raise SettingError(option, str(out), f"cannot be written: {error.strerror}") from error
     make_console().print(str(out), soft_wrap=True)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hybridnn.cli.options import OutputPicture, PictureFile, count, method_names, option
-from hybridnn.cli.output import choose_format, make_console, new_grid, new_table, print_drawing, write_result
+from hybridnn.cli.output import (
+    choose_format,
+    make_console,
+    new_grid,
+    new_table,
+    print_drawing,
+    require_page,
+    write_page,
+    write_result,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +77,9 @@ def schedule(
         float | None, option("Duration of the weight gradients within it; by default half.", "TIME", least=0.0)
     ] = None,
     message: Annotated[float, option("Duration of a message between two stages.", "TIME", least=0.0)] = 0.0,
+    animate: Annotated[
+        Path | None, option("Write a page that plays the schedule in a browser, in place of printing it.", "FILE.html")
+    ] = None,
     versions: Annotated[
         bool, typer.Option("--versions", help="Print the weight versions of every minibatch, for any method.")
     ] = False,
@@ -82,6 +95,8 @@ def schedule(
         make_console().print(new_grid((info.name, info.summary) for info in METHODS.values()))
         return
     picture = choose_format(output_format, out)
+    if animate is not None:
+        require_page("--animate", animate)
     made = timelines.schedule(
         method,
         stages=stages,
@@ -97,6 +112,10 @@ def schedule(
     )
     timeline, durations = made.timeline, made.durations
     rows = audit(timeline.schedule)
+    if animate is not None:
+        write_page("--animate", animate, made.animation)
+        if output_format is None and out is None:
+            return
     write_result(
         picture,
         out,

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from hybridnn.cli.options import OutputPicture, PictureFile, option
-from hybridnn.cli.output import choose_format, new_table, print_drawing, write_result
+from hybridnn.cli.output import (
+    choose_format,
+    new_table,
+    print_drawing,
+    require_page,
+    write_page,
+    write_result,
+)
 from hybridnn.errors import DataError, SettingError
 
 if TYPE_CHECKING:
@@ -60,6 +67,9 @@ def trace(
             "A-B",
         ),
     ] = None,
+    html: Annotated[
+        Path | None, option("Write a page that plays what is drawn in a browser, in place of printing it.", "FILE.html")
+    ] = None,
     output_format: OutputPicture = None,
     out: PictureFile = None,
 ) -> None:
@@ -68,9 +78,17 @@ def trace(
     from hybridnn.runs.trace_file import read_trace
 
     picture = choose_format(output_format, out)
+    if html is not None:
+        require_page("--html", html)
     measured = _choose_epoch(run, read_trace(run), epoch)
     window = _choose_window(measured, begin, end, minibatches)
     drawing = draw_epoch(measured, window.start, window.stop, window.text)
+    if html is not None:
+        from hybridnn.runs.trace_animation import animate_epoch
+
+        write_page("--html", html, animate_epoch(measured, drawing, window.start))
+        if output_format is None and out is None:
+            return
     breakdowns = break_down(measured, window.start, window.stop) if window.chosen else break_down(measured)
     write_result(
         picture,

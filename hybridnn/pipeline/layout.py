@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hybridnn.kernels.compressed_formats import CompressedFormat
 
 PARTITIONS = ("uniform", "profile")  # automatic partitions: equal counts, or by the layers' times
+DRAINED_AT_END = "drained at the end"  # in the text of a method: the pipeline stays full between epochs
 StageShapes = tuple[tuple[int, int], ...]  # batch and model ranks of every stage
 Placement = tuple[int, ...]  # ranks of a batch group on each of its nodes
 
@@ -81,7 +82,7 @@ class Layout:
     @property
     def method_text(self) -> str:
         """The method with its options, for example ``pipedream with vertical sync``."""
-        return self.method + " with vertical sync" * self.vertical_sync + ", drained at the end" * self.drains_at_end
+        return self.method + " with vertical sync" * self.vertical_sync + f", {DRAINED_AT_END}" * self.drains_at_end
 
     def describe_staleness(self) -> str:
         """Age of the weights that gradients are computed with: ``exact``, ``stale by up to 3 updates``, ..."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
+from hybridnn.pipeline.drawing.animation import Animation, animate_timeline
 from hybridnn.pipeline.drawing.drawing import Drawing, draw_timeline
+from hybridnn.pipeline.drawing.html import write_html
 from hybridnn.pipeline.drawing.svg import SvgPicture
 from hybridnn.pipeline.schedules.methods import find_method, make_schedule
 from hybridnn.pipeline.schedules.schedule_file import read_schedule
@@ -42,6 +45,21 @@ class ScheduleTimeline(SvgPicture):
     def drawing(self) -> Drawing:
         """A row for each stage, a box for each computation."""
         return draw_timeline(self.timeline)
+
+    @property
+    def animation(self) -> Animation:
+        """The drawing, and what every stage stores and sends at a time."""
+        return animate_timeline(self.timeline)
+
+    def animate(self, path: str | Path) -> None:
+        """Write a page that plays the schedule in a browser.
+
+        Raises
+        ------
+        SettingError
+            If it cannot be written, or its name does not end with .html.
+        """
+        write_html(self.animation, path)
 
     def __repr__(self) -> str:
         made = self.timeline.schedule

@@ -16,7 +16,9 @@ from rich.console import Console
 
 from hybridnn.cli.output import print_drawing
 from hybridnn.pipeline.drawing.drawing import Box, Drawing, Row
+from hybridnn.pipeline.drawing.html import html_page
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
+from hybridnn.pipeline.timelines import schedule as make_timeline
 from reference.command_line import Run, error_line
 
 
@@ -253,3 +255,32 @@ def test_wrong_input_is_reported_once_on_several_ranks(run_as_ranks: Run) -> Non
     assert (code, text, err.count("\n")) == (2, "", 1)
     assert err.startswith("Error: ")
     assert "did you mean gpipe?" in err
+
+
+def test_animate_writes_a_page_in_place_of_printing(run: Run) -> None:
+    code, out, err = run("pipedream", "--stages", "3", "--animate", "page.html")
+    assert (code, out, err) == (0, "page.html\n", "")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "<title>pipedream: 3 stages, 6 minibatches</title>" in page
+    assert page == html_page(make_timeline("pipedream", stages=3).animation)
+
+
+def test_animate_and_another_format_write_both(run: Run) -> None:
+    code, out, err = run("1f1b", "--animate", "page.html", "--out", "picture.svg")
+    assert (code, out, err) == (0, "page.html\npicture.svg\n", "")
+    ElementTree.parse("picture.svg")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("page.svg", "ends with .html"),
+        ("missing/page.html", "there is no folder missing"),
+        ("folder.html", "is a folder, not a file"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_one_line(run: Run, name: str, reason: str) -> None:
+    Path("folder.html").mkdir()
+    line = error_line(run("1f1b", "--animate", name))
+    assert line.startswith("Error: --animate")
+    assert reason in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from functools import partial
@@ -265,3 +266,27 @@ def test_several_ranks_print_and_write_once(run: Run, run_as_ranks: Run) -> None
     assert run_as_ranks("trace", "done", "--out", "a.svg") == (0, "a.svg\n", "")
     code, text, err = run_as_ranks("trace", "nowhere")
     assert (code, text, err.count("Error:")) == (2, "", 1)
+
+
+def test_html_writes_a_page_of_what_is_drawn(run: Run) -> None:
+    code, out, err = run("done", "--minibatches", "3-4", "--html", "page.html")
+    assert (code, out, err) == (0, "page.html\n", "")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "<title>pipedream, 2 stages, measured in epoch 2, minibatches 3 to 4 of 10</title>" in page
+    assert error_line(run("done", "--html", "page.txt")).startswith("Error: --html")
+
+
+def test_the_page_of_a_training_has_the_versions_of_every_pass(run_hybridnn: Run) -> None:
+    options = ("--pipeline", "2", "--method", "pipedream", "--hidden", "16,16", "--epochs", "2", "--quiet")
+    assert run_hybridnn("train", "--in-process", "2", *options, "--set", "output.trace=true", "--out", "run")[0] == 0
+    assert run_hybridnn("trace", "run", "--html", "page.html")[0] == 0
+    content = re.search(r'type="application/json">(.*?)</script>', Path("page.html").read_text("utf-8"), re.DOTALL)
+    assert content is not None
+    found = json.loads(content[1])
+    kinds = [kind["name"] for kind in found["kinds"]]
+    for stage, row in enumerate(found["rows"]):
+        passes = [box for box in row["boxes"] if kinds[box[2]] in ("forward", "backward")]
+        first = int(passes[0][3])
+        read = [version for *_, version in passes]
+        assert read == [f"v{max(0, int(label) - first - (1 - stage))}" for *_, label, _ in passes]
+    assert found["messages"]

@@ -20,6 +20,7 @@ from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
+    from hybridnn.pipeline.schedules.weight_policies import WeightRead
 
 
 @dataclass(frozen=True)
@@ -140,19 +141,24 @@ def chunk_letter(chunk: int) -> str:
     return ascii_lowercase[chunk % 26] * (chunk // 26 + 1)
 
 
+def numbering_of(schedule: Schedule) -> Numbering:
+    """Numbers that tell the microbatches of a schedule apart."""
+    is_split = schedule.microbatches > 1
+    return Numbering(schedule.minibatches > 1 or not is_split, is_split, schedule.chunks > 1)
+
+
 def draw_timeline(timeline: Timeline) -> Drawing:
     """Draw the computations of a simulated schedule; messages show as the idle time that they cause.
 
     Computations that take no time have no box. Where weights are stale, boxes show the version that they read.
     """
     schedule = timeline.schedule
-    is_split = schedule.microbatches > 1
-    numbering = Numbering(schedule.minibatches > 1 or not is_split, is_split, schedule.chunks > 1)
+    numbering = numbering_of(schedule)
     is_stale = any(_is_stale(item) for items in timeline.stages for item in items)
 
     def box(stage: int, item: TimedInstruction) -> Box:
         label, detail = numbering.label(item.instruction), _detail(schedule, stage, item)
-        version = _version(item) if is_stale else ""
+        version = version_text(item.read) if is_stale and item.read is not None else ""
         return Box(item.start, item.end, label, item.instruction.name, item.instruction.minibatch, detail, version)
 
     rows = tuple(
@@ -175,11 +181,9 @@ def _is_stale(item: TimedInstruction) -> bool:
     return item.read is not None and (item.read.version != item.instruction.minibatch or item.read.ahead > 0)
 
 
-def _version(item: TimedInstruction) -> str:
+def version_text(read: WeightRead) -> str:
     """``v2``, or ``v2+3`` if the weights are predicted three updates ahead."""
-    if item.read is None:
-        return ""
-    return f"v{item.read.version}" + (f"+{item.read.ahead}" if item.read.ahead else "")
+    return f"v{read.version}" + (f"+{read.ahead}" if read.ahead else "")
 
 
 def kinds_drawn(drawing: Drawing) -> tuple[Kind, ...]:

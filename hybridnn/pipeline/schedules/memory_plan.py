@@ -61,23 +61,12 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
     """Plan the buffers of a stage, whose list must have passed the linter's checks of order."""
     order = schedule.orders[stage]
     free, done = _last_uses(order)
-    inputs: dict[Part, Lifetime] = {}
-    activations: dict[Instruction, Lifetime] = {}
-    alive: list[Lifetime] = []
-    recomputed = {item.part for item in order if isinstance(item, Recompute)}
-    for position, instruction in enumerate(order):
-        part = instruction.part
-        if isinstance(instruction, _WRITES_INPUT):
-            inputs.setdefault(part, (position, free[part]))
-        if isinstance(instruction, (Forward, Recompute)):
-            is_kept = isinstance(instruction, Recompute) or part not in recomputed
-            activations[instruction] = (position, free[part] if is_kept else position)
-            alive.append((position, done[part] if is_kept else position))
+    inputs, activations, alive = _inputs(order, free), _activations(order, free), _activations(order, done)
     input_slots, input_counts = _assign(inputs, lambda part: part[2], schedule.chunks)
     activation_slots, activation_counts = _assign(activations, lambda item: item.chunk, schedule.chunks)
     last_readers, stashes = _versions(schedule, stage)
     peak_inputs, _ = _peak(inputs.values())
-    peak_activations, peak_activations_at = _peak(alive)
+    peak_activations, peak_activations_at = _peak(alive.values())
     peak_stashes, peak_versions_at = _peak(stashes)
     return MemoryPlan(
         input_slots,
@@ -91,6 +80,36 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
         peak_activations_at,
         peak_versions_at,
     )
+
+
+def activation_lifetimes(order: tuple[Instruction, ...]) -> dict[Instruction, Lifetime]:
+    """Lifetime of the activations of every forward pass and recomputation of a stage, as the peaks count them."""
+    _, done = _last_uses(order)
+    return _activations(order, done)
+
+
+def input_lifetimes(order: tuple[Instruction, ...]) -> dict[Part, Lifetime]:
+    """Lifetime of the input of every microbatch and chunk of a stage."""
+    free, _ = _last_uses(order)
+    return _inputs(order, free)
+
+
+def _inputs(order: tuple[Instruction, ...], last_uses: dict[Part, int]) -> dict[Part, Lifetime]:
+    inputs: dict[Part, Lifetime] = {}
+    for position, instruction in enumerate(order):
+        if isinstance(instruction, _WRITES_INPUT):
+            inputs.setdefault(instruction.part, (position, last_uses[instruction.part]))
+    return inputs
+
+
+def _activations(order: tuple[Instruction, ...], last_uses: dict[Part, int]) -> dict[Instruction, Lifetime]:
+    """Activations live until the last use of their part, those that are recomputed only during the forward pass."""
+    recomputed = {item.part for item in order if isinstance(item, Recompute)}
+    return {
+        item: (at, at if isinstance(item, Forward) and item.part in recomputed else last_uses[item.part])
+        for at, item in enumerate(order)
+        if isinstance(item, (Forward, Recompute))
+    }
 
 
 def _last_uses(order: tuple[Instruction, ...]) -> tuple[dict[Part, int], dict[Part, int]]:
