@@ -1,100 +1,119 @@
-"""Chart of the ratios with their ranges, the shares of the machine's limits, and the memory."""
+"""Chart of ratios with their ranges: how many times as fast as the peer, by network.
+
+python -m benchmarks.chart RESULTS.json CHART.svg
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["draw_chart"]
+from hybridnn.utils.figures import COLORS, MUTED, new_figure, tidy, write_figure
+
+__all__ = ["draw_chart", "main"]
 
 Row = Mapping[str, Any]
 
-BAR_INCHES = 0.28
-PANEL_INCHES = 5.0
+PEERS = "serial", "batch", "model", "pipeline"
+"""Parts that are compared with PyTorch, which have one chart if there are several parts."""
 
-LEAST_MEGABYTES = 0.1
-"""Lower limit of the logarithmic axis of memory."""
+MOST_CHARACTERS = 16  # of the name of a network
+MARKERS = "osD^vPX*"
+WIDTH, ROW_INCHES, LINE_INCHES = 4.7, 0.42, 0.19  # a journal's column at two thirds: 6 points are left of 9
+TEXT = 9.0
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
-ABOVE = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "frameon": False, "fontsize": "small"}
-"""Position of legends above the axes."""
+
+class Series(NamedTuple):
+    """Ratios of one way, each with its network."""
+
+    label: str
+    rows: list[Row]
 
 
 def draw_chart(figures: Mapping[str, Any], titles: Mapping[str, str], path: Path) -> None:
-    """Draw a bar for each row with a ratio, in one group for each part, and panels for shares and memory.
+    """Draw a point with its range for each row with a ratio: a line for each network, a colour for each way.
 
     Parameters
     ----------
     figures : mapping
-        JSON of ``python -m benchmarks``: ``machine``, ``date``, and the rows of each part with ``ratio``,
-        ``ratio_min`` and ``ratio_max``, ``products_share`` and ``update_share``, ``our_grown_bytes`` and
-        ``their_grown_bytes``.
+        JSON of ``python -m benchmarks``: ``machine``, ``date``, and the rows of each part with ``case``,
+        ``batch_size``, ``ratio``, ``ratio_min``, ``ratio_max`` and perhaps ``way``.
     titles : mapping
         Labels of the parts.
     path : Path
-        Path of the PNG.
+        A .png, .svg or .pdf file.
     """
-    from matplotlib.figure import Figure
-
-    groups = {name: [row for row in figures[name] if "ratio" in row] for name in titles if name in figures}
-    rows = [row for group in groups.values() for row in group]
-    if not rows:
+    series = _series(figures, titles)
+    networks = list(dict.fromkeys(_network(row) for one in series for row in one.rows))
+    if not networks:
         return
-    panels: list[Callable[[Any, Sequence[Row]], None]] = [
-        panel
-        for needed, panel in (("products_share", _draw_shares), ("our_grown_bytes", _draw_memory))
-        if any(needed in row for row in rows)
-    ]
-    size = 4 + PANEL_INCHES * (1 + len(panels)), 1.2 + BAR_INCHES * len(rows)
-    figure = Figure(figsize=size, layout="constrained")
-    first, *others = figure.subplots(1, 1 + len(panels), sharey=True, squeeze=False)[0]
-    _draw_ratios(first, {titles[name]: group for name, group in groups.items() if group})
-    first.set_yticks(range(len(rows)), [_name(row) for row in rows])
-    first.invert_yaxis()
-    for axes, panel in zip(others, panels, strict=True):
-        panel(axes, rows)
-    figure.suptitle(f"{figures['machine']}, {figures['date']}")
-    figure.savefig(path, dpi=150)
-
-
-def _draw_ratios(axes: Any, groups: Mapping[str, Sequence[Row]]) -> None:
-    from matplotlib.patches import Patch
-
-    place = 0
-    for number, rows in enumerate(groups.values()):
-        for row in rows:
-            spread = [[row["ratio"] - row["ratio_min"]], [row["ratio_max"] - row["ratio"]]]
-            axes.barh(place, row["ratio"], xerr=spread, color=f"C{number}", ecolor="black", capsize=2)
-            place += 1
-    axes.axvline(1, color="black", linewidth=0.8)
+    height = 1.0 + 1.35 * LINE_INCHES * len(series) + ROW_INCHES * len(networks)
+    figure = new_figure(WIDTH, height)
+    axes = figure.subplots()
+    for number, one in enumerate(series):
+        _draw_series(axes, networks, one, number, len(series))
+    axes.axvline(1, color=MUTED, linewidth=0.8)
     axes.set_xscale("log")
-    axes.set_xlabel("times as fast (median and range of pairs of runs)")
-    axes.legend([Patch(color=f"C{number}") for number in range(len(groups))], groups, **ABOVE)
+    ends = axes.get_xlim()
+    axes.set_xticks([tick for tick in TICKS if ends[0] <= tick <= ends[1]])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.set_yticks(range(len(networks)), networks, fontsize=TEXT)
+    axes.set_ylim(len(networks) - 0.5, -0.5)
+    axes.set_xlabel(f"times as fast (median and range)\n{figures['machine']}, {figures['date']}", fontsize=TEXT)
+    axes.tick_params(labelsize=TEXT)
+    tidy(axes)
+    figure.legend(loc="outside upper left", ncols=1, frameon=False, fontsize=TEXT)
+    write_figure(figure, path)
 
 
-def _draw_shares(axes: Any, rows: Sequence[Row]) -> None:
-    """Draw the share of a step that the limits of the machine explain: products, and bytes of the update."""
-    known = [(place, row) for place, row in enumerate(rows) if "products_share" in row]
-    places, products = [place for place, _ in known], [row["products_share"] for _, row in known]
-    axes.barh(places, products, color="0.35", label="products")
-    update = [row.get("update_share", 0) for _, row in known]
-    axes.barh(places, update, left=products, color="0.7", label="bytes of the update")
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("share of a step at the machine's limits")
-    axes.legend(**ABOVE)
+def _series(figures: Mapping[str, Any], titles: Mapping[str, str]) -> list[Series]:
+    """One series for each part, or for each way of a part."""
+    parts = [name for name in titles if any("ratio" in row for row in figures.get(name, ()))]
+    peers = [name for name in parts if name in PEERS]
+    found: dict[tuple[str, str], Series] = {}
+    for part in peers or parts:
+        for row in figures[part]:
+            if "ratio" in row:
+                way = str(row.get("way") or "")
+                label = titles[part] + (f", {way}" if way else "")
+                found.setdefault((part, way), Series(label, [])).rows.append(row)
+    return list(found.values())
 
 
-def _draw_memory(axes: Any, rows: Sequence[Row]) -> None:
-    """Draw two thin bars for each row, for hybridnn and for PyTorch."""
-    known = [(place, row) for place, row in enumerate(rows) if "our_grown_bytes" in row]
-    for shift, whose, label, colour in ((-0.2, "our", "ours", "C2"), (0.2, "their", "PyTorch's", "0.6")):
-        megabytes = [row[f"{whose}_grown_bytes"] / 1e6 for _, row in known]
-        axes.barh([place + shift for place, _ in known], megabytes, 0.4, color=colour, label=label)
-    axes.set_xscale("log")
-    axes.set_xlim(left=LEAST_MEGABYTES)
-    axes.set_xlabel("MB by which a rank grows at most")
-    axes.legend(**ABOVE)
+def _draw_series(axes: Any, networks: Sequence[str], series: Series, number: int, count: int) -> None:
+    """The points of one way, a little above or below the middle of the network's line."""
+    shift = 0.7 * ((number + 0.5) / count - 0.5)
+    places = [networks.index(_network(row)) + shift for row in series.rows]
+    ratios = [row["ratio"] for row in series.rows]
+    below = [row["ratio"] - row["ratio_min"] for row in series.rows]
+    above = [row["ratio_max"] - row["ratio"] for row in series.rows]
+    color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+    style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4.5, "linestyle": "none"}
+    axes.errorbar(ratios, places, xerr=[below, above], elinewidth=1.2, label=series.label, **style)
 
 
-def _name(row: Row) -> str:
-    return f"{row['case']}, batch {row['batch_size']}" + (f", {row['way']}" if row.get("way") else "")
+def _network(row: Row) -> str:
+    """Name of the network, without its hidden layers if it is long, and the minibatch."""
+    name = row["case"]
+    if len(name) > MOST_CHARACTERS:
+        first, *_, last = name.split("-")
+        name = f"{first}-…-{last}"
+    return f"{name}\nbatch {row['batch_size']}"
+
+
+def main() -> None:
+    """Draw the chart of stored results."""
+    from benchmarks.parts import PARTS
+
+    source, target = map(Path, sys.argv[1:])
+    figures = json.loads(source.read_text(encoding="utf-8"))
+    draw_chart(figures, {name: part.bars for name, part in PARTS.items()}, target)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg", "pdf")
 
 MUTED, GRID = "#5f6b7a", "#d7dce2"
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5cc2", "#1a1f26")
+"""Colours of lines and points: those of Okabe and Ito (2008), which colour-blind readers can tell apart, but yellow."""
 
 
 def new_figure(width: float, height: float) -> Figure:

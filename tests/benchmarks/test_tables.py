@@ -104,35 +104,59 @@ def test_a_table_without_rows_is_not_printed() -> None:
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, figures: dict[str, Any]) -> list[Figure]:
-    """The figures that are saved."""
+    """The figures that are written."""
     saved: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **how: saved.append(figure))
+    monkeypatch.setattr("benchmarks.chart.write_figure", lambda figure, path: saved.append(figure))
     titles = {name: part.bars for name, part in PARTS.items()}
     draw_chart({"machine": "a machine", "date": "2026-01-01", **figures}, titles, Path("no.png"))
     return saved
 
 
-def test_the_chart_shows_ratios_shares_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def points(axes: Any) -> dict[str, tuple[list[float], list[float]]]:
+    """Ratios and the ends of their ranges by label."""
+    found = {}
+    for container in axes.containers:
+        line, _, (ranges,) = container.lines
+        ends = [float(x) for segment in ranges.get_segments() for x, _ in segment]
+        found[container.get_label()] = ([float(x) for x in line.get_xdata()], ends)
+    return found
+
+
+def test_the_chart_has_a_point_with_its_range_for_each_ratio_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     (figure,) = drawn(monkeypatch, FIGURES)
-    ratios, shares, memory = figure.axes
-    labels = [label.get_text() for label in ratios.get_yticklabels()]
-    network = "16-4x1024-2, batch 100"
-    ways = ["", "", "", ", columns", ", 1f1b", "", ", polling", ", program"]
-    assert labels == [network + way for way in ways]
-    assert [bar.get_width() for bar in ratios.patches] == [2.5] * 8
-    # Five rows are beside PyTorch: products, and the update behind them; our memory, and PyTorch's.
-    assert [bar.get_width() for bar in shares.patches] == pytest.approx([0.87] * 5 + [0.11] * 5)
-    assert {bar.get_x() for bar in shares.patches[5:]} == {0.87}
-    assert [bar.get_width() for bar in memory.patches] == [41.3] * 5 + [45.9] * 5
-    legend = ratios.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == [part.bars for part in PARTS.values()]
+    (axes,) = figure.axes
+    rows: dict[str, list[Any]] = {}
+    for name in ("serial", "batch", "model", "pipeline"):
+        for row in FIGURES[name]:
+            if "ratio" in row:
+                way = f", {row['way']}" if row.get("way") else ""
+                rows.setdefault(PARTS[name].bars + way, []).append(row)
+    found = points(axes)
+    assert list(found) == list(rows)
+    for label, of_way in rows.items():
+        assert found[label][0] == [row["ratio"] for row in of_way]
+        assert found[label][1] == pytest.approx([row[end] for row in of_way for end in ("ratio_min", "ratio_max")])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["16-4x1024-2\nbatch 100"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(rows)
 
 
-def test_without_limits_the_chart_has_ratios_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_without_a_peer_have_a_chart_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     (figure,) = drawn(monkeypatch, {"shared": FIGURES["shared"]})
-    assert len(figure.axes) == 1
+    assert list(points(figure.axes[0])) == [PARTS["shared"].bars]
     assert drawn(monkeypatch, {"pipeline": FIGURES["pipeline"][1:]}) == []
+
+
+def test_text_of_the_chart_is_legible_in_a_column_of_a_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    (figure,) = drawn(monkeypatch, FIGURES)
+    column = 8 / 2.54  # inches
+    texts = [*figure.axes[0].get_yticklabels(), *figure.axes[0].get_xticklabels(), *figure.legends[0].get_texts()]
+    assert min(text.get_fontsize() for text in texts) * column / figure.get_figwidth() >= 6.0
+
+
+def test_networks_with_many_layers_have_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = FIGURES["serial"][0] | {"case": "784-128-127-126-125-124-123-10", "batch_size": 128}
+    (figure,) = drawn(monkeypatch, {"serial": [row]})
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["784-…-10\nbatch 128"]
 
 
 def test_the_chart_is_a_png(tmp_path: Path) -> None:
