@@ -22,7 +22,7 @@ with TABLE.open("w", newline="", encoding="utf-8") as file:
     csv.writer(file).writerows([("rooms", "age", "price"), *zip(rooms, age, price, strict=True)])
 
 houses = load_file(TABLE, targets=["price"])
-train, test = split(houses.train, test_fraction=0.2, seed=0)
+train, test = split(houses.train, fraction=0.2, seed=0)
 scale = Standardizer.fit(train)
 trainer = Trainer(MLP([houses.features, 32, 16, houses.outputs]), Adam(lr=0.01), batch_size=32)
 trainer.fit(StandardizedRows(train, scale), epochs=40)

@@ -11,7 +11,7 @@ from hybridnn import MLP, Adam, EarlyStopping, Trainer
 from hybridnn.datasets import load_dataset, split
 
 digits = load_dataset("digits")
-train, test = split(digits.train, test_fraction=0.2, seed=0)
+train, test = split(digits.train, fraction=0.2, seed=0)
 trainer = Trainer(MLP([digits.features, 128, 64, digits.outputs]), Adam(lr=0.002), batch_size=64, seed=1)
 history = trainer.fit(
     train,

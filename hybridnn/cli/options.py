@@ -66,6 +66,7 @@ class PictureFormat(str, Enum):
     json = "json"
     svg = "svg"
     png = "png"
+    pdf = "pdf"
 
 
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the result.")]

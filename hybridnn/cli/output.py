@@ -14,6 +14,7 @@ from hybridnn.cli.ranks import first_rank_alone, launch_rank
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
     from rich.table import Table
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hybridnn.pipeline.drawing.drawing import Drawing
 
 
+BINARY = (PictureFormat.png, PictureFormat.pdf)  # formats that cannot be printed
 PLAIN_WIDTH = 100
 UNKNOWN_TERMINAL_WIDTH = 80
 MISSING = "-"  # cell of a table without a value
@@ -145,11 +147,11 @@ def print_drawing(console: Console, drawing: Drawing) -> None:
 def choose_format(wanted: PictureFormat | None, out: Path | None) -> PictureFormat:
     """Return the format given by the user, else that of the file's suffix, else text.
 
-    Raises `SettingError` if the suffix of the file contradicts the format, its folder does not exist, or a PNG has no
-    file.
+    Raises `SettingError` if the suffix of the file contradicts the format, its folder does not exist, or a PNG or PDF
+    has no file.
     """
     if out is None:
-        if wanted is PictureFormat.png:
+        if wanted is not None and wanted in BINARY:
             raise SettingError("--format", wanted.value, "needs a file: give --out FILE")
         return wanted or PictureFormat.text
     suffixes = {name: ".txt" if name is PictureFormat.text else f".{name.value}" for name in PictureFormat}
@@ -184,12 +186,12 @@ def write_result(
     out: Path | None,
     text: Callable[[Console], None],
     facts: Callable[[], object],
-    draw: Callable[[], Drawing | bytes],
+    draw: Callable[[], Drawing | Figure],
 ) -> None:
     """Write a result in one of the formats to a file, or print it.
 
     `text` prints the result on a console, `facts` returns the value that becomes JSON, and `draw` a drawing that
-    becomes SVG or PNG, or the bytes of a PNG.
+    becomes SVG, PNG or PDF, or a figure of matplotlib.
     """
     if picture is PictureFormat.json:
         write_json(facts(), out)
@@ -200,14 +202,18 @@ def write_result(
         text(make_console(without_colours))
         write_file(without_colours.getvalue(), out)
     else:
-        from hybridnn.pipeline.drawing.png import png_bytes
+        from hybridnn.pipeline.drawing.drawing import Drawing
+        from hybridnn.pipeline.drawing.figure import picture_bytes
         from hybridnn.pipeline.drawing.svg import svg_text
+        from hybridnn.utils.figures import figure_bytes
 
         drawn = draw()
-        if isinstance(drawn, bytes):
-            write_file(drawn, out)
+        if not isinstance(drawn, Drawing):
+            write_file(figure_bytes(drawn, picture.value), out)
+        elif picture is PictureFormat.svg:
+            write_file(svg_text(drawn), out)
         else:
-            write_file(svg_text(drawn) if picture is PictureFormat.svg else png_bytes(drawn), out)
+            write_file(picture_bytes(drawn, picture.value), out)
 
 
 def write_json(value: object, out: Path | None = None) -> None:

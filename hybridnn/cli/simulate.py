@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import MachineFile, OutputPicture, Overrides, PictureFile, PictureFormat, count, option
+from hybridnn.cli.options import MachineFile, OutputPicture, Overrides, PictureFile, count, option
 from hybridnn.cli.output import (
     choose_format,
     new_table,
@@ -91,9 +91,6 @@ def simulate(
 ) -> None:
     """Simulate training steps of a layout on a machine: the timeline, where the time goes, and how it scales."""
     picture = choose_format(output_format, out)
-    if curve is not None and picture is PictureFormat.svg:
-        raise SettingError("--format", picture.value, "a curve is text, json or png")
-
     with first_rank_alone():
         from hybridnn.config.settings import load_settings
         from hybridnn.cost.machine_file import require_machine
@@ -116,7 +113,7 @@ def simulate(
         layout = layout_from_settings(settings, ranks, workload.model, cluster)
         count = minibatches or default_minibatches(layout)
         if curve is not None:
-            from hybridnn.cost.cost_plots import scaling_png
+            from hybridnn.cost.cost_plots import draw_scaling
 
             scaling = scaling_curve(workload, layout, cluster, curve.value, count, disturbance)
             write_result(
@@ -124,7 +121,7 @@ def simulate(
                 out,
                 lambda console: _print_curve(console, scaling, layout, cluster),
                 lambda: {**_quality_facts(cluster), **asdict(scaling)},
-                lambda: scaling_png(scaling, _layout_text(layout, cluster)),
+                lambda: draw_scaling(scaling, _layout_text(layout, cluster)),
             )
             return
         calm = simulate_layout(workload, layout, cluster, count)

@@ -11,15 +11,16 @@ import numpy as np
 from hybridnn.cost.calibration.fit import FittedOperation
 from hybridnn.cost.grid_map import GridMap
 from hybridnn.cost.simulation import ScalingCurve
-from hybridnn.utils.figures import MUTED, figure_bytes, new_figure, png_bytes, tidy, write_png
+from hybridnn.utils.figures import COLORS, MUTED, figure_bytes, new_figure, tidy, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
-SPEED_UP_COLOR = "#2a6fbb"
+SPEED_UP_COLOR = COLORS[0]
 SHARE_COLORS = {"computing": "#2b8259", "communication": "#f0a030", "bubble": "#d3e6fa"}
-GROUP_COLORS = "#2a6fbb", "#d9822b", "#3a8f5c", "#a8485b", "#7a5fb0", "#4fa3a5", "#8a6d3b", MUTED
+GROUP_COLORS = *COLORS[:-1], MUTED
 TITLES = {
     "send": "message, one way",
     "iallreduce": "all-reduce without blocking",
@@ -33,14 +34,14 @@ LINE_POINTS = 200
 # -- scaling curves --------------------------------------------------------------------------------------------------
 
 
-def scaling_png(curve: ScalingCurve, title: str) -> bytes:
-    """Draw a scaling curve as a PNG: speed-up against ranks, and a breakdown of the ranks' time."""
+def draw_scaling(curve: ScalingCurve, title: str) -> Figure:
+    """Draw a scaling curve: speed-up against ranks, and a breakdown of the ranks' time."""
     figure = new_figure(9.6, 3.9)
     left, right = figure.subplots(1, 2)
     figure.suptitle(title, fontsize=10)
     _draw_speed_up(left, curve)
     _draw_shares(right, curve)
-    return png_bytes(figure)
+    return figure
 
 
 def _draw_speed_up(axes: Axes, curve: ScalingCurve) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.utils.figures import GRID, MUTED, new_figure, tidy
+from hybridnn.utils.figures import COLORS, GRID, MUTED, new_figure, tidy
 from hybridnn.utils.text import printable
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 MOST_LABELLED = 20  # classes whose counts are written into a picture
 MOST_LEVEL_CHARACTERS = 4  # of a class name that is written level below a picture
 MOST_POINTS = 5_000  # samples that a picture shows, evenly spaced
-POINT_COLOR = "#2a6fbb"
+POINT_COLOR = COLORS[0]
 
 
 def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> Floats:

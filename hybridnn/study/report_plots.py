@@ -26,7 +26,7 @@ from hybridnn.study.scaling import (
 )
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
 from hybridnn.study.verdicts import best_points, named_measures
-from hybridnn.utils.figures import MUTED, new_figure, png_bytes, tidy
+from hybridnn.utils.figures import COLORS, MUTED, new_figure, png_bytes, tidy
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-COLORS = ("#2a6fbb", "#d9822b", "#3a8f5c", "#a23b72", "#7a5cc2", "#c94f3d", "#1b8a9e", "#8a6d1d")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 MOST_MAPS = 6

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from hybridnn.utils.figures import MUTED, new_figure, tidy
+from hybridnn.utils.figures import COLORS, MUTED, new_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TRAIN_COLOR, TEST_COLOR = "#2a6fbb", "#d9822b"
+TRAIN_COLOR, TEST_COLOR = COLORS[0], COLORS[1]
 
 LOG_SCALE_RATIO = 10.0  # ratio of the largest to the smallest loss from which the axis is logarithmic
 

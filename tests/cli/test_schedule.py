@@ -172,10 +172,11 @@ def test_without_a_method_the_methods_are_listed(run: Run) -> None:
 
 def test_files_of_every_format_by_their_names(run: Run) -> None:
     arguments = ("1f1b", "--stages", "2", "--microbatches", "3")
-    for name in ("a.svg", "a.png", "a.json", "a.txt"):
+    for name in ("a.svg", "a.png", "a.pdf", "a.json", "a.txt"):
         assert run(*arguments, "--out", name) == (0, f"{name}\n", "")
     assert ElementTree.parse("a.svg").getroot().attrib["viewBox"]
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("a.pdf").read_bytes().startswith(b"%PDF")
     assert json.loads(Path("a.json").read_text()) == facts(run, *arguments)
     assert Path("a.txt").read_text() == run(*arguments)[1]
     assert run(*arguments, "--format", "svg")[1] == Path("a.svg").read_text()
@@ -203,7 +204,8 @@ def test_files_of_every_format_by_their_names(run: Run) -> None:
         (["gpipe", "--forward", "-1"], "--forward"),
         (["gpipe", "--format", "gif"], "gif"),
         (["gpipe", "--format", "png"], "--format = 'png': needs a file"),
-        (["gpipe", "--out", "a.gif"], "--out = 'a.gif': the name of the file must end in .txt, .json, .svg, .png"),
+        (["gpipe", "--format", "pdf"], "--format = 'pdf': needs a file"),
+        (["gpipe", "--out", "a.gif"], "--out = 'a.gif': the name of the file must end in .txt, .json, .svg, .png, .pdf"),
         (
             ["gpipe", "--format", "svg", "--out", "a.png"],
             "--out = 'a.png': with --format svg the file must end in .svg",

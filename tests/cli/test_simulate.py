@@ -80,6 +80,10 @@ def test_pictures(simulate: Run, tmp_path: Path) -> None:
     assert (tmp_path / "run.svg").read_text().startswith("<svg")
     assert simulate("--ranks", "4", *MACHINE, "--out", "run.png")[0] == 0
     assert simulate("--ranks", "4", *MACHINE, "--curve", "weak", "--out", "curve.png")[0] == 0
+    for name, beginning in (("curve.svg", b"<?xml"), ("curve.pdf", b"%PDF"), ("run.pdf", b"%PDF")):
+        curve = ("--curve", "weak") if name.startswith("curve") else ()
+        assert simulate("--ranks", "4", *MACHINE, *curve, "--out", name)[0] == 0
+        assert Path(name).read_bytes().startswith(beginning)
     for name in ("run.png", "curve.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
@@ -151,7 +155,6 @@ def test_costs_of_more_busy_ranks_than_there_are_have_a_warning(
         (["--ranks", "8", "--slow", "2:0"], "slow = 0.0: a finite factor above 0"),
         (["--ranks", "8", "--minibatches", "0"], "minibatches"),
         (["--ranks", "8", "--minibatches", "1000000000"], "minibatches"),
-        (["--ranks", "8", "--curve", "weak", "--format", "svg"], "a curve is text, json or png"),
         (["--ranks", "8", "--curve", "wide"], "curve"),
         (["--ranks", "8", "--machine", "nowhere.toml"], "nowhere.toml"),
         (["--ranks", "8", "--set", "parallel.metod=gpipe"], "parallel.metod"),

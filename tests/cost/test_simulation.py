@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hybridnn.cost.cost_plots import scaling_png
+from hybridnn.cost.cost_plots import draw_scaling
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.prediction.predict import predict
@@ -28,6 +28,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.utils.figures import figure_bytes
 from reference.machines import make_machine
 
 WORKLOAD = Workload(MLP([16] * 9), samples=640, batch_size=64, optimizer=SGD(momentum=0.0))
@@ -293,4 +294,4 @@ def test_unknown_curve() -> None:
 
 def test_plot_is_a_png() -> None:
     points = tuple(ScalingPoint(ranks, 64, 1 / ranks, ranks, 1.0, 0.25, 0.25) for ranks in (1, 2, 4))
-    assert scaling_png(ScalingCurve("strong", points), "title").startswith(b"\x89PNG\r\n")
+    assert figure_bytes(draw_scaling(ScalingCurve("strong", points), "title"), "png").startswith(b"\x89PNG\r\n")

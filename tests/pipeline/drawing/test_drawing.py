@@ -16,7 +16,7 @@ from matplotlib.image import imread
 
 from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
 from hybridnn.pipeline.drawing.drawing import KINDS, Box, Drawing, Row, axis_ticks, draw_timeline
-from hybridnn.pipeline.drawing.png import png_bytes
+from hybridnn.pipeline.drawing.figure import picture_bytes
 from hybridnn.pipeline.drawing.svg import svg_text
 from hybridnn.pipeline.drawing.text import text_lines
 from hybridnn.pipeline.schedules.methods import make_schedule
@@ -222,7 +222,7 @@ def test_svg_escapes_text_and_leaves_out_labels_that_do_not_fit() -> None:
 
 
 def test_png_shows_every_box_in_its_colour() -> None:
-    content = png_bytes(drawn("gpipe", 1, 2, 1, stages=2, minibatches=1, microbatches=4))
+    content = picture_bytes(drawn("gpipe", 1, 2, 1, stages=2, minibatches=1, microbatches=4), "png")
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     picture = np.rint(imread(BytesIO(content))[..., :3] * 255).astype(int)
     height, width, _ = picture.shape
@@ -236,9 +236,16 @@ def test_png_shows_every_box_in_its_colour() -> None:
     assert backward / forward == pytest.approx(2, rel=0.15)
 
 
+def test_pdf_is_the_same_every_time() -> None:
+    drawing = drawn("1f1b", 1, 2, 1, stages=2, minibatches=1, microbatches=4)
+    content = picture_bytes(drawing, "pdf")
+    assert content.startswith(b"%PDF")
+    assert picture_bytes(drawing, "pdf") == content
+
+
 def test_png_of_a_large_schedule_keeps_its_size() -> None:
     drawing = one_row(*(Box(t, t + 1, str(t), "forward", t) for t in range(3000)))
-    _, width = imread(BytesIO(png_bytes(drawing))).shape[:2]
+    _, width = imread(BytesIO(picture_bytes(drawing, "png"))).shape[:2]
     assert width < 10_000
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hybridnn.pipeline.drawing.png import png_bytes
+from hybridnn.pipeline.drawing.figure import picture_bytes
 from hybridnn.pipeline.drawing.svg import svg_text
 from hybridnn.pipeline.timelines import schedule
 
@@ -93,4 +93,4 @@ def test_versions_need_room_and_are_drawn_as_png_too() -> None:
         float(ElementTree.fromstring(svg_text(schedule(name).drawing)).get("height", "0")) for name in ("1f1b", "fr")
     ]
     assert heights[1] == heights[0] + 4 * 11.0
-    assert png_bytes(drawing).startswith(b"\x89PNG")
+    assert picture_bytes(drawing, "png").startswith(b"\x89PNG")

@@ -1,9 +1,8 @@
-"""PNG renderer of drawings, with matplotlib."""
+"""PNG and PDF renderer of drawings, with matplotlib."""
 
 from __future__ import annotations
 
 import math
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.pipeline.drawing.drawing import (
@@ -17,6 +16,7 @@ from hybridnn.pipeline.drawing.drawing import (
     longest_version,
     readable_duration,
 )
+from hybridnn.utils.figures import figure_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,10 +33,9 @@ MOST_INCHES = 60.0  # widest time axis: 9,000 pixels; beyond it, boxes have no n
 MUTED, IDLE, RULE = "#5f6b7a", "#ffffff", "#d7dce2"
 
 
-def png_bytes(drawing: Drawing) -> bytes:
-    """Draw as a PNG of 150 dots per inch, wide enough for the labels of the shortest kind of computation."""
+def picture_bytes(drawing: Drawing, file_format: str) -> bytes:
+    """Draw as ``"png"``, 150 dots per inch, or ``"pdf"``; wide enough for the labels of the shortest computation."""
     # A figure without pyplot: no display, no global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     scale = _inches_per_time(drawing)
@@ -51,7 +50,6 @@ def png_bytes(drawing: Drawing) -> bytes:
     bottom = 0.7 + 0.2 * math.ceil((len(kinds_drawn(drawing)) + 1) / columns)
     height = bottom + rows + 0.4
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(figure)
     axes = figure.add_axes((left / width, bottom / height, span / width, rows / height))
     for number, row in enumerate(drawing.rows):
         _draw_row(axes, number, row, drawing.makespan, scale)
@@ -59,9 +57,7 @@ def png_bytes(drawing: Drawing) -> bytes:
     figure.text(0.1 / width, 1 - 0.25 / height, drawing.title, fontsize=FONT + 1, fontweight="bold")
     figure.text(0.1 / width, 0.1 / height, _legend_text(drawing), fontsize=FONT)
     _add_legend(figure, drawing, columns)
-    picture = BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()
+    return figure_bytes(figure, file_format)
 
 
 def _legend_text(drawing: Drawing) -> str:
