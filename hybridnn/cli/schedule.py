@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import OutputPicture, PictureFile, count, method_names, option
+from hybridnn.cli.options import OutputPicture, PictureFile, PictureFormat, count, method_names, option
 from hybridnn.cli.output import (
     choose_format,
     make_console,
@@ -20,6 +20,7 @@ from hybridnn.cli.output import (
     write_page,
     write_result,
 )
+from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +81,9 @@ def schedule(
     animate: Annotated[
         Path | None, option("Write a page that plays the schedule in a browser, in place of printing it.", "FILE.html")
     ] = None,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="Draw an arrow for each message, in an SVG picture.")
+    ] = False,
     versions: Annotated[
         bool, typer.Option("--versions", help="Print the weight versions of every minibatch, for any method.")
     ] = False,
@@ -95,6 +99,8 @@ def schedule(
         make_console().print(new_grid((info.name, info.summary) for info in METHODS.values()))
         return
     picture = choose_format(output_format, out)
+    if messages and picture is not PictureFormat.svg:
+        raise SettingError("--messages", True, "needs an SVG picture: give --out FILE.svg")
     if animate is not None:
         require_page("--animate", animate)
     made = timelines.schedule(
@@ -121,7 +127,7 @@ def schedule(
         out,
         lambda console: _print_report(console, timeline, durations, rows, all_versions=versions),
         lambda: _facts(timeline, durations, rows),
-        lambda: made.drawing,
+        lambda: made.drawing_with_messages if messages else made.drawing,
     )
 
 

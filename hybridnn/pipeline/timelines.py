@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
 from hybridnn.pipeline.drawing.animation import Animation, animate_timeline
-from hybridnn.pipeline.drawing.drawing import Drawing, draw_timeline
+from hybridnn.pipeline.drawing.drawing import Arrow, Drawing, draw_timeline
 from hybridnn.pipeline.drawing.html import write_html
 from hybridnn.pipeline.drawing.svg import SvgPicture
 from hybridnn.pipeline.schedules.methods import find_method, make_schedule
@@ -45,6 +45,13 @@ class ScheduleTimeline(SvgPicture):
     def drawing(self) -> Drawing:
         """A row for each stage, a box for each computation."""
         return draw_timeline(self.timeline)
+
+    @property
+    def drawing_with_messages(self) -> Drawing:
+        """The drawing with an arrow for each message, from where it is sent to where it is used; drawn in SVG only."""
+        messages = self.animation.messages
+        arrows = tuple(Arrow(sent.sender, sent.receiver, sent.start, sent.use) for sent in messages)
+        return replace(self.drawing, arrows=arrows)
 
     @property
     def animation(self) -> Animation:

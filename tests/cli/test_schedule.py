@@ -204,8 +204,12 @@ def test_files_of_every_format_by_their_names(run: Run) -> None:
         (["gpipe", "--forward", "-1"], "--forward"),
         (["gpipe", "--format", "gif"], "gif"),
         (["gpipe", "--format", "png"], "--format = 'png': needs a file"),
+        (["gpipe", "--messages"], "--messages = True: needs an SVG picture: give --out FILE.svg"),
         (["gpipe", "--format", "pdf"], "--format = 'pdf': needs a file"),
-        (["gpipe", "--out", "a.gif"], "--out = 'a.gif': the name of the file must end in .txt, .json, .svg, .png, .pdf"),
+        (
+            ["gpipe", "--out", "a.gif"],
+            "--out = 'a.gif': the name of the file must end in .txt, .json, .svg, .png, .pdf",
+        ),
         (
             ["gpipe", "--format", "svg", "--out", "a.png"],
             "--out = 'a.png': with --format svg the file must end in .svg",

@@ -33,7 +33,17 @@ LEAST_EDGED = 6.0  # widest box of a message without an edge
 TICK_PIXELS = 60.0
 MOST_PIXELS = 20_000.0  # widest time axis; beyond it, boxes have no number
 
-INK, MUTED, IDLE, RULE = "#1a1f26", "#5f6b7a", "#ffffff", "#d7dce2"
+PAPER, INK, MUTED, IDLE, RULE = "#ffffff", "#1a1f26", "#5f6b7a", "#ffffff", "#d7dce2"
+DARK = {
+    ".hn-paper": "fill: #11161c",
+    ".hn-ink": "fill: #e6eaf0",
+    ".hn-muted": "fill: #a3aebc",
+    ".hn-idle": "fill: #1c242d",
+    ".hn-rule": "stroke: #3a4551",
+    ".hn-edge": "stroke: #11161c",
+    ".hn-line": "stroke: #e6eaf0",
+}
+"""Colours where the reader prefers dark pages, which replace the attributes; programs that make PDF ignore them."""
 
 
 class SvgPicture:
@@ -64,7 +74,10 @@ class SvgPicture:
 
 
 def svg_text(drawing: Drawing) -> str:
-    """Render as an SVG document on white background, wide enough for the labels of the shortest kind of computation."""
+    """Render as an SVG document, wide enough for the labels of the shortest kind of computation.
+
+    The background is white, or dark where the reader prefers dark pages.
+    """
     left = EDGE + CHARACTER * max([len(drawing.axis_label), *(len(row.label) for row in drawing.rows)]) + 10
     scale = _pixels_per_time(drawing)
     span = scale * drawing.makespan
@@ -88,12 +101,18 @@ def svg_text(drawing: Drawing) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">',
             f"<title>{escape(drawing.title)}</title>",
-            f'<rect width="{_px(width)}" height="{_px(height)}" fill="#ffffff"/>',
+            _dark_style(),
+            f'<rect class="hn-paper" width="{_px(width)}" height="{_px(height)}" fill="{PAPER}"/>',
             *body,
             "</svg>",
             "",
         ]
     )
+
+
+def _dark_style() -> str:
+    rules = " ".join(f"{name} {{ {rule} }}" for name, rule in DARK.items())
+    return f"<style>@media (prefers-color-scheme: dark) {{ {rules} }}</style>"
 
 
 def _pixels_per_time(drawing: Drawing) -> float:
@@ -105,24 +124,27 @@ def _pixels_per_time(drawing: Drawing) -> float:
 
 
 def _heading(title: str) -> str:
-    return f'<text x="{_px(EDGE)}" y="{_px(EDGE + FONT)}" font-weight="bold" fill="{INK}">{escape(title)}</text>'
+    place = f'x="{_px(EDGE)}" y="{_px(EDGE + FONT)}"'
+    return f'<text class="hn-ink" {place} font-weight="bold" fill="{INK}">{escape(title)}</text>'
 
 
 def _axis(drawing: Drawing, left: float, scale: float, top: float, bottom: float) -> Iterator[str]:
     """Time axis below the rows, with a vertical line at every tick."""
-    yield f'<text x="{_px(EDGE)}" y="{_px(bottom + FONT)}" fill="{MUTED}">{escape(drawing.axis_label)}</text>'
+    style = f'class="hn-muted" fill="{MUTED}"'
+    yield f'<text {style} x="{_px(EDGE)}" y="{_px(bottom + FONT)}">{escape(drawing.axis_label)}</text>'
     for time, label in axis_ticks(drawing.makespan, max(2, int(scale * drawing.makespan / TICK_PIXELS))):
         x = _px(left + scale * time)
-        yield f'<line x1="{x}" y1="{_px(top - 3)}" x2="{x}" y2="{_px(bottom)}" stroke="{RULE}"/>'
-        yield f'<text x="{x}" y="{_px(bottom + FONT)}" text-anchor="middle" fill="{MUTED}">{escape(label)}</text>'
+        yield f'<line class="hn-rule" x1="{x}" y1="{_px(top - 3)}" x2="{x}" y2="{_px(bottom)}" stroke="{RULE}"/>'
+        yield f'<text {style} x="{x}" y="{_px(bottom + FONT)}" text-anchor="middle">{escape(label)}</text>'
 
 
 def _rows(drawing: Drawing, left: float, scale: float, top: float, pitch: float, height: float) -> Iterator[str]:
     for number, row in enumerate(drawing.rows):
         y = top + number * pitch
-        yield f'<text x="{_px(EDGE)}" y="{_px(_baseline(y, height))}" fill="{INK}">{escape(row.label)}</text>'
+        place = f'x="{_px(EDGE)}" y="{_px(_baseline(y, height))}"'
+        yield f'<text class="hn-ink" {place} fill="{INK}">{escape(row.label)}</text>'
         background = f'x="{_px(left)}" y="{_px(y)}" width="{_px(scale * drawing.makespan)}" height="{_px(height)}"'
-        yield f'<rect {background} fill="{IDLE}" stroke="{RULE}"/>'
+        yield f'<rect class="hn-idle hn-rule" {background} fill="{IDLE}" stroke="{RULE}"/>'
         yield '<g text-anchor="middle">'
         for box in row.boxes:
             yield _box(box, left, scale, y, height)
@@ -132,8 +154,8 @@ def _rows(drawing: Drawing, left: float, scale: float, top: float, pitch: float,
 def _box(box: Box, left: float, scale: float, y: float, height: float) -> str:
     kind = KINDS[box.kind]
     x, width = left + scale * box.start, scale * (box.end - box.start)
-    # A white edge separates boxes of one colour; it would hide the short ones of a measured run.
-    edge = ' stroke="#ffffff"' if kind.computes or width > LEAST_EDGED else ""
+    # An edge in the colour of the page separates boxes of one colour; it would hide the short ones of a measured run.
+    edge = f' class="hn-edge" stroke="{PAPER}"' if kind.computes or width > LEAST_EDGED else ""
     rect = f'<rect x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}" fill="{kind.fill}"{edge}/>'
     title = f"<title>{escape(box.detail or kind.name)}</title>"
     label = ""
@@ -159,8 +181,9 @@ def _arrow(arrow: Arrow, left: float, scale: float, top: float, pitch: float, he
     ]
     points = " ".join(f"{_px(x)},{_px(y)}" for x, y in head)
     dashes = "" if arrow.arrives else ' stroke-dasharray="4 3"'
-    line = f'<line x1="{_px(x1)}" y1="{_px(y1)}" x2="{_px(x2)}" y2="{_px(y2)}" stroke="{INK}"{dashes}/>'
-    return f'<g>{line}<polygon points="{points}" fill="{INK}"/></g>'
+    ends = f'x1="{_px(x1)}" y1="{_px(y1)}" x2="{_px(x2)}" y2="{_px(y2)}"'
+    line = f'<line class="hn-line" {ends} stroke="{INK}"{dashes}/>'
+    return f'<g>{line}<polygon class="hn-ink" points="{points}" fill="{INK}"/></g>'
 
 
 def _legend(drawing: Drawing, top: float, width: float) -> tuple[list[str], float]:
@@ -175,8 +198,10 @@ def _legend(drawing: Drawing, top: float, width: float) -> tuple[list[str], floa
         if x > EDGE and x + needed > width:
             x, y = EDGE, y + 20
         if fill:
-            elements.append(f'<rect x="{_px(x)}" y="{_px(y)}" width="14" height="14" fill="{fill}" stroke="{RULE}"/>')
-        elements.append(f'<text x="{_px(x + swatch)}" y="{_px(y + 11)}" fill="{INK}">{escape(text)}</text>')
+            style = f'class="hn-rule{" hn-idle" if fill == IDLE else ""}" fill="{fill}" stroke="{RULE}"'
+            elements.append(f'<rect {style} x="{_px(x)}" y="{_px(y)}" width="14" height="14"/>')
+        place = f'x="{_px(x + swatch)}" y="{_px(y + 11)}"'
+        elements.append(f'<text class="hn-ink" {place} fill="{INK}">{escape(text)}</text>')
         x += needed
     return elements, y - top + 14
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
+from hybridnn import schedule
 from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
 from hybridnn.pipeline.drawing.drawing import KINDS, Box, Drawing, Row, axis_ticks, draw_timeline
 from hybridnn.pipeline.drawing.figure import picture_bytes
@@ -281,3 +282,46 @@ def test_ticks_are_few_round_and_on_the_axis(end: float, most: int) -> None:
         assert digits in "125"
         assert times[1] == pytest.approx(float(f"{times[1]:.0e}"))
     assert [label for _, label in axis_ticks(10, 6)] == ["0", "2", "4", "6", "8", "10"]
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio by WCAG 2.2."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_has_contrast_on_light_and_dark_pages() -> None:
+    root = ElementTree.fromstring(svg_text(drawn("spectrain", 1, 2, 0.5, stages=3, minibatches=4)))
+    dark = dict(re.findall(r"\.(hn-[a-z]+) \{ (?:fill|stroke): (#[0-9a-f]{6}) \}", root.findtext(f"{SVG}style") or ""))
+    texts = [text for text in root.iter(f"{SVG}text") if "class" in text.attrib]
+    assert {text.attrib["class"] for text in texts} == {"hn-ink", "hn-muted"}
+    for text in texts:
+        assert contrast(text.attrib["fill"], "#ffffff") >= 4.5
+        assert contrast(dark[text.attrib["class"]], dark["hn-paper"]) >= 4.5
+    for kind in KINDS.values():
+        assert contrast(kind.ink, kind.fill) >= 4.5
+    light = [
+        element for element in root.iter() if element.attrib.get("fill") == "#ffffff" and element.tag != f"{SVG}text"
+    ]
+    assert all("class" in element.attrib for element in light)
+
+
+@pytest.mark.parametrize("method", ["gpipe", "1f1b", "zb-h1", "pipedream"])
+def test_arrows_lead_from_the_end_of_a_pass_to_the_pass_that_uses_it(method: str) -> None:
+    made = schedule(method, stages=3, message=0.25)
+    sends = {"forward": 1, "backward": -1, "input gradient": -1}
+    times = {
+        (sends[item.instruction.name], stage, item.instruction.part): (item.start, item.end)
+        for stage, items in enumerate(made.timeline.stages)
+        for item in items
+        if item.instruction.name in sends
+    }
+    expected = {
+        (stage, stage + step, end, times[step, stage + step, part][0])
+        for (step, stage, part), (_, end) in times.items()
+        if 0 <= stage + step < 3
+    }
+    drawing = made.drawing_with_messages
+    assert {(arrow.source, arrow.target, arrow.start, arrow.end) for arrow in drawing.arrows} == expected
+    assert svg_text(drawing).count("<polygon") == len(expected)
+    assert made.drawing.arrows == ()
