@@ -7,6 +7,7 @@
 #   make test-slurm            batch scripts and pages on a real Slurm, started on this machine and ended afterwards; as root
 #   make test-cluster          what happens between nodes, on nodes of network namespaces on this machine; as root
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
+#   make gpu-day               tests and measurements on a GPU, in pieces; continues where it stopped  (ARGS="--seconds 580")
 #   make lint types bench      ruff and the order of imports, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make fault-drill           inject faults into runs at random and check the results  (more: make fault-drill ARGS="--trials 300")
@@ -29,7 +30,7 @@ comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
 
-.PHONY: train test test-slow test-all test-slurm test-cluster test-gpu bench-gpu lint types bench cost-check fault-drill papers outputs docs man clean
+.PHONY: train test test-slow test-all test-slurm test-cluster test-gpu bench-gpu gpu-day lint types bench cost-check fault-drill papers outputs docs man clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -63,7 +64,7 @@ endef
 # On a machine with a GPU nothing is installed: PYTHON is one that has CuPy, what setup.py requires, and for the tests
 # pytest, pytest-mpi and pytest-timeout. What it lacks may lie in folders of PYTHONPATH; `mpirun` beside it or on PATH.
 # PYTHONSAFEPATH keeps this folder, whose hybridnn/ lacks hybridnn.datasets, from preceding build/tree (Python 3.11).
-test-gpu bench-gpu: export PYTHONSAFEPATH = 1
+test-gpu bench-gpu gpu-day: export PYTHONSAFEPATH = 1
 test-gpu:
 	$(call link_tree,build/tree)
 	PYTHONPATH=$(CURDIR)/build/tree:tests:.:$$PYTHONPATH $(PYTHON) -m pytest -c /dev/null --rootdir . -o timeout=300 \
@@ -73,6 +74,10 @@ bench-gpu:
 	$(call link_tree,build/tree)
 	PYTHONPATH=$(CURDIR)/build/tree:.:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_kernels
 	PYTHONPATH=$(CURDIR)/build/tree:.:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_training $(ARGS)
+
+gpu-day:
+	$(call link_tree,build/tree)
+	PYTHONPATH=$(CURDIR)/build/tree:tests:.:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_day $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

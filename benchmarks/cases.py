@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,15 +112,26 @@ def make_data(case: Case) -> tuple[NDArray[Any], NDArray[Any]]:
     return x, rng.standard_normal((samples, case.sizes[-1]), np.float32)
 
 
-def our_run(case: Case, grid: ProcessGrid, **settings: Any) -> tuple[Trainer, Callable[[], Any]]:
-    """A trainer with further `settings`, and a function that makes one timed run."""
+def our_run(
+    case: Case, grid: ProcessGrid, *, as_rows: bool = False, **settings: Any
+) -> tuple[Trainer, Callable[[], Any]]:
+    """A trainer with further `settings`, and a function that makes one timed run.
+
+    Parameters
+    ----------
+    as_rows : bool
+        Pass the samples as `ArrayRows`, which stay in GPU memory from run to run. Arrays may change between two runs,
+        so that every run computes their digest first.
+    """
     from hybridnn import MLP, SGD, Trainer
+    from hybridnn.datasets import ArrayRows
 
     optimizer = SGD(LEARNING_RATE, MOMENTUM)
     model = MLP(case.sizes, activation=case.activation)
     trainer = Trainer(model, optimizer, grid=grid, batch_size=case.batch_size, **settings)
     x, y = make_data(case)
-    return trainer, lambda: trainer.fit(x, y, epochs=case.epochs)
+    samples = (ArrayRows(x, y), None) if as_rows else (x, y)
+    return trainer, lambda: trainer.fit(*samples, epochs=case.epochs)
 
 
 def torch_model(case: Case) -> Any:
@@ -164,11 +177,14 @@ def sklearn_run(case: Case) -> Callable[[], Any]:
     return run
 
 
-def torch_run(case: Case, model: Any, rows: slice = slice(None), device: str = "cpu") -> Callable[[], None]:
+def torch_run(
+    case: Case, model: Any, rows: slice = slice(None), device: str = "cpu", *, autocast: bool = False
+) -> Callable[[], None]:
     """A function that makes one timed run in PyTorch, with the samples `rows` of every minibatch on this rank.
 
     It is a usual training loop, but the loss is never copied to Python, an advantage for PyTorch, because hybridnn
     checks the loss of every step. On a GPU the data are on the device before the run, and the optimizer is fused.
+    With `autocast`, products are computed in bfloat16.
     """
     import torch
 
@@ -176,6 +192,7 @@ def torch_run(case: Case, model: Any, rows: slice = slice(None), device: str = "
     loss_of = torch.nn.MSELoss() if case.task == "regression" else torch.nn.CrossEntropyLoss()
     x, y = (torch.from_numpy(array).to(device) for array in make_data(case))
     shuffle = torch.Generator(device).manual_seed(0)
+    precision = partial(torch.autocast, device, torch.bfloat16) if autocast else nullcontext
 
     def run() -> None:
         for _ in range(case.epochs):
@@ -183,7 +200,9 @@ def torch_run(case: Case, model: Any, rows: slice = slice(None), device: str = "
             for start in range(0, len(x), case.batch_size):
                 indices = order[start : start + case.batch_size][rows]
                 optimizer.zero_grad()
-                loss_of(model(x[indices]), y[indices]).backward()
+                with precision():
+                    loss = loss_of(model(x[indices]), y[indices])
+                loss.backward()
                 optimizer.step()
 
     return run

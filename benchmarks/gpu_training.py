@@ -2,8 +2,8 @@
 
 ``python3 -m benchmarks.gpu_training`` prints a table, writes JSON and draws a chart. Every timed run trains for about a
 second and waits for the GPU at its end. PyTorch runs with its fused optimizer (*eager*), and compiled with CUDA graphs
-(*compiled*); hybridnn launches kernels one by one (*plain*), or replays CUDA graphs. It copies its samples to the GPU
-in every run, whereas those of PyTorch are there before. ``--device cpu`` runs the program without a GPU.
+(*compiled*); hybridnn launches kernels one by one (*plain*), or replays CUDA graphs. The samples of both are on the GPU
+before the run. In bfloat16, PyTorch runs with autocast. ``--device cpu`` runs the program without a GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -29,6 +30,7 @@ from benchmarks.limits import products_of
 from benchmarks.timing import alternate, seconds_of
 from hybridnn import DeviceOptions, ProcessGrid
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.cupy_kernels import cupy_kernels
 from hybridnn.kernels.cupy_loading import load_cupy
 from hybridnn.kernels.numpy_kernels import NUMPY
@@ -38,7 +40,9 @@ SECONDS = 1.0
 """Approximate time of a run."""
 
 LARGE = 2048
-"""Least width of layers for which TF32 is measured too."""
+"""Least width of layers for which TF32 and bfloat16 are measured too: small networks are limited by launches."""
+
+PRECISIONS = ("fp32", "TF32", "bf16")
 
 Run = Callable[[], Any]
 
@@ -96,22 +100,26 @@ def long_enough(case: Case, run_of: Callable[[Case], Run]) -> Case:
     return replace(case, epochs=ceil(SECONDS / seconds_of(run) * case.epochs))
 
 
-def measure(case: Case, machine: Machine, *, tf32: bool) -> dict[str, Any]:
-    """All results of one case."""
+def measure(case: Case, machine: Machine, precision: str) -> dict[str, Any]:
+    """All results of one case in one of `PRECISIONS`."""
     import torch
 
+    tf32, bf16 = precision == "TF32", precision == "bf16"
     torch.backends.cuda.matmul.allow_tf32 = tf32
-    kernels = NUMPY if machine.cupy is None else cupy_kernels(tf32=tf32)
+    kernels: Kernels = NUMPY if machine.cupy is None else cupy_kernels(tf32=tf32)
+    kernels = kernels.with_bfloat16_products() if bf16 else kernels
+    kernels.compile(np.dtype(np.float32))
 
     def ours(case: Case, *, graphs: bool) -> Run:
         options = DeviceOptions(machine.name, tf32=tf32, graphs=graphs)
-        return machine.waits(our_run(case, ProcessGrid(), device=options)[1])
+        dtype = "bfloat16" if bf16 else "float32"
+        return machine.waits(our_run(case, ProcessGrid(), as_rows=True, device=options, dtype=dtype)[1])
 
     def theirs(case: Case, *, compiled: bool) -> Run:
         model = torch_model(case).to(machine.torch_name)
         if compiled:
             model = torch.compile(model, mode="reduce-overhead")
-        return machine.waits(torch_run(case, model, device=machine.torch_name))
+        return machine.waits(torch_run(case, model, device=machine.torch_name, autocast=bf16))
 
     short = case
     bytes_ = machine.peaks(lambda: ours(short, graphs=False)(), lambda: theirs(short, compiled=False)())
@@ -123,10 +131,10 @@ def measure(case: Case, machine: Machine, *, tf32: bool) -> dict[str, Any]:
     return {
         "case": case.name,
         "batch_size": case.batch_size,
-        "precision": "TF32" if tf32 else "fp32",
+        "precision": precision,
         **beside_eager.summary(case.batch_size * case.steps),
         "ratio_plain": median(alternate(plain, eager, PAIRS).ratios),
-        "ratio_compiled": median(beside_compiled.ratios),
+        **{key.replace("ratio", "ratio_compiled"): value for key, value in beside_compiled.spread().items()},
         "products_share": median(products.ratios),
         "tflop_per_s": case.products_flops * case.steps / median(products.ours) / 1e12,
         **bytes_,
@@ -159,6 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--case", action="append", help="only networks with this in their name; may be repeated")
+    parser.add_argument("--precision", action="append", choices=PRECISIONS, help="may be repeated (default: all)")
     parser.add_argument("--json", type=Path, default=RESULTS / f"{date.today().isoformat()}-gpu-training.json")
     arguments = parser.parse_args()
     try:
@@ -169,10 +178,12 @@ def main() -> None:
     machine = Machine(arguments.device, "cpu" if cupy is None else "cuda", cupy)
     facts = {"device": "CPU"} if cupy is None else device_facts(cupy)
     cases = [case for case in GPU_CASES if not arguments.case or any(word in case.name for word in arguments.case)]
-    # Small networks are limited by launches in any precision.
-    rounded = [case for case in cases if max(case.sizes) >= LARGE and cupy is not None]
-    rows = [measure(case, machine, tf32=False) for case in cases]
-    rows += [measure(case, machine, tf32=True) for case in rounded]
+    rows = [
+        measure(case, machine, precision)
+        for precision in arguments.precision or PRECISIONS
+        for case in cases
+        if precision == PRECISIONS[0] or (max(case.sizes) >= LARGE and cupy is not None)
+    ]
     found = {"date": date.today().isoformat(), "torch": torch.__version__, **facts, "training": rows}
     show(found)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`make test-gpu` and `make bench-gpu` start where nothing of the package is installed."""
+"""`make test-gpu`, `make bench-gpu` and `make gpu-day` start where nothing of the package is installed."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def test_the_tests_are_collected(tmp_path: Path) -> None:
     assert "errors" not in done.stdout.splitlines()[-1]
 
 
-def test_the_benchmarks_start_and_say_that_there_is_no_gpu(tmp_path: Path) -> None:
-    done = make(tmp_path, "bench-gpu")
+@pytest.mark.parametrize("target", ["bench-gpu", "gpu-day"])
+def test_the_benchmarks_start_and_say_that_there_is_no_gpu(tmp_path: Path, target: str) -> None:
+    done = make(tmp_path, target)
     assert done.returncode != 0
     assert "a GPU was asked for" in done.stderr, done.stderr
     assert "No module named 'hybridnn" not in done.stderr
