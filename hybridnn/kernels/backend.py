@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Array = Any  # an array of the device
@@ -164,8 +165,29 @@ class Kernels(Protocol):
         On a GPU a label out of range makes the loss NaN.
         """
 
-    def squared_norm(self, flat: Array) -> float:
-        """Sum of squares; waits for the device."""
+    def count_correct(self, logits: Array, labels: Array, correct: Array) -> None:
+        """Count samples whose largest logit is that of the label; asynchronous on a device.
+
+        Parameters
+        ----------
+        logits : array, shape (classes, n)
+        labels : array of int64, shape (n,)
+        correct : array of float64, shape (1,)
+            Receives the number.
+        """
+
+    def squared_norms(self, flat: Array, ends: Sequence[int]) -> NDArray[np.float64]:
+        """Sums of squares of consecutive parts of `flat`, on the host; waits for the device.
+
+        Parameters
+        ----------
+        ends : sequence of int
+            Part i is ``flat[ends[i - 1]:ends[i]]``, with 0 as the first start.
+
+        Returns
+        -------
+        ndarray, shape (len(ends),)
+        """
 
     def squared_norm_into(self, flat: Array, norm: Array) -> None:
         """Sum of squares of `flat` into `norm`, an array of float64 and shape (1,), without waiting for the device."""

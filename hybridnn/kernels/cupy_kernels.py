@@ -23,6 +23,7 @@ from hybridnn.kernels.cupy_launch import (
     FLAT_BLOCK,
     FLOAT32,
     FLOAT64,
+    MOST_BLOCKS_ALONG_Y,
     MOST_PARTS,
     WARP,
     KernelLauncher,
@@ -71,7 +72,6 @@ class CupyKernels:
         self._rounded: list[list[Array]] = []  # memory of both factors in bfloat16; empty in full precision
         self._parts = cupy.empty((MOST_PARTS,), np.float64)
         self._arrived = cupy.zeros((1,), np.uint32)
-        self._norm = cupy.zeros((1,), np.float64)
         self._pinned = PinnedMemory(cupy, progress)
 
     def compile(self, dtype: DTypeLike) -> None:
@@ -275,10 +275,24 @@ class CupyKernels:
         arguments = (logits, labels, gradient, loss, classes, samples, float(scale))
         self._launch("cross_entropy", dtype, grid, block, *arguments, self._parts, self._arrived)
 
-    def squared_norm(self, flat: Array) -> float:
-        """Sum of squares, in float64; waits for the device."""
-        self.squared_norm_into(flat, self._norm)
-        return float(self.to_host(self._norm)[0])
+    def count_correct(self, logits: Array, labels: Array, correct: Array) -> None:
+        """Number of samples whose largest logit is that of the label, into `correct`, shape (1,)."""
+        dtype, (classes, samples) = same_dtype(logits), logits.shape
+        require(labels.shape == (samples,) and labels.dtype == np.int64, "an int64 label for every sample")
+        require(labels.flags.c_contiguous and correct.dtype == FLOAT64, "contiguous labels, and a count of float64")
+        grid = blocks_of_columns(samples, FLAT_BLOCK, MOST_PARTS)
+        arguments = (logits, labels, correct, classes, samples)
+        self._launch("count_correct", dtype, grid, FLAT_BLOCK, *arguments, self._parts, self._arrived)
+
+    def squared_norms(self, flat: Array, ends: Sequence[int]) -> NDArray[np.float64]:
+        """Sums of squares of consecutive parts, in float64; waits for the device."""
+        dtype, count = same_dtype(flat), len(ends)
+        require(0 < count <= MOST_BLOCKS_ALONG_Y and ends[-1] == flat.size, "parts of the whole array")
+        across = flat_grid(-(-flat.size // count), dtype.itemsize, max(MOST_PARTS // count, 1))
+        norms, parts = self.empty((count,), np.float64), self.empty((count * across[0],), np.float64)
+        arguments = (flat, self.to_device(np.array(ends, np.int64)), count, norms, parts, self._arrived)
+        self._launch("squared_norms", dtype, (*across, count), FLAT_BLOCK, *arguments)
+        return self.to_host(norms)
 
     def squared_norm_into(self, flat: Array, norm: Array) -> None:
         """Sum of squares, in float64, into `norm`, shape (1,)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from math import isfinite, sqrt
 
 import numpy as np
@@ -340,7 +341,6 @@ class NumpyKernels:
     row_sums = staticmethod(row_sums)
     mean_squared_error = staticmethod(mean_squared_error)
     cross_entropy = staticmethod(cross_entropy)
-    squared_norm = staticmethod(squared_norm)
     sgd_update = staticmethod(sgd_update)
     adam_update = staticmethod(adam_update)
     sgd_prediction = staticmethod(sgd_prediction)
@@ -407,6 +407,14 @@ class NumpyKernels:
         """Gradient of the activation into `out`, and its row sums into `sums`."""
         ACTIVATIONS[name].gradient(y, dy, out, scratch)
         np.dot(out, ones, out=sums)
+
+    def count_correct(self, logits: HostArray, labels: NDArray[np.int64], correct: NDArray[np.float64]) -> None:
+        """Number of samples whose largest logit is that of the label, into `correct`, shape (1,)."""
+        correct[0] = np.count_nonzero(logits.argmax(axis=0) == labels)
+
+    def squared_norms(self, flat: HostArray, ends: Sequence[int]) -> NDArray[np.float64]:
+        """Sums of squares of consecutive parts."""
+        return np.array([squared_norm(flat[start:stop]) for start, stop in pairwise((0, *ends))])
 
     def squared_norm_into(self, flat: HostArray, norm: NDArray[np.float64]) -> None:
         """Sum of squares of `flat` into `norm`, shape (1,)."""

@@ -246,9 +246,7 @@ class ModelChunk:
 
     def squared_norms(self, flat: NDArray[Any]) -> NDArray[np.float64]:
         """Squared norm of every layer of a flat buffer, shape (layers,), each parameter of the model counted once."""
-        bounds = map(self.layout.bounds, range(len(self.shards)))
-        squares = [self.kernels.squared_norm(flat[start:stop]) for start, stop in bounds]
-        return _summed(self._group, np.array(squares))
+        return _summed(self._group, self.kernels.squared_norms(flat, self.layout.ends))
 
     def squared_gradient_norm(self, norm: Array) -> None:
         """Squared norm of the last gradient, summed over the batch group, each parameter of the model counted once.

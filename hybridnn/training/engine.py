@@ -29,7 +29,14 @@ from hybridnn.training.data_split import DataSplit, Loader, minibatches
 from hybridnn.training.device import Capture
 from hybridnn.training.global_arrays import GlobalArrays
 from hybridnn.training.layout_choice import choose_sharing, uses_fused_update
-from hybridnn.training.metrics import Metrics, MetricSums, MinibatchLosses, broadcast_from_last_stage
+from hybridnn.training.metrics import (
+    ClassificationSums,
+    Metrics,
+    MetricSums,
+    MinibatchLosses,
+    RegressionSums,
+    broadcast_from_last_stage,
+)
 
 if TYPE_CHECKING:
     from hybridnn.parallel.replica_sharing import Sharing
@@ -293,15 +300,17 @@ class Engine:
 
     def evaluate(self, split: DataSplit) -> Metrics:
         """Loss and accuracy or R² on all samples of `split`; every sample counts once."""
-        grid, to_host, loss = self._grid, self._kernels.to_host, self._kernels.zeros((1,), self.dtype)
-        sums = MetricSums(self._config.model.sizes[-1], split.task == "classification")
+        grid, loss = self._grid, self._kernels.zeros((1,), self.dtype)
+        batches = list(minibatches(np.arange(split.samples), self._forward_size))
+        sums: MetricSums = RegressionSums(self._kernels, self._config.model.sizes[-1])
+        if split.task == "classification":
+            sums = ClassificationSums(self._kernels, len(batches))
         compute_loss = self._loss(split.task)
 
         def add(minibatch: Minibatch, arrays: StageArrays) -> None:
             compute_loss(arrays, minibatch.size, loss)
-            sums.add(to_host(arrays.outputs), to_host(arrays.targets), float(to_host(loss)[0]))
+            sums.add(arrays.outputs, arrays.targets, loss)
 
-        batches = list(minibatches(np.arange(split.samples), self._forward_size))
         loaded = self.loader.minibatches(split, batches, [0.0] * len(batches))
         self._executor(split.task, False, len(batches)).forward(loaded, add)
         if grid.pipeline == 1:

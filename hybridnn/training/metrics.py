@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,13 +131,67 @@ class Metrics:
         return cls(loss, None if np.isnan(accuracy) else accuracy, None if np.isnan(r2) else r2, int(samples))
 
 
-class MetricSums:
+class MetricSums(Protocol):
     """Sums over the samples of a rank, from which `total` computes the metrics."""
 
-    def __init__(self, outputs: int, classification: bool) -> None:
-        self._classification = classification
-        # samples, loss, correct
-        self._counts = np.zeros(3)
+    def add(self, outputs: Array, targets: Array, loss: Array) -> None:
+        """Add a block of samples.
+
+        Parameters
+        ----------
+        outputs : array, shape (outputs, n)
+        targets : array, shape (n, outputs), or labels, shape (n,)
+        loss : array, shape (1,)
+            Sum of their losses.
+        """
+
+    def total(self, group: Group) -> Metrics:
+        """Metrics over the samples of all ranks of `group`; collective over it."""
+
+
+class ClassificationSums:
+    """Sums of the losses and of the samples that are classified correctly; see `MetricSums`.
+
+    `add` is asynchronous on a device; `total` copies the sums of all blocks to the host at once.
+
+    Parameters
+    ----------
+    blocks : int
+        Number of calls of `add` at most.
+    """
+
+    def __init__(self, kernels: Kernels, blocks: int) -> None:
+        self._kernels, self._samples, self._blocks = kernels, 0, 0
+        self._sums = kernels.zeros((2, blocks), np.float64)
+
+    def add(self, outputs: Array, targets: Array, loss: Array) -> None:
+        """See `MetricSums.add`."""
+        if outputs.shape[1]:
+            block = slice(self._blocks, self._blocks + 1)
+            self._kernels.copy(loss, self._sums[0, block])
+            self._kernels.count_correct(outputs, targets, self._sums[1, block])
+            self._samples += outputs.shape[1]
+            self._blocks += 1
+
+    def total(self, group: Group) -> Metrics:
+        """See `MetricSums.total`."""
+        sums = self._kernels.to_host(self._sums)
+        counts = np.zeros(3)
+        counts[0] = self._samples
+        for block in sums.T:  # one after the other, so that the sum does not depend on how NumPy adds
+            counts[1:] += block
+        group.allreduce(counts)
+        samples, loss, correct = counts.tolist()
+        return Metrics(loss / max(samples, 1), correct / max(samples, 1), None, int(samples))
+
+
+class RegressionSums:
+    """Sums of the losses and of the squares in R²; see `MetricSums`."""
+
+    def __init__(self, kernels: Kernels, outputs: int) -> None:
+        self._to_host = kernels.to_host
+        # samples, loss
+        self._counts = np.zeros(2)
         # Per output: sum of squared residuals, mean of the targets, sum of squared deviations from that mean.
         self._residual = np.zeros(outputs)
         self._mean = np.zeros(outputs)
@@ -145,24 +199,15 @@ class MetricSums:
         # Maxima of the targets and of their negatives: the test for a constant output must not depend on rounding.
         self._extremes = np.full((2, outputs), -np.inf)
 
-    def add(self, outputs: NDArray[Any], targets: NDArray[Any], loss: float) -> None:
-        """Add a block of samples.
-
-        Parameters
-        ----------
-        outputs : ndarray, shape (outputs, n)
-        targets : ndarray, shape (n, outputs), or labels, shape (n,)
-        """
+    def add(self, outputs: Array, targets: Array, loss: Array) -> None:
+        """See `MetricSums.add`."""
         n = outputs.shape[1]
         if n == 0:
             return
         count = self._counts[0]
-        self._counts += (n, loss, 0)
-        if self._classification:
-            self._counts[2] += np.count_nonzero(outputs.argmax(axis=0) == targets)
-            return
-        exact = targets.astype(np.float64)
-        self._residual += np.square(exact - outputs.T).sum(axis=0)
+        self._counts += (n, float(self._to_host(loss)[0]))
+        exact = self._to_host(targets).astype(np.float64)
+        self._residual += np.square(exact - self._to_host(outputs).T).sum(axis=0)
         np.maximum(self._extremes, (exact.max(axis=0), -exact.min(axis=0)), out=self._extremes)
         mean = exact.mean(axis=0)
         shift = mean - self._mean
@@ -171,13 +216,11 @@ class MetricSums:
         self._mean += shift * (n / (count + n))
 
     def total(self, group: Group) -> Metrics:
-        """Metrics over the samples of all ranks of `group`; collective over it."""
+        """See `MetricSums.total`."""
         own_samples = self._counts[0]
         counts = self._counts.copy()
         group.allreduce(counts)
         samples, loss = int(counts[0]), counts[1] / max(counts[0], 1)
-        if self._classification:
-            return Metrics(float(loss), float(counts[2] / max(counts[0], 1)), None, samples)
         mean = self._mean * own_samples / max(samples, 1)
         group.allreduce(mean)
         sums = np.stack([self._residual, self._deviation + own_samples * (self._mean - mean) ** 2])

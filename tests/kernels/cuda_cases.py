@@ -137,10 +137,25 @@ def norm_and_clip(random: np.random.Generator, dtype: Any, n: int) -> tuple[Call
         k.clip_to_norm(flat, norm, 0.1)
         k.clip_to_norm(other, norm, 1e6)
         k.squared_norm_into(flat, same)
-        assert abs(k.squared_norm(flat) - min(0.01, float(k.to_host(norm)[0]))) <= 1e-7
 
     flat = normal(random, dtype, n)
     return call, {"flat": flat, "other": flat.copy(), "norm": np.ones(1), "same": np.ones(1)}
+
+
+def squared_norms(random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
+    def call(k: Kernels, flat: Any, norms: Any) -> None:
+        ends = (n // 3, n // 3, n // 3 + n // 7, n)  # parts of no element, and none of them aligned
+        norms[...] = k.to_device(k.squared_norms(flat, ends))
+
+    return call, {"flat": normal(random, dtype, n), "norms": np.zeros(4)}
+
+
+def count_correct(random: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> tuple[Call, Arrays]:
+    logits = random.integers(-2, 3, shape).astype(dtype)  # with ties
+    labels = logits.argmax(axis=0) if logits.size else np.zeros(shape[1], np.int64)
+    labels[::3] = random.integers(0, shape[0], len(labels[::3]))
+    call = lambda k, logits, labels, correct: k.count_correct(logits, labels, correct)  # noqa: E731
+    return call, {"logits": np.ascontiguousarray(logits), "labels": labels, "correct": np.ones(1)}
 
 
 def gather_rows(random: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> tuple[Call, Arrays]:
@@ -200,6 +215,7 @@ FLAT_CASES: dict[str, Case] = {
     **{f"adam {name}": partial(update, optimizer) for name, optimizer in ADAM_SETTINGS.items()},
     "add": add,
     "norm and clip": norm_and_clip,
+    "squared norms": squared_norms,
     "predictions": predictions,
 }
 MATRIX_CASES: dict[str, Case] = {
@@ -209,5 +225,6 @@ MATRIX_CASES: dict[str, Case] = {
     "row sums": row_sums,
     "mean squared error": mean_squared_error,
     "cross-entropy": cross_entropy,
+    "count correct": count_correct,
     "gather": gather_rows,
 }

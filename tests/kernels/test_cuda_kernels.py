@@ -80,7 +80,9 @@ def test_matrices(kernels: CupyKernels, name: str, dtype: str, offset: int) -> N
         uploads.check_guards()
 
 
-@pytest.mark.parametrize("name", ["cross-entropy", "mean squared error", "row sums", "gradient and sums selu"])
+@pytest.mark.parametrize(
+    "name", ["cross-entropy", "count correct", "mean squared error", "row sums", "gradient and sums selu"]
+)
 def test_the_order_of_blocks_and_threads_does_not_matter(
     kernels: CupyKernels, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -119,6 +121,8 @@ def test_more_rows_and_elements_than_threads_of_a_grid(kernels: CupyKernels, mon
 def test_reductions_with_few_blocks(kernels: CupyKernels, monkeypatch: Any) -> None:
     monkeypatch.setattr("hybridnn.kernels.cupy_kernels.MOST_PARTS", 3)
     compare(FLAT_CASES["norm and clip"], kernels, device_array, "float64", 5003)
+    compare(FLAT_CASES["squared norms"], kernels, device_array, "float64", 5003)
+    compare(MATRIX_CASES["count correct"], kernels, device_array, "float64", (3, 1500))
     compare(MATRIX_CASES["cross-entropy"], kernels, device_array, "float64", (7, 500))
     compare(MATRIX_CASES["mean squared error"], kernels, device_array, "float64", (3, 1500))
 
@@ -185,8 +189,19 @@ def test_indices_out_of_range_make_the_loss_nan(kernels: CupyKernels) -> None:
     assert np.isnan(loss[0])
 
 
+def test_nan_is_the_largest_logit_as_in_numpy(kernels: CupyKernels) -> None:
+    logits = np.array([[1, np.nan, 2, np.nan], [np.nan, 3, np.inf, np.nan], [9, 9, -np.inf, 0]], np.float32)
+    labels = np.array([1, 0, 1, 0])
+    assert labels.tolist() == logits.argmax(axis=0).tolist()
+    for wrong in range(4):
+        correct = kernels.zeros((1,), np.float64)
+        found = np.where(np.arange(4) < wrong, 2, labels)
+        kernels.count_correct(device_array(logits), device_array(found), correct)
+        assert correct.tolist() == [4 - wrong]
+
+
 def test_squares_that_overflow_float32(kernels: CupyKernels) -> None:
-    assert kernels.squared_norm(device_array(np.full(3, 1e30, np.float32))) == pytest.approx(3e60, rel=1e-6)
+    assert kernels.squared_norms(device_array(np.full(3, 1e30, np.float32)), (1, 3)) == pytest.approx([1e60, 2e60])
 
 
 @pytest.mark.parametrize(("squared", "expected"), [(np.nan, 2.0), (np.inf, 0.0), (16.0, 1.0), (4.0, 2.0)])

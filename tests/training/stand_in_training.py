@@ -6,7 +6,7 @@ NumPy array, or old values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -109,8 +109,10 @@ class StandInKernels:
         wait_for(self._cupy, record_event(self._cupy), self._progress)
         return self._cupy.numbers(array)
 
-    def squared_norm(self, flat: DeviceArray) -> float:
-        return NUMPY.squared_norm(self.to_host(flat))
+    def squared_norms(self, flat: DeviceArray, ends: Sequence[int]) -> NDArray[np.float64]:
+        norms = self.empty((len(ends),), np.float64)
+        self._cupy.current.enqueue(lambda: np.copyto(norms._memory, NUMPY.squared_norms(flat._memory, ends)))
+        return self.to_host(norms)
 
 
 def update_from_memory(name: str) -> Callable[..., None]:

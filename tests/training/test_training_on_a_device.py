@@ -93,12 +93,21 @@ def test_only_logged_steps_wait_for_the_device(case: Case) -> None:
     trainer.fit(*data(case), epochs=1)
     # Losses of steps 1 to 3, and of the fourth, which ends the epoch; then whether the weights are finite.
     assert fetched[start : start + 2] == [3, 1]
-    assert fetched[start + 2 :] == [stage.size for stage in layers_of(trainer)]
+    assert fetched[start + 2 :] == [len(trainer.model.layers)]
 
 
-def layers_of(trainer: Trainer) -> list[Any]:
-    chunk = trainer._engine.chunks[0]
-    return [chunk.weights[slice(*chunk.layout.bounds(place))] for place in range(len(chunk.shards))]
+def test_an_evaluation_waits_once_for_the_device() -> None:
+    grid = ProcessGrid()
+    device = stand_in(grid)
+    on_device, on_cpu = (make_trainer(Case(), grid, device=on) for on in (device, "cpu"))
+    fetched = kernels_of(device).fetched
+    x, y = data(Case())
+    fetched.clear()
+    found = on_device.evaluate(x, y)
+    blocks = -(-len(x) // Case().batch_size)
+    assert fetched == [2 * blocks]  # losses and numbers of correct samples
+    assert found == on_cpu.evaluate(x, y)
+    assert found.accuracy == np.mean(on_cpu.predict(x).argmax(axis=1) == y)
 
 
 @pytest.mark.mpi(ranks=[2])

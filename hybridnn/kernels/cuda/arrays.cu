@@ -27,6 +27,28 @@ KERNEL squared_norm(const REAL* flat, Index n, double* norm, double* parts, unsi
     if (sum_of_grid(sum, parts, arrived, &total)) *norm = total;
 }
 
+// The same for each of consecutive parts, of which part p ends before element ends[p]. The blocks along y are the parts;
+// `parts` has an element for each block.
+KERNEL squared_norms(
+    const REAL* flat, const Index* ends, Index count, double* norms, double* parts, unsigned* arrived) {
+    const Index first = blockIdx.y == 0 ? 0 : ends[blockIdx.y - 1];
+    const REAL* own = flat + first;
+    double sum = 0;
+    for_each(ends[blockIdx.y] - first, aligned(own), [&](auto chunk, Index i) {
+        chunk = load<decltype(chunk)>(own, i);
+        for (int k = 0; k < chunk.count; ++k) sum += static_cast<double>(chunk.at[k]) * chunk.at[k];
+    });
+    if (!is_last_block(sum, parts + blockIdx.y * gridDim.x + blockIdx.x, arrived)) return;
+    const volatile double* all_parts = parts;
+    const int lane = threadIdx.x % WARP;
+    for (Index p = threadIdx.x / WARP; p < count; p += blockDim.x / WARP) {
+        double norm = 0;
+        for (unsigned block = lane; block < gridDim.x; block += WARP) norm += all_parts[p * gridDim.x + block];
+        norm = sum_of_lanes(norm, WARP);
+        if (lane == 0) norms[p] = norm;
+    }
+}
+
 // Multiplies by limit / norm if the norm is above the limit; else writes nothing.
 KERNEL clip_to_norm(REAL* flat, Index n, const double* squared_norm, double limit) {
     const double norm = sqrt(*squared_norm);

@@ -103,27 +103,33 @@ __device__ inline double sum_of_block(double value) {
     return sum;
 }
 
+// Sum of the values of a block, which is written to `part`. Returns true in all threads of the last block of the grid to
+// finish, which may read the sums of all blocks. *arrived is 0 before; the last block resets it.
+__device__ inline bool is_last_block(double value, double* part, unsigned* arrived) {
+    __shared__ bool is_last;
+    const double sum = sum_of_block(value);
+    if (threadIdx.x == 0 && threadIdx.y == 0) {
+        *part = sum;
+        __threadfence();  // the partial sum is visible before its block counts as arrived
+        is_last = atomicAdd(arrived, 1u) == gridDim.x * gridDim.y - 1;
+        if (is_last) *arrived = 0;
+    }
+    __syncthreads();
+    if (is_last) __threadfence();
+    return is_last;
+}
+
 // Sum over all threads of a grid along x. Returns true in one thread only, which gets the sum in *total: every block
 // writes a partial sum to `parts`, and the last block to finish adds them. *arrived is 0 before and after.
 __device__ inline bool sum_of_grid(double value, double* parts, unsigned* arrived, double* total) {
-    __shared__ bool is_last;
+    if (!is_last_block(value, parts + blockIdx.x, arrived)) return false;
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
     const int threads = blockDim.x * blockDim.y;
-    const double part = sum_of_block(value);
-    if (thread == 0) {
-        parts[blockIdx.x] = part;
-        __threadfence();  // the partial sum is visible before its block counts as arrived
-        is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (!is_last) return false;
-    __threadfence();
     const volatile double* all_parts = parts;
     double sum = 0;
     for (unsigned block = thread; block < gridDim.x; block += threads) sum += all_parts[block];
     sum = sum_of_block(sum);
     if (thread != 0) return false;
-    *arrived = 0;
     *total = sum;
     return true;
 }

@@ -70,3 +70,25 @@ KERNEL cross_entropy(
     }
     if (sum_of_grid(sum_of_losses, parts, arrived, &total)) *loss = static_cast<REAL>(total);
 }
+
+// Number of samples whose largest logit, of shape (classes, samples), is that of the label. As in NumPy's argmax, the
+// first of equal logits counts as the largest, and NaN as larger than any number.
+KERNEL count_correct(
+    const REAL* logits, const Index* labels, double* correct, Index classes, Index samples, double* parts,
+    unsigned* arrived) {
+    const Index stride = static_cast<Index>(gridDim.x) * blockDim.x;
+    double own = 0, total;
+    for (Index sample = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x; sample < samples; sample += stride) {
+        REAL largest = logits[sample];
+        Index found = 0;
+        for (Index c = 1; c < classes; ++c) {
+            const REAL z = logits[c * samples + sample];
+            if (z > largest || (z != z && largest == largest)) {
+                largest = z;
+                found = c;
+            }
+        }
+        own += found == labels[sample] ? 1 : 0;
+    }
+    if (sum_of_grid(own, parts, arrived, &total)) *correct = total;
+}
