@@ -142,17 +142,19 @@ class CupyKernels:
             Enqueues the graph on the current stream, with the same arrays and arguments.
         """
         stream = self._cupy.cuda.Stream(non_blocking=True)
-        with stream:
-            stream.begin_capture()
-            try:
-                work()
-            except BaseException:
-                # Ends the capture of all streams of the graph, which can then be used again.
-                with suppress(self._cupy.cuda.runtime.CUDARuntimeError):
-                    stream.end_capture()
-                raise
-            graph = stream.end_capture()
-        self._products.forget_stream()
+        try:
+            with stream:
+                stream.begin_capture()
+                try:
+                    work()
+                except BaseException:
+                    # Ends the capture of all streams of the graph, which can then be used again.
+                    with suppress(self._cupy.cuda.runtime.CUDARuntimeError):
+                        stream.end_capture()
+                    raise
+                graph = stream.end_capture()
+        finally:
+            self._products.forget_stream()
         return lambda: graph.launch(self._cupy.cuda.get_current_stream())
 
     def copy(self, source: Array, out: Array) -> None:

@@ -55,15 +55,17 @@ class DeviceOptions:
         ``"auto"``: NCCL if every rank has its own GPU, else staging. Ignored on the CPU.
     tf32 : bool
         Round the factors of float32 matrix products to TF32 on a GPU, which is faster and less precise.
-    graphs : bool
+    graphs : {"auto"} or bool
         Replay steps as CUDA graphs. Requires samples in GPU memory, and either a single rank or batch ranks that are
-        connected by NCCL; otherwise the kernels of a step are launched one by one.
+        connected by NCCL; otherwise the kernels of a step are launched one by one. With ``"auto"`` that is also done
+        if gradients are rounded between nodes, or if CUDA refuses the graph of a single rank, which are errors with
+        true.
     """
 
     name: Annotated[str, OneOf(DEVICES)] = "auto"
     transport: Annotated[str, OneOf(TRANSPORTS)] = "auto"
     tf32: bool = False
-    graphs: bool = False
+    graphs: AutoOrBool = "auto"
 
     def __post_init__(self) -> None:
         require_fields("device", self)

@@ -10,6 +10,7 @@ collective; all ranks capture the same steps because the decision depends only o
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.data_split import DataSplit, DeviceSamples
-from hybridnn.training.device import Capture, Replay
+from hybridnn.training.device import Replay, StepCapture
 from hybridnn.training.rank_comparison import digest_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class CudaGraphSteps:
 
     def __init__(
         self,
-        record: Capture,
+        capture: StepCapture,
         chunk: ModelChunk,
         optimizer: Optimizer,
         state: OptimizerState,
@@ -53,11 +54,14 @@ class CudaGraphSteps:
         group: Group,
     ) -> None:
         self._samples: ref[DeviceSamples] | None = None  # weak: their memory is freed before they are replaced
-        self._record, self._chunk, self._kernels = record, chunk, chunk.kernels
+        self._chunk, self._kernels = chunk, chunk.kernels
+        self._record = capture.record
+        self._may_fail = not capture.required and group.size == 1  # one of several ranks cannot leave the others
         self._optimizer, self._state, self._group = optimizer, state, group
         self._indices = self._kernels.empty((batch_size,), np.int64)
         self._scalars = self._kernels.zeros((3,), np.float64)
         self._tried: set[int] = set()
+        self._failed = False
         self._replays: dict[int, Callable[[object], None]] = {}
         # The transport keeps a reference to this mapping: it must free the graphs before it disconnects the ranks.
         finalize(self, self._replays.clear)
@@ -100,25 +104,38 @@ class CudaGraphSteps:
     def _replay(self, size: int, run: Callable[[], None], about: object) -> None:
         """Run the first step of a size, which allocates and compiles; capture the second; replay later ones.
 
-        Steps are run without capture if the ranks are no longer connected. `about` is the purpose of replayed calls.
+        Steps are run without capture if the ranks are no longer connected, and after a capture that failed and may
+        fail. `about` is the purpose of replayed calls.
         """
-        if size not in self._tried or not self._group.transport.register_graphs(self._replays):
+        is_first = size not in self._tried
+        if is_first or self._failed or not self._group.transport.register_graphs(self._replays):
             self._tried.add(size)
             run()
             return
         updates = self._state.updates
         if size in self._replays:
             self._replays[size](about)
-        else:
-            self._replays[size] = self._capture(run)
+        elif not self._capture(size, run):
+            self._state.updates = updates
+            run()
+            return
         self._state.updates = updates + 1
 
-    def _capture(self, run: Callable[[], None]) -> Callable[[object], None]:
-        """Capture a step, run it once, and return a function that replays it and takes the purpose of its calls."""
+    def _capture(self, size: int, run: Callable[[], None]) -> bool:
+        """Capture a step and run it once; False if CUDA refuses it, which then has computed nothing."""
         replays: list[Replay] = []
-        calls = capture_calls(self._group.recorder, lambda: replays.append(self._record(run)))
+        try:
+            calls = capture_calls(self._group.recorder, lambda: replays.append(self._record(run)))
+        except Exception as error:  # CuPy raises different exceptions
+            if not self._may_fail:
+                raise
+            self._failed = True
+            what = f"CUDA cannot capture a step ({error}): kernels are launched one by one"
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
+            return False
         replays[0]()  # the capture computed nothing, but its calls are already in the recorder
-        return partial(replay_calls, self._group.recorder, calls, replays[0])
+        self._replays[size] = partial(replay_calls, self._group.recorder, calls, replays[0])
+        return True
 
 
 # -- samples in device memory ------------------------------------------------------------------------------------------

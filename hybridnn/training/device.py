@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hybridnn.comm.agreement import agree, broadcast_text, lowest_rank
 from hybridnn.comm.group import Group
@@ -21,6 +21,20 @@ GRAPHS_WHY = ", steps replayed as CUDA graphs if samples are in GPU memory"
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
 """Captures the device work that a function enqueues; returns a function that enqueues it again."""
+
+
+class StepCapture(NamedTuple):
+    """Capture of steps as CUDA graphs.
+
+    Attributes
+    ----------
+    record : callable
+    required : bool
+        Whether it is an error if steps cannot be captured; otherwise their kernels are launched one by one.
+    """
+
+    record: Capture
+    required: bool = True
 
 
 @dataclass(frozen=True)
@@ -103,8 +117,7 @@ class TrainingDevice:
     why: str = field(repr=False)  # name of the device, or the reason for its choice
     transport: str | None = None  # transport of its arrays; None on the CPU, where MPI reads and writes them in place
     transport_why: str = field(default="", repr=False)
-    # captures steps as CUDA graphs; None if kernels are launched one by one
-    record: Capture | None = field(default=None, repr=False)
+    capture: StepCapture | None = field(default=None, repr=False)  # None if kernels are launched one by one
 
 
 def resolve_device(
@@ -154,6 +167,6 @@ def resolve_device(
     why, capture = choice.why, None
     if options.graphs:
         problem = graphs_problem(grid, transport.name)
-        capture = None if problem else kernels.record
+        capture = None if problem else StepCapture(kernels.record, required=options.graphs is True)
         why += f", kernels launched one by one: {problem}" if problem else GRAPHS_WHY
     return TrainingDevice(kernels, "gpu", why, transport.name, transport.why, capture)

@@ -26,7 +26,7 @@ from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import TrainConfig, array_dtype
 from hybridnn.training.data_split import DataSplit, Loader, minibatches
-from hybridnn.training.device import Capture
+from hybridnn.training.device import StepCapture
 from hybridnn.training.global_arrays import GlobalArrays
 from hybridnn.training.layout_choice import choose_sharing, uses_fused_update
 from hybridnn.training.metrics import (
@@ -58,7 +58,7 @@ class Engine:
     ----------
     config : TrainConfig
         Validated by `TrainConfig.checked`.
-    record : callable, optional
+    capture : StepCapture, optional
         Captures steps as CUDA graphs; only on grids of batch ranks.
     fused_update : bool
         Fuse weight-gradient products with the update if `uses_fused_update` allows it.
@@ -76,7 +76,7 @@ class Engine:
         layout: Layout,
         sharing: Sharing | None,
         kernels: Kernels = NUMPY,
-        record: Capture | None = None,
+        capture: StepCapture | None = None,
         *,
         fused_update: bool = True,
     ) -> None:
@@ -113,11 +113,11 @@ class Engine:
             from hybridnn.training.cuda_graphs import DeviceSampleCache  # not needed on the CPU
 
             self.samples = DeviceSampleCache(kernels, grid, self.dtype)
-        if record is not None:
+        if capture is not None:
             from hybridnn.training.cuda_graphs import CudaGraphSteps
 
             self._graphs = CudaGraphSteps(
-                record, self.chunks[0], config.optimizer, self.states[0], config.batch_size, grid.batch_group
+                capture, self.chunks[0], config.optimizer, self.states[0], config.batch_size, grid.batch_group
             )
         self.loader = Loader(make_distributor(grid, config.distribution), kernels, grid)
         self._runtimes: list[ChunkRuntime] = []
@@ -463,7 +463,7 @@ def make_engine(
     grid: ProcessGrid,
     layout: Layout,
     kernels: Kernels = NUMPY,
-    record: Capture | None = None,
+    capture: StepCapture | None = None,
     *,
     fused_update: bool = True,
 ) -> Engine:
@@ -475,18 +475,22 @@ def make_engine(
     ------
     SettingError
         On every rank: the arrays do not fit the memory, ``shared_replicas`` is true and impossible, or a compressed
-        all-reduce is combined with CUDA graphs.
+        all-reduce is combined with required CUDA graphs.
     GridError
         As for `choose_sharing`.
     """
-    if config.wire_dtype != "same" and record is not None and grid.spans_nodes:
-        allowed = "the host rounds gradients, which a GPU's replayed steps leave out: 'same', or device.graphs = false"
-        raise SettingError("parallel.wire_dtype", config.wire_dtype, allowed)
+    if config.wire_dtype != "same" and capture is not None and grid.spans_nodes:
+        if capture.required:
+            allowed = (
+                "the host rounds gradients, which a GPU's replayed steps leave out: 'same', or device.graphs = 'auto'"
+            )
+            raise SettingError("parallel.wire_dtype", config.wire_dtype, allowed)
+        capture = None
     layout, sharing = choose_sharing(config, grid, layout, on_host=kernels.on_host)
 
     def make() -> Engine:
         try:
-            return Engine(config, grid, layout, sharing, kernels, record, fused_update=fused_update)
+            return Engine(config, grid, layout, sharing, kernels, capture, fused_update=fused_update)
         except MemoryError as error:
             arrays = f"{config.model.parameters:,} parameters, their gradients and the optimizer's state"
             raise SettingError("model.sizes", config.model.sizes, f"{arrays} do not fit this rank's memory") from error

@@ -206,7 +206,7 @@ class Trainer(TrainedNetwork):
         self.device = resolve_device(device, grid)
         self._owns_device = self.device is not device
         layout = choose_layout(config, grid, on_host=self.device.kernels.on_host)
-        engine = make_engine(config, grid, layout, self.device.kernels, self.device.record)
+        engine = make_engine(config, grid, layout, self.device.kernels, self.device.capture)
         self.layout = engine.layout
         super().__init__(config, grid, engine)
         if initial_weights is None:

@@ -110,7 +110,7 @@ def test_one_rank(name: str, dtype: str) -> None:
 def test_replayed_steps(name: str, dtype: str) -> None:
     grid = ProcessGrid()
     device = resolve_device(DeviceOptions("gpu", graphs=True), grid)
-    assert device.record is not None
+    assert device.capture is not None
     check((CASES | ADAPTIVE)[name], grid, device, dtype)
 
 
@@ -194,7 +194,7 @@ def test_batch_ranks_replay_steps(comm: MPI.Intracomm, bucket_bytes: int, monkey
         for case in (WIDE, CASES["clipped"], CASES["residual"], replace(WIDE, samples=257), ADAPTIVE["adamw"]):
             grid = ProcessGrid(comm, batch=comm.size)
             device = on_gpu(grid, "nccl", graphs=True)
-            assert device.record is not None
+            assert device.capture is not None
             check(case, grid, device, dtype)
             grid.disconnect()
 

@@ -20,7 +20,7 @@ from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.kernels.cupy_kernels import CupyKernels
 from hybridnn.kernels.device_events import PinnedMemory, Progress, record_event, wait_for
 from hybridnn.kernels.numpy_kernels import NUMPY
-from hybridnn.training.device import TrainingDevice
+from hybridnn.training.device import StepCapture, TrainingDevice
 from reference.stand_in_device import STALE, DeviceArray, StandInCupy
 
 if TYPE_CHECKING:
@@ -137,15 +137,15 @@ def stand_in(
     comm: MPI.Intracomm | None = None,
     free: int = 1 << 40,
     *,
-    graphs: bool = False,
+    graphs: bool | str = False,
 ) -> TrainingDevice:
     """A device for the ranks of a grid. NCCL can connect the ranks of `comm` if the grid has one axis."""
     cupy = StandInCupy(comm)
     device = Device(cupy, CHUNK_BYTES)
     grid.attach_device(TransportFactory(transport, device))
     kernels = StandInKernels(cupy, free, device.progress if grid.size > 1 else None)
-    record = kernels.record if graphs else None
-    return TrainingDevice(kernels, "gpu", "a stand-in", transport, "requested", record)
+    capture = StepCapture(kernels.record, required=graphs is True) if graphs else None
+    return TrainingDevice(kernels, "gpu", "a stand-in", transport, "requested", capture)
 
 
 def kernels_of(device: TrainingDevice) -> StandInKernels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.config import DeviceOptions
-from hybridnn.training.device import resolve_device
+from hybridnn.training.device import StepCapture, resolve_device
 from hybridnn.training.records import StepRecord
 from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
 from reference.stand_in_device import StandInCupy
@@ -60,6 +61,24 @@ def test_graphs_are_kept_for_later_fits_with_samples_in_the_same_memory() -> Non
     assert_arrays_close(found.weights(), expected.weights(), "fewer samples", EXACTLY)
     assert kernels_of(device).replays[:2] == [14, 4]
     assert sum(kernels_of(device).replays[2:]) > 0
+
+
+def test_a_step_that_cuda_cannot_capture_is_launched_kernel_by_kernel_unless_graphs_are_required() -> None:
+    def refused(work: Callable[[], None]) -> Callable[[], None]:
+        """What a failed capture leaves behind: calls were made, but nothing is computed."""
+        kernels.record(work)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    case, grid = GRAPHS["adamw"], ProcessGrid()
+    device = stand_in(grid, graphs="auto")
+    kernels = kernels_of(device)
+    with pytest.warns(RuntimeWarning, match="CUDA cannot capture a step .*not permitted") as warned:
+        check_against_reference(case, grid, device=replace(device, capture=StepCapture(refused, required=False)))
+    assert len(warned) == 1
+    assert sum(kernels.replays) == 0
+    trainer = make_trainer(case, grid, device=replace(device, capture=StepCapture(refused)))
+    with pytest.raises(RuntimeError, match="not permitted"):
+        trainer.fit(*data(case), epochs=1)
 
 
 def test_no_graphs_where_the_samples_do_not_fit_the_device() -> None:
@@ -197,4 +216,4 @@ def test_batch_ranks_capture_graphs_with_nccl(comm: MPI.Intracomm) -> None:
         grid, cupy = ProcessGrid(comm, **how), cupy_with_a_gpu(comm, gpu_of(comm.rank))
         device = resolve_device(DeviceOptions("gpu", transport, graphs=True), grid, lambda cupy=cupy: cupy, make)
         assert device.why == why
-        assert (device.record is None) == ("one by one" in why)
+        assert (device.capture is None) == ("one by one" in why)

@@ -39,13 +39,15 @@ def test_a_gpu_is_taken_with_the_requested_precision(name: str) -> None:
         precisions.append(tf32)
         return kernels_of(stand_in(grid))
 
-    device = resolve_device(DeviceOptions(name, tf32=True), grid, cupy_with_a_gpu, make)
+    device = resolve_device(DeviceOptions(name, tf32=True, graphs=False), grid, cupy_with_a_gpu, make)
     assert (device.kind, device.why, device.transport) == ("gpu", "Imaginary, GPU 0 of 1", "staging")
     assert precisions == [True]
-    assert device.record is None
-    replayed = resolve_device(DeviceOptions(name, graphs=True), grid, cupy_with_a_gpu, make)
-    assert replayed.why.endswith("steps replayed as CUDA graphs if samples are in GPU memory")
-    assert replayed.record is not None
+    assert device.capture is None
+    for options in (DeviceOptions(name), DeviceOptions(name, graphs=True)):
+        replayed = resolve_device(options, grid, cupy_with_a_gpu, make)
+        assert replayed.why.endswith("steps replayed as CUDA graphs if samples are in GPU memory")
+        assert replayed.capture is not None
+        assert replayed.capture.required == (options.graphs is True)
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -65,7 +67,7 @@ def test_where_nccl_does_not_start_on_a_rank_arrays_are_staged_and_the_header_sa
             continue
         device = resolve_device(options, grid, lambda cupy=cupy: cupy, make)
         assert (device.transport, device.transport_why) == ("staging", problem)
-        assert device.record is None
+        assert device.capture is None
         assert device.why.endswith("kernels launched one by one: graphs of several ranks need NCCL")
 
 

@@ -251,7 +251,9 @@ def test_shared_replicas_and_compressed_all_reduce_need_the_cpu(monkeypatch: pyt
         Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), shared_replicas=True)
     with pytest.raises(SettingError, match=r"^parallel.wire_dtype = 'float16': the host rounds gradients, .*graphs"):
         Trainer(MLP([3, 2]), grid=grid, device=recording, wire_dtype="float16")
-    Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), wire_dtype="float16")
+    for graphs in (False, "auto"):
+        trainer = Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid, graphs=graphs), wire_dtype="float16")
+        assert trainer._engine._graphs is None
 
 
 def test_records_of_a_run_name_its_device(
