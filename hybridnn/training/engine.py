@@ -46,6 +46,12 @@ if TYPE_CHECKING:
     from hybridnn.training.weight_errors import WeightErrors
 
 
+EVALUATED_SAMPLES, EVALUATION_BYTES = 1 << 12, 1 << 28
+"""Most samples of a forward pass on a GPU, over all ranks, and most bytes of its workspaces.
+
+The launches of a small minibatch take longer than its computation.
+"""
+
 KEPT_EXECUTORS = 4  # executors in the cache: for training, for evaluation, and for shorter last epochs of both
 
 
@@ -93,10 +99,11 @@ class Engine:
             for schedule in schedules:
                 lint(schedule)
         self._chunk_plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(layout.chunks)]
-        # A pipeline that is full between epochs is evaluated in memory of its own.
+        # A pipeline that is full between epochs is evaluated in memory of its own, and a GPU in larger blocks.
+        self._evaluates_apart = layout.drains_at_end or self._evaluates_large_blocks
         self._evaluation_plans = [
             plan_chunk((schedules[1], schedules[1]), grid.pipeline_rank, index, tag=2 * layout.chunks)
-            for index in range(layout.chunks * layout.drains_at_end)
+            for index in range(layout.chunks * self._evaluates_apart)
         ]
         arrays = self._chunk_plans[0].weight_versions + len(config.optimizer.slot_names)
         replica = ReplicaConfig(sharing, arrays, layout.wire_dtype, fused)
@@ -347,8 +354,17 @@ class Engine:
 
     @property
     def _forward_size(self) -> int:
-        """Samples of a forward pass: a microbatch, the capacity of the workspaces."""
-        return ceil(self._config.batch_size / self.layout.microbatches)
+        """Samples of a forward pass, the capacity of its workspaces: a microbatch, or more on a GPU."""
+        microbatch = ceil(self._config.batch_size / self.layout.microbatches)
+        if not self._evaluates_large_blocks:
+            return microbatch
+        sizes = self._config.model.sizes
+        bytes_per_sample = (sum(sizes) + 2 * max(sizes)) * self.dtype.itemsize
+        return max(microbatch, min(EVALUATED_SAMPLES, EVALUATION_BYTES // bytes_per_sample))
+
+    @property
+    def _evaluates_large_blocks(self) -> bool:
+        return not self._kernels.on_host and self._grid.pipeline == 1
 
     # -- executors and their memory ----------------------------------------------------------------------------------
 
@@ -384,7 +400,7 @@ class Engine:
 
     def _runtimes_for(self, task: str | None, *, trains: bool) -> list[ChunkRuntime]:
         """The runtimes of this rank's chunks, with workspace for the targets of a task."""
-        own = self.layout.drains_at_end and not trains
+        own = self._evaluates_apart and not trains
         runtimes, plans = self._runtimes, self._chunk_plans
         if own:
             runtimes, plans = self._evaluation_runtimes, self._evaluation_plans
@@ -428,7 +444,7 @@ class Engine:
             self._sharing.memory.free()
 
     def memory(self, task: str) -> MemoryBreakdown:
-        """Bytes on this rank, including all buffers for training on data of `task`."""
+        """Bytes on this rank, including all buffers for training on data of `task`; on a GPU without evaluations."""
         from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 
         runtimes = self._runtimes_for(task, trains=True)

@@ -96,7 +96,7 @@ def test_only_logged_steps_wait_for_the_device(case: Case) -> None:
     assert fetched[start + 2 :] == [len(trainer.model.layers)]
 
 
-def test_an_evaluation_waits_once_for_the_device() -> None:
+def test_an_evaluation_waits_once_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = ProcessGrid()
     device = stand_in(grid)
     on_device, on_cpu = (make_trainer(Case(), grid, device=on) for on in (device, "cpu"))
@@ -104,9 +104,18 @@ def test_an_evaluation_waits_once_for_the_device() -> None:
     x, y = data(Case())
     fetched.clear()
     found = on_device.evaluate(x, y)
-    blocks = -(-len(x) // Case().batch_size)
-    assert fetched == [2 * blocks]  # losses and numbers of correct samples
-    assert found == on_cpu.evaluate(x, y)
+    assert fetched == [2]  # loss and number of correct samples of one large block
+    expected = on_cpu.evaluate(x, y)
+    assert (found.accuracy, found.samples) == (expected.accuracy, expected.samples)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-12)
+    monkeypatch.setattr("hybridnn.training.engine.EVALUATED_SAMPLES", 15)  # more than a minibatch of 10
+    device = stand_in(grid)
+    in_blocks = make_trainer(Case(), grid, device=device)
+    fetched = kernels_of(device).fetched
+    fetched.clear()
+    assert in_blocks.evaluate(x, y).loss == pytest.approx(expected.loss, rel=1e-12)
+    assert fetched == [2 * 3]
+    assert_arrays_close({"y": in_blocks.predict(x)}, {"y": on_cpu.predict(x)}, "predictions", EXACTLY)
     assert found.accuracy == np.mean(on_cpu.predict(x).argmax(axis=1) == y)
 
 
