@@ -104,6 +104,20 @@ def test_tests_are_counted(tmp_path: Path) -> None:
     assert failed.endswith("test_some::test_b")
 
 
+def test_the_program_prints_its_report_and_begins_anew_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_day, "load_cupy", lambda: None)
+    (tmp_path / "gpu-day.json").write_text("{")
+    for code, words, outcome in ((0, ["--fresh"], "done"), (3, [], "done"), (3, ["--fresh"], "failed")):
+        monkeypatch.setattr(gpu_day, "pieces_of_the_day", lambda code=code: [written("one", {}, code)])
+        monkeypatch.setattr("sys.argv", ["gpu_day", "--results", str(tmp_path), *words])
+        with pytest.raises(SystemExit) as ended:
+            gpu_day.main()
+        assert ended.value.code == (outcome != "done")
+        assert f"| one | {outcome} |" in capsys.readouterr().out
+
+
 def test_a_damaged_file_of_results_is_named(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"pieces": 3}'):
         (tmp_path / "gpu-day.json").write_text(text)
