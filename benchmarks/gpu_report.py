@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,16 @@ from typing import Any
 from benchmarks.cases import GPU_CASES
 from benchmarks.chart import draw_chart
 
-__all__ = ["MEANT_FOR", "NOT_MEASURED", "TARGETS", "Target", "Verdict", "verdicts_of", "write_report"]
+__all__ = [
+    "MEANT_FOR",
+    "NOT_MEASURED",
+    "TARGETS",
+    "Target",
+    "Verdict",
+    "draw_if_possible",
+    "verdicts_of",
+    "write_report",
+]
 
 Row = Mapping[str, Any]
 State = Mapping[str, Any]
@@ -138,17 +148,28 @@ def write_report(state: State, names: Sequence[str], folder: Path) -> None:
     lines += ["## Pieces", "", *_table(("piece", "outcome", "seconds", "date"), _cells_of_pieces(state, names)), ""]
     lines += [line for name in names for line in _output(name, state["pieces"].get(name, {}))]
     (folder / "gpu-day.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    if training:
+        _draw(training, device, max(piece["date"] for piece in state["pieces"].values()), folder / "gpu-day.png")
+
+
+def _draw(training: Sequence[Row], device: str, date: str, path: Path) -> None:
     eager = [{**row, "way": row["precision"]} for row in training]
     compiled = [
         {"case": row["case"], "batch_size": row["batch_size"], "way": row["way"]}
         | {key: row[key.replace("ratio", "ratio_compiled")] for key in ("ratio", "ratio_min", "ratio_max")}
         for row in eager
     ]
-    if training:
-        date = max(piece["date"] for piece in state["pieces"].values())
-        titles = {"eager": "over PyTorch eager", "compiled": "over torch.compile with CUDA graphs"}
-        figures = {"machine": device or "a GPU", "date": date, "eager": eager, "compiled": compiled}
-        draw_chart(figures, titles, folder / "gpu-day.png")
+    titles = {"eager": "over PyTorch eager", "compiled": "over torch.compile with CUDA graphs"}
+    figures = {"machine": device or "a GPU", "date": date, "eager": eager, "compiled": compiled}
+    draw_if_possible(figures, titles, path)
+
+
+def draw_if_possible(figures: Mapping[str, Any], titles: Mapping[str, str], path: Path) -> None:
+    """`draw_chart`, or a line on standard error without Matplotlib, which a machine with a GPU need not have."""
+    try:
+        draw_chart(figures, titles, path)
+    except ModuleNotFoundError as error:
+        print(f"{path.name} is not drawn: {error}", file=sys.stderr)
 
 
 def _about(device: str) -> str:

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cases import GPU_CASES, Case, our_run, torch_model, torch_run
-from benchmarks.chart import draw_chart
 from benchmarks.gpu_kernels import RESULTS, device_facts
+from benchmarks.gpu_report import draw_if_possible
 from benchmarks.limits import products_of
 from benchmarks.timing import alternate, seconds_of
 from hybridnn import DeviceOptions, ProcessGrid
@@ -189,7 +189,7 @@ def main() -> None:
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     figures = {"gpu": rows, "machine": found["device"], "date": found["date"]}
-    draw_chart(figures, {"gpu": "one GPU, over PyTorch eager"}, arguments.json.with_suffix(".png"))
+    draw_if_possible(figures, {"gpu": "one GPU, over PyTorch eager"}, arguments.json.with_suffix(".png"))
 
 
 if __name__ == "__main__":
