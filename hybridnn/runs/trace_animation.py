@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.drawing.animation import Animation, Progress, Span, Stage, animate
+from hybridnn.pipeline.drawing.animation import Animation, ScheduleProgress, Span, Stage, animate
 from hybridnn.pipeline.drawing.drawing import Drawing, Numbering
 from hybridnn.pipeline.layout import DRAINED_AT_END
 from hybridnn.pipeline.schedules.instructions import (
@@ -77,7 +77,7 @@ def _planned(epoch: Epoch) -> Iterator[tuple[Schedule, int]]:
             yield schedule, first
 
 
-def _progress(epoch: Epoch, schedule: Schedule, first: int, rows: Sequence[int], start: float) -> Progress:
+def _progress(epoch: Epoch, schedule: Schedule, first: int, rows: Sequence[int], start: float) -> ScheduleProgress:
     stays_full = DRAINED_AT_END in epoch.method
     computed = []
     for stage, rank in enumerate(rows):
@@ -85,8 +85,8 @@ def _progress(epoch: Epoch, schedule: Schedule, first: int, rows: Sequence[int],
         computed.append(times if stays_full or len(times) == len(_traced(schedule.orders[stage])) else {})
     sent = _sent(epoch, schedule, rows, first, start)
     if stays_full:
-        return Progress(computed, sent, (), first, first, " of the training")
-    return Progress(computed, sent, (), first, since=" of the epoch")
+        return ScheduleProgress(computed, sent, (), first, first, " of the training")
+    return ScheduleProgress(computed, sent, (), first, since=" of the epoch")
 
 
 def _traced(order: Sequence[Instruction]) -> list[tuple[int, Instruction]]:

@@ -31,7 +31,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Progress:
+class ScheduleProgress:
     """When a schedule's computations and messages took place, in the unit of its drawing."""
 
     # Per stage, from the position of a computation in its list; of all, or of those that were recorded, in a row.
@@ -117,12 +117,12 @@ def animate_timeline(timeline: Timeline) -> Animation:
         tuple((item.start, item.end) for item in items if isinstance(item.instruction, Barrier))
         for items in timeline.stages
     ]
-    progress = Progress(computed, sent, barriers)
+    progress = ScheduleProgress(computed, sent, barriers)
     return animate(draw_timeline(timeline), schedule, numbering_of(schedule), range(schedule.stages), progress)
 
 
 def animate(
-    drawing: Drawing, schedule: Schedule, numbering: Numbering, rows: Sequence[int], progress: Progress
+    drawing: Drawing, schedule: Schedule, numbering: Numbering, rows: Sequence[int], progress: ScheduleProgress
 ) -> Animation:
     """Animate a drawing of a schedule.
 
@@ -135,7 +135,7 @@ def animate(
         Numbers on the boxes.
     rows : sequence of int
         The row of the drawing for every stage.
-    progress : Progress
+    progress : ScheduleProgress
         Where a stage's computations have no times, the page shows neither its weights nor its activations.
     """
     story = _Story(drawing, schedule, numbering, progress)
@@ -159,7 +159,7 @@ class _Story:
     drawing: Drawing
     schedule: Schedule
     numbering: Numbering
-    progress: Progress
+    progress: ScheduleProgress
 
     def boxes(self, stage: int, boxes: tuple[Box, ...]) -> tuple[Box, ...]:
         """The boxes of a stage, with the weights that they read."""
