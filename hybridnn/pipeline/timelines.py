@@ -13,7 +13,6 @@ from hybridnn.pipeline.drawing.drawing import Arrow, Drawing, draw_timeline
 from hybridnn.pipeline.drawing.html import write_html
 from hybridnn.pipeline.drawing.svg import SvgPicture
 from hybridnn.pipeline.schedules.methods import find_method, make_schedule
-from hybridnn.pipeline.schedules.schedule_file import read_schedule
 from hybridnn.utils.text import counted
 
 
@@ -130,6 +129,8 @@ def schedule(
         for name, value in given.items():
             if value is not None:
                 raise SettingError(name, value, f"{method} has the instructions of every stage")
+        from hybridnn.pipeline.schedules.schedule_file import read_schedule  # not needed for named methods; loads NumPy
+
         made = read_schedule(method)
     else:
         info = find_method(method)
