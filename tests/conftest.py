@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ pytest_plugins = ["mpi_runner.plugin"]
 # Without bytecode, each of the hundreds of processes of the tests would compile the whole package.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell starts commands in the background with SIGINT ignored, and their processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OFFICIAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

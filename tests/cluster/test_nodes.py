@@ -155,7 +155,7 @@ with Nodes(2, cores=float(sys.argv[2]) if sys.argv[2:] else None) as nodes:
 @pytest.mark.alone
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_remains_of_them(end: signal.Signals, four_nodes: Nodes) -> None:
-    before, groups, mark = _traces(), _groups(), f"HYBRIDNN_REMAINS={end.name}"
+    before, groups, mark = _traces(), _groups(), f"HYBRIDNN_REMAINS={end.name}-{os.getpid()}"
     name, _, value = mark.partition("=")
     tests = str(Path(__file__).parents[1])
     holder = subprocess.Popen(
@@ -167,7 +167,10 @@ def test_nothing_remains_of_them(end: signal.Signals, four_nodes: Nodes) -> None
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"ready\n"
     holder.send_signal(end)
-    holder.wait(deadline(10))
+    try:
+        holder.wait(deadline(10))
+    finally:
+        holder.kill()
     limit = time.monotonic() + deadline(10)
     while not _ended(four_nodes, mark):
         assert time.monotonic() < limit, "processes of the nodes live on"
