@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import date
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 from unittest.mock import patch
 
@@ -34,7 +34,7 @@ from hybridnn.training.config import Pipelining
 NETWORKS = (((256, 512, 512, 512, 512, 10), 64), ((128, *[256] * 7, 10), 128), ((64, *[128] * 7, 10), 512))
 """Sizes of the layers, and samples of a minibatch: most bytes in weights, in both, and in activations."""
 
-ROUNDS = 3
+ROUNDS = 7
 LEAST_STEPS = 3
 DRAWN = 14  # layouts of each network
 BUCKETS = (1 << 17, 1 << 21)  # bytes, besides the default of 2^19
@@ -55,7 +55,6 @@ def named_cases(ranks: int, nodes: int) -> Iterator[Case]:
     yield from _pipelines("pipeline", {"pipeline": ranks, "batch": 1})
     if per_node > 1:
         yield from _with_overlap("grid, model in nodes", {"batch": nodes, "model": per_node}, {})
-        yield from _with_overlap("grid, model over nodes", {"batch": per_node, "model": nodes}, {})
         yield from _pipelines(f"pipeline of {nodes} x batch", {"pipeline": nodes, "batch": per_node})
     elif ranks > 2:
         yield from _with_overlap("grid", {"batch": ranks // 2, "model": 2}, {})
@@ -81,45 +80,71 @@ def case_of(layout: Layout, name: str) -> Case:
     return Case(name, axes, settings | ({"pipelining": Pipelining(**keys)} if keys else {}))
 
 
-def drawn_cases(workload: Workload, machine: Machine, ranks: int, generator: np.random.Generator) -> list[Case]:
-    """Layouts drawn from all feasible ones, evenly over the process grids."""
+def drawn_layouts(
+    workload: Workload, machine: Machine, ranks: int, generator: np.random.Generator, known: Collection[Layout]
+) -> list[Layout]:
+    """Layouts drawn from all feasible ones that are not known, evenly over the process grids."""
     by_grid: dict[Any, list[Layout]] = {}
     for layout in feasible_layouts(workload, machine, ranks):
-        by_grid.setdefault(layout.stages, []).append(layout)
+        if layout not in known:
+            by_grid.setdefault(layout.stages, []).append(layout)
     drawn = []
     for index in range(DRAWN):
         layouts = list(by_grid.values())[index % len(by_grid)]
         drawn.append(layouts.pop(generator.integers(len(layouts))))
         by_grid = {grid: left for grid, left in by_grid.items() if left}
-    return [case_of(layout, layout.describe()) for layout in drawn]
+    return drawn
 
 
-def prepare_all(machine: Machine, grid: ProcessGrid, seed: int) -> dict[str, list[Run]]:
-    """All layouts of all networks, by kind: named, other sizes of buckets, drawn, and the first choice of the plan."""
-    found: dict[str, list[Run]] = {"named": [], "buckets": [], "drawn": [], "planned": []}
-    for sizes, batch_size in NETWORKS:
-        model = MLP(list(sizes), "relu")
-        workload = Workload(model, batch_size, batch_size, classification=False)
-        generator = np.random.default_rng([seed, sum(sizes)])  # the same on every rank
-        planned = best_exact(workload, machine, grid.size).layout
-        cases = {
-            "named": [case for case in named_cases(grid.size, grid.nodes) if _fits(case, model)],
-            "drawn": drawn_cases(workload, machine, grid.size, generator),
-            "planned": [case_of(planned, planned.describe())],
+@dataclass(frozen=True)
+class Runs:
+    """Runs of one network: by layout, none of them twice; with other sizes of buckets; the first choice of the plan."""
+
+    named: Mapping[Layout, Run]
+    drawn: Mapping[Layout, Run]
+    buckets: Sequence[Run]
+    planned: Layout
+
+    @property
+    def predicted(self) -> dict[Layout, Run]:
+        """All runs that have a prediction."""
+        return {**self.named, **self.drawn}
+
+    @property
+    def all(self) -> list[Run]:
+        """All runs."""
+        return [*self.predicted.values(), *self.buckets]
+
+
+def prepare_all(machine: Machine, grid: ProcessGrid, seed: int) -> list[Runs]:
+    """All layouts of all networks."""
+    return [_prepare(machine, grid, seed, MLP(list(sizes), "relu"), batch_size) for sizes, batch_size in NETWORKS]
+
+
+def _prepare(machine: Machine, grid: ProcessGrid, seed: int, model: MLP, batch_size: int) -> Runs:
+    workload = Workload(model, batch_size, batch_size, classification=False)
+    generator = np.random.default_rng([seed, sum(model.sizes)])  # the same on every rank
+    named: dict[Layout, Run] = {}
+    for case in named_cases(grid.size, grid.nodes):
+        if case.axes.get("pipeline", 1) <= len(model.layers):
+            run = prepare(machine, model, batch_size, case, LEAST_STEPS)
+            named.setdefault(run.trainer.layout, run)
+    planned = best_exact(workload, machine, grid.size).layout
+    drawn = {
+        layout: prepare(machine, model, batch_size, case_of(layout, layout.describe()), LEAST_STEPS)
+        for layout in {
+            **dict.fromkeys(drawn_layouts(workload, machine, grid.size, generator, named)),
+            **({} if planned in named else {planned: None}),
         }
-        for kind, of_kind in cases.items():
-            found[kind] += [prepare(machine, model, batch_size, case, LEAST_STEPS) for case in of_kind]
-        for nbytes in BUCKETS:
-            buckets = replace(HOST_BUCKETS, bucket_bytes=nbytes, piece_bytes=nbytes)
-            with patch("hybridnn.parallel.gradient_reduction.HOST_BUCKETS", buckets):
-                settings = {"overlap": True, "shared_replicas": False}
-                case = Case(f"batch, overlap, buckets of {nbytes >> 10} KiB", {"batch": grid.size}, settings)
-                found["buckets"].append(prepare(machine, model, batch_size, case, LEAST_STEPS))
-    return found
-
-
-def _fits(case: Case, model: MLP) -> bool:
-    return case.axes.get("pipeline", 1) <= len(model.layers)
+    }
+    buckets = []
+    for nbytes in BUCKETS:
+        sizes = replace(HOST_BUCKETS, bucket_bytes=nbytes, piece_bytes=nbytes)
+        with patch("hybridnn.parallel.gradient_reduction.HOST_BUCKETS", sizes):
+            settings = {"overlap": True, "shared_replicas": False}
+            case = Case(f"batch, overlap, buckets of {nbytes >> 10} KiB", {"batch": grid.size}, settings)
+            buckets.append(prepare(machine, model, batch_size, case, LEAST_STEPS))
+    return Runs(named, drawn, buckets, planned)
 
 
 def print_table(named: Sequence[Result], buckets: Sequence[Result]) -> None:
@@ -144,26 +169,28 @@ def _cell(result: Result, fastest: float, *, predicted: bool) -> str:
     return f"{1e3 * result.predicted_seconds_per_step:.1f} / {measured}" if predicted else measured
 
 
-def summary_of(results: dict[str, list[Result]]) -> dict[str, Any]:
-    """Errors, order of pairs, and what the first choice of the plan loses to the best layout that it allows."""
-    predicted = list(
-        {(it.network, it.layout): it for kind in ("named", "drawn", "planned") for it in results[kind]}.values()
-    )
+def summary_of(networks: Sequence[Runs]) -> dict[str, Any]:
+    """Errors, order of pairs, spread of the rounds, and what the plan loses to the best layout that it may choose."""
+    runs = [run for network in networks for run in network.predicted.values()]
+    predicted = [result_of(run) for run in runs]
     apart, right = order_rate(predicted)
     pairs, in_order = order_rate(predicted, apart_by=1.0)
     losses = {}
-    for choice in results["planned"]:
-        allowed = [it for it in predicted if it.network == choice.network and _may_be_planned(it.layout)]
-        best = min(allowed, key=lambda result: result.measured_seconds_per_step)
-        losses[choice.network] = {
-            "choice": choice.layout,
-            "best": best.layout,
-            "loss": choice.measured_seconds_per_step / best.measured_seconds_per_step - 1,
+    for network in networks:
+        choice = network.predicted[network.planned]
+        # Users alone choose stale weights and rounding.
+        allowed = [run for layout, run in network.predicted.items() if layout.exact and layout.rounding(0) is None]
+        best = min(allowed, key=lambda run: median(run.measured))
+        losses["-".join(map(str, choice.network))] = {
+            "choice": choice.name,
+            "best": best.name,
+            "loss": median(choice.measured) / median(best.measured) - 1,
         }
     return {
         "layouts": len(predicted),
         "mean_error": mean(abs(result.error) for result in predicted),
-        "mean_error_of_drawn": mean(abs(result.error) for result in results["drawn"]),
+        "mean_signed_error": mean(result.error for result in predicted),
+        "spread": mean(spread_of(run.measured) for run in runs),
         "pairs": pairs,
         "pairs_in_order": in_order,
         "pairs_apart": apart,
@@ -172,16 +199,19 @@ def summary_of(results: dict[str, list[Result]]) -> dict[str, Any]:
     }
 
 
-def _may_be_planned(name: str) -> bool:
-    """Whether training is that of one process: without stale weights and rounding, which only users choose."""
-    return not any(word in name for word in ("pipedream", "ddg", "fr", "spectrain", "vanilla", "bfloat16"))
+def spread_of(measured: Sequence[float]) -> float:
+    """Difference between the quartiles of the rounds, relative to their median."""
+    low, middle, high = np.quantile(measured, (0.25, 0.5, 0.75)).tolist()
+    return float((high - low) / middle)
 
 
 def print_summary(summary: dict[str, Any]) -> None:
     """Print the figures of `summary_of`."""
     pairs = f"{summary['pairs_in_order']} of {summary['pairs']} pairs of a network in the right order"
     apart = f"{summary['pairs_apart_in_order']} of the {summary['pairs_apart']} that differ by more than 15 %"
-    console().print(f"\nmean error {summary['mean_error']:.1%} over {summary['layouts']} layouts; {pairs}, {apart}")
+    errors = f"mean error {summary['mean_error']:.1%}, with sign {summary['mean_signed_error']:+.1%}"
+    console().print(f"\n{errors}, over {summary['layouts']} layouts; {pairs}, {apart}")
+    console().print(f"the rounds of a layout differ by {summary['spread']:.1%} between their quartiles, on average")
     for network, plan in summary["plan"].items():
         console().print(f"plan for {network}: {plan['choice']}, {plan['loss']:.1%} slower than {plan['best']}")
 
@@ -197,16 +227,22 @@ def main() -> None:
     limit_blas_threads(grid.node_group)
     # The file counts the cores of a node, not the ranks that this job has there.
     machine = read_machine(arguments.machine).model_copy(update={"ranks_per_node": grid.size // grid.nodes})
-    runs = prepare_all(machine, grid, arguments.seed)
-    measure_in_turn([run for of_kind in runs.values() for run in of_kind], ROUNDS)
-    results = {kind: [result_of(run) for run in of_kind] for kind, of_kind in runs.items()}
+    networks = prepare_all(machine, grid, arguments.seed)
+    measure_in_turn([run for network in networks for run in network.all], ROUNDS)
     if grid.rank == 0:
-        print_table(results["named"], results["buckets"])
-        summary = summary_of(results)
+        of_kind = {
+            "named": [result_of(run) for network in networks for run in network.named.values()],
+            "buckets": [result_of(run) for network in networks for run in network.buckets],
+            "drawn": [result_of(run) for network in networks for run in network.drawn.values()],
+        }
+        print_table(of_kind["named"], of_kind["buckets"])
+        summary = summary_of(networks)
         print_summary(summary)
-        layouts = {kind: [{**asdict(it), "error": it.error} for it in of_kind] for kind, of_kind in results.items()}
+        if machine.quality is not None:
+            console().print(f"calibration: {machine.quality.summary}")
+        layouts = {kind: [{**asdict(it), "error": it.error} for it in found] for kind, found in of_kind.items()}
         out = RESULTS / f"{date.today()}-between-nodes-{arguments.rate}.json"
-        figures = {"machine": machine.about, "summary": summary, **layouts}
+        figures = {"summary": summary, **layouts, "machine": machine.model_dump(mode="json")}
         out.write_text(json.dumps(figures, indent=1) + "\n")
 
 

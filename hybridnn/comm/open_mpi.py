@@ -10,13 +10,20 @@ import ctypes
 import os
 from collections.abc import MutableMapping
 
+EAGER_BYTES = (1 << 20) + 1024  # with the header of a message
+"""Messages over TCP that leave at once, without an answer of the receiver."""
+
 COMMUNICATION = {
     "OMPI_MCA_btl": "^ofi",  # its probe of the network sleeps for a second
     "OMPI_MCA_osc": "^ucx",  # prints an error about its own priority for every window
     "OMPI_MCA_btl_tcp_flags": "send",  # with puts, its default, a rank hardly sends and receives at the same time
+    # A larger message waits for its receiver, and then for the next MPI call of its sender, which computes meanwhile:
+    # the default, 64 KiB, is less than most activations. Fragments must not be smaller.
+    "OMPI_MCA_btl_tcp_eager_limit": str(EAGER_BYTES),
+    "OMPI_MCA_btl_tcp_max_send_size": str(EAGER_BYTES),
     "OMPI_MCA_coll_libnbc_iallreduce_algorithm": "3",  # Rabenseifner's; a sum in place is a binomial tree by default
 }
-"""Both of the latter are measured by ``benchmarks/open_mpi_settings.py``."""
+"""Those of TCP and of sums are measured by ``benchmarks/open_mpi_settings.py``."""
 
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 """Waiting ranks yield their core. ``mpirun`` sets it only if it counts more ranks than slots itself."""

@@ -426,7 +426,11 @@ class Machine(Section):
         if not spans_nodes:
             return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte
         seconds = segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte * flows
-        return max(seconds, nbytes * link.segments[-1].beta_seconds_per_byte * flows)
+        return max(seconds, self.link_seconds(nbytes, flows))
+
+    def link_seconds(self, nbytes: float, flows: float) -> float:
+        """Seconds in which `flows` messages of a node occupy its link: their bytes at the speed of large messages."""
+        return nbytes * self.link(spans_nodes=True).segments[-1].beta_seconds_per_byte * flows
 
     def collective_seconds(
         self, operation: str, nbytes: int, ranks: int, *, crossings: Crossings | None = None

@@ -130,7 +130,8 @@ class DisturbedCosts:
 
     def __init__(self, costs: StageCosts, lanes: Lanes, disturbance: Disturbance) -> None:
         self._costs, self._lanes, self._disturbance = costs, lanes, disturbance
-        self.hidden, self.message, self.barrier_seconds = costs.hidden, costs.message, costs.barrier_seconds
+        self.hidden, self.barrier_seconds = costs.hidden, costs.barrier_seconds
+        self.message, self.link = costs.message, costs.link
         self._first_ranks = tuple(accumulate(map(prod, costs.layout.stages), initial=0))
         self._factors_of: dict[tuple[int, type[Instruction], int], NDArray[np.float64]] = {}
 

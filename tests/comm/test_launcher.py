@@ -20,6 +20,8 @@ COMMUNICATION = {
     "OMPI_MCA_btl": "^ofi",
     "OMPI_MCA_osc": "^ucx",
     "OMPI_MCA_btl_tcp_flags": "send",
+    "OMPI_MCA_btl_tcp_eager_limit": "1049600",
+    "OMPI_MCA_btl_tcp_max_send_size": "1049600",
     "OMPI_MCA_coll_libnbc_iallreduce_algorithm": "3",
 }
 NAMES = set(COMMUNICATION)

@@ -113,6 +113,10 @@ class Groups:
         """Seconds of a message if `flows` messages leave a node at the same time; 0 flows is inside a node."""
         return self._machine.message_seconds(nbytes, spans_nodes=flows > 0, flows=flows)
 
+    def link_seconds(self, nbytes: float, sender: int, receiver: int) -> float:
+        """Seconds in which a message between two stages occupies the link between their nodes; 0 inside a node."""
+        return self._machine.link_seconds(nbytes, self.flows(sender, receiver))
+
     def flows(self, sender: int, receiver: int) -> float:
         """Messages between two stages that leave or enter a node at the same time, on the node with most."""
         if self._one_node:

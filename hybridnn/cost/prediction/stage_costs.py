@@ -80,6 +80,11 @@ class StageCosts:
             self._messages[key] = self.groups.message(nbytes, channel.sender, channel.receiver)
         return self._messages[key]
 
+    def link(self, message: Message) -> float:
+        """Seconds in which a message occupies the link between the nodes of two stages."""
+        channel = message[0]
+        return self.groups.link_seconds(self.message_bytes(message), channel.sender, channel.receiver)
+
     def barrier_seconds(self) -> float:
         """Seconds of a barrier of all ranks."""
         return self.groups.world("barrier", 0).seconds

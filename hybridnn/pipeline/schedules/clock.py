@@ -5,6 +5,7 @@ Times are numbers, or arrays with one element per replica of the pipeline or per
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,7 +34,10 @@ class InstructionCosts(Protocol):
         """Time of a computation."""
 
     def message(self, message: Message) -> Seconds:
-        """Time from the end of the computation that produces a message to its arrival."""
+        """Time from the moment at which a message is sent to its arrival."""
+
+    def link(self, message: Message) -> float:
+        """Time in which a message occupies the link from its sender to its receiver: the next one waits for it."""
 
     def barrier_seconds(self) -> Seconds:
         """Time of a barrier, after its last stage has arrived."""
@@ -111,16 +115,18 @@ def run(program: CompiledSchedule, costs: InstructionCosts, meet: Meet | None = 
         costs.duration(stage, item) for stage, item in zip(program.stages, program.computations, strict=True)
     ]
     transfers: list[Any] = [0.0 if message is None else costs.message(message) for message in program.messages]
+    links = [0.0 if message is None else costs.link(message) for message in program.messages]
     barrier: Any = costs.barrier_seconds() if BARRIER in program.order else 0.0
     exposed = 1.0 - costs.hidden
     shape = np.broadcast_shapes(*{getattr(seconds, "shape", ()) for seconds in (*durations, *transfers, barrier)})
     if not shape:
-        times = program.times(durations, transfers, barrier, exposed)
+        times = program.times(durations, transfers, barrier, exposed, links if any(links) else None)
         return ScheduleTimes(program, np.array(times.starts), np.array(times.ends), exposed * np.array(transfers))
     rows = np.array([np.broadcast_to(transfer, shape) for transfer in transfers])
     starts = np.zeros((len(durations), *shape))
     ends = np.zeros((len(durations), *shape))
     clocks = np.zeros((program.schedule.stages, *shape))
+    free: defaultdict[tuple[int, int], Any] = defaultdict(float)
     # As `CompiledSchedule.times`, with arrays in place of numbers.
     for index in program.order:
         if index == BARRIER:
@@ -130,7 +136,10 @@ def run(program: CompiledSchedule, costs: InstructionCosts, meet: Meet | None = 
         start[...] = clocks[stage]
         if need >= 0:
             start += exposed * transfers[index]
-            np.maximum(start, ends[need] + transfers[index], out=start)
+            link = program.stages[need], stage
+            sent = np.maximum(ends[need], free[link])
+            free[link] = sent + links[index]
+            np.maximum(start, sent + transfers[index], out=start)
         if meet is not None:
             start[...] = meet(stage, program.computations[index], start)
         clocks[stage] = ends[index] = start + durations[index]

@@ -96,12 +96,18 @@ class CompiledSchedule:
         return slice(self.offsets[stage], self.offsets[stage + 1])
 
     def times(
-        self, durations: Sequence[float], transfers: Sequence[float], barrier: float = 0.0, exposed: float = 0.0
+        self,
+        durations: Sequence[float],
+        transfers: Sequence[float],
+        barrier: float = 0.0,
+        exposed: float = 0.0,
+        occupied: Sequence[float] | None = None,
     ) -> Times:
         """Time the computations.
 
-        A computation that needs a message produced at time m, with transfer time t, starts at ``max(free + exposed t, m
-        + t)``, where ``free`` is the end of the previous computation of its stage.
+        A computation that needs a message sent at time m, with transfer time t, starts at ``max(free + exposed t, m +
+        t)``, where ``free`` is the end of the previous computation of its stage. A message is sent when its content is
+        computed, and when the one before it has left the link.
 
         Parameters
         ----------
@@ -111,10 +117,14 @@ class CompiledSchedule:
             Time of a barrier after its last stage has arrived.
         exposed : float
             Fraction of a message's time that occupies its receiver.
+        occupied : sequence of float, optional
+            Time in which the message of each computation occupies the link from its sender to its receiver, which
+            carries messages in the order in which they are needed; by default none.
         """
         stages, needs = self.stages, self.needs
         clocks = [0.0] * self.schedule.stages
         starts, ends, barriers = [0.0] * len(durations), [0.0] * len(durations), []
+        links: dict[tuple[int, int], float] = {}
         for index in self.order:
             if index == BARRIER:
                 barriers.append(max(clocks) + barrier)
@@ -123,8 +133,12 @@ class CompiledSchedule:
             stage, need = stages[index], needs[index]
             start = clocks[stage]
             if need >= 0:
-                transfer = transfers[index]
-                start, arrival = start + exposed * transfer, ends[need] + transfer
+                transfer, sent = transfers[index], ends[need]
+                if occupied is not None:
+                    link = stages[need], stage
+                    sent = max(sent, links.get(link, 0.0))
+                    links[link] = sent + occupied[index]
+                start, arrival = start + exposed * transfer, sent + transfer
                 if arrival > start:
                     start = arrival
             starts[index] = start

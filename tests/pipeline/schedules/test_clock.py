@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +38,7 @@ class Constant:
     transfer: Seconds = 0.0
     hidden: float = 1.0
     barrier: float = 0.0
+    occupied: float = 0.0
     messages: list[Message] = field(default_factory=list)
 
     def duration(self, stage: int, instruction: Instruction) -> Seconds:
@@ -45,6 +47,9 @@ class Constant:
     def message(self, message: Message) -> Seconds:
         self.messages.append(message)
         return self.transfer
+
+    def link(self, message: Message) -> float:
+        return self.occupied
 
     def barrier_seconds(self) -> Seconds:
         return self.barrier
@@ -122,6 +127,30 @@ def test_messages_by_hand(hidden: float) -> None:
     assert done.communication.tolist() == [2 * taken, 2 * taken]
     assert done.busy.tolist() == [6, 6]
     assert done.bubble.tolist() == pytest.approx([done.makespan - 6 - 2 * taken] * 2)
+
+
+@given(st.integers(1, 9), st.floats(0.1, 3), st.floats(0, 3), st.floats(0, 5))
+def test_messages_of_one_direction_share_their_link(count: int, forward: float, alpha: float, occupied: float) -> None:
+    """Two stages: a producer, a link and a consumer are three machines in a row; alpha delays every message alike."""
+    program = compile_schedule(forward_only(2, count))
+    costs = passes(forward, 0.0, transfer=alpha + occupied, occupied=occupied)
+    expected = 2 * forward + alpha + occupied + (count - 1) * max(forward, occupied)
+    assert run(program, costs).makespan == pytest.approx(expected)
+    replicas = Constant({Forward: np.full(2, forward)}, alpha + occupied, occupied=occupied)
+    assert run(program, replicas).makespan.tolist() == pytest.approx([expected] * 2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_links_of_both_directions_are_independent(method: str) -> None:
+    """With links that are never busy twice, occupying them changes nothing; with busy ones, nothing is faster."""
+    program = compile_schedule(small(method, 3))
+    free, slow = (run(program, passes(1.0, 2.0, transfer=0.5, occupied=occupied)) for occupied in (0.0, 4.0))
+    brief = run(program, passes(1.0, 2.0, transfer=0.5, occupied=1e-9))
+    assert brief.makespan == pytest.approx(free.makespan)
+    assert (slow.starts >= free.starts - 1e-12).all()
+    # A stage receives `count` messages from each neighbour, one after another.
+    most = max(Counter((m[0].sender, m[0].receiver) for m in program.messages if m is not None).values())
+    assert slow.makespan >= 4.0 * (most - 1)
 
 
 def test_waits_receiving_and_computing_fill_the_time() -> None:
@@ -215,6 +244,9 @@ class Uneven:
             return self.of_stages[stage]
         number = COMPUTATIONS.index(type(instruction))
         return 1.1 + 0.1 * stage + 0.7 * number + 0.01 * instruction.microbatch + 0.3 * instruction.chunk
+
+    def link(self, message: Message) -> float:
+        return 0.0
 
     def message(self, message: Message) -> float:
         return self.transfer
