@@ -32,6 +32,9 @@ from hybridnn.pipeline.schedules.schedule import Channel, Message
 
 LOSS_BYTES = 8  # the loss, which the last stage of an exact pipeline broadcasts
 
+COMPRESSED_ALLREDUCE = ("alltoall", "allgather")
+"""Collectives of `hybridnn.parallel.compressed_allreduce`."""
+
 ROUNDING_COPIES = {"bfloat16": 12, "float16": 65}
 """Cost of rounding an element, adding, rounding again and reading it, as a number of copies in the cache; measured."""
 
@@ -147,14 +150,15 @@ class StageCosts:
             return [self.groups.batch("allreduce", (costs.parameters + 1) * costs.itemsize, stage)]
         sizes = compressed_piece_sizes(costs.parameter_layout.ends, costs.itemsize, self.layout.overlap)
         nbytes = compressed_bytes(sizes, self.layout.stages[stage][0], words)
-        return [self.groups.batch("allreduce", nbytes, stage), loss]
+        return [*(self.groups.batch(operation, nbytes, stage) for operation in COMPRESSED_ALLREDUCE), loss]
 
-    def slice_reduction(self, stage: int, elements: int, placement: Placement) -> Collective:
+    def slice_reductions(self, stage: int, elements: int, placement: Placement) -> list[Collective]:
         """Sum of a slice of shared gradients over its owners, one on each of several nodes."""
-        words, nbytes = self.layout.rounding(stage), elements * self.workload.itemsize
-        if words is not None:
-            nbytes = compressed_bytes(piece_sizes(elements), len(placement), words)
-        return self.groups.owners("allreduce", nbytes, stage, placement)
+        words = self.layout.rounding(stage)
+        if words is None:
+            return [self.groups.owners("allreduce", elements * self.workload.itemsize, stage, placement)]
+        nbytes = compressed_bytes(piece_sizes(elements), len(placement), words)
+        return [self.groups.owners(operation, nbytes, stage, placement) for operation in COMPRESSED_ALLREDUCE]
 
     def update_barrier(self, stage: int) -> Collective:
         """The barrier after the update of a shared replica."""
@@ -332,7 +336,8 @@ class StageCosts:
         seconds += self._update_seconds(updated, arrays)
         communication = self.update_barrier(stage).seconds
         if len(placement) > 1:
-            communication += self.slice_reduction(stage, largest, placement).seconds * (updated // largest)
+            sums = self.slice_reductions(stage, largest, placement)
+            communication += _seconds(sums) * (updated // largest)
             seconds += self._rounding_seconds(stage, updated)
         return TimeBreakdown(seconds, communication)
 
@@ -444,8 +449,10 @@ def _batch_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic
         if max(placement) > 1 and len(placement) > 1:
             slices, elements = max(placement), costs.chunks[stage][chunk].parameters
             bounds = [slice_bounds(elements, slices, number) for number in range(slices)]
-            sums = [costs.slice_reduction(stage, stop - start, placement) for start, stop in bounds]
-            yield _traffic(sums[0], -(-slices // min(placement)), sum(item.bytes_sent for item in sums) * groups)
+            sums = [costs.slice_reductions(stage, stop - start, placement) for start, stop in bounds]
+            for first, *others in zip(*sums, strict=True):
+                sent = sum(item.bytes_sent for item in (first, *others))
+                yield _traffic(first, -(-slices // min(placement)), sent * groups)
 
 
 def _model_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:

@@ -146,6 +146,21 @@ def test_concurrent_messages_of_a_node_are_counted_round_by_round(ranks: int) ->
             assert found == _crossings_one_by_one(way, nodes.tolist(), nbytes), (operation, name)
 
 
+@pytest.mark.parametrize("ranks", range(2, 10))
+def test_messages_of_an_all_to_all_leave_a_node_in_the_mean_over_its_rounds(ranks: int) -> None:
+    generator = np.random.default_rng(ranks)
+    nodes, numbers = generator.integers(0, 4, (3, ranks)), generator.integers(1, 4, 3)
+    (rounds,) = rounds_of("alltoall", "linear", 5 * ranks + 3, ranks)
+    messages = [
+        (int(group[sender]), int(group[receiver]), float(number))
+        for group, number in zip(nodes, numbers, strict=True)
+        for sender in range(ranks)
+        for receiver in range(ranks)
+    ]
+    flows = crossings_of(nodes, numbers).flows(rounds.pattern, rounds.distance)
+    assert flows == pytest.approx(busiest(messages) / (ranks - 1))
+
+
 def _crossings_one_by_one(way: Algorithm, nodes: list[list[int]], nbytes: int) -> Counter[tuple[float, float]]:
     carried = 0 if way.operation == "barrier" else nbytes
     sizes = [len(range(block, carried, way.blocks)) for block in range(way.blocks)]
