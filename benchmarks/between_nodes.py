@@ -13,14 +13,16 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import partial
 from statistics import mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.cost_check import RESULTS, Case, Result, Run, console, measure_in_turn, order_rate, prepare, result_of
 from hybridnn import MLP, ProcessGrid
+from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
@@ -30,6 +32,9 @@ from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import Pipelining
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 NETWORKS = (((256, 512, 512, 512, 512, 10), 64), ((128, *[256] * 7, 10), 128), ((64, *[128] * 7, 10), 512))
 """Sizes of the layers, and samples of a minibatch: most bytes in weights, in both, and in activations."""
@@ -116,22 +121,23 @@ class Runs:
         return [*self.predicted.values(), *self.buckets]
 
 
-def prepare_all(machine: Machine, grid: ProcessGrid, seed: int) -> list[Runs]:
+def prepare_all(machine: Machine, comm: MPI.Intracomm, seed: int) -> list[Runs]:
     """All layouts of all networks."""
-    return [_prepare(machine, grid, seed, MLP(list(sizes), "relu"), batch_size) for sizes, batch_size in NETWORKS]
+    return [_prepare(machine, comm, seed, MLP(list(sizes), "relu"), batch_size) for sizes, batch_size in NETWORKS]
 
 
-def _prepare(machine: Machine, grid: ProcessGrid, seed: int, model: MLP, batch_size: int) -> Runs:
-    workload = Workload(model, batch_size, batch_size, classification=False)
+def _prepare(machine: Machine, comm: MPI.Intracomm, seed: int, model: MLP, batch_size: int) -> Runs:
+    workload, grid = Workload(model, batch_size, batch_size, classification=False), ProcessGrid(comm)
+    make = partial(prepare, machine, model, batch_size, least_steps=LEAST_STEPS, comm=comm)
     generator = np.random.default_rng([seed, sum(model.sizes)])  # the same on every rank
     named: dict[Layout, Run] = {}
     for case in named_cases(grid.size, grid.nodes):
         if case.axes.get("pipeline", 1) <= len(model.layers):
-            run = prepare(machine, model, batch_size, case, LEAST_STEPS)
+            run = make(case)
             named.setdefault(run.trainer.layout, run)
     planned = best_exact(workload, machine, grid.size).layout
     drawn = {
-        layout: prepare(machine, model, batch_size, case_of(layout, layout.describe()), LEAST_STEPS)
+        layout: make(case_of(layout, layout.describe()))
         for layout in {
             **dict.fromkeys(drawn_layouts(workload, machine, grid.size, generator, named)),
             **({} if planned in named else {planned: None}),
@@ -143,7 +149,7 @@ def _prepare(machine: Machine, grid: ProcessGrid, seed: int, model: MLP, batch_s
         with patch("hybridnn.parallel.gradient_reduction.HOST_BUCKETS", sizes):
             settings = {"overlap": True, "shared_replicas": False}
             case = Case(f"batch, overlap, buckets of {nbytes >> 10} KiB", {"batch": grid.size}, settings)
-            buckets.append(prepare(machine, model, batch_size, case, LEAST_STEPS))
+            buckets.append(make(case))
     return Runs(named, drawn, buckets, planned)
 
 
@@ -227,7 +233,7 @@ def main() -> None:
     limit_blas_threads(grid.node_group)
     # The file counts the cores of a node, not the ranks that this job has there.
     machine = read_machine(arguments.machine).model_copy(update={"ranks_per_node": grid.size // grid.nodes})
-    networks = prepare_all(machine, grid, arguments.seed)
+    networks = prepare_all(machine, import_mpi().COMM_WORLD, arguments.seed)
     measure_in_turn([run for network in networks for run in network.all], ROUNDS)
     if grid.rank == 0:
         of_kind = {

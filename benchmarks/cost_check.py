@@ -13,7 +13,7 @@ from datetime import date
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -31,6 +31,9 @@ from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.step_timer import TrainingTimer
 from hybridnn.training.config import Pipelining
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -102,10 +105,17 @@ class Run:
     measured: list[float]
 
 
-def prepare(machine: Machine, model: MLP, batch_size: int, case: Case, least_steps: int = 8) -> Run:
-    """Predict a layout, and choose the number of steps of a round, at least `least_steps`."""
-    mpi = import_mpi()
-    grid = ProcessGrid(mpi.COMM_WORLD if case.axes else mpi.COMM_SELF, **case.axes)
+def prepare(
+    machine: Machine,
+    model: MLP,
+    batch_size: int,
+    case: Case,
+    *,
+    least_steps: int = 8,
+    comm: MPI.Intracomm | None = None,
+) -> Run:
+    """Predict a layout of the ranks of `comm`, by default all, and choose the steps of a round, at least so many."""
+    grid = ProcessGrid(comm if case.axes else import_mpi().COMM_SELF, **case.axes)
     quiet = {"log_every": 10**6, "evaluate_every": 10**6}
     trainer = Trainer(model, SGD(lr=1e-6), grid=grid, batch_size=batch_size, **quiet, **case.settings)
     one = Workload(model, batch_size, batch_size, classification=False)

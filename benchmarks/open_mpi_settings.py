@@ -1,4 +1,4 @@
-"""What two settings of Open MPI change: all-reduces between nodes and inside one, with and without each.
+"""What settings of Open MPI change: all-reduces, and messages while the sender computes; with and without each.
 
 ``python -m benchmarks.open_mpi_settings -n 4``, on one node or in a job of several, prints one table. Every setting is
 measured in jobs of its own, in turn, because Open MPI reads its settings once.
@@ -15,27 +15,54 @@ import time
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.open_mpi import COMMUNICATION, mpirun_settings
 
 BYTES = (1_000, 10_000, 100_000, 400_000, 1_600_000)
 ROUNDS = 3
+COMPUTING = 5e-3  # seconds that the sender of a message computes after it has begun to send, and more for large ones
+COMPUTING_PER_BYTE = 1e-7
+
 TCP, SUM = "OMPI_MCA_btl_tcp_flags", "OMPI_MCA_coll_libnbc_iallreduce_algorithm"
-DEFAULTS = {TCP: "send,put,inplace,need-ack,need-csum,hetero-rdma", SUM: "0"}  # of Open MPI
+EAGER, FRAGMENT = "OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_max_send_size"
+DEFAULTS = {  # of Open MPI
+    TCP: "send,put,inplace,need-ack,need-csum,hetero-rdma",
+    SUM: "0",
+    EAGER: "65536",
+    FRAGMENT: "131072",
+}
 VARIANTS = {
     "Open MPI's": DEFAULTS,
     "no puts": DEFAULTS | {TCP: COMMUNICATION[TCP]},
     "Rabenseifner": DEFAULTS | {SUM: COMMUNICATION[SUM]},
-    "both": {},
+    "at once": DEFAULTS | {name: COMMUNICATION[name] for name in (EAGER, FRAGMENT)},
+    "all": {},
 }
 
 
 def measure(repetitions: int) -> dict[str, list[float]]:
-    """Median seconds of the slowest rank, of each size, for a blocking and a non-blocking sum in place."""
+    """Median seconds of the slowest rank, of each size.
+
+    The operations are a blocking and a non-blocking sum in place, and a message from rank 0 to rank 1 that arrives
+    while rank 0 computes; the time of rank 0 is not counted.
+    """
     mpi = import_mpi()
     comm = mpi.COMM_WORLD
+
+    def send_and_compute(array: NDArray[np.float32]) -> None:
+        if comm.rank == 0:
+            request = comm.Isend(array, 1)
+            end = time.perf_counter() + COMPUTING + COMPUTING_PER_BYTE * array.nbytes
+            while time.perf_counter() < end:
+                pass
+            request.Wait()
+        elif comm.rank == 1:
+            comm.Recv(array, 0)
+
     operations = {
+        "Isend, then computing": send_and_compute,
         "Allreduce": lambda array: comm.Allreduce(mpi.IN_PLACE, array),
         "Iallreduce": lambda array: comm.Iallreduce(mpi.IN_PLACE, array).Wait(),
     }
@@ -49,7 +76,8 @@ def measure(repetitions: int) -> dict[str, list[float]]:
                 start = time.perf_counter()
                 operation(array)
                 seconds.append(time.perf_counter() - start)
-            found[name].append(comm.allreduce(median(seconds[1:]), mpi.MAX))
+            is_counted = comm.rank == 1 or operation is not send_and_compute
+            found[name].append(comm.allreduce(median(seconds[1:]) if is_counted else 0.0, mpi.MAX))
     return found
 
 
@@ -76,7 +104,7 @@ def main() -> None:
     jobs = [{name: run(arguments.ranks, settings) for name, settings in VARIANTS.items()} for _ in range(ROUNDS)]
     print("| operation | settings | " + " | ".join(f"{nbytes // 1000} kB" for nbytes in BYTES) + " |")
     print("|---" * (len(BYTES) + 2) + "|")
-    for operation in jobs[0]["both"]:
+    for operation in jobs[0]["all"]:
         for name in VARIANTS:
             columns = zip(*(job[name][operation] for job in jobs), strict=True)
             cells = [f"{1e3 * median(column):.2f}" for column in columns]

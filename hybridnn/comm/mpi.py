@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
+from hybridnn.comm.open_mpi import single_process_settings
 from hybridnn.errors import EnvironmentProblem, GridError
 
 if TYPE_CHECKING:  # importing `hybridnn` imports this module, and must not import NumPy
@@ -68,7 +69,8 @@ def load_mpi_library() -> ModuleType:
     Raises `EnvironmentProblem` if there is no mpi4py, or it finds no MPI library.
     """
     try:
-        from mpi4py import MPI
+        with single_process_settings(os.environ):
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise EnvironmentProblem(f"{NO_MPI}; mpi4py says: {str(error).splitlines()[0]}") from error
     return MPI

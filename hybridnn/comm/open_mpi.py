@@ -6,9 +6,10 @@ differ; both are given.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 
 EAGER_BYTES = (1 << 20) + 1024  # with the header of a message
 """Messages over TCP that leave at once, without an answer of the receiver."""
@@ -85,3 +86,26 @@ def set_rank_settings(environment: MutableMapping[str, str]) -> None:
     crowded = ranks_on_node.isdigit() and int(ranks_on_node) > (os.cpu_count() or 1)
     for name, value in (COMMUNICATION | (YIELD if crowded else {})).items():
         environment.setdefault(name, value)
+
+
+LAUNCHED = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_SIZE")
+"""Variables of which Open MPI needs one to find the other ranks of its job."""
+
+BTL = "OMPI_MCA_btl"
+
+
+@contextlib.contextmanager
+def single_process_settings(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """While MPI is initialized in a process without a launcher, exclude shared memory from its transports.
+
+    Such a process has nobody to share memory with, and Open MPI 5 does not remove the file that it makes for it in
+    ``/dev/shm``. The variable is restored, because the process may start ranks later. The user's own value is kept.
+    """
+    if environment.get(BTL) != COMMUNICATION[BTL] or any(name in environment for name in LAUNCHED):
+        yield
+        return
+    environment[BTL] = f"{COMMUNICATION[BTL]},sm"
+    try:
+        yield
+    finally:
+        environment[BTL] = COMMUNICATION[BTL]
