@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,14 @@ def test_the_benchmarks_start_and_say_that_there_is_no_gpu(bare: Path, target: s
     assert "No module named 'hybridnn" not in done.stderr
     assert "cannot be imported" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_commands_of_the_page_start_the_day_without_make(bare: Path) -> None:
+    page = (ROOT / "docs/use/gpus.md").read_text(encoding="utf-8")
+    (block,) = [text for text in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "-m benchmarks.gpu_day" in text]
+    done = run(bare, ["bash", "-euc", block], PATH=f"{bare}/env/bin:/usr/bin:/bin", PYTHONPATH="")
+    assert done.returncode == 2
+    assert done.stderr.startswith("a GPU was asked for"), done.stderr
 
 
 def test_everything_that_is_missing_is_named_before_any_piece(bare: Path, tmp_path: Path) -> None:
