@@ -48,7 +48,7 @@ State = dict[str, Any]
 def pieces_of_the_day(no_mpi: str = "") -> list[Piece]:
     """The tests, the kernels, and every network in every precision that `benchmarks.gpu_training` measures.
 
-    Tests of several ranks come late, because one that waits for ever costs its whole time limit.
+    Tests of several ranks come last, because ranks that wait for ever cost their whole time limit.
 
     Parameters
     ----------
@@ -71,11 +71,11 @@ def pieces_of_the_day(no_mpi: str = "") -> list[Piece]:
             for precision in PRECISIONS
             if precision == PRECISIONS[0] or max(case.sizes) >= LARGE
         ),
+        *(_with_sanitizer(tool, kernels) for tool in ("memcheck", "racecheck")),
         *(
             Piece(f"tests of {name}, several ranks", (*PYTEST, *SEVERAL_RANKS, file), *limits, left_out=no_mpi)
-            for name, file, limits in (("training", training, (360, 180)), ("transports", transports, (240, 100)))
+            for name, file, limits in (("training", training, (300, 180)), ("transports", transports, (240, 100)))
         ),
-        *(_with_sanitizer(tool, kernels) for tool in ("memcheck", "racecheck")),
     ]
 
 
@@ -125,33 +125,33 @@ def run_day(
     found, spent, start = state["devices"].setdefault(device, {}), state["seconds"], monotonic()
     names = [piece.name for piece in pieces]
 
-    def keep(extra: float = 0.0) -> None:
-        state["seconds"] = round(spent + monotonic() - start + extra, 1)
+    def keep(reserved: float = 0.0) -> None:
+        state["seconds"] = round(spent + monotonic() - start + reserved, 1)
         _write_state(state, path)
-        _report(state, names, folder)
 
-    keep()
     undone = [piece.name for piece in pieces if found.get(piece.name, {}).get("outcome") != "done"]
     waiting = [piece for piece in pieces if piece.name in (only or undone)]
     for piece in sorted(waiting, key=lambda piece: piece.name in found):
-        about = {"date": now(), "commit": commit}
+        about = {"seconds": 0.0, "date": now(), "commit": commit}
         if piece.left_out:
             print(f"{piece.name}: left out, {piece.left_out}", flush=True)
-            found[piece.name] = {"outcome": "left out", "seconds": 0.0, **about, "output": [piece.left_out]}
+            found[piece.name] = {**about, "outcome": "left out", "output": [piece.left_out]}
             continue
         if monotonic() - start + piece.seconds + GRACE > min(seconds, total_seconds - spent):
             print(f"{piece.name}: not started, it may take {piece.seconds:.0f} s", flush=True)
             continue
-        print(f"{piece.name}: running, at most {piece.seconds:.0f} s", flush=True)
+        print(f"{piece.name}: running, about {piece.expected:.0f} s, at most {piece.seconds:.0f} s", flush=True)
         # What the file says of this piece and of the time if this process is killed:
-        found[piece.name] = {"seconds": 0.0, **about} | found.get(piece.name, {}) | {"outcome": "interrupted"}
+        found[piece.name] = about | found.get(piece.name, {}) | {"outcome": "interrupted"}
         keep(piece.seconds)
         found[piece.name] = run_piece(piece, folder / LOG) | {"commit": commit}
         print(f"{piece.name}: {found[piece.name]['outcome']}, {found[piece.name]['seconds']:.0f} s", flush=True)
         keep()
+        _report(state, names, folder)
         if found[piece.name]["outcome"] == "interrupted":
             break
     keep()
+    _report(state, names, folder)
     return state
 
 

@@ -99,6 +99,7 @@ def run_piece(piece: Piece, log: Path) -> dict[str, Any]:
         arguments = (text.replace("{results}", str(results)) for text in piece.arguments)
         outcome = _run(piece, [*piece.program, sys.executable, "-X", "faulthandler", *arguments], stream)
         text = log.read_bytes()[begin:].decode("utf-8", "replace")
+        figures: Mapping[str, Any] | None
         if piece.is_test and (outcome not in ("done", "failed") or not results.exists()):
             # Pytest's file would count the test that was interrupted as passed.
             figures, problem = _counts_of_lines(text), "\nthe tests were ended"

@@ -163,7 +163,7 @@ def test_no_piece_starts_that_exceeds_the_time_of_all_calls(tmp_path: Path, monk
     clock, pieces = Clock(monkeypatch), pieces_of_the_day()
     for _ in range(9):
         state = run_day(pieces, tmp_path, GPU, seconds=570, total_seconds=900)
-    assert 900 - 390 < clock.now <= 900
+    assert 900 - 310 < clock.now <= 900
     assert "tests of training, several ranks" not in outcomes(state)
 
 
@@ -176,7 +176,7 @@ def test_pieces_are_shorter_than_ten_minutes_and_cover_the_targets() -> None:
     assert all(any("{results}" in argument for argument in piece.arguments) for piece in pieces)
     several = [name for name in names if "several ranks" in name]
     assert [piece.name for piece in pieces_of_the_day("no mpirun") if piece.left_out == "no mpirun"] == several
-    assert names.index(several[0]) > max(map(names.index, set(names) - {*several, "memcheck", "racecheck"}))
+    assert names[-len(several) :] == several
 
 
 def test_the_program_prints_its_report_and_begins_anew_if_asked(
