@@ -7,7 +7,8 @@
 #   make test-slurm            batch scripts and pages on a real Slurm, started on this machine and ended afterwards; as root
 #   make test-cluster          what happens between nodes, on nodes of network namespaces on this machine; as root
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
-#   make gpu-day               tests and measurements on a GPU, in pieces; continues where it stopped  (ARGS="--seconds 580")
+#   make gpu-day               tests and measurements on a GPU, in pieces; continues where it stopped  (ARGS="--seconds 570")
+#   make gpu-wheels            packages for gpu-day on a machine without network, in build/gpu-wheels  (GPU_PYTHON=3.12)
 #   make lint types bench      ruff and the order of imports, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make fault-drill           inject faults into runs at random and check the results  (more: make fault-drill ARGS="--trials 300")
@@ -30,7 +31,7 @@ comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
 
-.PHONY: train test test-slow test-all test-slurm test-cluster test-gpu bench-gpu gpu-day lint types bench cost-check fault-drill papers outputs docs man clean
+.PHONY: train test test-slow test-all test-slurm test-cluster test-gpu bench-gpu gpu-day gpu-wheels lint types bench cost-check fault-drill papers outputs docs man clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -61,8 +62,8 @@ define link_tree
 	ln -s $(patsubst %,$(CURDIR)/%,$(wildcard hybridnn/*) datasets hpc_jobs assignments) $(1)/hybridnn/
 endef
 
-# On a machine with a GPU nothing is installed: PYTHON is one that has CuPy, what setup.py requires, and for the tests
-# pytest, pytest-mpi and pytest-timeout. What it lacks may lie in folders of PYTHONPATH; `mpirun` beside it or on PATH.
+# On a machine with a GPU, PYTHON has CuPy, NumPy, SciPy and PyTorch; the rest is listed in benchmarks/gpu-requirements.txt
+# and must be installed into its environment (docs/use/gpus.md).
 # PYTHONSAFEPATH keeps this folder, whose hybridnn/ lacks hybridnn.datasets, from preceding build/tree (Python 3.11).
 test-gpu bench-gpu gpu-day: export PYTHONSAFEPATH = 1
 test-gpu:
@@ -78,6 +79,14 @@ bench-gpu:
 gpu-day:
 	$(call link_tree,build/tree)
 	PYTHONPATH=$(CURDIR)/build/tree:tests:.:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_day $(ARGS)
+
+# pip takes exactly the listed versions of manylinux; packages name the oldest glibc that they run on.
+GPU_PYTHON ?= 3.12
+MANYLINUX := $(foreach glibc,5 12 17 24 26 27 28 31 34 35,--platform manylinux_2_$(glibc)_x86_64)
+gpu-wheels: $(BIN)/python
+	rm -rf build/gpu-wheels
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --only-binary=:all: --implementation cp \
+	  --python-version $(GPU_PYTHON) $(MANYLINUX) --dest build/gpu-wheels -r benchmarks/gpu-requirements.txt
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

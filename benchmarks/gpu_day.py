@@ -1,98 +1,118 @@
-"""Everything that is to be measured on a GPU, in pieces that take less than ten minutes each.
+"""Everything that is to be measured on a GPU, in pieces that take a few minutes each.
 
 ``python3 -m benchmarks.gpu_day`` runs the tests of the GPU code and its benchmarks beside PyTorch. Every piece is a
 program of its own with a time limit; if it fails, the next one runs. After each piece, the results are written to
 ``gpu-day.json``, and their tables, the chart and the verdicts to ``gpu-day.md`` and ``gpu-day.png``. Another call
-continues with the pieces that have not run, then repeats those that failed.
+continues with the pieces that have not run on this device, then repeats those that failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
-from xml.etree import ElementTree
 
-from benchmarks.cases import GPU_CASES
-from benchmarks.gpu_kernels import RESULTS
-from benchmarks.gpu_report import write_report
-from benchmarks.gpu_training import LARGE, PRECISIONS
+from benchmarks.gpu_needs import mpi_problem, require_device
+from benchmarks.gpu_pieces import GRACE, Piece, now, run_piece
 from hybridnn.errors import DataError, EnvironmentProblem
-from hybridnn.kernels.cupy_loading import load_cupy
 
-GRACE = 10.0
-"""Seconds between SIGTERM, on which `mpirun` ends its ranks, and SIGKILL."""
+RESULTS = Path(__file__).parent / "results"
+STATE, REPORT, LOG = "gpu-day.json", "gpu-day.md", "gpu-day.log"
 
-SHOWN_LINES = 15
-"""Last lines of the output of a piece that failed, kept with its result."""
+PYTEST = ("-m", "pytest")
+WITHOUT_POOL = ("-c", "import sys, cupy, pytest; cupy.cuda.set_allocator(None); sys.exit(pytest.main(sys.argv[1:]))")
+"""Pytest with arrays that CUDA allocates one by one: within CuPy's pool, no access is out of bounds."""
 
-PYTEST = ("-m", "pytest", "-c", os.devnull, "--rootdir", ".", "-o", "timeout=300", "-o", "mpi_timeout=300")
-GPU_TESTS = (*PYTEST, "-p", "no:cacheprovider", "-q", "-rs", "-m", "gpu", "tests/gpu")
+REPORTED = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "-v", "-rs", "--junitxml={results}")
+ONE_RANK = (*REPORTED, "-o", "timeout=60", "-m", "gpu and not mpi")
+SEVERAL_RANKS = (*REPORTED, "-o", "mpi_timeout=90", "-m", "gpu and mpi")
+
+SANITIZER = "compute-sanitizer"
+CHECKED = "float32 and (unaligned or same_bits)"
+"""Every kernel once, and the reductions, whose threads share memory."""
 
 State = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A program that writes a file of results.
+def pieces_of_the_day(no_mpi: str = "") -> list[Piece]:
+    """The tests, the kernels, and every network in every precision that `benchmarks.gpu_training` measures.
 
-    Attributes
+    Tests of several ranks come last, because ranks that wait for ever cost their whole time limit.
+
+    Parameters
     ----------
-    name : str
-        Its key in ``gpu-day.json``.
-    arguments : tuple of str
-        Of Python; ``{results}`` stands for the path of the file.
-    seconds : float
-        Time limit.
+    no_mpi : str
+        Reason why no ranks can be started, if they cannot.
     """
+    # The modules of the measurements need packages, which `main` looks for first.
+    from benchmarks.cases import GPU_CASES
+    from benchmarks.gpu_training import LARGE, PRECISIONS
 
-    name: str
-    arguments: tuple[str, ...]
-    seconds: float
-
-    @property
-    def is_test(self) -> bool:
-        """Whether the results are those of pytest, in JUnit's XML, instead of JSON."""
-        return any("--junitxml" in argument for argument in self.arguments)
-
-
-def pieces_of_the_day() -> list[Piece]:
-    """The tests, the kernels, and every network in every precision that `benchmarks.gpu_training` measures."""
-    tests = (*GPU_TESTS, "--junitxml={results}")
-    training = "-m", "benchmarks.gpu_training", "--json", "{results}"
+    kernels, training, transports = (f"tests/gpu/test_gpu_{name}.py" for name in ("kernels", "training", "transports"))
+    measured = "-m", "benchmarks.gpu_training", "--json", "{results}", "--no-chart"
     return [
-        Piece("tests of kernels", (*tests, "-k", "test_gpu_kernels"), 540),
-        Piece("tests of training", (*tests, "-k", "test_gpu_training"), 540),
-        Piece("kernels", ("-m", "benchmarks.gpu_kernels", "--json", "{results}"), 300),
+        Piece("tests of kernels", (*PYTEST, *ONE_RANK, kernels), 240, 90),
+        Piece("tests of training", (*PYTEST, *ONE_RANK, training, transports), 300, 120),
+        Piece("kernels", ("-m", "benchmarks.gpu_kernels", "--json", "{results}"), 150, 40),
         *(
-            Piece(f"{case.name}, {precision}", (*training, "--case", case.name, "--precision", precision), 420)
+            Piece(f"{case.name}, {precision}", (*measured, "--case", case.name, "--precision", precision), 170, 95)
             for case in GPU_CASES
             for precision in PRECISIONS
             if precision == PRECISIONS[0] or max(case.sizes) >= LARGE
         ),
-        Piece("tests of transports", (*tests, "-k", "test_gpu_transports"), 540),
+        *(_with_sanitizer(tool, kernels) for tool in ("memcheck", "racecheck")),
+        *(
+            Piece(f"tests of {name}, several ranks", (*PYTEST, *SEVERAL_RANKS, file), *limits, left_out=no_mpi)
+            for name, file, limits in (("training", training, (300, 180)), ("transports", transports, (240, 100)))
+        ),
     ]
 
 
-def run_day(pieces: Sequence[Piece], folder: Path, seconds: float) -> State:
-    """Run the pieces that are not done, those that failed last.
+def _with_sanitizer(tool: str, tests: str) -> Piece:
+    """Some tests of kernels while a tool of NVIDIA watches accesses to memory."""
+    missing = "" if shutil.which(SANITIZER) else f"no {SANITIZER} on PATH"
+    program = SANITIZER, "--tool", tool, "--error-exitcode", "1"
+    return Piece(tool, (*WITHOUT_POOL, *ONE_RANK, tests, "-k", CHECKED), 120, 60, program, missing)
+
+
+def run_day(
+    pieces: Sequence[Piece],
+    folder: Path,
+    device: str,
+    *,
+    seconds: float = math.inf,
+    total_seconds: float = math.inf,
+    earlier: Path | None = None,
+    only: Sequence[str] = (),
+    commit: str = "",
+) -> State:
+    """Run the pieces that are not done on this device, those that failed last.
 
     Parameters
     ----------
     folder : Path
         Folder of ``gpu-day.json``, which names what is done, and of the report.
-    seconds : float
-        A piece is started if its limit ends within this time from now; the first one always is.
+    device : str
+        Name of the GPU.
+    seconds, total_seconds : float
+        A piece is started if its limit ends within these times, of this call and of all calls together.
+    earlier : Path, optional
+        The ``gpu-day.json`` of an earlier call, which is read if `folder` has none.
+    only : sequence of str, optional
+        The pieces to run, also those that are done.
+    commit : str
+        What is measured, as git names it.
 
     Returns
     -------
@@ -100,33 +120,51 @@ def run_day(pieces: Sequence[Piece], folder: Path, seconds: float) -> State:
         Contents of ``gpu-day.json``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state = read_state(folder / "gpu-day.json")
-    found = state["pieces"]
-    waiting = [piece for piece in pieces if found.get(piece.name, {}).get("outcome") != "done"]
-    start = monotonic()
-    for number, piece in enumerate(sorted(waiting, key=lambda piece: piece.name in found)):
-        if number and monotonic() - start + piece.seconds + GRACE > seconds:
-            print(
-                f"{piece.name}: not started, it may take {piece.seconds:.0f} s; run the same command again", flush=True
-            )
+    path = folder / STATE
+    state = read_state(path if path.exists() or earlier is None else earlier)
+    found, spent, start = state["devices"].setdefault(device, {}), state["seconds"], monotonic()
+    names = [piece.name for piece in pieces]
+
+    def keep(reserved: float = 0.0) -> None:
+        state["seconds"] = round(spent + monotonic() - start + reserved, 1)
+        _write_state(state, path)
+
+    undone = [piece.name for piece in pieces if found.get(piece.name, {}).get("outcome") != "done"]
+    waiting = [piece for piece in pieces if piece.name in (only or undone)]
+    for piece in sorted(waiting, key=lambda piece: piece.name in found):
+        about = {"seconds": 0.0, "date": now(), "commit": commit}
+        if piece.left_out:
+            print(f"{piece.name}: left out, {piece.left_out}", flush=True)
+            found[piece.name] = {**about, "outcome": "left out", "output": [piece.left_out]}
             continue
-        print(f"{piece.name}: running, at most {piece.seconds:.0f} s", flush=True)
-        found[piece.name] = run_piece(piece, folder / "gpu-day.log")
+        if monotonic() - start + piece.seconds + GRACE > min(seconds, total_seconds - spent):
+            print(f"{piece.name}: not started, it may take {piece.seconds:.0f} s", flush=True)
+            continue
+        print(f"{piece.name}: running, about {piece.expected:.0f} s, at most {piece.seconds:.0f} s", flush=True)
+        # What the file says of this piece and of the time if this process is killed:
+        found[piece.name] = about | found.get(piece.name, {}) | {"outcome": "interrupted"}
+        keep(piece.seconds)
+        found[piece.name] = run_piece(piece, folder / LOG) | {"commit": commit}
         print(f"{piece.name}: {found[piece.name]['outcome']}, {found[piece.name]['seconds']:.0f} s", flush=True)
-        _write_state(state, folder / "gpu-day.json")
-        write_report(state, [piece.name for piece in pieces], folder)
+        keep()
+        _report(state, names, folder)
+        if found[piece.name]["outcome"] == "interrupted":
+            break
+    keep()
+    _report(state, names, folder)
     return state
 
 
 def read_state(path: Path) -> State:
     """Results of earlier calls; those of none if there is no file. Raises `DataError` if it cannot be read."""
     if not path.exists():
-        return {"pieces": {}}
+        print(f"no earlier results in {path}", flush=True)
+        return {"seconds": 0.0, "devices": {}}
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(state["pieces"], dict):
-            return dict(state)
-    except (OSError, ValueError, KeyError, TypeError):
+        if all(isinstance(pieces, dict) for pieces in state["devices"].values()):
+            return {"seconds": float(state["seconds"]), "devices": state["devices"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     raise DataError(f"{path} is damaged: remove it, or start anew with --fresh")
 
@@ -138,100 +176,68 @@ def _write_state(state: State, path: Path) -> None:
     new.replace(path)
 
 
-def run_piece(piece: Piece, log: Path) -> dict[str, Any]:
-    """Run a piece, and append its output to `log`.
+def _report(state: State, names: Sequence[str], folder: Path) -> None:
+    """Write the report; the day goes on without one, because it can be written later."""
+    from benchmarks.gpu_report import write_report
 
-    Returns
-    -------
-    dict
-        ``outcome``, "done", "failed" or "out of time"; ``seconds``, ``date``; ``figures``, its results if it wrote
-        any; ``output``, the last lines if it was not done.
-    """
-    start = monotonic()
-    with TemporaryDirectory() as folder:
-        results, output = Path(folder, "results"), Path(folder, "output")
-        with output.open("wb") as stream:
-            command = [sys.executable, *(text.replace("{results}", str(results)) for text in piece.arguments)]
-            code = _run_in_time(command, stream, piece.seconds)
-        figures, problem = _figures_of(piece, results)
-        text = output.read_text(encoding="utf-8", errors="replace") + problem
-    with log.open("a", encoding="utf-8") as stream_of_all:
-        stream_of_all.write(f"== {piece.name}\n{text}\n")
-    outcome = "out of time" if code is None else "failed" if code or problem else "done"
-    return {
-        "outcome": outcome,
-        "seconds": round(monotonic() - start, 1),
-        "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
-        **({"figures": figures} if figures is not None else {}),
-        **({"output": text.splitlines()[-SHOWN_LINES:]} if outcome != "done" else {}),
-    }
-
-
-def _run_in_time(command: Sequence[str], stream: Any, seconds: float) -> int | None:
-    """Exit code of a program; None if it had to be ended, with all programs that it started."""
-    process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        _end(process)
-        return None
-    except BaseException:
-        _end(process)
-        raise
+        write_report(state, names, folder)
+    except Exception:
+        traceback.print_exc()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the programs of a process group; what remains after `GRACE` seconds is killed."""
-    for which in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, which)
-            process.wait(GRACE)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
-
-
-def _figures_of(piece: Piece, results: Path) -> tuple[Mapping[str, Any] | None, str]:
-    """Results that a piece wrote, and a text if they cannot be read."""
+def commit_of_the_tree() -> str:
+    """Name of the commit, with ``-dirty`` after changes; empty if this is no repository."""
+    command = "git", "describe", "--always", "--dirty"
     try:
-        return (_counts_of_tests(results) if piece.is_test else json.loads(results.read_text(encoding="utf-8"))), ""
-    except FileNotFoundError:
-        return None, "\nno results were written"
-    except (ValueError, ElementTree.ParseError) as error:
-        return None, f"\nthe results cannot be read: {error}"
+        return subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
-def _counts_of_tests(path: Path) -> dict[str, Any]:
-    """Number of tests that passed and were skipped, and the names of those that failed, in JUnit's XML."""
-    tests = list(ElementTree.parse(path).iter("testcase"))
-    failed = [test for test in tests if test.find("failure") is not None or test.find("error") is not None]
-    skipped = [test for test in tests if test.find("skipped") is not None]
-    return {
-        "passed": len(tests) - len(failed) - len(skipped),
-        "skipped": len(skipped),
-        "failed": [f"{test.get('classname')}::{test.get('name')}" for test in failed],
-    }
+def _arguments() -> argparse.ArgumentParser:
+    """Options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no piece that may take longer")
+    parser.add_argument("--total-seconds", type=float, default=math.inf, help="the same for all calls together")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder (default: %(default)s)")
+    parser.add_argument("--earlier", type=Path, help="gpu-day.json of an earlier call, read if RESULTS has none")
+    parser.add_argument("--only", action="append", metavar="PIECE", help="run it, also if it is done; may be repeated")
+    parser.add_argument("--commit", help="what is measured (default: as git describes it)")
+    parser.add_argument("--fresh", action="store_true", help="forget the results of earlier calls")
+    return parser
 
 
 def main() -> None:
     """Run what is left of the day; exit code 1 if a piece failed or was not started."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no piece that may take longer")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder (default: %(default)s)")
-    parser.add_argument("--fresh", action="store_true", help="forget the results of earlier calls")
+    parser = _arguments()
     arguments = parser.parse_args()
-    pieces = pieces_of_the_day()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
     try:
-        load_cupy()
+        device = require_device()
+        pieces = pieces_of_the_day(mpi_problem())
+        unknown = set(arguments.only or ()) - {piece.name for piece in pieces}
+        if unknown:
+            parser.error(f"--only {unknown.pop()!r}: the pieces are {', '.join(piece.name for piece in pieces)}")
         if arguments.fresh:
-            (arguments.results / "gpu-day.json").unlink(missing_ok=True)
-        state = run_day(pieces, arguments.results, arguments.seconds)
+            (arguments.results / STATE).unlink(missing_ok=True)
+        state = run_day(
+            pieces,
+            arguments.results,
+            device,
+            seconds=arguments.seconds,
+            total_seconds=arguments.total_seconds,
+            earlier=None if arguments.fresh else arguments.earlier,
+            only=arguments.only or (),
+            commit=commit_of_the_tree() if arguments.commit is None else arguments.commit,
+        )
     except (DataError, EnvironmentProblem) as problem:
         print(problem, file=sys.stderr)
         sys.exit(problem.exit_code)
-    print((arguments.results / "gpu-day.md").read_text(encoding="utf-8"))
-    sys.exit(any(state["pieces"].get(piece.name, {}).get("outcome") != "done" for piece in pieces))
+    with suppress(FileNotFoundError):
+        print((arguments.results / REPORT).read_text(encoding="utf-8"))
+    found = state["devices"][device]
+    sys.exit(any(found.get(piece.name, {}).get("outcome") not in ("done", "left out") for piece in pieces))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ __all__ = [
     "MEANT_FOR",
     "NOT_MEASURED",
     "TARGETS",
+    "TRAINING",
     "Target",
     "Verdict",
     "draw_if_possible",
@@ -23,7 +24,8 @@ __all__ = [
 ]
 
 Row = Mapping[str, Any]
-State = Mapping[str, Any]
+Pieces = Mapping[str, Mapping[str, Any]]
+"""Results of the pieces of one device by name."""
 
 MEANT_FOR = "H200"
 """Device that the targets are meant for."""
@@ -41,7 +43,7 @@ class Target:
     Attributes
     ----------
     value : callable
-        The figure of a row of `benchmarks.gpu_training`.
+        The figure of a row of `benchmarks.gpu_training`; raises `KeyError` if the row lacks it.
     cases, precisions : tuple of str
         Rows that must reach it.
     """
@@ -69,6 +71,9 @@ TARGETS = (
 )
 
 
+TESTS = "tests of kernels", "tests of training", "tests of training, several ranks"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A figure beside its target.
@@ -88,47 +93,53 @@ class Verdict:
     verdict: str
 
 
-def verdicts_of(state: State) -> list[Verdict]:
+def verdicts_of(pieces: Pieces) -> list[Verdict]:
     """One verdict for each target and row, and one for the tests that compare a GPU with the CPU."""
-    rows = {(row["case"], row["precision"]): row for row in _rows(state, "training")}
+    rows = {(row["case"], row["precision"]): row for row in _rows(pieces, "training")}
     return [
         *(
-            _verdict(target, case, precision, rows.get((case, precision)))
+            _verdict(target, case, precision, rows.get((case, precision), {}))
             for target in TARGETS
             for precision in target.precisions
             for case in target.cases
         ),
-        *(_verdict_of_tests(state, name) for name in ("tests of kernels", "tests of training")),
+        *(_verdict_of_tests(name, pieces.get(name, {})) for name in TESTS),
     ]
 
 
-def _verdict(target: Target, case: str, precision: str, row: Row | None) -> Verdict:
+def _verdict(target: Target, case: str, precision: str, row: Row) -> Verdict:
     about = target.name, f"{case}, {precision}", f"{target.least:g}"
-    if row is None:
+    try:
+        found = target.value(row)
+    except KeyError:
         return Verdict(*about, "", NOT_MEASURED)
-    found = target.value(row)
     excess = found / target.least - 1
     verdict = f"met, {excess:.0%} above" if excess >= 0 else f"missed by {-excess:.1%}"
     return Verdict(*about, f"{found:.3g}", verdict)
 
 
-def _verdict_of_tests(state: State, piece: str) -> Verdict:
-    about = "results equal those of the CPU, within the bounds of the dtype", piece, "all tests pass"
-    found = state["pieces"].get(piece, {})
-    counts = found.get("figures")
-    if counts is None or not counts["passed"] + len(counts["failed"]):
-        return Verdict(*about, "", NOT_MEASURED)
-    shown = f"{counts['passed']} passed, {len(counts['failed'])} failed, {counts['skipped']} skipped"
-    failed = f"missed by {len(counts['failed'])} tests" if counts["failed"] else f"missed: {found['outcome']}"
-    return Verdict(*about, shown, "met" if found["outcome"] == "done" else failed)
+def _verdict_of_tests(name: str, piece: Mapping[str, Any]) -> Verdict:
+    """Only a test that compared results, and found others than expected, misses the target."""
+    about = "results equal those of the CPU, within the bounds of the dtype", name, "all tests pass"
+    counts = piece.get("figures")
+    if counts is None:
+        return Verdict(*about, "", f"{NOT_MEASURED}: {piece['outcome']}" if piece else NOT_MEASURED)
+    passed, failed, errors = counts["passed"], len(counts["failed"]), len(counts["errors"])
+    skipped = [f"{number} skipped ({reason})" for reason, number in counts["skipped"].items()]
+    shown = ", ".join([f"{passed} passed", f"{failed} failed", f"{errors} ended with errors", *skipped])
+    if failed:
+        return Verdict(*about, shown, f"missed by {failed} tests")
+    if piece["outcome"] != "done":
+        return Verdict(*about, shown, f"{NOT_MEASURED}: {piece['outcome']}")
+    return Verdict(*about, shown, "met" if passed else NOT_MEASURED)
 
 
-def _rows(state: State, key: str) -> list[Row]:
+def _rows(pieces: Pieces, key: str) -> list[Row]:
     """Rows of a table, of all pieces that have it."""
-    return [row for piece in state["pieces"].values() for row in piece.get("figures", {}).get(key, ())]
+    return [row for piece in pieces.values() for row in piece.get("figures", {}).get(key, ())]
 
 
-def write_report(state: State, names: Sequence[str], folder: Path) -> None:
+def write_report(state: Mapping[str, Any], names: Sequence[str], folder: Path) -> None:
     """Write ``gpu-day.md``, and ``gpu-day.png`` once a network was measured.
 
     Parameters
@@ -138,29 +149,57 @@ def write_report(state: State, names: Sequence[str], folder: Path) -> None:
     names : sequence of str
         All pieces in their order.
     """
-    training = _rows(state, "training")
-    device = _device(state)
-    lines = ["# Measurements on a GPU", "", _about(device), ""]
-    lines += ["## Targets", "", *_table(("figure", "of", "target", "measured", "verdict"), _cells(state)), ""]
-    lines += ["## Training", "", *_table(TRAINING, _cells_of(training, TRAINING)), ""]
-    lines += ["## Kernels", "", *_table(KERNELS, _cells_of(_rows(state, "one_pass"), KERNELS)), ""]
-    lines += ["## Matrix products", "", *_table(PRODUCTS, _cells_of(_rows(state, "products"), PRODUCTS)), ""]
-    lines += ["## Pieces", "", *_table(("piece", "outcome", "seconds", "date"), _cells_of_pieces(state, names)), ""]
-    lines += [line for name in names for line in _output(name, state["pieces"].get(name, {}))]
+    devices: Mapping[str, Pieces] = state["devices"]
+    lines = [line for device, pieces in devices.items() for line in _lines_of(device, pieces, names)]
     (folder / "gpu-day.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    training = [{**row, "device": device} for device, pieces in devices.items() for row in _rows(pieces, "training")]
     if training:
-        _draw(training, device, max(piece["date"] for piece in state["pieces"].values()), folder / "gpu-day.png")
+        date = max(piece["date"] for pieces in devices.values() for piece in pieces.values())
+        _draw(training, date, folder / "gpu-day.png")
 
 
-def _draw(training: Sequence[Row], device: str, date: str, path: Path) -> None:
-    eager = [{**row, "way": row["precision"]} for row in training]
+def _lines_of(device: str, pieces: Pieces, names: Sequence[str]) -> list[str]:
+    """Report of one device."""
+    training = _rows(pieces, "training")
+    return [
+        f"# Measurements on {device}",
+        "",
+        *([] if MEANT_FOR in device else [f"The targets are meant for an {MEANT_FOR}.", ""]),
+        *_section("Targets", _table(("figure", "of", "target", "measured", "verdict"), _cells(pieces))),
+        *_section("Training", _table(TRAINING, _cells_of(training, TRAINING)) + _errors(training)),
+        *_section("Kernels", _table(KERNELS, _cells_of(_rows(pieces, "one_pass"), KERNELS))),
+        *_section("Matrix products", _table(PRODUCTS, _cells_of(_rows(pieces, "products"), PRODUCTS))),
+        *_section("Pieces", _table(("piece", "outcome", "seconds", "date", "commit"), _cells_of_pieces(pieces, names))),
+        *(line for name in names for line in _output(name, pieces.get(name, {}))),
+    ]
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"## {title}", "", *lines, ""]
+
+
+def _errors(training: Sequence[Row]) -> list[str]:
+    """Why figures of networks are missing."""
+    texts = [
+        f"* {row['case']}, {row['precision']}, {name}: {' '.join(error.split())}"
+        for row in training
+        for name, error in row.get("errors", {}).items()
+    ]
+    return ["", *texts] if texts else []
+
+
+def _draw(training: Sequence[Row], date: str, path: Path) -> None:
+    devices = list(dict.fromkeys(row["device"] for row in training))
+    one = len(devices) == 1
+    eager = [{**row, "way": row["precision"] if one else f"{row['precision']}, {row['device']}"} for row in training]
     compiled = [
         {"case": row["case"], "batch_size": row["batch_size"], "way": row["way"]}
         | {key: row[key.replace("ratio", "ratio_compiled")] for key in ("ratio", "ratio_min", "ratio_max")}
         for row in eager
+        if "ratio_compiled" in row
     ]
     titles = {"eager": "over PyTorch eager", "compiled": "over torch.compile with CUDA graphs"}
-    figures = {"machine": device or "a GPU", "date": date, "eager": eager, "compiled": compiled}
+    figures = {"machine": ", ".join(devices), "date": date, "eager": eager, "compiled": compiled}
     draw_if_possible(figures, titles, path)
 
 
@@ -172,29 +211,26 @@ def draw_if_possible(figures: Mapping[str, Any], titles: Mapping[str, str], path
         print(f"{path.name} is not drawn: {error}", file=sys.stderr)
 
 
-def _about(device: str) -> str:
-    if not device:
-        return "No benchmark has run yet."
-    return f"Device: {device}." + ("" if MEANT_FOR in device else f" The targets are meant for an {MEANT_FOR}.")
+def _figure(key: str, form: str, unit: float = 1.0) -> Callable[[Row], str]:
+    """A cell of a row; empty if the row lacks the figure."""
+    return lambda row: form.format(row[key] / unit) if key in row else ""
 
 
-def _device(state: State) -> str:
-    """Names of the measured devices."""
-    found = [piece.get("figures", {}).get("device") for piece in state["pieces"].values()]
-    return ", ".join(dict.fromkeys(name for name in found if name))
+def _ratio(row: Row) -> str:
+    return f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})" if "ratio" in row else ""
 
 
 TRAINING: Mapping[str, Callable[[Row], str]] = {
     "network": lambda row: f"{row['case']}, batch {row['batch_size']}, {row['precision']}",
-    "samples/s": lambda row: f"{row['our_samples_per_second']:,.0f}",
-    "eager": lambda row: f"{row['their_samples_per_second']:,.0f}",
-    "ratio": lambda row: f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})",
-    "ratio without graphs": lambda row: f"{row['ratio_plain']:.2f}",
-    "over compiled": lambda row: f"{row['ratio_compiled']:.2f}",
-    "share of products": lambda row: f"{row['products_share']:.0%}",
-    "TFLOP/s": lambda row: f"{row['tflop_per_s']:.2f}",
-    "MB": lambda row: f"{row['our_bytes'] / 1e6:,.0f}" if "our_bytes" in row else "",
-    "PyTorch's MB": lambda row: f"{row['their_bytes'] / 1e6:,.0f}" if "their_bytes" in row else "",
+    "samples/s": _figure("our_samples_per_second", "{:,.0f}"),
+    "eager": _figure("their_samples_per_second", "{:,.0f}"),
+    "ratio": _ratio,
+    "ratio without graphs": _figure("ratio_plain", "{:.2f}"),
+    "over compiled": _figure("ratio_compiled", "{:.2f}"),
+    "share of products": _figure("products_share", "{:.0%}"),
+    "TFLOP/s": _figure("tflop_per_s", "{:.2f}"),
+    "MB": _figure("our_bytes", "{:,.0f}", 1e6),
+    "PyTorch's MB": _figure("their_bytes", "{:,.0f}", 1e6),
 }
 KERNELS: Mapping[str, Callable[[Row], str]] = {
     "kernel": lambda row: f"{row['kernel']}, {row['dtype']}",
@@ -207,20 +243,19 @@ PRODUCTS: Mapping[str, Callable[[Row], str]] = {
 }
 
 
-def _cells(state: State) -> list[Sequence[str]]:
-    return [(one.figure, one.what, one.target, one.found, one.verdict) for one in verdicts_of(state)]
+def _cells(pieces: Pieces) -> list[Sequence[str]]:
+    return [(one.figure, one.what, one.target, one.found, one.verdict) for one in verdicts_of(pieces)]
 
 
 def _cells_of(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str]]) -> list[Sequence[str]]:
     return [[cell(row) for cell in columns.values()] for row in rows]
 
 
-def _cells_of_pieces(state: State, names: Sequence[str]) -> list[Sequence[str]]:
-    found = state["pieces"]
+def _cells_of_pieces(pieces: Pieces, names: Sequence[str]) -> list[Sequence[str]]:
     return [
-        (name, found[name]["outcome"], f"{found[name]['seconds']:.0f}", found[name]["date"])
-        if name in found
-        else (name, "not run", "", "")
+        (name, piece["outcome"], f"{piece['seconds']:.0f}", piece["date"], piece.get("commit", ""))
+        if (piece := pieces.get(name))
+        else (name, "not run", "", "", "")
         for name in names
     ]
 

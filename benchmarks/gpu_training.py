@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -25,7 +27,7 @@ from rich.table import Table
 
 from benchmarks.cases import GPU_CASES, Case, our_run, torch_model, torch_run
 from benchmarks.gpu_kernels import RESULTS, device_facts
-from benchmarks.gpu_report import draw_if_possible
+from benchmarks.gpu_report import TRAINING, draw_if_possible
 from benchmarks.limits import products_of
 from benchmarks.timing import alternate, seconds_of
 from hybridnn import DeviceOptions, ProcessGrid
@@ -100,8 +102,8 @@ def long_enough(case: Case, run_of: Callable[[Case], Run]) -> Case:
     return replace(case, epochs=ceil(SECONDS / seconds_of(run) * case.epochs))
 
 
-def measure(case: Case, machine: Machine, precision: str) -> dict[str, Any]:
-    """All results of one case in one of `PRECISIONS`."""
+def measure(case: Case, machine: Machine, precision: str) -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
+    """Parts of the results of one case in one of `PRECISIONS`: names, and functions that measure them."""
     import torch
 
     tf32, bf16 = precision == "TF32", precision == "bf16"
@@ -122,41 +124,31 @@ def measure(case: Case, machine: Machine, precision: str) -> dict[str, Any]:
         return machine.waits(torch_run(case, model, device=machine.torch_name, autocast=bf16))
 
     short = case
-    bytes_ = machine.peaks(lambda: ours(short, graphs=False)(), lambda: theirs(short, compiled=False)())
+    yield "memory", lambda: machine.peaks(lambda: ours(short, graphs=False)(), lambda: theirs(short, compiled=False)())
     case = long_enough(case, lambda case: ours(case, graphs=False))
-    plain, graphs = (ours(case, graphs=which) for which in (False, True))
-    eager, compiled = (theirs(case, compiled=which) for which in (False, True))
-    beside_eager, beside_compiled = alternate(graphs, eager, PAIRS), alternate(graphs, compiled, PAIRS)
-    products = alternate(graphs, machine.waits(products_of(case, kernels)), PAIRS)
-    return {
-        "case": case.name,
-        "batch_size": case.batch_size,
-        "precision": precision,
-        **beside_eager.summary(case.batch_size * case.steps),
-        "ratio_plain": median(alternate(plain, eager, PAIRS).ratios),
-        **{key.replace("ratio", "ratio_compiled"): value for key, value in beside_compiled.spread().items()},
-        "products_share": median(products.ratios),
-        "tflop_per_s": case.products_flops * case.steps / median(products.ours) / 1e12,
-        **bytes_,
-    }
+    plain, graphs = (cache(partial(ours, case, graphs=which)) for which in (False, True))
+    eager, compiled = (cache(partial(theirs, case, compiled=which)) for which in (False, True))
+    yield "plain", lambda: {"ratio_plain": median(alternate(plain(), eager(), PAIRS).ratios)}
+    yield "eager", lambda: alternate(graphs(), eager(), PAIRS).summary(case.batch_size * case.steps)
+
+    def beside_compiled() -> Mapping[str, Any]:
+        spread = alternate(graphs(), compiled(), PAIRS).spread()
+        return {key.replace("ratio", "ratio_compiled"): value for key, value in spread.items()}
+
+    def beside_products() -> Mapping[str, Any]:
+        products = alternate(graphs(), machine.waits(products_of(case, kernels)), PAIRS)
+        rate = case.products_flops * case.steps / median(products.ours) / 1e12
+        return {"products_share": median(products.ratios), "tflop_per_s": rate}
+
+    yield "products", beside_products
+    yield "compiled", beside_compiled
 
 
 def show(found: dict[str, Any]) -> None:
     """Print the table."""
-    headings = "samples/s", "eager", "ratio", "plain", "compiled", "products", "TFLOP/s", "MB", "PyTorch's"
-    table = Table("network", *headings, title=f"{found['device']}: SGD with momentum beside PyTorch {found['torch']}")
+    table = Table(*TRAINING, title=f"{found['device']}: SGD with momentum beside PyTorch {found['torch']}")
     for row in found["training"]:
-        table.add_row(
-            f"{row['case']}, batch {row['batch_size']}, {row['precision']}",
-            f"{row['our_samples_per_second']:,.0f}",
-            f"{row['their_samples_per_second']:,.0f}",
-            f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})",
-            f"{row['ratio_plain']:.2f}",
-            f"{row['ratio_compiled']:.2f}",
-            f"{row['products_share']:.0%}",
-            f"{row['tflop_per_s']:.2f}",
-            *(f"{row[name] / 1e6:,.0f}" if name in row else "" for name in ("our_bytes", "their_bytes")),
-        )
+        table.add_row(*(cell(row) for cell in TRAINING.values()))
     Console(width=150).print(table)
 
 
@@ -169,6 +161,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", help="only networks with this in their name; may be repeated")
     parser.add_argument("--precision", action="append", choices=PRECISIONS, help="may be repeated (default: all)")
     parser.add_argument("--json", type=Path, default=RESULTS / f"{date.today().isoformat()}-gpu-training.json")
+    parser.add_argument("--no-chart", action="store_true")
     arguments = parser.parse_args()
     try:
         cupy = load_cupy() if arguments.device == "gpu" else None
@@ -178,18 +171,30 @@ def main() -> None:
     machine = Machine(arguments.device, "cpu" if cupy is None else "cuda", cupy)
     facts = {"device": "CPU"} if cupy is None else device_facts(cupy)
     cases = [case for case in GPU_CASES if not arguments.case or any(word in case.name for word in arguments.case)]
-    rows = [
-        measure(case, machine, precision)
-        for precision in arguments.precision or PRECISIONS
-        for case in cases
-        if precision == PRECISIONS[0] or (max(case.sizes) >= LARGE and cupy is not None)
-    ]
+    rows: list[dict[str, Any]] = []
     found = {"date": date.today().isoformat(), "torch": torch.__version__, **facts, "training": rows}
-    show(found)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    figures = {"gpu": rows, "machine": found["device"], "date": found["date"]}
-    draw_if_possible(figures, {"gpu": "one GPU, over PyTorch eager"}, arguments.json.with_suffix(".png"))
+    for precision in arguments.precision or PRECISIONS:
+        for case in cases:
+            if precision == PRECISIONS[0] or (max(case.sizes) >= LARGE and cupy is not None):
+                rows.append({"case": case.name, "batch_size": case.batch_size, "precision": precision})
+                for name, part in measure(case, machine, precision):
+                    _add(rows[-1], name, part)
+                    arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    show(found)
+    if not arguments.no_chart:
+        figures = {"gpu": rows, "machine": found["device"], "date": found["date"]}
+        draw_if_possible(figures, {"gpu": "one GPU, over PyTorch eager"}, arguments.json.with_suffix(".png"))
+    sys.exit(any("errors" in row for row in rows))
+
+
+def _add(row: dict[str, Any], name: str, part: Callable[[], Mapping[str, Any]]) -> None:
+    """Add a part of the results, or the error, after which the other parts are measured all the same."""
+    try:
+        row.update(part())
+    except Exception as error:
+        traceback.print_exc()
+        row.setdefault("errors", {})[name] = f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

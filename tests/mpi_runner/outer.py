@@ -18,7 +18,10 @@ from .rank import RECORDS_FOLDER, read_records, records_size
 from .slowness import deadline
 from .verdicts import JobEnd, Verdict, judge
 
-__all__ = ["MpiJobs", "ranks_of", "wait_for_job"]
+__all__ = ["NO_JOB", "MpiJobs", "ranks_of", "wait_for_job"]
+
+NO_JOB = pytest.StashKey[str]()
+"""Reason for which an item is skipped without a job. Its marks do not tell: pytest-mpi marks every item."""
 
 OUTPUT_SHOWN = 12000  # characters of the output of a failed job, enough for the stacks of a few ranks
 
@@ -99,8 +102,11 @@ class MpiJobs:
         ranks = ranks_of(item)
         if ranks is None:
             return None
+        if NO_JOB in item.stash:
+            at = str(item.path), (item.location[1] or 0) + 1, f"Skipped: {item.stash[NO_JOB]}"
+            self._verdicts[item.nodeid] = Verdict("skipped", skipped_at=at)
         if item.nodeid not in self._verdicts:
-            waiting = [each for each in item.session.items if ranks_of(each) == ranks]
+            waiting = [each for each in item.session.items if ranks_of(each) == ranks and NO_JOB not in each.stash]
             while item.nodeid not in self._verdicts:
                 waiting = [each for each in waiting if each.nodeid not in self._verdicts]
                 self._verdicts.update(self._run(ranks, waiting))
