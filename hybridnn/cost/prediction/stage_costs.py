@@ -66,7 +66,7 @@ class StageCosts:
         self._equal_microbatches = (*layout.equal_microbatches(workload.batch_size), ALL_MICROBATCHES)
         self._predicts = METHODS[layout.method].predicts
         self._breakdowns: dict[tuple[Any, ...], TimeBreakdown] = {}
-        self._messages: dict[tuple[Channel, int], float] = {}
+        self._messages: dict[tuple[Channel, int], tuple[float, float]] = {}
 
     # -- times of a schedule -----------------------------------------------------------------------------------------
 
@@ -76,17 +76,20 @@ class StageCosts:
 
     def message(self, message: Message) -> float:
         """Seconds of a message between two stages."""
+        return self._message_seconds(message)[0]
+
+    def link(self, message: Message) -> float:
+        """Seconds in which a message occupies the link between the nodes of two stages."""
+        return self._message_seconds(message)[1]
+
+    def _message_seconds(self, message: Message) -> tuple[float, float]:
         channel, _, microbatch = message
         key = channel, self._equal_microbatches[microbatch]
         if key not in self._messages:
             nbytes = self.message_bytes(message)
-            self._messages[key] = self.groups.message(nbytes, channel.sender, channel.receiver)
+            between = channel.sender, channel.receiver
+            self._messages[key] = self.groups.message(nbytes, *between), self.groups.link_seconds(nbytes, *between)
         return self._messages[key]
-
-    def link(self, message: Message) -> float:
-        """Seconds in which a message occupies the link between the nodes of two stages."""
-        channel = message[0]
-        return self.groups.link_seconds(self.message_bytes(message), channel.sender, channel.receiver)
 
     def barrier_seconds(self) -> float:
         """Seconds of a barrier of all ranks."""
