@@ -48,6 +48,12 @@ def find_submissions(folder: Path) -> list[Path]:
     return found
 
 
+def other_files(folder: Path) -> list[str]:
+    """Names of the files in a folder that are no zip files, and so no submissions; hidden ones are left out."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() != SUBMISSION and path.is_file())
+    return [str(path.relative_to(folder)) for path in paths if not path.name.startswith(".")]
+
+
 def grade_folder(
     grader: Grader,
     submissions: Path,
