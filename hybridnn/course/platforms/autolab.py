@@ -21,7 +21,7 @@ from hybridnn.errors import DataError
 
 FOLDER = "autograde"  # in the folder of the job
 SCORES = "scores.json"
-TIMEOUT = 300  # seconds; what is graded takes less
+TIMEOUT = 300  # seconds; what is graded takes less, as Autolab adds a line to the output of a job that it ends
 PENDING = "If no other scores follow, grading did not finish. Please tell the course staff."
 COMMAND = "course autograde --platform autolab"
 
