@@ -54,8 +54,9 @@ def main() -> None:
         for sheet in PARTS[name].sheets:
             sheet.show(figures[name])
         path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")  # a later part may fail
-    draw_chart(figures, {name: part.bars for name, part in PARTS.items()}, path.with_suffix(".png"))
-    print(f"written to {path} and .png")
+    chart = path.with_suffix(".png")
+    draw_chart(figures, {name: part.bars for name, part in PARTS.items()}, chart)
+    print("written to", " and ".join(str(file) for file in (path, chart) if file.exists()))
 
 
 if __name__ == "__main__":

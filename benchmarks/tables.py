@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.cases import MICROBATCHES
 
-__all__ = ["BATCH", "ENGINE", "METHODS", "MODEL", "PIPELINE", "PROGRESS", "RANKS", "SERIAL", "SHARED", "Sheet"]
+__all__ = ["BATCH", "ENGINE", "KIT", "METHODS", "MODEL", "PIPELINE", "PROGRESS", "RANKS", "SERIAL", "SHARED", "Sheet"]
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
@@ -178,13 +178,13 @@ RANKS = Sheet(
     "ratio",
 )
 
-ENGINE = Sheet(
-    "The engine of ranks in one process",
-    {
-        "quantity": lambda row: row["quantity"],
-        "measured": lambda row: f"{row['measured']:.3g}",
-        "aim": lambda row: f"{row['asked']:g} at most",
-        "unit": lambda row: row["unit"],
-    },
-    "quantity",
-)
+TARGETS: Columns = {
+    "quantity": lambda row: row["quantity"],
+    "measured": lambda row: f"{row['measured']:.3g}",
+    "aim": lambda row: f"{row['asked']:g} at most",
+    "unit": lambda row: row["unit"],
+}
+
+ENGINE = Sheet("The engine of ranks in one process", TARGETS, "quantity")
+
+KIT = Sheet("The class kit, one BLAS thread", TARGETS, "quantity")

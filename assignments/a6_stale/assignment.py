@@ -120,6 +120,7 @@ ASSIGNMENT = Assignment(
             name="predict",
             file="spectrain.py",
             target=f"{SOLUTION}:predict",
+            library="hybridnn.nn.optimizers:SGD.predict",
             call=calls.call_predict,
             solution=predict_solution,
             public=cases.public_predict,

@@ -154,6 +154,10 @@ class Task:
         Tasks to solve first.
     parameters : tuple of str, optional
         Parameters of the target that the student's function has; the first ones. By default all.
+    library : str
+        ``"module:name"`` of the function or method of the library that does the same, where `target` is a function of
+        the assignment; empty where there is none. Its parameters are those of the target, but for the name of the first
+        one of a method, and its outputs those of the standard variant.
     tolerance : float
         Relative tolerance of outputs.
     """
@@ -174,6 +178,7 @@ class Task:
     mistakes: tuple[Mistake, ...] = ()
     needs: tuple[str, ...] = ()
     parameters: tuple[str, ...] | None = None
+    library: str = ""
     tolerance: float = 1e-9
 
     @property

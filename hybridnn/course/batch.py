@@ -6,27 +6,36 @@ course, the kit and the isolation. A file is written by renaming, so that it is 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
 import re
+import signal
+import sys
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from hybridnn._version import __version__
 from hybridnn.course.assignment import Assignment
-from hybridnn.course.grading import Grader
+from hybridnn.course.grading import Grader, Limits
 from hybridnn.course.outcome import Outcome
 from hybridnn.course.submission import read_submission
+from hybridnn.course.term import Course
 from hybridnn.course.work_folder import FILE_BYTES
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, EnvironmentProblem
 from hybridnn.utils.files import FileError, make_folder, read_bytes, read_text, write_atomically
 
 ARCHIVE_BYTES = 8 * FILE_BYTES
 SUBMISSION = ".zip"
 SUFFIX = ".outcome.json"
+PARENT_DEATH_SIGNAL = 1  # option of prctl
 NOT_IN_NAMES = re.compile(r"[^\w.-]")
 
 
@@ -46,6 +55,12 @@ def find_submissions(folder: Path) -> list[Path]:
     if not found:
         raise DataError(f"{folder}: no zip files")
     return found
+
+
+def other_files(folder: Path) -> list[str]:
+    """Names of the files in a folder that are no zip files, and so no submissions; hidden ones are left out."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() != SUBMISSION and path.is_file())
+    return [str(path.relative_to(folder)) for path in paths if not path.name.startswith(".")]
 
 
 def grade_folder(
@@ -76,18 +91,55 @@ def grade_folder(
     _require_same_assignment(grader, out)
     make_folder(out, 0o700)
 
-    def grade(path: Path) -> Graded:
-        name = str(path.relative_to(submissions))
-        graded = Graded(name, _outcome_of(grader, path, out))
-        told(graded)
-        return graded
+    found: dict[Path, Graded] = {}
 
-    with ThreadPoolExecutor(jobs) as pool:
+    def add(path: Path, outcome: Outcome) -> None:
+        found[path] = Graded(str(path.relative_to(submissions)), outcome)
+        told(found[path])
+
+    if jobs == 1:
+        for path in paths:
+            add(path, _outcome_of(grader, path, out))
+    else:
+        _grade_in_processes(grader, paths, out, jobs, add)
+    return [found[path] for path in paths]
+
+
+def _grade_in_processes(
+    grader: Grader, paths: Sequence[Path], out: Path, jobs: int, add: Callable[[Path, Outcome], None]
+) -> None:
+    """Grade in processes, not threads: in a process, one function at a time can be traced for its lines and memory."""
+    about = (grader.course.folder, grader.assignment.id, grader.isolation, grader.limits)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _become_job, (os.getpid(),)) as pool:
         try:
-            return list(pool.map(grade, paths))
+            futures = {pool.submit(_outcome_in_job, about, path, out): path for path in paths}
+            for future in as_completed(futures):
+                add(futures[future], future.result())
+        except BrokenProcessPool:
+            raise EnvironmentProblem("a process that grades has ended; the same command goes on") from None
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _become_job(parent: int) -> None:
+    """In a process that grades: leave Ctrl-C to the process that started it, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _outcome_in_job(about: tuple[Path, str, str, Limits], path: Path, out: Path) -> Outcome:
+    return _outcome_of(_grader_of_job(*about), path, out)
+
+
+@lru_cache(maxsize=1)
+def _grader_of_job(folder: Path, name: str, isolation: str, limits: Limits) -> Grader:
+    """The grader of this process, which keeps the answers of references and mistakes."""
+    course = Course.open(folder)
+    return Grader(course, course.assignment(name), isolation, limits)
 
 
 def _require_same_assignment(grader: Grader, out: Path) -> None:

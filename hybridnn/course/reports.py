@@ -18,6 +18,7 @@ from hybridnn.utils.files import make_folder, read_text, write_atomically
 
 GRADES, PAGE, FEEDBACK, RUBRIC = "grades.csv", "grades.html", "feedback", "rubric.csv"
 RUBRIC_COLUMNS = ("submission", "item", "points", "possible", "question")
+STUB = "NotImplementedError"  # beginning of the message of a function that is not written
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings that spreadsheets would compute
 
 STYLE = """body { font: 15px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
@@ -102,14 +103,14 @@ def _bars(counts: Counter[str]) -> str:
 
 
 def _unexplained(outcome: Outcome) -> list[str]:
-    """Messages of wrong answers that have no hint: material for the next catalogue."""
+    """Messages of wrong answers that have no hint, but not of stubs: material for the next catalogue."""
     found = []
     for task in outcome.tasks:
         messages = [
             f"{task.name}, {check.name}: {check.message.splitlines()[0]}"
             for check in task.checks
             if check.points == 0 and check.kind != "budget" and check.message
-            if not check.not_tried and not check.mistake
+            if not check.not_tried and not check.mistake and not check.message.startswith(STUB)
         ]
         found += messages[:1]
     return found

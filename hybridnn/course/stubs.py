@@ -57,7 +57,10 @@ def signature_of(task: Task) -> inspect.Signature:
 
 
 def require_same_signature(task: Task, solution: Callable[..., Any]) -> None:
-    """Raise `DriftError` unless the reference solution, and its methods, have the parameters of the target."""
+    """Raise `DriftError` unless the reference solution and its methods have the parameters of the target.
+
+    Where the task names a function of the library besides, they are compared with its parameters, too.
+    """
     own = inspect.signature(solution.__init__ if inspect.isclass(solution) else solution)
     _require_same_parameters(task, task.target, own, signature_of(task))
     target = find(task.target)
@@ -66,6 +69,15 @@ def require_same_signature(task: Task, solution: Callable[..., Any]) -> None:
         if found is None:
             raise DriftError(f"{task.name}: the solution has no method {name}, {task.target} has one")
         _require_same_parameters(task, f"{task.target}.{name}", inspect.signature(found), inspect.signature(method))
+    if task.library:
+        wanted = inspect.signature(find(task.library))
+        if "self" in wanted.parameters:  # a function of the assignment has another name for it
+            own, wanted = _without_first(own), _without_first(wanted)
+        _require_same_parameters(task, task.library, own, wanted)
+
+
+def _without_first(signature: inspect.Signature) -> inspect.Signature:
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def _require_same_parameters(task: Task, target: str, own: inspect.Signature, wanted: inspect.Signature) -> None:

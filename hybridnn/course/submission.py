@@ -18,9 +18,10 @@ from hybridnn.course.allowed_code import refusals
 from hybridnn.course.assignment import Assignment, Task, Variant
 from hybridnn.course.injection import find
 from hybridnn.course.work_folder import FILE_BYTES, HANDOUT, MANIFEST, Manifest
-from hybridnn.errors import DataError, HybridnnError, one_line
+from hybridnn.errors import DataError, HybridnnError, one_line, shorten
 
 MOST_ENTRIES = 100
+SHOWN = 200  # characters of the names of files
 MOST_LEVELS = 100  # of nested expressions and statements: the functions that compare code are recursive
 IGNORED = re.compile(r"(^|/)(__MACOSX/|__pycache__/|\._|\.DS_Store$|Thumbs\.db$|desktop\.ini$)")
 """Files that file managers and Python add."""
@@ -126,7 +127,9 @@ def _allowed(assignment: Assignment, files: Mapping[str, bytes]) -> dict[str, by
     wanted = (MANIFEST, *assignment.files, *assignment.texts)
     for name in wanted:
         if name not in files:
-            raise UngradableError(f"{name}: is missing; {assignment.id} consists of {', '.join(wanted)}")
+            there = shorten(one_line(", ".join(sorted(files))), SHOWN) or "no file"
+            consists = f"{assignment.id} consists of {', '.join(wanted)}"
+            raise UngradableError(f"{name}: is missing; {consists}, and the submission has {there}")
     files = {name: content for name, content in files.items() if name != HANDOUT}  # some pack the whole folder
     for name, content in files.items():
         if name not in wanted:
@@ -150,7 +153,8 @@ def _parsed(name: str, text: str) -> ast.Module:
             tree = ast.parse(text, name)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise UngradableError(f"{name}{line}: cannot be parsed: {one_line(str(error))}") from None
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise UngradableError(f"{name}{line}: cannot be parsed: {one_line(reason)}") from None
     level: list[ast.AST] = [tree]
     for _ in range(MOST_LEVELS):
         level = [child for node in level for child in ast.iter_child_nodes(node)]

@@ -72,10 +72,8 @@ def _verify_variant(assignment: Assignment, variant: Variant, key: bytes, *, is_
         solution = task.solution(variant)
         problems += _problem(partial(require_same_signature, task, solution), DriftError)
         problems += _not_full("the reference", _checked(keys[task.name], solution))
-        if is_standard and not task.target.startswith(assignment.package) and task.parameters is None:
-            problems += _not_full(
-                "the library's own function", _checked(keys[task.name], find(task.target), whole=False)
-            )
+        if is_standard:
+            problems += _verify_library(assignment, keys[task.name])
         for mistake in keys[task.name].mistakes:
             if mistake.name.startswith(OTHER_VARIANT) and "," in mistake.name:
                 continue  # several axes at once: those of one axis show that the axes make a difference
@@ -83,6 +81,16 @@ def _verify_variant(assignment: Assignment, variant: Variant, key: bytes, *, is_
             problems += _verify_mistake(keys[task.name], mistake)
     problems += _verify_stub(assignment, variant, keys)
     return Proof(assignment.id, variant, len(assignment.tasks), count, tuple(problems))
+
+
+def _verify_library(assignment: Assignment, key: TaskKey) -> list[str]:
+    """What the library's own function loses, in a task that has one; of the budget only where it is the target."""
+    task = key.task
+    is_target = not task.target.startswith(assignment.package) and task.parameters is None
+    if not (is_target or task.library):
+        return []
+    runner = TrustedRunner({task.name: find(task.library or task.target)})
+    return _not_full("the library's own function", check_task(runner, key, budget=is_target, whole=False))
 
 
 def _problem(action: Callable[[], object], *kinds: type[Exception]) -> list[str]:

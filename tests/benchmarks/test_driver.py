@@ -82,6 +82,7 @@ def test_without_names_all_parts_run(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "shared_replicas",
         "progress_thread",
         "in_process",
+        "class_kit",
     ]
 
 

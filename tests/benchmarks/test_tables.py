@@ -61,6 +61,7 @@ FIGURES: dict[str, list[dict[str, Any]]] = {
         {**NETWORK, **RATIO, "way": "program", "seconds_of_four": 2.4, "seconds_of_one": 6.0, "asked_times": 1.5},
         {"quantity": "message: Send and Recv", "unit": "µs", "measured": 21.4321, "asked": 50.0},
     ],
+    "class-kit": [{"quantity": "check all of a1", "unit": "s", "measured": 7.4321, "asked": 20.0}],
 }
 
 LIMITS_AND_MEMORY = ["87%", "11%", "54", "41.3", "45.9"]
@@ -85,6 +86,7 @@ EXPECTED = {
         [SPEED[0], "program", "2.40", "6.00", "0.40 (0.25-0.80)", "1.5 at most"],
         ["message: Send and Recv", "21.4", "50 at most", "µs"],
     ],
+    "class-kit": [["check all of a1", "7.43", "20 at most", "s"]],
 }
 
 

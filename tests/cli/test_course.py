@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from course.made import allow_kit, course_of, reference_files, submission_zip
+from hybridnn.cli.course import student
 from hybridnn.course.assignment import load_assignment
+from hybridnn.course.work_folder import WorkFolder
 from mpi_runner.slowness import deadline
 
 A2 = load_assignment("a2")
@@ -33,6 +38,13 @@ def allreduce(group, array, operation="sum"):
     left = np.empty_like(array)
     group.isend(array, (group.rank + 1) % group.size, 0).wait()
     group.ireceive(left, (group.rank - 1) % group.size, 0).wait()
+"""
+
+BOUNDS = """
+def block_bounds(items, parts, part):
+    size, longer = divmod(items, parts)
+    first = part * size + min(part, longer)
+    return first, first + size + (part < longer)
 """
 
 Course = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -119,6 +131,53 @@ def test_check_and_submit_say_what_the_grader_refuses(course: Course, tmp_path: 
     _refused(course("submit", folder="work"), "blocks.py, line 1: imports os; you may import")
 
 
+def test_watch_checks_again_after_a_change(course: Course, tmp_path: Path) -> None:
+    assert course("start", "a2", "work").returncode == 0
+    printed, right = tmp_path / "printed", tmp_path / "right.py"
+    right.write_text(BOUNDS)
+    command = [sys.executable, "-m", "hybridnn", "course", "check", "bounds", "-q", "--watch"]
+    with printed.open("w") as out, subprocess.Popen(command, cwd=tmp_path / "work", stdout=out) as process:
+        try:
+            _await_results(process, printed, 1)
+            right.rename(tmp_path / "work/blocks.py")  # as editors write files
+            results = _await_results(process, printed, 2)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(deadline(60)) == 0
+        finally:
+            process.kill()
+    points = A2.task("bounds").points
+    possible = points.total - points.hidden
+    assert [line.partition(" points")[0] for line in results] == [f"0 of {possible:g}", f"{possible:g} of {possible:g}"]
+
+
+def _await_results(process: subprocess.Popen[bytes], printed: Path, count: int) -> list[str]:
+    """The lines with points, once there are so many."""
+    end = time.monotonic() + deadline(60)
+    while len(found := [line for line in printed.read_text().splitlines() if "points" in line]) < count:
+        assert process.poll() is None
+        assert time.monotonic() < end, found
+        time.sleep(0.05)
+    return found
+
+
+def test_watch_sees_a_change_during_a_check(course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert course("start", "a2", "work").returncode == 0
+    checked: list[str] = []
+
+    def check(work: WorkFolder, *_: object) -> bool:
+        checked.append(work.sources()["blocks.py"])
+        if len(checked) > 1:
+            raise KeyboardInterrupt
+        (work.folder / "blocks.py").write_text(BOUNDS)
+        return False
+
+    monkeypatch.setattr(student, "_check", check)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits for another change"))
+    with pytest.raises(typer.Exit):
+        student.check("bounds", tmp_path / "work", watch=True)
+    assert checked[1] == BOUNDS
+
+
 def test_a_deadlock_is_explained_and_drawn_and_can_be_debugged(course: Course, tmp_path: Path) -> None:
     assert course("start", "a3", "work").returncode == 0
     (tmp_path / "work/collectives.py").write_text(RING)
@@ -185,13 +244,16 @@ def test_wrong_input_of_lecturers_and_assistants(course: Course, tmp_path: Path)
     _refused(course("solution", "a2", "--course", "term"), "course.toml: variants")
 
 
-def test_a_submission_of_another_assignment_costs_no_attempt(course: Course, tmp_path: Path) -> None:
+def test_submissions_of_another_assignment_and_other_archives_cost_no_attempt(course: Course, tmp_path: Path) -> None:
     course_of(tmp_path / "term", "a2")
     (tmp_path / "in").mkdir()
     (tmp_path / "in/wrong.zip").write_bytes(submission_zip(A3, A3.standard, {}))
+    (tmp_path / "in/ada.7z").write_bytes(b"7z")
+    (tmp_path / "in/.listing").write_bytes(b"")
     graded = course("grade", "a2", "in", "--course", "term", "--isolation", "none")
     assert graded.returncode == 0, graded.stderr
     assert "wrong.zip: not gradable: it is a submission of a3, not of a2" in graded.stdout
+    assert "not graded, as they are no zip files: ada.7z\n" in graded.stdout
 
 
 def test_a_case_runs_under_mpi_too(course: Course, tmp_path: Path) -> None:

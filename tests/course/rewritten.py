@@ -8,7 +8,7 @@ from random import Random
 
 from hybridnn.course.assignment import Assignment, Variant
 
-__all__ = ["rewritten_files"]
+__all__ = ["LAYOUTS", "rewritten_files"]
 
 PRELUDE = """
 from __future__ import annotations

@@ -9,97 +9,192 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from course.made import course_of, submission_zip
-from course.rewritten import rewritten_files
+from course.made import course_of, submission_zip, wrong_files
+from course.rewritten import LAYOUTS, rewritten_files
 from hybridnn.course import grading
-from hybridnn.course.assignment import Assignment, load_assignment
+from hybridnn.course.assignment import Assignment, Mistake, Task, load_assignment
 from hybridnn.course.batch import SUFFIX, Graded, grade_folder, read_outcomes, with_student_flags
 from hybridnn.course.checks import TaskKey, TrustedRunner, check_task
 from hybridnn.course.grading import Grader, Limits
+from hybridnn.course.isolation import choose_isolation
 from hybridnn.course.outcome import Outcome
 from hybridnn.course.reports import FEEDBACK, GRADES, PAGE, write_reports
 from hybridnn.course.submission import Submission, UngradableError
-from hybridnn.course.term import Course
-from hybridnn.errors import DataError
+from hybridnn.course.term import KEY, Course
+from hybridnn.errors import DataError, EnvironmentProblem
 from mpi_runner.slowness import deadline
 
 A2 = load_assignment("a2")
+CODE = ("a1", "a2", "a3", "a4", "a5", "a6", "a7")
+"""Assignments whose tasks are functions."""
+
+JOBS = 2
+SECONDS = 10  # of a submission and job, on an idle machine
 MISTAKES = [(task.name, mistake.name) for task in A2.tasks for mistake in task.mistakes]
 
 
-def _expected_points(course: Course, assignment: Assignment, mistakes: dict[str, str]) -> float:
-    """Points by the functions of the kit, in this process, without submissions."""
-    variant = course.variant(assignment)
-    points = 0.0
-    for task in assignment.tasks:
-        functions = {mistake.name: mistake.function(variant) for mistake in task.mistakes}
-        function = functions[mistakes[task.name]] if task.name in mistakes else task.solution(variant)
-        key = TaskKey(assignment, task, variant, course.key)
-        outcome = check_task(TrustedRunner({task.name: function}), key)
-        points += outcome.points
-    return round(points, 2)
+class Catalogue:
+    """Points of each task by the functions of the kit, in this process, without submissions."""
+
+    def __init__(self, course: Course, assignment: Assignment) -> None:
+        self._course, self._assignment = course, assignment
+        self._points: dict[tuple[str, str], float] = {}
+
+    def points(self, mistakes: Mapping[str, str]) -> float:
+        """Points of a submission with the mistakes of some tasks, by task, and the reference for all others."""
+        return round(sum(self._of_task(task, mistakes.get(task.name, "")) for task in self._assignment.tasks), 2)
+
+    def _of_task(self, task: Task, mistake: str) -> float:
+        if (task.name, mistake) not in self._points:
+            variant = self._course.variant(self._assignment)
+            functions = {known.name: known.function for known in task.mistakes}
+            function = functions.get(mistake, task.solution)(variant)
+            key = TaskKey(self._assignment, task, variant, self._course.key)
+            self._points[task.name, mistake] = check_task(TrustedRunner({task.name: function}), key).points
+        return self._points[task.name, mistake]
 
 
-def _make(folder: Path, course: Course, chosen: Sequence[dict[str, str]]) -> dict[str, float]:
+def _make(
+    folder: Path, course: Course, chosen: Sequence[Mapping[str, str]], assignment: Assignment = A2
+) -> dict[str, float]:
     """Write submissions, and return their expected points by name."""
     folder.mkdir()
-    variant = course.variant(A2)
-    known: dict[str, float] = {}
-    expected = {}
+    variant = course.variant(assignment)
+    catalogue, expected = Catalogue(course, assignment), {}
     for number, mistakes in enumerate(chosen):
-        if str(mistakes) not in known:
-            known[str(mistakes)] = _expected_points(course, A2, mistakes)
+        if assignment is A2:
+            files = rewritten_files(assignment, variant, mistakes, number)
+        else:
+            known = {task: _mistake(assignment, task, name) for task, name in mistakes.items()}
+            files = wrong_files(assignment, variant, known, LAYOUTS[number % len(LAYOUTS)])
         name = f"student-{number:03}.zip"
-        files = rewritten_files(A2, variant, mistakes, number)
-        (folder / name).write_bytes(submission_zip(A2, variant, files, student=f"student {number}"))
-        expected[name] = known[str(mistakes)]
+        (folder / name).write_bytes(submission_zip(assignment, variant, files, student=f"student {number}"))
+        expected[name] = catalogue.points(mistakes)
     return expected
+
+
+def _mistake(assignment: Assignment, task: str, name: str) -> Mistake:
+    return next(mistake for mistake in assignment.task(task).mistakes if mistake.name == name)
+
+
+def _combined(assignment: Assignment) -> list[dict[str, str]]:
+    """Submissions with a mistake in every task, so many that each mistake is in one of them."""
+    known = {
+        task.name: [mistake.name for mistake in task.mistakes if mistake.applies(assignment.standard)]
+        for task in assignment.tasks
+    }
+    most = max(map(len, known.values()))
+    return [{task: names[number % len(names)] for task, names in known.items()} for number in range(most)]
+
+
+def _made_submissions(assignment: Assignment) -> list[dict[str, str]]:
+    """Mistakes by task: none, one in every task, and where submissions are code of their own, one alone."""
+    alone = [{task: name} for task, name in MISTAKES] if assignment is A2 else []
+    return [{}, {}, {}, {}, *_combined(assignment), *alone, *alone]
 
 
 def _rows(text: str) -> dict[str, dict[str, str]]:
     return {row["submission"]: row for row in csv.DictReader(io.StringIO(text))}
 
 
-def _grade_command(course: Course, submissions: Path, out: Path) -> list[str]:
-    command = [sys.executable, "-m", "hybridnn", "course", "grade", "a2", str(submissions)]
-    return [*command, "--course", str(course.folder), "--out", str(out), "--jobs", "2", "--isolation", "none"]
+def _isolation() -> str:
+    try:
+        return choose_isolation("auto")
+    except EnvironmentProblem:
+        return "none"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Submissions of a course, which the command grades.
+
+    Attributes
+    ----------
+    limit : float
+        Seconds to grade all of them.
+    """
+
+    course: Course
+    name: str
+    submissions: Path
+    limit: float
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the command."""
+        return {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+
+    def command(self, out: Path) -> list[str]:
+        """The command that grades them."""
+        command = [sys.executable, "-m", "hybridnn", "course", "grade", self.name, str(self.submissions)]
+        command += ["--course", str(self.course.folder), "--out", str(out), "--jobs", str(JOBS)]
+        return [*command, "--isolation", _isolation()]
+
+    def grade(self, out: Path) -> None:
+        """Grade all of them in time."""
+        subprocess.run(
+            self.command(out), env=self.environment, stdout=subprocess.DEVNULL, check=True, timeout=self.limit
+        )
+
+    def grade_until_killed(self, out: Path, count: int) -> None:
+        """Grade until there are so many outcomes, and kill the command."""
+        with subprocess.Popen(self.command(out), env=self.environment, stdout=subprocess.DEVNULL) as process:
+            end = time.monotonic() + self.limit
+            while len(list(out.glob(f"*{SUFFIX}"))) < count and time.monotonic() < end:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGKILL)
+
+
+def _folder(tmp_path: Path, name: str, chosen: Sequence[Mapping[str, str]]) -> tuple[Folder, dict[str, float]]:
+    """A folder of submissions, and their expected points."""
+    course = course_of(tmp_path / "course", name)
+    (course.folder / KEY).write_text("00112233445566778899aabbccddeeff")
+    course = Course.open(course.folder)
+    expected = _make(tmp_path / "submissions", course, chosen, load_assignment(name))
+    return Folder(course, name, tmp_path / "submissions", deadline(SECONDS * len(chosen) / JOBS)), expected
+
+
+def test_two_hundred_submissions_are_made() -> None:
+    assert sum(len(_made_submissions(load_assignment(name))) for name in CODE) >= 200
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_two_hundred_submissions_get_the_points_of_the_catalogue_also_when_killed_in_the_middle(tmp_path: Path) -> None:
-    course = course_of(tmp_path / "course", "a2")
-    chosen: list[dict[str, str]] = [{} for _ in range(20)]
-    chosen += [{task: name} for task, name in (MISTAKES * 5)[:170]]
-    chosen += [{MISTAKES[0][0]: MISTAKES[0][1], MISTAKES[-1][0]: MISTAKES[-1][1]} for _ in range(200 - len(chosen))]
-    expected = _make(tmp_path / "submissions", course, chosen)
-    assert len(expected) == 200
-    out = tmp_path / "grades"
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    command = _grade_command(course, tmp_path / "submissions", out)
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        end = time.monotonic() + deadline(600)
-        while len(list(out.glob(f"*{SUFFIX}"))) < 60 and time.monotonic() < end:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-    graded_before = len(list(out.glob(f"*{SUFFIX}")))
-    assert 60 <= graded_before < 200
-    assert not (out / GRADES).exists()
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=deadline(1200))
-    text = (out / GRADES).read_text()
-    rows = _rows(text)
-    assert {name: float(row["points"]) for name, row in rows.items()} == expected
+@pytest.mark.parametrize("name", CODE)
+def test_submissions_get_the_points_of_the_catalogue(name: str, tmp_path: Path) -> None:
+    chosen = _made_submissions(load_assignment(name))
+    folder, expected = _folder(tmp_path, name, chosen)
+    folder.grade(tmp_path / "grades")
+    rows = _rows((tmp_path / "grades" / GRADES).read_text())
+    assert {submission: float(row["points"]) for submission, row in rows.items()} == expected
     for number, mistakes in enumerate(chosen):
         named = set(rows[f"student-{number:03}.zip"]["mistakes"].split())
-        assert named == {f"{task}.{name}" for task, name in mistakes.items()}
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=deadline(300))
-    assert (out / GRADES).read_text() == text
+        assert named == {f"{task}.{mistake}" for task, mistake in mistakes.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", ["a2", "a3"])
+def test_a_grading_that_is_killed_and_repeated_gives_the_tables_of_one_that_is_not(name: str, tmp_path: Path) -> None:
+    chosen = _made_submissions(load_assignment(name))[:12]
+    folder, _ = _folder(tmp_path, name, chosen)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    folder.grade_until_killed(killed, 4)
+    before = {path: path.stat().st_mtime_ns for path in killed.glob(f"*{SUFFIX}")}
+    assert 4 <= len(before) < len(chosen)
+    assert not (killed / GRADES).exists()
+    folder.grade(killed)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    folder.grade(whole)
+    for table in (GRADES, PAGE):
+        assert (killed / table).read_bytes() == (whole / table).read_bytes()
 
 
 @pytest.fixture
@@ -112,15 +207,16 @@ def test_a_folder_is_graded_once_and_reported(tmp_path: Path, grader: Grader) ->
     chosen = [{}, {"bounds": "remainder-lost"}, {"gradient": "average-of-averages", "buckets": "one-bucket"}]
     expected = _make(tmp_path / "submissions", grader.course, chosen)
     (tmp_path / "submissions" / "broken.zip").write_bytes(b"no zip")
+    (tmp_path / "submissions" / "started.zip").write_bytes(submission_zip(A2, A2.standard, {}))
     (tmp_path / "submissions" / "formula.zip").write_bytes(
         submission_zip(A2, A2.standard, rewritten_files(A2, A2.standard, {}, 0), student='=HYPERLINK("x")')
     )
     out = tmp_path / "grades"
     seen: list[str] = []
     graded = grade_folder(grader, tmp_path / "submissions", out, jobs=2, told=lambda item: seen.append(item.name))
-    assert sorted(seen) == ["broken.zip", "formula.zip", *sorted(expected)]
+    assert sorted(seen) == ["broken.zip", "formula.zip", "started.zip", *sorted(expected)]
     points = {item.name: item.outcome.points for item in graded if item.outcome.gradable}
-    assert points == {**expected, "formula.zip": 100.0}
+    assert points == {**expected, "formula.zip": 100.0, "started.zip": 0.0}
     assert points["student-000.zip"] == 100
     write_reports(A2, graded, out, "hints")
     rows = _rows((out / GRADES).read_text())
@@ -129,6 +225,7 @@ def test_a_folder_is_graded_once_and_reported(tmp_path: Path, grader: Grader) ->
     assert rows["student-002.zip"]["mistakes"] == "gradient.average-of-averages buckets.one-bucket"
     assert rows["formula.zip"]["student"].startswith("'=")
     page = (out / PAGE).read_text()
+    assert "not written yet" not in page.partition("<h2>Tasks")[0]
     assert "gradient.average-of-averages" in page
     assert "<script" not in page
     assert "<td>student-001.zip<td>" in page

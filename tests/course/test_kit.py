@@ -15,6 +15,7 @@ import pytest
 
 from course.made import blank_files, course_of, reference_files, submission_zip
 from course.rewritten import rewritten_files
+from hybridnn.comm.group import Group
 from hybridnn.course.answers import Answer, Failure
 from hybridnn.course.assignment import assignment_packages, load_assignment
 from hybridnn.course.checks import TaskKey, TrustedRunner, check_task, diagnose
@@ -121,6 +122,23 @@ def test_a_solution_with_other_parameters_is_refused() -> None:
 
     with pytest.raises(DriftError, match="part is keyword-only"):
         require_same_signature(task, block_bounds)
+
+
+def test_a_method_of_the_library_that_a_task_names_is_compared_by_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target of the task is a function of the assignment, which has `group` for `self`."""
+    a3 = load_assignment("a3")
+    task = a3.task("allreduce")
+    require_same_signature(task, task.solution(a3.standard))
+
+    def allreduce(self: Group, array: np.ndarray[Any, Any], operation: str = "sum") -> None:
+        self.broadcast(array)
+
+    monkeypatch.setattr(Group, "allreduce", allreduce)
+    (proof,) = verify_assignment(a3)
+    assert any(problem.startswith("allreduce: the library's own function fails") for problem in proof.problems)
+    monkeypatch.setattr(Group, "allreduce", lambda self, array, reduction="sum": None)
+    with pytest.raises(DriftError, match=r"Group\.allreduce has array, reduction"):
+        require_same_signature(task, task.solution(a3.standard))
 
 
 # -- injection --------------------------------------------------------------------------------------------------------

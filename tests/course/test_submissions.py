@@ -63,6 +63,20 @@ def test_files_that_file_managers_add_are_left_out() -> None:
     assert set(found.files) == set(A2.files)
 
 
+def test_a_missing_file_is_named_with_the_files_that_are_there() -> None:
+    files = {**files_of(), "Blocks.py": b""}
+    del files["blocks.py"]
+    with pytest.raises(UngradableError, match=r"^blocks\.py: is missing; .* has Blocks\.py, assignment\.toml"):
+        read_submission(A2, packed(files))
+    with pytest.raises(UngradableError, match=r"the submission has no file$"):
+        read_submission(A2, packed({}))
+
+
+def test_a_syntax_error_is_named_once() -> None:
+    with pytest.raises(UngradableError, match=r"^blocks\.py, line \d+: cannot be parsed: [^(]*$"):
+        read_submission(A2, packed(files_of({"blocks.py": "def broken()\n"})))
+
+
 @pytest.mark.parametrize("name", ["other.py", "a2/b/blocks.py", "handout.md.py", "numpy.py", "__pycache__"])
 def test_other_files_are_refused(name: str) -> None:
     with pytest.raises(UngradableError, match="is not a file of a2"):

@@ -61,11 +61,12 @@ def test_messages_need_a_tag_in_the_checks_as_in_the_library() -> None:
 
 
 def test_exceptions_with_other_messages_are_other_failures() -> None:
-    one, same, other = (
+    one, same, spaced, other = (
         Answer(failure=Failure("raised ValueError", text))
-        for text in ("ValueError: shapes\n  layer.py:3 in forward", "ValueError: shapes", "ValueError: x")
+        for text in ("ValueError: shapes\n  layer.py:3 in forward", "ValueError: shapes", "ValueError: shapes \n", "V")
     )
     assert same_answer(one, same, 0)
+    assert same_answer(one, spaced, 0)
     assert not same_answer(one, other, 0)
 
 

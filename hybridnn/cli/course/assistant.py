@@ -48,7 +48,7 @@ def grade(
     case_seconds: Annotated[float, option("Time limit of one case.", "S", "--case-seconds", least=0.1)] = 10.0,
 ) -> None:
     """Grade a folder of submissions; what is graded already is kept, so that it may be stopped at any moment."""
-    from hybridnn.course.batch import grade_folder
+    from hybridnn.course.batch import grade_folder, other_files
 
     grader = _grader(course, assignment, isolation, case_seconds)
     console = make_console()
@@ -60,6 +60,8 @@ def grade(
 
     students = _students(roster)
     _write_reports(grader, grade_folder(grader, submissions, out, jobs=jobs, told=told), out, students)
+    if others := other_files(submissions):
+        console.print(f"not graded, as they are no zip files: {', '.join(others)}", soft_wrap=True)
 
 
 def report(

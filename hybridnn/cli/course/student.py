@@ -29,6 +29,7 @@ CaseNumber = Annotated[int | None, count("Number of a public case; without, the 
 CaseRanks = Annotated[int | None, count("Take a public case on N ranks; without, the one on most ranks.", "--ranks")]
 
 WATCH_SECONDS = 0.5
+MISSING = 0
 PRINTED_LINES = 10
 FAILED = 1  # exit code of a failed check
 
@@ -67,10 +68,11 @@ def check(
 
     work = folder_of(folder)
     tasks = work.assignment.tasks if task is None else (work.assignment.task(task),)
+    checked = _changes(work)  # read before the check, so that a change during it is seen
     passed = _check(work, tasks, quiet)
     with contextlib.suppress(KeyboardInterrupt):
         while watch:
-            _await_change(work)
+            checked = _await_change(work, checked)
             make_console().print(f"\n-- {time.strftime('%H:%M:%S')} --")
             passed = _check(work, tasks, quiet)
     raise typer.Exit(0 if passed else FAILED)
@@ -134,13 +136,16 @@ def _print_check(console: Console, check: CheckOutcome, feedback: str, *, is_kno
             console.print(f"    {line}", soft_wrap=True)
 
 
-def _await_change(work: WorkFolder) -> None:
-    def times() -> list[int]:
-        return [path.stat().st_mtime_ns if (path := work.folder / name).exists() else 0 for name in work.paths()]
-
-    before = times()
-    while times() == before:
+def _await_change(work: WorkFolder, before: Sequence[int]) -> list[int]:
+    """Wait until the files have changed since `before`; while an editor replaces one, it is missing."""
+    while (now := _changes(work)) == before or MISSING in now:
         time.sleep(WATCH_SECONDS)
+    return now
+
+
+def _changes(work: WorkFolder) -> list[int]:
+    """When each file has last been changed."""
+    return [path.stat().st_mtime_ns if (path := work.folder / name).exists() else MISSING for name in work.paths()]
 
 
 def debug(

@@ -15,15 +15,14 @@ from hybridnn.course.platforms.autolab import Autolab
 from hybridnn.course.platforms.github import GitHub
 from hybridnn.course.platforms.gradescope import Gradescope
 from hybridnn.course.platforms.job import Autograder, Platform, read_files
-from hybridnn.course.platforms.junit import junit_xml
 from hybridnn.course.platforms.kit import COURSE, Instructions, Kit, Package
 from hybridnn.course.platforms.prairielearn import PrairieLearn
 from hybridnn.course.submission import UngradableError
 from hybridnn.course.term import Course
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.checks import require_choice
 
-__all__ = ["AUTOGRADERS", "PLATFORMS", "Kit", "Package", "autograde", "build_package", "junit_xml"]
+__all__ = ["AUTOGRADERS", "PLATFORMS", "Kit", "Package", "autograde", "build_package"]
 
 AUTOGRADERS: Mapping[str, Autograder] = {
     platform.name: platform for platform in (Gradescope(), Autolab(), PrairieLearn())
@@ -71,6 +70,9 @@ def autograde(
     DataError
         If the folders are not those of the platform.
     """
+    if platform in PLATFORMS and platform not in AUTOGRADERS:
+        reason = "its workflow runs `hybridnn course check`; hidden cases need the key, which students could read there"
+        raise SettingError("--platform", platform, ", ".join(AUTOGRADERS), f"--platform {platform}: {reason}")
     require_choice("--platform", platform, AUTOGRADERS)
     found = AUTOGRADERS[platform]
     job = found.job(found.default_root if root is None else root)

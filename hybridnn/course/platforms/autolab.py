@@ -21,7 +21,8 @@ from hybridnn.errors import DataError
 
 FOLDER = "autograde"  # in the folder of the job
 SCORES = "scores.json"
-TIMEOUT = 300  # seconds; what is graded takes less
+TIMEOUT = 300  # seconds; what is graded takes less, as Autolab adds a line to the output of a job that it ends
+PENDING = "If no other scores follow, grading did not finish. Please tell the course staff."
 COMMAND = "course autograde --platform autolab"
 
 MAKEFILE = """\
@@ -31,7 +32,9 @@ all:
 """
 
 GRADE = """\
-# Grades the submission. The last line of the output is JSON, whatever happens.
+# Grades the submission. The last line of the output is JSON, whatever happens: also where the job is killed.
+echo "{pending}"
+cat autograde/scores.json
 hybridnn=${HYBRIDNN:-{grader}}
 if sudo -n -l $hybridnn {command} > /dev/null 2>&1; then
     grade="sudo -n $hybridnn {command}"
@@ -93,7 +96,7 @@ class Autolab:
         return Job(root, package, archives[0], closed=(package,))
 
     def begin(self, job: Job) -> None:
-        """Nothing: the script of the package writes the scores of a grading that does not finish."""
+        """Nothing: the script of the package prints the scores of a grading that does not finish."""
 
     def finish(self, job: Job, instructions: Instructions, outcome: Outcome, shown: Outcome, out: TextIO) -> None:
         """Write feedback and scores; students see all of it."""
@@ -139,7 +142,8 @@ def _line(value: Any) -> str:
 
 def _grading_files(kit: Kit) -> dict[str, bytes]:
     nothing = autolab_scores(kit.assignment, Outcome(assignment=kit.name))
-    script = GRADE.replace("{grader}", GRADER).replace("{command}", COMMAND).replace("{unfinished}", UNFINISHED)
+    texts = {"grader": GRADER, "command": COMMAND, "pending": PENDING, "unfinished": UNFINISHED}
+    script = re.sub(r"\{(\w+)\}", lambda found: texts[found[1]], GRADE)
     files = {"grade.sh": script.encode(), SCORES: (_line(nothing) + "\n").encode(), **kit.grading_files("autolab")}
     return {f"{FOLDER}/{name}": content for name, content in files.items()}
 

@@ -18,7 +18,13 @@ README = """\
 # {title} on GitHub
 
 `template/` is the content of a repository that students copy: make it a template repository. Its workflow checks one
-task in each step, on every push, with the public cases, budget and training only.
+task in each step, on every push, with the public cases, budget and training only. A step passes or fails: there are no
+partial points.
+
+Students can read and change all of a repository of their own, so it has no key of the term, and
+`hybridnn course autograde` has nothing to do there. For hidden cases and partial points, clone the repositories, pack
+each clone, and grade the folder of zip files:
+`hybridnn course submit --folder CLONE --out submissions/NAME.zip`, `hybridnn course grade {name} submissions`.
 
 `classroom50-tests.json` has the same checks with their points, for Classroom 50, a successor of GitHub Classroom:
 `gh teacher assignment add ORGANIZATION CLASSROOM {name} --tests classroom50-tests.json`. There, leave
