@@ -150,8 +150,6 @@ class Task:
         Methods of the group that may be called.
     budget : callable, optional
         ``budget(case, answer, variant)`` returns what is bounded.
-    needs : tuple of str
-        Tasks to solve first.
     parameters : tuple of str, optional
         Parameters of the target that the student's function has; the first ones. By default all.
     tolerance : float
@@ -172,7 +170,6 @@ class Task:
     budget: Callable[[Case, Answer, Variant], Sequence[Bound]] | None = None
     whole: WholeRun | None = None
     mistakes: tuple[Mistake, ...] = ()
-    needs: tuple[str, ...] = ()
     parameters: tuple[str, ...] | None = None
     tolerance: float = 1e-9
 
