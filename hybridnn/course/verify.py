@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -10,7 +10,7 @@ from random import Random
 from hybridnn.course.answers import same_answer
 from hybridnn.course.assignment import Assignment, Mistake, Variant
 from hybridnn.course.carrier import Worker
-from hybridnn.course.checks import OTHER_VARIANT, TaskKey, TrustedRunner, check_task
+from hybridnn.course.checks import OTHER_VARIANT, TaskKey, TrustedRunner, check_task, found_alone
 from hybridnn.course.handout import HandoutError, render_handout
 from hybridnn.course.injection import find
 from hybridnn.course.outcome import TaskOutcome
@@ -27,6 +27,8 @@ class Proof:
     ----------
     mistakes : int
         Mistakes that were caught, solutions of other variants among them.
+    hinted : int
+        Those whose hint the public cases alone give, as in ``hybridnn course check``.
     problems : tuple of str
         What does not hold.
     """
@@ -35,6 +37,7 @@ class Proof:
     variant: Variant
     tasks: int
     mistakes: int
+    hinted: int
     problems: tuple[str, ...]
 
 
@@ -63,7 +66,7 @@ def some_variants(assignment: Assignment, count: int) -> list[dict[str, str]]:
 
 def _verify_variant(assignment: Assignment, variant: Variant, key: bytes, *, is_standard: bool) -> Proof:
     problems: list[str] = []
-    count = 0
+    count = hinted = 0
     if abs(assignment.points - 100) > 1e-9:
         problems.append(f"the points add up to {assignment.points:g}, not 100")
     problems += _problem(lambda: render_handout(assignment, variant), HandoutError)
@@ -81,8 +84,9 @@ def _verify_variant(assignment: Assignment, variant: Variant, key: bytes, *, is_
                 continue  # several axes at once: those of one axis show that the axes make a difference
             count += 1
             problems += _verify_mistake(keys[task.name], mistake)
+            hinted += found_alone(keys[task.name], mistake, range(len(keys[task.name].public))) == mistake.name
     problems += _verify_stub(assignment, variant, keys)
-    return Proof(assignment.id, variant, len(assignment.tasks), count, tuple(problems))
+    return Proof(assignment.id, variant, len(assignment.tasks), count, hinted, tuple(problems))
 
 
 def _problem(action: Callable[[], object], *kinds: type[Exception]) -> list[str]:
@@ -106,7 +110,7 @@ def _not_full(who: str, outcome: TaskOutcome) -> list[str]:
 
 
 def _verify_mistake(key: TaskKey, mistake: Mistake) -> list[str]:
-    """The mistake fails, and is found as itself in the public cases or in all, and never as another one."""
+    """The mistake fails in all cases, and in the hidden ones alone, and is found as itself and never as another one."""
     name = f"{key.task.name}: mistake {mistake.name}"
     if not mistake.hint.strip().endswith("?"):
         return [f"{name}: its hint does not end with a question"]
@@ -116,13 +120,20 @@ def _verify_mistake(key: TaskKey, mistake: Mistake) -> list[str]:
         return [f"{name}: earns all points"]
     found = {check.mistake for check in failed if check.mistake}
     if found != {mistake.name}:
-        return [f"{name}: is found as {', '.join(sorted(found)) or 'none'}{_twins(key, mistake)}"]
+        twins = _twins(key, mistake, range(len(key.cases)))
+        return [f"{name}: is found as {', '.join(sorted(found)) or 'none'}{twins}"]
+    hidden = range(len(key.public), len(key.cases))
+    alone = found_alone(key, mistake, hidden) if hidden else mistake.name
+    if alone is None:
+        return [f"{name}: earns all points of the hidden cases"]
+    if alone != mistake.name:
+        return [f"{name}: is found as {alone or 'none'} by the hidden cases alone{_twins(key, mistake, hidden)}"]
     return []
 
 
-def _twins(key: TaskKey, mistake: Mistake) -> str:
-    """Which other mistakes give the same answers to all cases."""
-    answers = {number: key.wrong(mistake, number) for number in range(len(key.cases))}
+def _twins(key: TaskKey, mistake: Mistake, numbers: Sequence[int]) -> str:
+    """Which other mistakes give the same answers to these cases."""
+    answers = {number: key.wrong(mistake, number) for number in numbers}
     twins = [
         other.name
         for other in key.mistakes
