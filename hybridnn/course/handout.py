@@ -79,9 +79,10 @@ def _commands(assignment: Assignment, modules: Collection[str]) -> str:
         ("check --watch", "again after every change of a file"),
         (f"debug {first}", "one case under Python's debugger"),
     ]
-    with_messages = [task.name for task in assignment.tasks if task.operations]
+    drawn = [task for task in assignment.tasks if task.operations or task.picture is not None]
     with_training = [task.name for task in assignment.tasks if task.whole is not None]
-    commands += [(f"picture {name}", "its messages as a picture") for name in with_messages[:1]]
+    what = {True: "its messages as a picture", False: "its order as a picture"}
+    commands += [(f"picture {task.name}", what[bool(task.operations)]) for task in drawn[:1]]
     commands += [(f"run {name}", "its whole run") for name in with_training[:1]]
     commands.append(("submit", "the zip file to hand in"))
     width = max(len(command) for command, _ in commands)
