@@ -125,8 +125,13 @@ def _buckets_case(layers: Sequence[int], elements: int, variant: Variant) -> Cas
     return Case(name, ({"ends": ends, "size": size, "min_elements": elements},))
 
 
+def _loss_is_last(variant: Variant) -> int:
+    return int(variant["loss_place"] == "last")
+
+
 def _public_buckets(variant: Variant) -> Sequence[Case]:
-    sizes = (([5, 5, 5, 4], 10), ([2, 20, 3, 9], 10), ([7], 100))
+    exact = [2, 2, 6, 4 - _loss_is_last(variant)]  # the last two layers have exactly the limit
+    sizes = ((exact, 10), ([2, 20, 3, 9], 10), ([7], 100))
     return [_buckets_case(layers, elements, variant) for layers, elements in sizes]
 
 
@@ -137,7 +142,7 @@ def _hidden_buckets(random: Random, variant: Variant, number: int) -> Case:
         elements = random.randint(5, 40)
         if number % 2:
             layers[0] = 1
-            elements = layers[-1] + layers[-2] + 1
+            elements = layers[-1] + layers[-2] + _loss_is_last(variant)
         case = _buckets_case(layers, elements, variant)
         plans = [buckets_solution({"bucket_size": choice})(**case.inputs[0]) for choice in ("at least", "at most")]
         if plans[0] != plans[1]:

@@ -27,8 +27,6 @@ class Proof:
     ----------
     mistakes : int
         Mistakes that were caught, solutions of other variants among them.
-    hinted : int
-        Those whose hint the public cases alone give, as in ``hybridnn course check``.
     problems : tuple of str
         What does not hold.
     """
@@ -37,7 +35,6 @@ class Proof:
     variant: Variant
     tasks: int
     mistakes: int
-    hinted: int
     problems: tuple[str, ...]
 
 
@@ -66,7 +63,7 @@ def some_variants(assignment: Assignment, count: int) -> list[dict[str, str]]:
 
 def _verify_variant(assignment: Assignment, variant: Variant, key: bytes, *, is_standard: bool) -> Proof:
     problems: list[str] = []
-    count = hinted = 0
+    count = 0
     if abs(assignment.points - 100) > 1e-9:
         problems.append(f"the points add up to {assignment.points:g}, not 100")
     problems += _problem(lambda: render_handout(assignment, variant), HandoutError)
@@ -84,9 +81,8 @@ def _verify_variant(assignment: Assignment, variant: Variant, key: bytes, *, is_
                 continue  # several axes at once: those of one axis show that the axes make a difference
             count += 1
             problems += _verify_mistake(keys[task.name], mistake)
-            hinted += found_alone(keys[task.name], mistake, range(len(keys[task.name].public))) == mistake.name
     problems += _verify_stub(assignment, variant, keys)
-    return Proof(assignment.id, variant, len(assignment.tasks), count, hinted, tuple(problems))
+    return Proof(assignment.id, variant, len(assignment.tasks), count, tuple(problems))
 
 
 def _problem(action: Callable[[], object], *kinds: type[Exception]) -> list[str]:
@@ -110,7 +106,7 @@ def _not_full(who: str, outcome: TaskOutcome) -> list[str]:
 
 
 def _verify_mistake(key: TaskKey, mistake: Mistake) -> list[str]:
-    """The mistake fails in all cases, and in the hidden ones alone, and is found as itself and never as another one."""
+    """It fails, and is found as itself by all cases, by the public ones alone, and by the hidden ones alone."""
     name = f"{key.task.name}: mistake {mistake.name}"
     if not mistake.hint.strip().endswith("?"):
         return [f"{name}: its hint does not end with a question"]
@@ -122,13 +118,15 @@ def _verify_mistake(key: TaskKey, mistake: Mistake) -> list[str]:
     if found != {mistake.name}:
         twins = _twins(key, mistake, range(len(key.cases)))
         return [f"{name}: is found as {', '.join(sorted(found)) or 'none'}{twins}"]
-    hidden = range(len(key.public), len(key.cases))
-    alone = found_alone(key, mistake, hidden) if hidden else mistake.name
-    if alone is None:
-        return [f"{name}: earns all points of the hidden cases"]
-    if alone != mistake.name:
-        return [f"{name}: is found as {alone or 'none'} by the hidden cases alone{_twins(key, mistake, hidden)}"]
-    return []
+    problems = []
+    for kind, numbers in (("public", range(len(key.public))), ("hidden", range(len(key.public), len(key.cases)))):
+        alone = found_alone(key, mistake, numbers) if numbers else mistake.name
+        if alone is None:
+            problems.append(f"{name}: earns all points of the {kind} cases")
+        elif alone != mistake.name:
+            twins = _twins(key, mistake, numbers)
+            problems.append(f"{name}: is found as {alone or 'none'} by the {kind} cases alone{twins}")
+    return problems
 
 
 def _twins(key: TaskKey, mistake: Mistake, numbers: Sequence[int]) -> str:

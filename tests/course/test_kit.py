@@ -180,8 +180,8 @@ def test_a_mistake_that_is_not_known_gets_no_hint_but_a_pattern() -> None:
     right = A2.task("gradient").solution(A2.standard)
 
     def twice(*arguments: Any) -> Any:
-        gradient, loss = right(*arguments)
-        return 2 * gradient, loss
+        gradient, bias_gradient, loss = right(*arguments)
+        return 2 * gradient, bias_gradient, loss
 
     checks = _outcome("gradient", twice).checks
     assert {check.hint for check in checks} == {""}

@@ -124,7 +124,7 @@ def verify(
     names = list(assignment_packages()) if everything or not assignments else assignments
     chosen = [load_assignment(name) for name in names]
     console = make_console()
-    table = new_table(("assignment", "variant"), ("tasks", "mistakes", "hints in check", "problems", "s"), wraps=True)
+    table = new_table(("assignment", "variant"), ("tasks", "mistakes", "problems", "s"), wraps=True)
     problems: list[str] = []
     catalogue = 0
     for assignment in chosen:
@@ -132,7 +132,7 @@ def verify(
         for proof in verify_assignment(assignment, variants):
             seconds, start = time.perf_counter() - start, time.perf_counter()
             variant = ", ".join(proof.variant.values()) or "-"
-            cells = (proof.tasks, proof.mistakes, proof.hinted, len(proof.problems))
+            cells = (proof.tasks, proof.mistakes, len(proof.problems))
             table.add_row(assignment.id, variant, *map(str, cells), f"{seconds:.1f}")
             problems += [f"{assignment.id} ({variant}): {problem}" for problem in proof.problems]
         catalogue += sum(len(task.mistakes) for task in assignment.tasks)
