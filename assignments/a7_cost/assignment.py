@@ -140,7 +140,7 @@ def _public_collective(variant: Variant) -> Sequence[Case]:
 
 
 def _hidden_counts(random: Random, variant: Variant, number: int) -> Case:
-    first = (1, 2, random.choice((7, 13, 17)), random.choice((10, 14, 18)), random.choice((33, 45, 71)))
+    first = (1, 2, random.choice((7, 13, 17)), random.choice((10, 14, 18)), random.choice((33, 39, 45)))
     ranks = first[number] if number < len(first) else random.choice((6, 12, 20, 22, 36, 50, 66, 100))
     longer = 1 if number == 3 else ranks // 2 + 1  # blocks that have one byte more
     nbytes = random.randint(ranks // 2 + 1, ranks - 1) if number == 4 else ranks * random.randint(50, 9999) + longer
