@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Sequence
@@ -316,14 +317,15 @@ def test_examples_of_the_handout() -> None:
         bounds = [_solution("bounds", longer_parts=longer)(10, 4, part) for part in range(4)]
         sizes = ", ".join(str(stop - start) for start, stop in bounds)
         assert f"| where the {longer} parts are longer | {sizes} | `{bounds[1]}` |" in text
-    rows = re.findall(r"^\| ([\d, ]+) \| `(\[.*?\])`, (\d+) \| `(.*?)` \| `(.*?)` \|$", text, re.M)
-    assert len(rows) == 2
-    for layers, ends, size, at_least, at_most in rows:
+    rows = re.findall(r"^\| (first|last) \| ([\d, ]+) \| `(\[.*?\])`, (\d+) \| `(.*?)` \| `(.*?)` \|$", text, re.M)
+    assert [place for place, *_ in rows] == ["last", "last", "first"]
+    for place, layers, ends, size, at_least, at_most in rows:
         widths = [int(width) for width in layers.split(",")]
-        assert ends == str(np.cumsum(widths).tolist())
+        assert ends == str((np.cumsum(widths) + (place == "first")).tolist())
         assert int(size) == sum(widths) + 1
         for shown, choice in ((at_least, "at least"), (at_most, "at most")):
-            plan = _solution("buckets", bucket_size=choice)(np.cumsum(widths).tolist(), int(size), 10)
+            solution = _solution("buckets", bucket_size=choice, loss_place=place)
+            plan = solution(ast.literal_eval(ends), int(size), 10)
             assert str(plan) == shown
 
 
