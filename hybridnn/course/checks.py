@@ -217,11 +217,12 @@ def check_task(
 
 
 def _is_final(key: TaskKey, answer: Answer) -> bool:
-    """Whether other cases would end in the same way: not where the function calls one that is not written."""
-    if answer.failure is None:
+    """Whether other cases would end in the same way: not where the function calls another one that is not written."""
+    failure = answer.failure
+    if failure is None or failure.kind not in ("no end", NOT_WRITTEN, "no function"):
         return False
-    is_stub = not_written(key.assignment, key.task) in answer.failure.text
-    return answer.failure.kind in ("no end", "no function") or (answer.failure.kind == NOT_WRITTEN and is_stub)
+    others = [task for task in key.assignment.tasks if task is not key.task]
+    return not any(not_written(key.assignment, other) in failure.text for other in others)
 
 
 def _case_check(tried: _Tried, number: int) -> CheckOutcome:
