@@ -9,12 +9,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.assignments.a2_batch.mistakes import BOUNDS, BUCKETS, GRADIENT, MINIBATCHES
+from hybridnn.assignments.a2_batch.gradient_mistakes import GRADIENT
+from hybridnn.assignments.a2_batch.mistakes import BOUNDS, BUCKETS, MINIBATCHES
+from hybridnn.assignments.a2_batch.reducer_cases import (
+    call_reducer,
+    ends_of,
+    hidden_reducer,
+    public_reducer,
+    reducer_budget,
+    run_reducer,
+)
+from hybridnn.assignments.a2_batch.reducer_mistakes import REDUCER
 from hybridnn.assignments.a2_batch.solution import (
     bounds_solution,
     buckets_solution,
     global_gradient,
     minibatches_solution,
+    reducer_solution,
 )
 from hybridnn.comm.blocks import block_slice
 from hybridnn.course.answers import Answer, Values
@@ -26,6 +37,7 @@ from hybridnn.in_process import run_ranks
 from hybridnn.training.data_split import epoch_order, minibatches
 
 EPOCHS, RATE, BATCH = 2, 0.5, 100
+DEEP = (64, 24, 16, 10)
 RANKS = (4, 5)
 
 
@@ -107,14 +119,20 @@ def _call_buckets(function: Function, inputs: Values, group: Any, variant: Varia
     return {"buckets": [f"{layer}: ({start}, {stop})" for layer, (start, stop) in plan.items()]}
 
 
-def _buckets_case(layers: Sequence[int], elements: int) -> Case:
-    ends = [int(end) for end in np.cumsum(layers)]
+def _buckets_case(layers: Sequence[int], elements: int, variant: Variant) -> Case:
+    ends, size = ends_of(layers, variant)
     name = f"layers of {', '.join(map(str, layers))} elements, limit {elements}"
-    return Case(name, ({"ends": ends, "size": ends[-1] + 1, "min_elements": elements},))
+    return Case(name, ({"ends": ends, "size": size, "min_elements": elements},))
+
+
+def _loss_is_last(variant: Variant) -> int:
+    return int(variant["loss_place"] == "last")
 
 
 def _public_buckets(variant: Variant) -> Sequence[Case]:
-    return [_buckets_case([5, 5, 5, 4], 10), _buckets_case([2, 20, 3, 9], 10), _buckets_case([7], 100)]
+    exact = [2, 2, 6, 4 - _loss_is_last(variant)]  # the last two layers have exactly the limit
+    sizes = ((exact, 10), ([2, 20, 3, 9], 10), ([7], 100))
+    return [_buckets_case(layers, elements, variant) for layers, elements in sizes]
 
 
 def _hidden_buckets(random: Random, variant: Variant, number: int) -> Case:
@@ -124,36 +142,42 @@ def _hidden_buckets(random: Random, variant: Variant, number: int) -> Case:
         elements = random.randint(5, 40)
         if number % 2:
             layers[0] = 1
-            elements = layers[-1] + layers[-2] + 1
-        case = _buckets_case(layers, elements)
+            elements = layers[-1] + layers[-2] + _loss_is_last(variant)
+        case = _buckets_case(layers, elements, variant)
         plans = [buckets_solution({"bucket_size": choice})(**case.inputs[0]) for choice in ("at least", "at most")]
         if plans[0] != plans[1]:
             return case
 
 
+def _train_deep(_: Variant) -> Values:
+    return train_digits(sizes=DEEP)
+
+
 def _run_buckets(function: Function, variant: Variant) -> Values:
     with injected(
         "hybridnn.parallel.gradient_reduction:plan_buckets",
-        lambda ends, size, _: function(ends, size, 700),
+        lambda ends, size, _: function(ends, size, 300),
         "hybridnn.training.trainer",
     ):
-        return train_digits(4, grid={"batch": 4}, overlap=True)
+        return train_digits(4, DEEP, grid={"batch": 4}, overlap=True)
 
 
 # -- gradient ---------------------------------------------------------------------------------------------------------
 
 
 def _call_gradient(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    gradient, loss = function(group, inputs["weights"], inputs["x"], inputs["labels"])
-    return {"gradient": np.asarray(gradient), "loss": float(loss)}
+    found = function(group, inputs["weights"], inputs["bias"], inputs["x"], inputs["labels"])
+    gradient, bias_gradient, loss = found
+    return {"gradient": np.asarray(gradient), "bias gradient": np.asarray(bias_gradient), "loss": float(loss)}
 
 
 def _gradient_case(samples: Sequence[int], features: int, outputs: int, seed: int) -> Case:
     random = np.random.default_rng(seed)
-    weights = random.normal(size=(outputs, features))
+    weights, bias = random.normal(size=(outputs, features)), random.normal(size=outputs)
     inputs: list[Values] = [
         {
             "weights": weights,
+            "bias": bias,
             "x": random.normal(size=(count, features)),
             "labels": random.integers(outputs, size=count).astype(np.int64),
         }
@@ -187,7 +211,7 @@ def _gradient_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[B
     calls = max(sum(call.rank == rank for call in answer.calls) for rank in range(case.ranks))
     outputs, features = case.inputs[0]["weights"].shape
     nbytes = sum(call.nbytes for call in answer.calls if call.rank == 0)
-    least = 8 * (outputs * features + 2)
+    least = 8 * (outputs * features + outputs + 2)
     return [Bound("all-reduces per call", calls, 2, outputs + 2), Bound("bytes per rank", nbytes, least, 2 * least)]
 
 
@@ -199,25 +223,24 @@ def _run_gradient(function: Function, variant: Variant) -> Values:
     return found
 
 
-def _descend(comm: Any, function: Function) -> tuple[NDArray[np.float64], float]:
-    """Softmax regression on digits with the student's gradient; a last feature of ones stands for the biases."""
+def _descend(comm: Any, function: Function) -> tuple[list[NDArray[np.float64]], float]:
+    """Softmax regression on digits with the student's gradient: weights and biases, and the loss of the last epoch."""
     x, y = digits()
-    x = np.column_stack([x, np.ones(len(x))])
-    weights, group, total = np.zeros((10, x.shape[1])), make_group(comm), 0.0
+    weights, bias, group, total = np.zeros((10, x.shape[1])), np.zeros(10), make_group(comm), 0.0
     for epoch in range(1, EPOCHS + 1):
         total = 0.0
         for batch in minibatches(epoch_order(len(x), 0, epoch, True), BATCH):
             own = batch[block_slice(len(batch), comm.size, comm.rank)]
-            gradient, loss = function(group, weights.copy(), x[own], y[own])
-            weights = weights - RATE * gradient
+            gradient, bias_gradient, loss = function(group, weights.copy(), bias.copy(), x[own], y[own])
+            weights, bias = weights - RATE * gradient, bias - RATE * bias_gradient
             total += float(loss) * len(batch)
-    return weights, total / len(x)
+    return [weights, bias], total / len(x)
 
 
 def _expected_gradient(variant: Variant) -> Values:
     zeros = {"layers.0.weight": np.zeros((10, 64)), "layers.0.bias": np.zeros(10)}
     trained = train_digits(1, (64, 10), EPOCHS, RATE, initial_weights=zeros)
-    weights = np.column_stack([trained["layers.0.weight"], trained["layers.0.bias"]])
+    weights = [trained["layers.0.weight"], trained["layers.0.bias"]]
     found: dict[str, Any] = {}
     for ranks in RANKS:
         found |= {f"weights on {ranks} ranks": weights, f"loss on {ranks} ranks": trained["losses"][-1]}
@@ -229,7 +252,7 @@ ASSIGNMENT = Assignment(
     package="hybridnn.assignments.a2_batch",
     title="A2: Batch parallelism",
     goal="One gradient, whatever the number of ranks and however the samples are dealt to them",
-    hours=6,
+    hours=7,
     axes={
         "longer_parts": {
             "first": "Where the items do not divide evenly, the first parts have one item more.",
@@ -243,6 +266,10 @@ ASSIGNMENT = Assignment(
             "at least": "A bucket is complete as soon as it has at least `min_elements` elements.",
             "at most": "A bucket takes in the next layer as long as it then has at most `min_elements` elements; "
             "a larger layer has a bucket of its own.",
+        },
+        "loss_place": {
+            "last": "The loss is the last element of the buffer, after the last layer.",
+            "first": "The loss is the first element of the buffer, before layer 0.",
         },
     },
     tasks=(
@@ -280,7 +307,7 @@ ASSIGNMENT = Assignment(
             solution=lambda _: global_gradient,
             public=_public_gradient,
             hidden=_hidden_gradient,
-            points=Points(public=10, hidden=15, budget=10, whole=5),
+            points=Points(public=8, hidden=12, budget=6, whole=4),
             operations=("allreduce",),
             budget=_gradient_budget,
             whole=WholeRun("softmax regression on digits, 4 and 5 ranks", _run_gradient, _expected_gradient),
@@ -294,10 +321,29 @@ ASSIGNMENT = Assignment(
             solution=buckets_solution,
             public=_public_buckets,
             hidden=_hidden_buckets,
-            points=Points(public=9, hidden=13, whole=3),
+            points=Points(public=4, hidden=7, whole=1),
             axes=("bucket_size",),
-            whole=WholeRun("digits on 4 ranks, overlapped buckets", _run_buckets, lambda _: train_digits()),
+            whole=WholeRun("digits on 4 ranks, two buckets", _run_buckets, _train_deep),
             mistakes=BUCKETS,
+        ),
+        Task(
+            name="reducer",
+            file="gradient.py",
+            target="hybridnn.assignments.a2_batch.solution:GradientReducer",
+            call=call_reducer,
+            solution=reducer_solution,
+            public=public_reducer,
+            hidden=hidden_reducer,
+            points=Points(public=6, hidden=9, budget=6, whole=2),
+            axes=("loss_place",),
+            operations=("iallreduce", "barrier"),
+            budget=reducer_budget,
+            whole=WholeRun(
+                "digits on 4 ranks, your reducer beside the backward pass",
+                lambda function, variant: run_reducer(function, variant, DEEP),
+                _train_deep,
+            ),
+            mistakes=REDUCER,
         ),
     ),
 )

@@ -1,9 +1,8 @@
-"""Known wrong solutions of A2."""
+"""Known wrong solutions of A2: bounds, minibatches and buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -247,7 +246,10 @@ MINIBATCHES = (
 
 def _loss_left_out(variant: Variant) -> Callable[..., dict[int, tuple[int, int]]]:
     def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int, tuple[int, int]]:
-        return buckets_solution(variant)(ends, ends[-1], min_elements)
+        buckets = buckets_solution(variant)(ends, ends[-1], min_elements)
+        if variant["loss_place"] == "first":
+            buckets[0] = (1, buckets[0][1])
+        return buckets
 
     return plan_buckets
 
@@ -304,7 +306,7 @@ BUCKETS = (
     Mistake(
         "loss-left-out",
         _loss_left_out,
-        "The last element of the buffer, the loss, is in no bucket. What is the difference of `size` and `ends[-1]`?",
+        "The loss is in no bucket. Which element of the buffer belongs to no layer?",
     ),
     Mistake(
         "from-the-front",
@@ -322,218 +324,5 @@ BUCKETS = (
         "off-by-one-bucket",
         _more_than,
         "A bucket of exactly `min_elements` elements is treated wrongly. Is the limit itself allowed?",
-    ),
-)
-
-
-# -- gradient ---------------------------------------------------------------------------------------------------------
-
-Gradient = tuple[NDArray[np.float64], float]
-
-
-def _local(weights: NDArray[np.float64], x: NDArray[np.float64], labels: Order) -> Gradient:
-    """Sums over the samples of one rank."""
-    logits = x @ weights.T
-    logits -= logits.max(axis=1, keepdims=True, initial=-np.inf)
-    exponentials = np.exp(logits)
-    sums = exponentials.sum(axis=1, keepdims=True)
-    rows = np.arange(len(labels))
-    delta = exponentials / sums
-    delta[rows, labels] -= 1
-    return delta.T @ x, float(np.sum(np.log(sums[:, 0]) - logits[rows, labels]))
-
-
-def _summed(group: Any, values: NDArray[np.float64] | float) -> NDArray[np.float64]:
-    array = np.array(values, np.float64, ndmin=1)
-    group.allreduce(array)
-    return array
-
-
-def _quiet(function: Callable[..., Gradient]) -> Callable[..., Gradient]:
-    """The function without NumPy's warnings of divisions by zero."""
-
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        with np.errstate(all="ignore"):
-            return function(group, weights, x, labels)
-
-    return global_gradient
-
-
-def _own_count(labels: Order, plainly: bool) -> Any:
-    """Number of samples of one rank by which it divides; an empty one divides by zero, or by 1."""
-    return np.float64(len(labels)) if plainly else max(len(labels), 1)
-
-
-def _average_of_averages(plainly: bool) -> Callable[[Variant], Callable[..., Gradient]]:
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        gradient, loss = _local(weights, x, labels)
-        own = _own_count(labels, plainly)
-        return _summed(group, gradient / own) / group.size, float(_summed(group, loss / own)[0]) / group.size
-
-    return lambda _: _quiet(global_gradient)
-
-
-def _local_count(plainly: bool) -> Callable[[Variant], Callable[..., Gradient]]:
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        gradient, loss = _local(weights, x, labels)
-        own = _own_count(labels, plainly)
-        return _summed(group, gradient) / own, float(_summed(group, loss)[0]) / own
-
-    return lambda _: _quiet(global_gradient)
-
-
-def _not_divided(_: Variant) -> Callable[..., Gradient]:
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        gradient, loss = _local(weights, x, labels)
-        return _summed(group, gradient), float(_summed(group, loss)[0])
-
-    return global_gradient
-
-
-def _divided_by_ranks_too(_: Variant) -> Callable[..., Gradient]:
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        gradient, loss = _local(weights, x, labels)
-        count = float(_summed(group, len(labels))[0]) * group.size
-        return _summed(group, gradient) / count, float(_summed(group, loss)[0]) / count
-
-    return global_gradient
-
-
-def _divided_by_ranks_only(_: Variant) -> Callable[..., Gradient]:
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        gradient, loss = _local(weights, x, labels)
-        return _summed(group, gradient) / group.size, float(_summed(group, loss)[0]) / group.size
-
-    return global_gradient
-
-
-def _no_sum(plainly: bool) -> Callable[[Variant], Callable[..., Gradient]]:
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        gradient, loss = _local(weights, x, labels)
-        own = _own_count(labels, plainly)
-        return gradient / own, loss / own
-
-    return lambda _: _quiet(global_gradient)
-
-
-def _averages_summed(plainly: bool) -> Callable[[Variant], Callable[..., Gradient]]:
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        gradient, loss = _local(weights, x, labels)
-        own = _own_count(labels, plainly)
-        return _summed(group, gradient / own), float(_summed(group, loss / own)[0])
-
-    return lambda _: _quiet(global_gradient)
-
-
-def _summed_twice(_: Variant) -> Callable[..., Gradient]:
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        gradient, loss = _local(weights, x, labels)
-        count = float(_summed(group, len(labels))[0])
-        return _summed(group, _summed(group, gradient)) / count, float(_summed(group, loss)[0]) / count
-
-    return global_gradient
-
-
-def _loss_stays_local(_: Variant) -> Callable[..., Gradient]:
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        gradient, loss = _local(weights, x, labels)
-        count = float(_summed(group, len(labels))[0])
-        return _summed(group, gradient) / count, loss / max(len(labels), 1)
-
-    return global_gradient
-
-
-def _empty_rank_leaves(_: Variant) -> Callable[..., Gradient]:
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        if not len(labels):
-            return np.zeros_like(weights), 0.0
-        gradient, loss = _local(weights, x, labels)
-        count = float(_summed(group, len(labels))[0])
-        return _summed(group, gradient) / count, float(_summed(group, loss)[0]) / count
-
-    return global_gradient
-
-
-def _many_allreduces(_: Variant) -> Callable[..., Gradient]:
-    def global_gradient(group: Any, weights: Any, x: Any, labels: Any) -> Gradient:
-        gradient, loss = _local(weights, x, labels)
-        count = float(_summed(group, len(labels))[0])
-        rows = [_summed(group, row) / count for row in gradient]
-        return np.array(rows).reshape(weights.shape), float(_summed(group, loss)[0]) / count
-
-    return global_gradient
-
-
-GRADIENT = (
-    Mistake(
-        "average-of-averages",
-        _average_of_averages(plainly=False),
-        "Each rank divided by its own number of samples, and the averages were averaged: samples on a rank with few "
-        "of them count more. How many samples does each average stand for?",
-    ),
-    Mistake(
-        "local-count",
-        _local_count(plainly=False),
-        "The sum over all ranks was divided by the samples of one rank. Whose samples are in the sum?",
-    ),
-    Mistake("not-divided", _not_divided, "This is the sum over all samples. What turns it into a mean?"),
-    Mistake(
-        "divided-by-ranks-too",
-        _divided_by_ranks_too,
-        "The sum was divided by the number of samples, and once more by the number of ranks. Does the mean change when "
-        "the same samples are dealt to more ranks?",
-    ),
-    Mistake(
-        "divided-by-ranks-only",
-        _divided_by_ranks_only,
-        "The sum was divided by the number of ranks. How many samples are in the sum?",
-    ),
-    Mistake(
-        "no-sum",
-        _no_sum(plainly=False),
-        "Each rank returns the mean over its own samples. How does it learn about the others?",
-    ),
-    Mistake(
-        "averages-summed",
-        _averages_summed(plainly=False),
-        "Each rank divided by its own number of samples before the sum. What would the result be for equal ranks?",
-    ),
-    Mistake(
-        "summed-twice",
-        _summed_twice,
-        "The gradient was summed over the ranks twice. What does the second sum add up?",
-    ),
-    Mistake(
-        "loss-stays-local",
-        _loss_stays_local,
-        "The gradient is right, but the loss is the mean over the samples of one rank. What has to travel with it?",
-    ),
-    Mistake(
-        "empty-rank-leaves",
-        _empty_rank_leaves,
-        "A rank without samples did not enter the all-reduce, and the others wait for it. Who has to enter it?",
-    ),
-    Mistake(
-        "many-allreduces",
-        _many_allreduces,
-        "The values are right, but there is one all-reduce per row. What does each of them cost, whatever its size?",
-    ),
-    *(
-        Mistake(
-            f"{name}-and-nan",
-            made(True),
-            f"{what} A rank without samples even divides zero by zero. Which number of samples is the same on all "
-            "ranks, and never zero?",
-        )
-        for name, made, what in (
-            (
-                "average-of-averages",
-                _average_of_averages,
-                "Each rank divided by its own number of samples, and the averages were averaged.",
-            ),
-            ("local-count", _local_count, "The sum over all ranks was divided by the samples of one rank."),
-            ("no-sum", _no_sum, "Each rank returns the mean over its own samples."),
-            ("averages-summed", _averages_summed, "Each rank divided by its own number of samples before the sum."),
-        )
     ),
 )

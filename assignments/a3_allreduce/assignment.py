@@ -221,9 +221,10 @@ def _public_reduce_scatter(variant: Variant) -> Sequence[Case]:
 
 
 def _random_rows(random: Random, number: int) -> tuple[int, list[int], str]:
-    """Ranks, shape and element type of the hidden case of a number: one rank, few rows, no row, and uneven blocks."""
+    """Ranks, shape and element type of a hidden case: one rank, few rows, no row, uneven blocks, and even ones."""
     ranks = 1 if number == 0 else random.randint(3, 7)
-    rows = [4, ranks - 1, 0][number] if number < 3 else ranks * random.randint(1, 9) + random.randint(1, ranks - 1)
+    more = random.randint(1, ranks - 1) if 2 < number < 5 else 0
+    rows = [4, ranks - 1, 0][number] if number < 3 else ranks * random.randint(2, 9) + more
     columns = [random.randint(2, 60)] if number % 2 else []
     return ranks, [rows, *columns], "float32" if number == 4 else "float64"
 

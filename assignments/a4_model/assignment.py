@@ -81,7 +81,7 @@ def _public_split(variant: Variant) -> Sequence[Case]:
         _split_case("columns", 2, [4, 6, 8]),
         _split_case("columns", 4, [5, 10, 3]),
         _split_case("alternating", 2, [4, 6, 8]),
-        _split_case("alternating", 3, [7, 10, 8, 5]),
+        _split_case("alternating", 3, [7, 10, 8, 5], first=3),
         _split_case("alternating", 1, [4, 3, 2]),
     ]
 

@@ -24,6 +24,7 @@ from hybridnn.course.answers import MEASURED, Answer, Values
 from hybridnn.course.assignment import Assignment, Bound, Case, Function, Points, Task, Variant, WholeRun
 from hybridnn.course.injection import injected
 from hybridnn.course.whole_run import train_digits
+from hybridnn.pipeline.checks.simulated_schedule import Durations
 from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
@@ -36,6 +37,7 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import ScheduleError
+from hybridnn.pipeline.timelines import ScheduleTimeline
 from hybridnn.training.config import Pipelining
 
 STAGES, MICROBATCHES = 4, 5
@@ -58,6 +60,12 @@ def _call_order(function: Function, inputs: Values, group: Any, variant: Variant
     size = _size(inputs)
     texts = _texts(function, size)
     return {"rules": checked_rules(size, texts), **{f"stage {stage}": text for stage, text in enumerate(texts)}}
+
+
+def _picture(function: Function, inputs: Values, variant: Variant) -> ScheduleTimeline:
+    """The orders of all stages, where backward passes take twice as long as forward passes."""
+    size = _size(inputs)
+    return ScheduleTimeline(timed(size, _texts(function, size)), Durations())
 
 
 def _order_case(stages: int, microbatches: int, minibatches: int = 1) -> Case:
@@ -307,6 +315,7 @@ ASSIGNMENT = Assignment(
             axes=("microbatch_order", "weight_gradients"),
             whole=WholeRun("digits on 4 stages, 5 microbatches", _run_gpipe, _train_alone),
             mistakes=GPIPE,
+            picture=_picture,
         ),
         Task(
             name="1f1b",
@@ -322,6 +331,7 @@ ASSIGNMENT = Assignment(
                 "digits on 4 stages, 5 microbatches, bounded activations", _run_one_forward_one_backward, _train_alone
             ),
             mistakes=ONE_FORWARD_ONE_BACKWARD,
+            picture=_picture,
         ),
         Task(
             name="measure",
@@ -349,6 +359,7 @@ ASSIGNMENT = Assignment(
             budget=_zero_bubble_budget,
             whole=WholeRun("digits on 4 stages, split backward passes", _run_zero_bubble, _train_alone),
             mistakes=ZERO_BUBBLE,
+            picture=_picture,
         ),
     ),
 )

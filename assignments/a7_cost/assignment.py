@@ -136,11 +136,11 @@ def _public_ring(variant: Variant) -> Sequence[Case]:
 
 
 def _public_collective(variant: Variant) -> Sequence[Case]:
-    return [_counts_case(*sizes) for sizes in ((8000, 8), (8003, 6), (1000, 11), (100, 1))]
+    return [_counts_case(*sizes) for sizes in ((8000, 8), (8005, 6), (1000, 11), (100, 1))]
 
 
 def _hidden_counts(random: Random, variant: Variant, number: int) -> Case:
-    first = (1, 2, random.choice((7, 13, 17)), random.choice((10, 14, 18)), random.choice((33, 45, 71)))
+    first = (1, 2, random.choice((7, 13, 17)), random.choice((10, 14, 18)), random.choice((33, 39, 45)))
     ranks = first[number] if number < len(first) else random.choice((6, 12, 20, 22, 36, 50, 66, 100))
     longer = 1 if number == 3 else ranks // 2 + 1  # blocks that have one byte more
     nbytes = random.randint(ranks // 2 + 1, ranks - 1) if number == 4 else ranks * random.randint(50, 9999) + longer
@@ -169,6 +169,9 @@ def _public_cuts(variant: Variant) -> Sequence[Case]:
     return [
         _cuts_case([3, 1, 2, 4], [0, 0, 0], 2),
         _cuts_case([5, 2, 2, 6, 3], [1, 9, 2, 1], 3),
+        # Two cases in which every known mistake has another partition, whether messages overlap or not.
+        _cuts_case([8, 7, 2, 2, 2, 6, 9], [13, 18, 1, 2, 14, 1], 3),
+        _cuts_case([7, 7, 3, 3, 2, 4, 8, 3], [2, 7, 2, 15, 1, 19, 2], 3),
         _cuts_case([4, 7, 1], [2, 3], 1),
         _cuts_case([2, 9, 4], [1, 1], 3),
     ]
@@ -181,7 +184,9 @@ def _hidden_cuts(random: Random, variant: Variant, number: int) -> Case:
         # Some boundaries are as expensive as a stage, so that it matters where the cuts are.
         share = sum(seconds) / stages
         boundaries = [float(random.choice((0, 1, 2, round(share * random.uniform(0.8, 2))))) for _ in seconds[1:]]
-        if number == 5 or _tells_apart(variant, seconds, boundaries, stages):
+        if number == 4:  # cuts so expensive that fewer stages would be faster
+            boundaries = [sum(seconds) + random.randint(1, 99) for _ in seconds[1:]]
+        if number > 3 or _tells_apart(variant, seconds, boundaries, stages):
             return _cuts_case(seconds, boundaries, stages)
 
 

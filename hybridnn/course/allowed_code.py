@@ -63,6 +63,19 @@ def refusals(assignment: Assignment, file: str, tree: ast.Module, modules: Colle
             yield f"{file}, line {_line(node)}: uses {name}, which no task needs"
 
 
+def import_rule(assignment: Assignment, modules: Collection[str] = ()) -> str:
+    """What `refusals` allows, in the words of the handout."""
+    allowed = ", ".join(f"`{name}`" for name in sorted({*MODULES, *modules}))
+    offered = [
+        f"{', '.join(f'`{one}`' for one in names)} from `{module}`" for module, names in assignment.imports.items()
+    ]
+    of_library = f"only {' and '.join(offered)}" if offered else "nothing"
+    return (
+        f"You may import your other files, and the modules {allowed}; of `{LIBRARY}` {of_library}. Other imports are "
+        "refused, and so are calls that no task needs, such as `eval` and `open`."
+    )
+
+
 def _line(node: ast.AST) -> int:
     line: int = node.lineno  # type: ignore[attr-defined]  # statements, expressions, keywords and patterns have one
     return line

@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridnn.course.answers import Answer, Values
 from hybridnn.errors import SettingError
+
+if TYPE_CHECKING:
+    from hybridnn.pipeline.drawing.svg import SvgPicture
 
 Variant = Mapping[str, str]
 """The choice of every axis."""
@@ -150,8 +153,8 @@ class Task:
         Methods of the group that may be called.
     budget : callable, optional
         ``budget(case, answer, variant)`` returns what is bounded.
-    needs : tuple of str
-        Tasks to solve first.
+    picture : callable, optional
+        ``picture(function, inputs, variant)`` draws what the student's function makes; without, its messages are drawn.
     parameters : tuple of str, optional
         Parameters of the target that the student's function has; the first ones. By default all.
     library : str
@@ -176,7 +179,7 @@ class Task:
     budget: Callable[[Case, Answer, Variant], Sequence[Bound]] | None = None
     whole: WholeRun | None = None
     mistakes: tuple[Mistake, ...] = ()
-    needs: tuple[str, ...] = ()
+    picture: Callable[[Function, Values, Variant], SvgPicture] | None = None
     parameters: tuple[str, ...] | None = None
     library: str = ""
     tolerance: float = 1e-9

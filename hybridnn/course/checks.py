@@ -15,6 +15,7 @@ from hybridnn.course.assignment import Assignment, Bound, Case, Mistake, Task, V
 from hybridnn.course.execution import KINDS, run_trusted, seeded
 from hybridnn.course.outcome import CheckOutcome, Kind, TaskOutcome
 from hybridnn.course.patterns import describe_difference
+from hybridnn.course.stubs import not_written
 
 DEADLOCK = re.compile(r"deadlock in ((send|receive|allreduce|allgather|barrier)( and )?)*")
 FAILURES = frozenset(
@@ -156,6 +157,15 @@ class _Tried:
         return diagnose(self.key, self.answers, with_traffic=all(map(self.is_right, self.answers)))
 
 
+def found_alone(key: TaskKey, mistake: Mistake, numbers: Sequence[int]) -> str | None:
+    """As which mistake a known one is found by some cases alone: empty for none, and None where it earns all points."""
+    tried = _Tried(key, {number: key.wrong(mistake, number) for number in numbers})
+    bounds = [bound for number in numbers if tried.is_right(number) for bound in tried.bounds(number)]
+    if all(map(tried.is_right, numbers)) and all(bound.fraction > 1 - 1e-9 for bound in bounds):
+        return None
+    return "" if tried.mistake is None else tried.mistake.name
+
+
 def diagnose(key: TaskKey, answers: dict[int, Answer], *, with_traffic: bool) -> Mistake | None:
     """The only known mistake that gives the same answers to all these cases; of other variants the first one.
 
@@ -196,7 +206,7 @@ def check_task(
         if endless or stop():
             break
         tried.answers[number] = answer = runner.run(task, case, variant)
-        endless = answer.failure is not None and answer.failure.kind in ("no end", NOT_WRITTEN, "no function")
+        endless = _is_final(key, answer)
     checks = [_case_check(tried, number) for number in range(len(key.cases))]
     if task.budget is not None and task.points.budget and budget:
         checks += _budget_checks(tried)
@@ -204,6 +214,15 @@ def check_task(
         may_run = all(map(tried.is_right, tried.answers)) and len(tried.answers) == len(key.cases) and not stop()
         checks.append(_whole_check(runner, key, may_run))
     return TaskOutcome(name=task.name, checks=tuple(checks))
+
+
+def _is_final(key: TaskKey, answer: Answer) -> bool:
+    """Whether other cases would end in the same way: not where the function calls another one that is not written."""
+    failure = answer.failure
+    if failure is None or failure.kind not in ("no end", NOT_WRITTEN, "no function"):
+        return False
+    others = [task for task in key.assignment.tasks if task is not key.task]
+    return not any(not_written(key.assignment, other) in failure.text for other in others)
 
 
 def _case_check(tried: _Tried, number: int) -> CheckOutcome:

@@ -132,6 +132,8 @@ class RemoteGroup:
             raise ValueError(f"{name}: needs a contiguous array, got {found}")
         content = array if sends else np.empty(array.shape, array.dtype)
         reply = self._exchange({"do": name, "array": content, "site": _site(), **arguments})
+        if sends and receives and self.size == 1:  # a collective of one rank: as in `Group`, nothing travels
+            sends = receives = False
         request = RemoteRequest(self, reply["request"], array, receives, sends)
         self._in_flight[request] = None
         return request

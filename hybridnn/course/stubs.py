@@ -20,6 +20,11 @@ class DriftError(RuntimeError):
     """A solution and the function of the library no longer have the same signature."""
 
 
+def not_written(assignment: Assignment, task: Task) -> str:
+    """What the stub of a task raises."""
+    return f"{assignment.id} {task.name}: not written yet"
+
+
 def stub_file(assignment: Assignment, file: str, variant: Variant) -> str:
     """The text of a student's file: a stub for each task in it."""
     parts = [
@@ -104,7 +109,7 @@ def _function_stub(
 ) -> str:
     lines = [f"def {task.function}{_shown(signature)}:"]
     lines += _docstring(inspect.getdoc(target) or "", note, INDENT)
-    lines.append(f'{INDENT}raise NotImplementedError("{assignment.id} {task.name}: not written yet")')
+    lines.append(f'{INDENT}raise NotImplementedError("{not_written(assignment, task)}")')
     return "\n".join(lines)
 
 
@@ -115,7 +120,7 @@ def _class_stub(assignment: Assignment, task: Task, target: type, note: list[str
             signature = signature_of(task) if name == "__init__" else inspect.signature(method)
             lines += ["", f"{INDENT}def {name}{_shown(signature)}:"]
             lines += _docstring(inspect.getdoc(method) or "", [], 2 * INDENT) if name != "__init__" else []
-            lines.append(f'{2 * INDENT}raise NotImplementedError("{assignment.id} {task.name}: not written yet")')
+            lines.append(f'{2 * INDENT}raise NotImplementedError("{not_written(assignment, task)}")')
     return "\n".join(lines)
 
 

@@ -118,10 +118,13 @@ def debug_case(work: WorkFolder, task: Task, case: Case, rank: int) -> None:
 
 
 def picture_of_case(work: WorkFolder, task: Task, case: Case) -> tuple[SvgPicture, str]:
-    """The messages of a case as a picture, up to the deadlock where there is one, and its description."""
-    if not task.operations:
-        raise SettingError("task", task.name, "has no messages to draw")
+    """A case as a picture, and what is wrong: its messages, up to the deadlock where there is one, or its order."""
+    if not task.operations and task.picture is None:
+        raise SettingError("task", task.name, "has no messages to draw, and no order of a pipeline")
     function = load_function(work, task)
+    if task.picture is not None:
+        with student_errors(work):
+            return task.picture(function, case.inputs[0], work.variant), ""
     try:
         run: SvgPicture = _run_case(work, task, case, lambda _: function)
     except DeadlockError as error:

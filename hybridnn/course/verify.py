@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -10,7 +10,7 @@ from random import Random
 from hybridnn.course.answers import same_answer
 from hybridnn.course.assignment import Assignment, Mistake, Variant
 from hybridnn.course.carrier import Worker
-from hybridnn.course.checks import OTHER_VARIANT, TaskKey, TrustedRunner, check_task
+from hybridnn.course.checks import OTHER_VARIANT, TaskKey, TrustedRunner, check_task, found_alone
 from hybridnn.course.handout import HandoutError, render_handout
 from hybridnn.course.injection import find
 from hybridnn.course.outcome import TaskOutcome
@@ -114,7 +114,7 @@ def _not_full(who: str, outcome: TaskOutcome) -> list[str]:
 
 
 def _verify_mistake(key: TaskKey, mistake: Mistake) -> list[str]:
-    """The mistake fails, and is found as itself in the public cases or in all, and never as another one."""
+    """It fails, and is found as itself by all cases, by the public ones alone, and by the hidden ones alone."""
     name = f"{key.task.name}: mistake {mistake.name}"
     if not mistake.hint.strip().endswith("?"):
         return [f"{name}: its hint does not end with a question"]
@@ -124,13 +124,22 @@ def _verify_mistake(key: TaskKey, mistake: Mistake) -> list[str]:
         return [f"{name}: earns all points"]
     found = {check.mistake for check in failed if check.mistake}
     if found != {mistake.name}:
-        return [f"{name}: is found as {', '.join(sorted(found)) or 'none'}{_twins(key, mistake)}"]
-    return []
+        twins = _twins(key, mistake, range(len(key.cases)))
+        return [f"{name}: is found as {', '.join(sorted(found)) or 'none'}{twins}"]
+    problems = []
+    for kind, numbers in (("public", range(len(key.public))), ("hidden", range(len(key.public), len(key.cases)))):
+        alone = found_alone(key, mistake, numbers) if numbers else mistake.name
+        if alone is None:
+            problems.append(f"{name}: earns all points of the {kind} cases")
+        elif alone != mistake.name:
+            twins = _twins(key, mistake, numbers)
+            problems.append(f"{name}: is found as {alone or 'none'} by the {kind} cases alone{twins}")
+    return problems
 
 
-def _twins(key: TaskKey, mistake: Mistake) -> str:
-    """Which other mistakes give the same answers to all cases."""
-    answers = {number: key.wrong(mistake, number) for number in range(len(key.cases))}
+def _twins(key: TaskKey, mistake: Mistake, numbers: Sequence[int]) -> str:
+    """Which other mistakes give the same answers to these cases."""
+    answers = {number: key.wrong(mistake, number) for number in numbers}
     twins = [
         other.name
         for other in key.mistakes

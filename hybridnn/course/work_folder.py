@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hybridnn.course.assignment import Assignment, Variant, load_assignment
 from hybridnn.course.handout import AI_POLICY, render_handout
-from hybridnn.course.stubs import stub_file
+from hybridnn.course.stubs import not_written, stub_file
 from hybridnn.course.term import Course, Feedback
 from hybridnn.errors import DataError, one_line
 from hybridnn.utils.files import make_folder, parse_toml, read_bytes, read_text
@@ -101,8 +101,7 @@ def unwritten_tasks(work: WorkFolder) -> list[str]:
     found = []
     for task in work.assignment.tasks:
         text = sources.get(task.file)
-        stub = f"{work.assignment.id} {task.name}: not written yet"
-        if text is not None and (task.function not in text or stub in text):
+        if text is not None and (task.function not in text or not_written(work.assignment, task) in text):
             found.append(task.name)
     return found
 
@@ -116,7 +115,7 @@ def start_files(assignment: Assignment, manifest: Manifest, ai_policy: str = AI_
     variant = manifest.variant
     files = {
         MANIFEST: tomli_w.dumps(manifest.model_dump()),
-        HANDOUT: render_handout(assignment, variant, ai_policy),
+        HANDOUT: render_handout(assignment, variant, ai_policy, manifest.modules),
         **{name: stub_file(assignment, name, variant) for name in assignment.files},
     }
     for name in assignment.texts:

@@ -53,7 +53,7 @@ class Pending:
     done: bool = False  # whether it is matched
     end: float = 0.0  # end on the virtual clock
     deliver: Any = None  # copies the data that arrived into the buffer; at the wait, or at once with early delivery
-    target: ReceiveBuffer | None = None  # buffer of a receive
+    target: ReceiveBuffer | None = None  # buffer of a receive or a collective
     sent: Flat | None = None  # content of the send buffer at the call
     buffer: Flat | None = None  # the send buffer, which must not change before the wait
     number: int = -1
@@ -226,6 +226,8 @@ class MessageEngine:
         if len(entries) == len(context.members):
             del context.rounds[number]
             self._carry_out(name, [entries[member] for member in range(len(entries))], carry_out)
+        if name != "allgather":  # which writes the own block at once
+            pending.target = contribution.target
         if contribution.lent is not None:
             self._lend(pending, contribution.sent, contribution.lent)
         return pending
@@ -316,11 +318,12 @@ class MessageEngine:
         now[pending.rank] = max(now[pending.rank], pending.end)
         if pending.name == "receive":
             self._receives[pending.rank].pop(pending, None)
-            if pending.target is not None and self._late and pending.target.is_touched:
-                raise CommunicationError(
-                    f"rank {pending.rank} wrote to the buffer of its {pending} before the wait: received at "
-                    f"{pending.site}, waited for at {Site(*calling_line())}"
-                )
+        if pending.target is not None and self._late and pending.target.is_touched:
+            raise CommunicationError(
+                f"rank {pending.rank} wrote to the buffer of its {pending} before the wait: "
+                f"{'received' if pending.name == 'receive' else 'begun'} at {pending.site}, "
+                f"waited for at {Site(*calling_line())}"
+            )
         if pending.deliver is not None:
             pending.deliver()
         if pending.sent is not None and pending.buffer is not None and not equal_bytes(pending.sent, pending.buffer):

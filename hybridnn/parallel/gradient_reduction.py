@@ -72,7 +72,7 @@ def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int,
     Parameters
     ----------
     size : int
-        Elements of the buffer, including the loss after the last layer.
+        Elements of the buffer, including the loss.
 
     Returns
     -------

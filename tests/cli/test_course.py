@@ -95,7 +95,7 @@ def test_a_term_from_its_beginning_to_the_grades(course: Course, tmp_path: Path)
     for name, text in files.items():
         (tmp_path / "a2" / name).write_text(text)
     checked = course("check", "gradient", "-q", folder="a2")
-    assert (checked.returncode, checked.stdout) == (0, "25 of 25 points; hidden cases are worth 15 more\n")
+    assert (checked.returncode, checked.stdout) == (0, "18 of 18 points; hidden cases are worth 12 more\n")
     trained = course("run", "gradient", folder="a2")
     assert trained.returncode == 0, trained.stderr
     assert "equal to the training without your function" in trained.stdout
@@ -204,7 +204,7 @@ def test_wrong_input_of_students(course: Course, tmp_path: Path) -> None:
     _refused(course("start", "other.zip"), "an assignment has")
     assert course("start", "a2").returncode == 0
     _refused(course("start", "a2"), "exists already; nothing was written")
-    _refused(course("check", "nothing", folder="a2"), "of a2: bounds, minibatches, gradient, buckets")
+    _refused(course("check", "nothing", folder="a2"), "of a2: bounds, minibatches, gradient, buckets, reducer")
     _refused(course("picture", "bounds", folder="a2"), "has no messages to draw")
     _refused(course("debug", "gradient", "--case", "9", folder="a2"), "public cases 1 to 4")
     _refused(course("debug", "gradient", "--ranks", "7", folder="a2"), "public cases on 1, 3, 4 ranks")

@@ -254,27 +254,28 @@ time.sleep(1000)
 _GRADIENT = """
 import numpy as np
 
-def local(weights, x, labels):
-    logits = x @ weights.T
+def local(weights, bias, x, labels):
+    logits = x @ weights.T + bias
     e = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
     p = e / e.sum(axis=1, keepdims=True)
     rows = np.arange(len(labels))
     loss = -np.log(p[rows, labels]).sum()
     p[rows, labels] -= 1
-    return np.append((p.T @ x).ravel(), [loss, len(labels)])
+    return np.concatenate([(p.T @ x).ravel(), p.sum(axis=0), [loss, len(labels)]])
 
 def finish(weights, total):
-    return total[:-2].reshape(weights.shape) / total[-1], float(total[-2] / total[-1])
+    mean = total[:-1] / total[-1]
+    return mean[: weights.size].reshape(weights.shape), mean[weights.size : -1], float(mean[-1])
 """
 
 GRADIENT = {
     "meet in a file": _GRADIENT
     + """
 import os, time
-def global_gradient(group, weights, x, labels):
+def global_gradient(group, weights, bias, x, labels):
     for folder in ("/tmp", "/var/tmp", "/dev/shm", "."):
         try:
-            np.save(f"{folder}/part-{group.rank}.npy", local(weights, x, labels))
+            np.save(f"{folder}/part-{group.rank}.npy", local(weights, bias, x, labels))
             time.sleep(0.3)
             parts = [np.load(f"{folder}/part-{rank}.npy") for rank in range(group.size)]
             return finish(weights, sum(parts))
@@ -285,8 +286,8 @@ def global_gradient(group, weights, x, labels):
     "meet at a socket": _GRADIENT
     + """
 import socket, time
-def global_gradient(group, weights, x, labels):
-    own = local(weights, x, labels)
+def global_gradient(group, weights, bias, x, labels):
+    own = local(weights, bias, x, labels)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     server.bind(f"\\0meet-{group.rank}")
     server.settimeout(0.5)
@@ -300,8 +301,8 @@ def global_gradient(group, weights, x, labels):
     + """
 import time
 from multiprocessing import shared_memory
-def global_gradient(group, weights, x, labels):
-    own = local(weights, x, labels)
+def global_gradient(group, weights, bias, x, labels):
+    own = local(weights, bias, x, labels)
     block = shared_memory.SharedMemory(f"meet-{group.rank}", create=True, size=own.nbytes)
     np.ndarray(own.shape, own.dtype, block.buf)[:] = own
     time.sleep(0.3)
@@ -314,16 +315,16 @@ def global_gradient(group, weights, x, labels):
     + """
 import time
 parts = {}
-def global_gradient(group, weights, x, labels):
-    parts[group.rank] = local(weights, x, labels)
+def global_gradient(group, weights, bias, x, labels):
+    parts[group.rank] = local(weights, bias, x, labels)
     time.sleep(0.1)
     return finish(weights, sum(parts[rank] for rank in range(group.size)))
 """,
     "read another rank's memory": _GRADIENT
     + """
 import os, re
-def global_gradient(group, weights, x, labels):
-    total = local(weights, x, labels)
+def global_gradient(group, weights, bias, x, labels):
+    total = local(weights, bias, x, labels)
     for process in filter(str.isdigit, os.listdir("/proc")):
         if int(process) != os.getpid():
             open(f"/proc/{process}/mem", "rb").read(1)
@@ -331,22 +332,22 @@ def global_gradient(group, weights, x, labels):
 """,
     "another operation": _GRADIENT
     + """
-def global_gradient(group, weights, x, labels):
-    total = local(weights, x, labels)
+def global_gradient(group, weights, bias, x, labels):
+    total = local(weights, bias, x, labels)
     group.broadcast(total)
     return finish(weights, total)
 """,
     "calls of its own": _GRADIENT
     + """
-def global_gradient(group, weights, x, labels):
-    total = local(weights, x, labels)
+def global_gradient(group, weights, bias, x, labels):
+    total = local(weights, bias, x, labels)
     for name in ("__class__", "_transport", "eval", "_begin"):
         group._exchange({"do": name, "array": total, "site": ["/etc/passwd", -1, "x" * 10_000]})
     return finish(weights, total)
 """,
     "floods the grader": _GRADIENT
     + """
-def global_gradient(group, weights, x, labels):
+def global_gradient(group, weights, bias, x, labels):
     huge = np.ones(2 ** 20)
     while True:
         group._exchange({"do": "allreduce", "array": huge, "operation": "sum", "site": ["x", 1, "x"]})

@@ -35,7 +35,9 @@ SOLUTIONS = {
     "minibatches": "minibatches_solution(variant)",
     "gradient": "global_gradient",
     "buckets": "buckets_solution(variant)",
+    "reducer": "reducer_solution(variant)",
 }
+MODULES = ("solution.py", "mistakes.py", "gradient_mistakes.py", "reducer_mistakes.py")
 LAYOUTS = ("", "# my work\n", "# -*- coding: utf-8 -*-\n\n\n", '"""Homework."""\n')
 
 
@@ -45,7 +47,7 @@ def rewritten_files(assignment: Assignment, variant: Variant, mistakes: Mapping[
     Local names, layout, comments and line ends depend on the seed.
     """
     random = Random(seed)
-    modules = [(assignment.folder() / name).read_text(encoding="utf-8") for name in ("solution.py", "mistakes.py")]
+    modules = [(assignment.folder() / name).read_text(encoding="utf-8") for name in MODULES]
     statements = [
         node
         for text in (PRELUDE, *modules)

@@ -201,7 +201,7 @@ def test_every_sum_of_the_training_is_the_students(monkeypatch):
     found = ASSIGNMENT.task("allreduce").whole.run(own, ASSIGNMENT.standard)
     monkeypatch.undo()
     assert left == []
-    assert {2} <= {ndim for ndim, _ in used}
+    assert {1, 2} <= {ndim for ndim, _ in used}  # gradients of all weights, and activations
     np.testing.assert_allclose(found["losses"], train_digits()["losses"], atol=1e-10)
 
 
@@ -256,3 +256,26 @@ def test_solution_of_another_term_loses_most_points():
         key = TaskKey(ASSIGNMENT, task, variant, KEY)
         points += check_task(TrustedRunner({task.name: task.solution(earlier)}), key).points
     assert points < 60
+
+
+UNWRITTEN = 'def shift(group, array): raise NotImplementedError("a3 shift: not written yet")'
+UNCHANGED = "def shift(group, array): return array.copy()"
+AROUND = """
+def allreduce(group, array, operation="sum"):
+    combine = np.add if operation == "sum" else np.maximum
+    outgoing = array.copy()
+    for _ in range(group.size - 1):
+        outgoing = shift(group, outgoing)
+        combine(array, outgoing, out=array)
+"""
+
+
+@pytest.mark.parametrize(("shift", "right_cases"), [("", 13), (UNCHANGED, 2), (UNWRITTEN, 1)])
+def test_a_function_that_calls_another_one_calls_the_students(shift, right_cases):
+    """A missing function costs the cases that reach it: one rank, and without messages no elements, need none."""
+    with Worker(ASSIGNMENT, submission(ASSIGNMENT.standard, shift=shift, allreduce=AROUND)) as worker:
+        outcomes = [checked(worker, task.name, ASSIGNMENT.standard, whole=False) for task in ASSIGNMENT.tasks]
+    assert [outcome.points == outcome.possible for outcome in outcomes[:3]] == [shift == "", True, True]
+    cases = [check for check in outcomes[3].checks if check.kind in ("public", "hidden")]
+    assert not any(check.not_tried for check in cases)
+    assert [check.points > 0 for check in cases].count(True) == right_cases

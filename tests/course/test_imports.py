@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 
 import pytest
 
 from course.made import submission_zip
 from hybridnn.course.allowed_code import refusals
 from hybridnn.course.assignment import Assignment, assignment_packages, load_assignment
+from hybridnn.course.handout import render_handout
 from hybridnn.course.stubs import stub_file
 from hybridnn.course.submission import UngradableError, read_submission
 
@@ -43,6 +45,24 @@ def test_the_handout_offers_what_may_be_imported(name: str) -> None:
 def test_a_submission_with_the_imports_of_its_handout_is_graded(name: str) -> None:
     assignment = load_assignment(name)
     read_submission(assignment, submitted(assignment, "\n".join(offered(assignment))))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if load_assignment(name).files])
+def test_the_handout_lists_all_modules_that_may_be_imported(name: str) -> None:
+    """Each of them is taken, and each module of Python that is not listed is refused."""
+    assignment = load_assignment(name)
+    text = " ".join(render_handout(assignment, assignment.standard, modules=["pandas"]).split())
+    found = re.search(r"You may import your other files, and the modules (.*?); of ", text)
+    assert found is not None
+    listed = set(re.findall(r"`([\w.]+)`", found.group(1)))
+    assert {"numpy", "scipy", "pandas", "math"} <= listed
+    refused = {
+        module
+        for module in {*sys.stdlib_module_names, *listed}
+        if list(refusals(assignment, "file.py", ast.parse(f"import {module}"), ["pandas"]))
+    }
+    assert refused == sys.stdlib_module_names - listed
+    assert {"os", "sys", "re", "struct", "string", "logging", "pprint"} <= refused
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,29 @@ def test_every_mistake_is_found_as_itself_and_references_earn_everything(name: s
 def test_the_same_in_other_variants_with_another_key(name: str) -> None:
     for proof in verify_assignment(load_assignment(name), variants=3, key=b"another key 1234"):
         assert proof.problems == (), proof.variant
+
+
+def test_public_and_hidden_cases_have_to_tell_mistakes_apart_alone() -> None:
+    task = replace(A2.task("bounds"), whole=None)
+    even = task.public(A2.standard)[0]  # 12 items in 4 parts: of two mistakes nothing is seen
+
+    def problems(**changed: Any) -> tuple[str, ...]:
+        (proof,) = verify_assignment(replace(A2, tasks=(replace(task, **changed),)))
+        return proof.problems
+
+    assert problems() == ("the points add up to 20, not 100",)
+    for kind, found in (
+        ("public", problems(public=lambda variant: [even])),
+        ("hidden", problems(hidden=lambda random, variant, number: even)),
+    ):
+        for mistake in ("remainder-lost", "remainder-to-one", "rounded-up", "variant:longer_parts=last"):
+            assert f"bounds: mistake {mistake}: earns all points of the {kind} cases" in found
+        assert not any("last-included" in problem for problem in found)
+    twins = problems(public=lambda variant: [replace(even, name="1 item", inputs=({"of": [1, 1]},))])
+    expected = (
+        "bounds: mistake last-included: is found as none by the public cases alone (the same answers: counted-from-one)"
+    )
+    assert expected in twins
 
 
 def test_the_catalogue_is_large_and_the_choices_are_all_proved() -> None:
@@ -198,8 +222,8 @@ def test_a_mistake_that_is_not_known_gets_no_hint_but_a_pattern() -> None:
     right = A2.task("gradient").solution(A2.standard)
 
     def twice(*arguments: Any) -> Any:
-        gradient, loss = right(*arguments)
-        return 2 * gradient, loss
+        gradient, bias_gradient, loss = right(*arguments)
+        return 2 * gradient, bias_gradient, loss
 
     checks = _outcome("gradient", twice).checks
     assert {check.hint for check in checks} == {""}

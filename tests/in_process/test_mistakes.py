@@ -170,6 +170,13 @@ def writes_to_a_pending_receive_buffer(comm: Any) -> None:
         receive.Wait()
 
 
+def writes_to_a_pending_allreduce(comm: Any) -> None:
+    array = np.ones(3)
+    request = comm.Iallreduce(IN_PLACE, array)
+    array[1] = 2.0
+    request.Wait()
+
+
 def reuses_a_buffer_of_a_broadcast(comm: Any) -> None:
     data = np.ones(3)
     request = comm.Ibcast(data, 0)
@@ -264,6 +271,14 @@ def receives_into_a_constant(comm: Any) -> None:
                 "rank 1 wrote to the buffer of its receive of 24 bytes from rank 0 before the wait",
                 line_of(writes_to_a_pending_receive_buffer, 5),
                 line_of(writes_to_a_pending_receive_buffer, 7),
+            ],
+        ),
+        (
+            writes_to_a_pending_allreduce,
+            CommunicationError,
+            [
+                "wrote to the buffer of its allreduce of 24 bytes before the wait",
+                line_of(writes_to_a_pending_allreduce, 2),
             ],
         ),
         (reuses_a_buffer_of_a_broadcast, CommunicationError, ["rank 0 changed the buffer of its broadcast"]),

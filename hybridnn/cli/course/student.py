@@ -173,7 +173,7 @@ def picture(
         option("Write the picture to this SVG file; without, it is printed as text.", "FILE", "--out"),
     ] = None,
 ) -> None:
-    """Draw the messages of a public case: a row for each rank, up to the deadlock where there is one."""
+    """Draw a public case: its messages, up to the deadlock where there is one, or the order of a pipeline."""
     from hybridnn.course.tools import choose_case, folder_of, picture_of_case
 
     work = folder_of(folder)
