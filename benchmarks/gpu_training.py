@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.cases import GPU_CASES, Case, our_run, torch_model, torch_run
 from benchmarks.gpu_kernels import RESULTS, device_facts
 from benchmarks.gpu_report import draw_if_possible
-from benchmarks.limits import products_of
+from benchmarks.limits import products_of, torch_products_of
 from benchmarks.timing import alternate, seconds_of
 from hybridnn import DeviceOptions, ProcessGrid
 from hybridnn.errors import EnvironmentProblem
@@ -94,7 +94,13 @@ class Machine:
 
 
 def long_enough(case: Case, run_of: Callable[[Case], Run]) -> Case:
-    """The case with the number of epochs of a timed run."""
+    """The case with the number of epochs of a timed run.
+
+    Parameters
+    ----------
+    run_of : callable
+        Returns the fastest of the runs that are compared.
+    """
     run = run_of(case)
     run()
     return replace(case, epochs=ceil(SECONDS / seconds_of(run) * case.epochs))
@@ -123,11 +129,13 @@ def measure(case: Case, machine: Machine, precision: str) -> dict[str, Any]:
 
     short = case
     bytes_ = machine.peaks(lambda: ours(short, graphs=False)(), lambda: theirs(short, compiled=False)())
-    case = long_enough(case, lambda case: ours(case, graphs=False))
+    case = long_enough(case, lambda case: ours(case, graphs=True))
     plain, graphs = (ours(case, graphs=which) for which in (False, True))
     eager, compiled = (theirs(case, compiled=which) for which in (False, True))
     beside_eager, beside_compiled = alternate(graphs, eager, PAIRS), alternate(graphs, compiled, PAIRS)
     products = alternate(graphs, machine.waits(products_of(case, kernels)), PAIRS)
+    kind = torch.bfloat16 if bf16 else torch.float32
+    torch_products = alternate(graphs, machine.waits(torch_products_of(case, machine.torch_name, kind)), PAIRS)
     return {
         "case": case.name,
         "batch_size": case.batch_size,
@@ -136,6 +144,7 @@ def measure(case: Case, machine: Machine, precision: str) -> dict[str, Any]:
         "ratio_plain": median(alternate(plain, eager, PAIRS).ratios),
         **{key.replace("ratio", "ratio_compiled"): value for key, value in beside_compiled.spread().items()},
         "products_share": median(products.ratios),
+        "torch_products_share": median(torch_products.ratios),
         "tflop_per_s": case.products_flops * case.steps / median(products.ours) / 1e12,
         **bytes_,
     }
@@ -143,8 +152,14 @@ def measure(case: Case, machine: Machine, precision: str) -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     """Print the table."""
-    headings = "samples/s", "eager", "ratio", "plain", "compiled", "products", "TFLOP/s", "MB", "PyTorch's"
-    table = Table("network", *headings, title=f"{found['device']}: SGD with momentum beside PyTorch {found['torch']}")
+    headings = "samples/s", "eager", "ratio", "plain", "compiled", "products", "torch.matmul", "TFLOP/s"
+    table = Table(
+        "network",
+        *headings,
+        "MB",
+        "PyTorch's",
+        title=f"{found['device']}: SGD with momentum beside PyTorch {found['torch']}",
+    )
     for row in found["training"]:
         table.add_row(
             f"{row['case']}, batch {row['batch_size']}, {row['precision']}",
@@ -154,6 +169,7 @@ def show(found: dict[str, Any]) -> None:
             f"{row['ratio_plain']:.2f}",
             f"{row['ratio_compiled']:.2f}",
             f"{row['products_share']:.0%}",
+            f"{row['torch_products_share']:.0%}",
             f"{row['tflop_per_s']:.2f}",
             *(f"{row[name] / 1e6:,.0f}" if name in row else "" for name in ("our_bytes", "their_bytes")),
         )
