@@ -116,7 +116,7 @@ class FusedUpdateReplica(NodeReplica):
     @property
     def nbytes(self) -> int:
         """Bytes of the losses, and of the ranks' numbers of samples."""
-        return self.loss.nbytes + self._total.nbytes + self.bytes_per_rank(self._counts.nbytes)
+        return int(self.loss.nbytes + self._total.nbytes) + self.bytes_per_rank(self._counts.nbytes)
 
     def allocate_operands(self, sizes: Sequence[int]) -> list[Iterator[Array]]:
         """Shared memory for the operands of the weight gradients: for each rank, arrays of these sizes."""
@@ -157,8 +157,8 @@ class FusedUpdateReplica(NodeReplica):
                 for of_target, of_weights in pairs:
                     add_scaled(of_weights, update.step, of_target)
         elif update.step is not None:
-            rate = (-update.step,) if state.device_scalars is None else state.device_scalars
-            self._kernels.sgd_update(weights, update.target, None, weights, state.scratch, PLAIN, rate)
+            scalars = (-update.step,) if state.device_scalars is None else state.device_scalars
+            self._kernels.sgd_update(weights, update.target, None, weights, state.scratch, PLAIN, scalars)
         self.publish()
 
     def full_gradient(self) -> Array:

@@ -7,7 +7,7 @@ they do not fit, or are received by MPI, the host reads each minibatch, at most 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -192,10 +192,11 @@ class Loader:
     ) -> list[Minibatch]:
         """Consecutive minibatches from sample indices and learning rates; `first` is the number of the first one."""
         samples: Sequence[Any] = batches
+        load: Callable[[Any, int, int, Array | None, Array | None], None]
         if split.on_device is not None:
             load = _GatherOnDevice(split.on_device, self._kernels, self._grid).load
             order = self._kernels.to_device(np.concatenate(batches).astype(np.int64, copy=False))
-            samples = [PartOfOrder(order, first) for first in accumulate(map(len, batches[:-1]), initial=0)]
+            samples = [PartOfOrder(order, start) for start in accumulate(map(len, batches[:-1]), initial=0)]
         elif self._kernels.on_host:
             load = _ReadOnHost(split, self._distributor).load
         else:
