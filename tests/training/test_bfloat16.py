@@ -121,6 +121,18 @@ def test_every_factor_is_rounded_once(comm: MPI.Intracomm, weight_grad: str, mon
     assert len(rounded) == 4 * layers * (1 + 2 * microbatches)
 
 
+def test_weights_that_are_read_from_elsewhere_are_rounded_again() -> None:
+    case = Case()
+    (x, _), trainer, other = (
+        data(case),
+        *(make_trainer(replace(case, seed=seed), ProcessGrid(), "bfloat16") for seed in (1, 2)),
+    )
+    expected = other.predict(x)
+    assert not np.array_equal(trainer.predict(x), expected)
+    trainer.load_weights(other.weights())
+    np.testing.assert_array_equal(trainer.predict(x), expected)
+
+
 @pytest.mark.in_process(ranks=[2])
 def test_shared_replicas_train_as_private_ones(comm: MPI.Intracomm) -> None:
     case = Case(shared_replicas=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hybridnn import ProcessGrid, Trainer
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Call
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory
@@ -23,7 +23,15 @@ from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import StepCapture, TrainingDevice, resolve_device
 from hybridnn.training.records import StepRecord
 from reference import serial
-from reference.bfloat16_steps import assert_rounded_alike, expected_step, one_step, rounding
+from reference.bfloat16_steps import (
+    EXACT,
+    RATE,
+    assert_rounded_alike,
+    exact_training,
+    expected_step,
+    one_step,
+    rounding,
+)
 from reference.cases import (
     Case,
     assert_arrays_close,
@@ -93,6 +101,28 @@ def test_replayed_steps_in_bfloat16_follow_the_replay_that_rounds(name: str) -> 
     assert kernels_of(device).replays == [8, 2]
     assert_rounded_alike(found.weights(), replay.weights, plain.weights(), name)
     assert found.evaluate(*data(case)).loss == pytest.approx(plain.evaluate(*data(case)).loss, rel=2.0**-6)
+
+
+def test_a_step_that_is_captured_after_predictions_rounds_the_weights() -> None:
+    """The predictions have rounded them, but replays follow with other weights."""
+    grid = ProcessGrid()
+    (weights, x, y), device = exact_training(), stand_in(grid, graphs=True)
+    trainer = Trainer(
+        MLP(EXACT.sizes, "relu"),
+        SGD(RATE, 0.0),
+        grid=grid,
+        batch_size=8,
+        dtype="bfloat16",
+        shuffle=False,
+        device=device,
+    )
+    for step, factor in enumerate((2, 2, 2, 1), start=1):
+        trainer.load_weights({name: factor * array for name, array in weights.items()})
+        if step == 2:
+            trainer.predict(x)
+        trainer.fit(x, y, epochs=1)
+    assert kernels_of(device).replays == [3]
+    assert_arrays_same(trainer.weights(), expected_step())
 
 
 def test_a_replayed_step_in_bfloat16_is_that_of_the_definition_to_the_last_bit() -> None:
