@@ -1,4 +1,4 @@
-"""Our kernels on a GPU as a share of its copy bandwidth, and the rate of matrix products.
+"""Our kernels on a GPU as a share of its copy bandwidth, and the rate of matrix products beside ``torch.matmul``.
 
 Run as ``python3 -m benchmarks.gpu_kernels``; prints two tables and writes JSON. Times are those of CUDA events around
 one launch, medians over launches that take turns; bytes are what an operation must read and write at least once.
@@ -20,6 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.limits import as_factor
 from hybridnn import SGD, AdamW
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.backend import Kernels
@@ -145,8 +146,22 @@ def products(kernels: Kernels, dtype: str, name: str) -> list[Work]:
         a, b = (
             kernels.to_device(random.standard_normal(shape, np.float32).astype(dtype)) for shape in ((m, k), (k, n))
         )
-        out = kernels.empty((m, n), dtype)
-        return Work(f"{name}, {m} x {k} x {n}", 2.0 * m * k * n, lambda: kernels.matmul(a, b, out))
+        out, factors = kernels.empty((m, n), dtype), (as_factor(kernels, a), as_factor(kernels, b))
+        return Work(f"{name}, {m} x {k} x {n}", 2.0 * m * k * n, lambda: kernels.matmul(*factors, out))
+
+    return [product(*sizes) for sizes in PRODUCTS]
+
+
+def torch_products(dtype: str, name: str, device: str = "cuda") -> list[Work]:
+    """The same in PyTorch, of factors of a dtype."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = name == "TF32"
+
+    def product(m: int, k: int, n: int) -> Work:
+        a, b = (torch.randn(*shape, device=device).to(getattr(torch, dtype)) for shape in ((m, k), (k, n)))
+        out = torch.empty((m, n), dtype=a.dtype, device=device)
+        return Work(f"PyTorch, {name}, {m} x {k} x {n}", 2.0 * m * k * n, lambda: torch.matmul(a, b, out=out))
 
     return [product(*sizes) for sizes in PRODUCTS]
 
@@ -192,10 +207,19 @@ def measure(cupy: Any, numbers: int, runs: int) -> dict[str, Any]:
         ]
         del works
         cupy.get_default_memory_pool().free_all_blocks()
-    for dtype, tf32, name in (("float32", False, "fp32"), ("float32", True, "TF32"), ("float64", False, "fp64")):
-        works = products(cupy_kernels(tf32=tf32), dtype, name)
-        pairs = zip(works, seconds_of(cupy, works, runs), strict=True)
-        rates += [{"product": work.name, "tflop_per_s": work.amount / seconds / 1e12} for work, seconds in pairs]
+    for name, (kernels, dtype, torch_dtype) in {
+        "fp32": (cupy_kernels(), "float32", "float32"),
+        "TF32": (cupy_kernels(tf32=True), "float32", "float32"),
+        "bf16": (cupy_kernels().with_bfloat16_products(), "float32", "bfloat16"),
+        "fp64": (cupy_kernels(), "float64", "float64"),
+    }.items():
+        works = products(kernels, dtype, name)
+        both = [*works, *torch_products(torch_dtype, name)]  # which take turns
+        speeds = [work.amount / s / 1e12 for work, s in zip(both, seconds_of(cupy, both, runs), strict=True)]
+        rates += [
+            {"product": work.name, "tflop_per_s": ours, "torch_tflop_per_s": theirs}
+            for work, ours, theirs in zip(works, speeds, speeds[len(works) :], strict=False)
+        ]
     facts = {"date": date.today().isoformat(), "numbers": numbers, "runs": runs, **device_facts(cupy)}
     return {**facts, "one_pass": bandwidth, "products": rates}
 
@@ -205,9 +229,9 @@ def show(found: dict[str, Any]) -> None:
     table = Table("dtype", "kernel", "GB/s", "of copy", title=f"{found['device']}, {found['numbers']:,} numbers")
     for row in found["one_pass"]:
         table.add_row(row["dtype"], row["kernel"], f"{row['gb_per_s']:,.0f}", f"{row['share_of_copy']:.0%}")
-    rates = Table("product", "TFLOP/s")
+    rates = Table("product", "TFLOP/s", "torch.matmul")
     for row in found["products"]:
-        rates.add_row(row["product"], f"{row['tflop_per_s']:.1f}")
+        rates.add_row(row["product"], *(f"{row[name]:.1f}" for name in ("tflop_per_s", "torch_tflop_per_s")))
     for one in (table, rates):
         Console(width=100).print(one)
 

@@ -19,7 +19,7 @@ from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.cases import GPU_CASES, Case, our_run, torch_model, torch_run
 from benchmarks.gpu_kernels import RESULTS, device_facts
 from benchmarks.gpu_report import TRAINING, draw_if_possible
-from benchmarks.limits import products_of
+from benchmarks.limits import products_of, torch_products_of
 from benchmarks.timing import alternate, seconds_of
 from hybridnn import DeviceOptions, ProcessGrid
 from hybridnn.errors import EnvironmentProblem
@@ -96,7 +96,13 @@ class Machine:
 
 
 def long_enough(case: Case, run_of: Callable[[Case], Run]) -> Case:
-    """The case with the number of epochs of a timed run."""
+    """The case with the number of epochs of a timed run.
+
+    Parameters
+    ----------
+    run_of : callable
+        Returns the fastest of the runs that are compared.
+    """
     run = run_of(case)
     run()
     return replace(case, epochs=ceil(SECONDS / seconds_of(run) * case.epochs))
@@ -112,7 +118,7 @@ def measure(case: Case, machine: Machine, precision: str) -> Iterator[tuple[str,
     kernels = kernels.with_bfloat16_products() if bf16 else kernels
     kernels.compile(np.dtype(np.float32))
 
-    def ours(case: Case, *, graphs: bool) -> Run:
+    def ours(case: Case, *, graphs: bool | Literal["auto"]) -> Run:
         options = DeviceOptions(machine.name, tf32=tf32, graphs=graphs)
         dtype = "bfloat16" if bf16 else "float32"
         return machine.waits(our_run(case, ProcessGrid(), as_rows=True, device=options, dtype=dtype)[1])
@@ -125,7 +131,7 @@ def measure(case: Case, machine: Machine, precision: str) -> Iterator[tuple[str,
 
     short = case
     yield "memory", lambda: machine.peaks(lambda: ours(short, graphs=False)(), lambda: theirs(short, compiled=False)())
-    case = long_enough(case, lambda case: ours(case, graphs=False))
+    case = long_enough(case, lambda case: ours(case, graphs="auto"))
     plain, graphs = (cache(partial(ours, case, graphs=which)) for which in (False, True))
     eager, compiled = (cache(partial(theirs, case, compiled=which)) for which in (False, True))
     yield "plain", lambda: {"ratio_plain": median(alternate(plain(), eager(), PAIRS).ratios)}
@@ -140,7 +146,13 @@ def measure(case: Case, machine: Machine, precision: str) -> Iterator[tuple[str,
         rate = case.products_flops * case.steps / median(products.ours) / 1e12
         return {"products_share": median(products.ratios), "tflop_per_s": rate}
 
+    def beside_torch_products() -> Mapping[str, Any]:
+        kind = torch.bfloat16 if bf16 else torch.float32
+        products = alternate(graphs(), machine.waits(torch_products_of(case, machine.torch_name, kind)), PAIRS)
+        return {"torch_products_share": median(products.ratios)}
+
     yield "products", beside_products
+    yield "torch.matmul", beside_torch_products
     yield "compiled", beside_compiled
 
 

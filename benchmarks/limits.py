@@ -17,7 +17,15 @@ from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_kernels import NUMPY, NumpyKernels
 from hybridnn.parallel.workspace import samples_are_contiguous
 
-__all__ = ["compare_with_limits", "copy_bandwidth", "products_in", "products_of", "update_bytes"]
+__all__ = [
+    "as_factor",
+    "compare_with_limits",
+    "copy_bandwidth",
+    "products_in",
+    "products_of",
+    "torch_products_of",
+    "update_bytes",
+]
 
 COPIED = 1 << 26
 """Bytes of the copied array, far more than any cache."""
@@ -98,17 +106,16 @@ def products_in(run: Run) -> Products:
 
         return record
 
-    names = "matmul", "matmul_transposed"
+    names = "matmul", "matmul_transposed", "add_product"
     recorders = {name: staticmethod(recording(getattr(numpy_kernels, name))) for name in names}
-    add = numpy_kernels.add_product
-    with patch.multiple(NumpyKernels, **recorders), patch.object(numpy_kernels, "add_product", recording(add)):
+    with patch.multiple(NumpyKernels, **recorders):
         run()
 
     def products() -> None:
         for multiply, arguments in calls:
             multiply(*arguments)
 
-    return Products(products, are_added=any(multiply is add for multiply, _ in calls))
+    return Products(products, are_added=any(multiply is numpy_kernels.add_product for multiply, _ in calls))
 
 
 def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
@@ -130,6 +137,7 @@ def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
     weights = [drawn(b, a) for a, b in pairwise(widths)]
     weight_gradients = [kernels.empty(weight.shape, np.float32) for weight in weights]
     gradients = [empty(width) for width in widths]
+    activations, weights = ([as_factor(kernels, array) for array in arrays] for arrays in (activations, weights))
 
     def run() -> None:
         for _ in range(case.steps):
@@ -139,6 +147,40 @@ def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
                 if layer:
                     kernels.matmul_transposed(weights[layer], activations[layer + 1], gradients[layer], None)
                 kernels.matmul(activations[layer + 1], activations[layer].T, weight_gradients[layer])
+
+    return run
+
+
+def as_factor(kernels: Kernels, array: Array) -> Array:
+    """A matrix as a factor of products: rounded, in the same layout, if the kernels round factors."""
+    if not kernels.rounds_factors:
+        return array
+    turned = not array.flags.c_contiguous
+    rounded = kernels.empty_factor(array.shape[::-1] if turned else array.shape)
+    rounded = rounded.T if turned else rounded
+    kernels.round_factor(array, rounded)
+    return rounded
+
+
+def torch_products_of(case: Case, device: str, dtype: Any) -> Callable[[], None]:
+    """The same products in PyTorch, which calls cuBLAS too, of tensors of a dtype."""
+    import torch
+
+    def drawn(*shape: int) -> Any:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    widths, n = case.sizes, case.batch_size
+    activations, gradients = ([drawn(n, width) for width in widths] for _ in range(2))
+    weights, weight_gradients = ([drawn(b, a) for a, b in pairwise(widths)] for _ in range(2))
+
+    def run() -> None:
+        for _ in range(case.steps):
+            for layer, weight in enumerate(weights):
+                torch.matmul(activations[layer], weight.T, out=gradients[layer + 1])
+            for layer in reversed(range(len(weights))):
+                if layer:
+                    torch.matmul(activations[layer + 1], weights[layer], out=gradients[layer])
+                torch.matmul(activations[layer + 1].T, activations[layer], out=weight_gradients[layer])
 
     return run
 

@@ -31,7 +31,7 @@ StepScalars = Sequence[float] | Array
 """What an update needs of the learning rate and the number of the step, computed once (`Optimizer.step_scalars`).
 
 An update that is recorded once and replayed in many steps keeps its arguments. It therefore takes an array of float64,
-shape (3,), on the device, which `Kernels.write_scalars` fills before every replay.
+shape (3,), on the device, which `Kernels.begin_step` fills in every step.
 """
 
 
@@ -68,17 +68,30 @@ class Kernels(Protocol):
     ----------
     on_host : bool
         Whether arrays are in host memory and calls are synchronous.
+    rounds_factors : bool
+        Whether factors of products are rounded to bfloat16, by `round_factor` into memory of `empty_factor`. Otherwise
+        factors are the arrays themselves.
     """
 
     on_host: bool
+    rounds_factors: bool
 
     def compile(self, dtype: DTypeLike) -> None:
         """Compile all kernels for a dtype now rather than in the first step, and before a CUDA graph is captured."""
 
     def with_bfloat16_products(self) -> Kernels:
-        """The same arithmetic of float32 arrays, but `matmul` and `matmul_transposed` round their factors to bfloat16.
+        """The same arithmetic of float32 arrays, but factors of products are rounded to bfloat16 (`rounds_factors`).
 
         Sums, results and everything else stay float32.
+        """
+
+    def empty_factor(self, shape: tuple[int, ...]) -> Array:
+        """Uninitialized memory for a factor; only if factors are rounded."""
+
+    def round_factor(self, source: Array, out: Array) -> None:
+        """Round `source`, a float32 matrix that is contiguous along one of its axes, to `out` of the same layout.
+
+        A factor is rounded once after it was written, and read by all products until it is written again.
         """
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -129,10 +142,16 @@ class Kernels(Protocol):
         """
 
     def matmul(self, a: Array, b: Array, out: Array) -> None:
-        """``out = a @ b``, of matrices that are contiguous along one of their axes."""
+        """``out = a @ b``, of factors that are contiguous along one of their axes."""
 
     def matmul_transposed(self, a: Array, b: Array, out: Array, workspace: Array | None) -> None:
         """``out = a.T @ b``; a GPU does not use `workspace`."""
+
+    def add_product(self, a: Array, b: Array, out: Array, factor: float, keep: float) -> None:
+        """``out = keep * out + factor * a @ b``, of factors as for `matmul`; every row of `out` is contiguous."""
+
+    def add_row_sums(self, dz: Array, ones: Array, out: Array, factor: float, keep: float) -> None:
+        """``out = keep * out + factor * row_sums``, of the row sums of `dz`."""
 
     def add_bias(self, z: Array, bias: Array) -> None:
         """Add `bias`, shape (rows, 1), to every column of `z`, shape (rows, n)."""
@@ -202,8 +221,27 @@ class Kernels(Protocol):
             Of all parameters, of which `flat` may be a part.
         """
 
-    def write_scalars(self, scalars: Array, values: Sequence[float]) -> None:
-        """Write up to three `values` into an array of float64 and shape (3,): see `StepScalars`."""
+    def begin_step(
+        self, step: Array, order: Array, batch_size: int, indices: Array, table: Array, scalars: Array
+    ) -> None:
+        """Read what differs between the steps of an epoch from arrays of the epoch, by the number of the step.
+
+        Parameters
+        ----------
+        step : array of int64, shape (1,)
+            Number of the step, from 0.
+        order : array of int64, shape (samples,)
+            Indices of the samples of all steps: those of the step begin at `step` times `batch_size`.
+        indices : array of int64, shape (n,)
+            Receives those of the step, n of them.
+        table : array of float64, shape (steps, 3)
+            `StepScalars` of all steps.
+        scalars : array of float64, shape (3,)
+            Receives those of the step.
+        """
+
+    def end_step(self, step: Array, loss: Array, losses: Array) -> None:
+        """Write `loss`, shape (1,), to element `step` of `losses`, of float64, and add 1 to `step`."""
 
     def sgd_update(
         self,

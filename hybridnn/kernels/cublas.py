@@ -21,11 +21,8 @@ DATA_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.uint
 
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32F_FAST_TF32 = 68, 70, 77
 DEFAULT_ALGORITHM = -1
-SCALARS: dict[np.dtype[Any], tuple[Any, Any]] = {
-    np.dtype(np.float32): (ctypes.c_float(1), ctypes.c_float(0)),
-    np.dtype(np.float64): (ctypes.c_double(1), ctypes.c_double(0)),
-}
-"""One and zero in host memory, where cuBLAS reads them during the call."""
+SCALARS = {np.dtype(np.float32): ctypes.c_float, np.dtype(np.float64): ctypes.c_double}
+"""Types of alpha and beta in host memory, where cuBLAS reads them during the call: a captured product repeats them."""
 
 WORKSPACE_BYTES = 32 << 20
 """NVIDIA's recommendation for Hopper. With a workspace, products do not allocate and can be captured."""
@@ -82,8 +79,8 @@ class CublasProducts:
         self._workspace = cupy.empty((WORKSPACE_BYTES,), np.uint8)
         self._stream: int | None = None
 
-    def multiply(self, a: Any, b: Any, out: Any) -> None:
-        """``out = a @ b``.
+    def multiply(self, a: Any, b: Any, out: Any, factor: float = 1.0, keep: float = 0.0) -> None:
+        """``out = keep * out + factor * a @ b``; with ``keep = 0`` the old `out` is not read.
 
         Raises `ValueError` if shapes or dtypes do not match, or an array is contiguous along neither axis.
 
@@ -100,23 +97,26 @@ class CublasProducts:
         if m == 0 or n == 0:
             return
         if k == 0:
-            out.fill(0)
+            if keep:
+                out *= keep
+            else:
+                out.fill(0)
             return
         column_major, out_stride = _order(out)
         if column_major:
-            self.multiply(b.T, a.T, out.T)
+            self.multiply(b.T, a.T, out.T, factor, keep)
             return
         # cuBLAS is column-major: to it row-major arrays are their transposes, and out.T = b.T @ a.T.
         (a_column_major, a_stride), (b_column_major, b_stride) = _order(a), _order(b)
         self._use_current_stream()
-        (one, zero), kind, result = SCALARS[dtype], DATA_TYPES[factors], DATA_TYPES[dtype]
+        scalar, kind, result = SCALARS[dtype], DATA_TYPES[factors], DATA_TYPES[dtype]
         status = self._gemm(
             self._handle,
             TRANSPOSE if b_column_major else NO_TRANSPOSE,
             TRANSPOSE if a_column_major else NO_TRANSPOSE,
             *(n, m, k),
-            *(ctypes.byref(one), b.data.ptr, kind, b_stride, a.data.ptr, kind, a_stride),
-            *(ctypes.byref(zero), out.data.ptr, result, out_stride),
+            *(ctypes.byref(scalar(factor)), b.data.ptr, kind, b_stride, a.data.ptr, kind, a_stride),
+            *(ctypes.byref(scalar(keep)), out.data.ptr, result, out_stride),
             self._compute[dtype] if factors == dtype else COMPUTE_32F,
             DEFAULT_ALGORITHM,
         )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.errors import EnvironmentProblem
+from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.kernels.backend import AdamSettings, Array, SGDSettings, StepScalars
 from hybridnn.kernels.cublas import CublasProducts, load_cublas
 from hybridnn.kernels.cupy_launch import (
@@ -39,6 +39,9 @@ from hybridnn.kernels.cupy_launch import (
 )
 from hybridnn.kernels.cupy_loading import load_cupy
 from hybridnn.kernels.device_events import PinnedMemory, Progress, record_event, wait_for
+
+BFLOAT16_CAPABILITY = 80
+"""Least compute capability, times ten, of devices that multiply bfloat16."""
 
 COPIES_AHEAD = 4
 """Inputs and targets of two minibatches: the host reads ahead while the device computes, with bounded memory."""
@@ -65,11 +68,11 @@ class CupyKernels:
     """
 
     on_host = False
+    rounds_factors = False
 
     def __init__(self, cupy: Any, products: CublasProducts, progress: Progress | None = None) -> None:
         self._launch = KernelLauncher(cupy)
         self._cupy, self._products, self._progress = cupy, products, progress
-        self._rounded: list[list[Array]] = []  # memory of both factors in bfloat16; empty in full precision
         self._parts = cupy.empty((MOST_PARTS,), np.float64)
         self._arrived = cupy.zeros((1,), np.uint32)
         self._pinned = PinnedMemory(cupy, progress)
@@ -181,36 +184,46 @@ class CupyKernels:
         self._launch("gather_rows", None, grid, block, source, index, out, len(index), len(source), row_bytes)
 
     def with_bfloat16_products(self) -> CupyKernels:
-        """The same arithmetic with factors of products rounded to bfloat16; with memory of its own for them."""
+        """The same arithmetic with factors of products rounded to bfloat16.
+
+        Raises `SettingError` if the device has no such products.
+        """
+        capability = str(self._cupy.cuda.Device().compute_capability)
+        if int(capability) < BFLOAT16_CAPABILITY:
+            allowed = (
+                f"this GPU, of compute capability {capability[:-1]}.{capability[-1:]}, has no such products, as those "
+                "since Ampere (8.0) have: 'float32', or device.name = 'cpu'"
+            )
+            raise SettingError("training.dtype", "bfloat16", allowed)
         kernels = copy(self)
-        kernels._rounded = [[self._cupy.empty((0,), np.uint16)] for _ in range(2)]
+        kernels.rounds_factors = True
         return kernels
+
+    def empty_factor(self, shape: tuple[int, ...]) -> Array:
+        """Memory for the bits of bfloat16."""
+        return self._cupy.empty(shape, np.uint16)
+
+    def round_factor(self, source: Array, out: Array) -> None:
+        """Round to bfloat16."""
+        if not source.flags.c_contiguous:
+            source, out = source.T, out.T
+        require(source.shape == out.shape, "memory of the factor's shape and layout")
+        require(source.dtype == FLOAT32 and out.dtype == np.uint16, "float32 to round, and uint16 for its bits")
+        require(source.flags.c_contiguous and out.flags.c_contiguous, "contiguous arrays")
+        self._launch.flat("round_to_bfloat16", FLOAT32, source.size, source, out, source.size)
 
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         """``out = a @ b``."""
-        if self._rounded:
-            a, b = self._in_bfloat16(a, 0), self._in_bfloat16(b, 1)
-        self._products.multiply(a, b, out)
+        self.add_product(a, b, out, 1.0, 0.0)
+
+    def add_product(self, a: Array, b: Array, out: Array, factor: float, keep: float) -> None:
+        """``out = keep * out + factor * a @ b``."""
+        require(not self.rounds_factors or a.dtype == b.dtype == np.uint16, "rounded factors")
+        self._products.multiply(a, b, out, factor, keep)
 
     def matmul_transposed(self, a: Array, b: Array, out: Array, workspace: Array | None = None) -> None:
         """``out = a.T @ b``."""
         self.matmul(a.T, b, out)
-
-    def _in_bfloat16(self, matrix: Array, factor: int) -> Array:
-        """The bits of a matrix rounded to bfloat16, in memory that the next product with this factor overwrites."""
-        if matrix.dtype != FLOAT32:
-            raise ValueError(f"bfloat16 products are of float32 arrays, not of {matrix.dtype}")
-        if not matrix.flags.c_contiguous:
-            if matrix.flags.f_contiguous:
-                return self._in_bfloat16(matrix.T, factor).T
-            matrix = self._cupy.ascontiguousarray(matrix)
-        memory = self._rounded[factor]
-        if (largest := memory[-1].size) < matrix.size:
-            # Recorded steps may refer to the smaller ones, which therefore stay; together they are the smaller half.
-            memory.append(self._cupy.empty((max(matrix.size, 2 * largest),), np.uint16))
-        rounded = memory[-1][: matrix.size]
-        self._launch.flat("round_to_bfloat16", FLOAT32, matrix.size, matrix, rounded, matrix.size)
-        return rounded.reshape(matrix.shape)
 
     def add_bias(self, z: Array, bias: Array) -> None:
         """Add `bias`, shape (rows, 1), to every column of `z`, shape (rows, n)."""
@@ -237,7 +250,11 @@ class CupyKernels:
 
     def row_sums(self, dz: Array, ones: Array | None, out: Array) -> None:
         """Sum of every row of `dz`, shape (rows, n), into `out`, shape (rows,)."""
-        self._rows("row_sums", dz, sums=out)
+        self.add_row_sums(dz, ones, out, 1.0, 0.0)
+
+    def add_row_sums(self, dz: Array, ones: Array | None, out: Array, factor: float, keep: float) -> None:
+        """``out = keep * out + factor * row_sums``."""
+        self._rows("row_sums", dz, sums=out, more=(float(factor), float(keep)))
 
     def gradient_and_row_sums(
         self,
@@ -251,7 +268,7 @@ class CupyKernels:
     ) -> None:
         """Gradient with respect to the activation's input, and its row sums."""
         if name == "identity" and out is dy:
-            self._rows("row_sums", dy, sums=sums)
+            self.row_sums(dy, ones, sums)
         else:
             self._rows(f"gradient_sums_{name}", y, dy, out, sums=sums)
 
@@ -305,11 +322,22 @@ class CupyKernels:
         require(squared_norm.dtype == FLOAT64, "a squared norm of float64")
         self._launch.elementwise("clip_to_norm", flat, more=(squared_norm, float(limit)))
 
-    def write_scalars(self, scalars: Array, values: Sequence[float]) -> None:
-        """Write up to three `values` into `scalars`; asynchronous."""
-        require(len(values) <= scalars.size and scalars.dtype == FLOAT64, "as many elements of float64")
-        first, second, third = (*map(float, values), 0.0, 0.0, 0.0)[:3]
-        self._launch("write_scalars", None, (1,), (WARP,), scalars, len(values), first, second, third)
+    def begin_step(
+        self, step: Array, order: Array, batch_size: int, indices: Array, table: Array, scalars: Array
+    ) -> None:
+        """Copy a step's indices and scalars."""
+        same_dtype(step, order, indices)
+        same_dtype(table, scalars)
+        require(step.dtype == np.int64 and scalars.dtype == FLOAT64, "indices of int64 and scalars of float64")
+        require(step.size == 1 and table.shape[1:] == scalars.shape, "one number, and scalars for every step")
+        n, count = indices.size, scalars.size
+        grid = flat_grid(max(n, count), indices.itemsize)
+        self._launch("begin_step", None, grid, FLAT_BLOCK, step, order, batch_size, indices, n, table, scalars, count)
+
+    def end_step(self, step: Array, loss: Array, losses: Array) -> None:
+        """Store a step's loss, and go to the next step."""
+        require(step.dtype == np.int64 and losses.dtype == FLOAT64, "a number of int64 and losses of float64")
+        self._launch("end_step", same_dtype(loss), (1,), (WARP,), step, loss, losses)
 
     def sgd_update(
         self,
@@ -367,14 +395,14 @@ class CupyKernels:
         more = (float(eps), *map(float, corrections))
         self._launch.elementwise("adam_prediction", weights, first, second, out, more=more)
 
-    def _rows(self, name: str, *arrays: Array, sums: Array) -> None:
+    def _rows(self, name: str, *arrays: Array, sums: Array, more: tuple[float, ...] = ()) -> None:
         """Launch a kernel over arrays of shape (rows, n) that computes row sums."""
         dtype, (rows, columns) = same_size(*arrays), arrays[0].shape
         require(sums.size == rows, "a sum for every row")
         same_dtype(arrays[0], sums)
         if rows:
             block = row_block(columns, dtype.itemsize)
-            self._launch(name, dtype, blocks_of_rows(rows, block), block, *arrays, sums, rows, columns)
+            self._launch(name, dtype, blocks_of_rows(rows, block), block, *arrays, sums, rows, columns, *more)
 
     def _sum(self, name: str, dtype: np.dtype[Any], n: int, *arguments: Any) -> None:
         """Launch a reduction of `n` elements, which may be 0."""

@@ -330,6 +330,7 @@ class NumpyKernels:
     """Arithmetic on NumPy arrays; see `hybridnn.kernels.backend.Kernels`."""
 
     on_host = True
+    rounds_factors = False
 
     empty = staticmethod(empty)
     zeros = staticmethod(zeros)
@@ -337,6 +338,8 @@ class NumpyKernels:
     add = staticmethod(add)
     matmul = staticmethod(matmul)
     matmul_transposed = staticmethod(matmul_transposed)
+    add_product = staticmethod(add_product)
+    add_row_sums = staticmethod(add_row_sums)
     add_bias = staticmethod(add_bias)
     row_sums = staticmethod(row_sums)
     mean_squared_error = staticmethod(mean_squared_error)
@@ -352,6 +355,14 @@ class NumpyKernels:
     def with_bfloat16_products(self) -> Kernels:
         """The same arithmetic with factors of products rounded to bfloat16."""
         return NumpyBfloat16Products()
+
+    def empty_factor(self, shape: tuple[int, ...]) -> HostArray:
+        """Memory of float32, in which NumPy holds rounded factors."""
+        return np.empty(shape, np.float32)
+
+    def round_factor(self, source: HostArray, out: HostArray) -> None:
+        """Round to bfloat16."""
+        np.copyto(out, rounded_to_bfloat16(source))
 
     def to_device(self, array: HostArray) -> HostArray:
         """The array itself."""
@@ -426,9 +437,24 @@ class NumpyKernels:
         if norm > limit:
             np.multiply(flat, limit / norm, out=flat)
 
-    def write_scalars(self, scalars: NDArray[np.float64], values: Sequence[float]) -> None:
-        """Write `values` into `scalars`."""
-        scalars[: len(values)] = values
+    def begin_step(
+        self,
+        step: NDArray[np.int64],
+        order: NDArray[np.int64],
+        batch_size: int,
+        indices: NDArray[np.int64],
+        table: NDArray[np.float64],
+        scalars: NDArray[np.float64],
+    ) -> None:
+        """Copy a step's indices and scalars."""
+        first = step.item() * batch_size
+        np.copyto(indices, order[first : first + indices.size])
+        np.copyto(scalars, table[step.item()])
+
+    def end_step(self, step: NDArray[np.int64], loss: HostArray, losses: NDArray[np.float64]) -> None:
+        """Store a step's loss, and go to the next step."""
+        losses[step.item()] = loss.item()
+        step += 1
 
 
 class NumpyBfloat16Products(NumpyKernels):
@@ -438,15 +464,7 @@ class NumpyBfloat16Products(NumpyKernels):
     makes the same training possible without a GPU.
     """
 
-    @staticmethod
-    def matmul(a: HostArray, b: HostArray, out: HostArray) -> None:
-        """``out = a @ b`` of the rounded factors."""
-        matmul(rounded_to_bfloat16(a), rounded_to_bfloat16(b), out)
-
-    @staticmethod
-    def matmul_transposed(a: HostArray, b: HostArray, out: HostArray, workspace: HostArray | None) -> None:
-        """``out = a.T @ b`` of the rounded factors."""
-        matmul_transposed(rounded_to_bfloat16(a), rounded_to_bfloat16(b), out, workspace)
+    rounds_factors = True
 
 
 NUMPY: Kernels = NumpyKernels()  # the host's arithmetic; it has no state

@@ -54,7 +54,7 @@ class LinearUpdate(NamedTuple):
     target: Array  # the weights, or a slot
     factor: float
     keep: float
-    step: float | None  # None if `target` is the weights
+    step: float | None  # minus the first of `Optimizer.step_scalars`; None if `target` is the weights
 
 
 class Optimizer(ABC):

@@ -8,6 +8,9 @@ The batch ranks of one node hold ``x`` and ``dz`` in shared memory. Every rank u
 products of the samples of all ranks: the sum over the ranks is part of the product. The ranks synchronize twice in a
 step: at the all-reduce of the loss, after which no rank reads the weights of this step, and after the update, before
 any rank overwrites ``x`` and ``dz``.
+
+On a GPU, a single rank does the same in memory of the device. There the optimizer must have a velocity: a product that
+is added to the weights would be scaled by the learning rate, which a captured product could not change.
 """
 
 from __future__ import annotations
@@ -21,10 +24,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
-from hybridnn.kernels import numpy_kernels as kernels
-from hybridnn.kernels.backend import Array
-from hybridnn.kernels.numpy_kernels import NUMPY
-from hybridnn.nn.optimizers import Optimizer, OptimizerState
+from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.kernels.numpy_kernels import NUMPY, add_scaled
+from hybridnn.nn.optimizers import SGD, Optimizer, OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
@@ -32,6 +34,9 @@ from hybridnn.parallel.replica_sharing import NodeReplica, slice_bounds
 
 Layers = Sequence[WeightGradientArrays]
 Views = Sequence[LayerParameters]
+
+PLAIN = SGD(momentum=0.0)
+"""Its update of the weights by a velocity, instead of a gradient, is the last part of that with momentum."""
 
 ROWS = 16  # ranks own multiples of so many rows, except at the end of a layer: blocks of a matrix product
 
@@ -76,13 +81,23 @@ def owned_rows(layout: ParameterLayout, ranks: int, rank: int) -> Iterator[tuple
 
 
 class FusedUpdateReplica(NodeReplica):
-    """A replica of batch ranks that are all on one node, or of a single rank; the parameters as for `SharedReplica`."""
+    """A replica of batch ranks that are all on one node, or of a single rank, which may have a GPU.
+
+    The parameters are those of `SharedReplica`.
+    """
 
     def __init__(
-        self, memory: NodeMemory | PrivateMemory, batch: Group, layout: ParameterLayout, dtype: DTypeLike, arrays: int
+        self,
+        memory: NodeMemory | PrivateMemory,
+        batch: Group,
+        layout: ParameterLayout,
+        dtype: DTypeLike,
+        arrays: int,
+        kernels: Kernels = NUMPY,
     ) -> None:
-        window = memory.allocate((arrays, layout.size), dtype)
-        super().__init__(memory, batch, iter(window), dtype)
+        self._allocate = memory.allocate if kernels.on_host else kernels.empty
+        window = self._allocate((arrays, layout.size), dtype)
+        super().__init__(memory, batch, (window[number] for number in range(arrays)), dtype, kernels)
         self._layout, self._dtype = layout, np.dtype(dtype)
         self._counts = memory.allocate((batch.size,), np.int64)
         self._owned = [_Rows.of(layout, *item) for item in owned_rows(layout, batch.size, batch.rank)]
@@ -101,18 +116,18 @@ class FusedUpdateReplica(NodeReplica):
     @property
     def nbytes(self) -> int:
         """Bytes of the losses, and of the ranks' numbers of samples."""
-        return self.loss.nbytes + self._total.nbytes + self.bytes_per_rank(self._counts.nbytes)
+        return int(self.loss.nbytes + self._total.nbytes) + self.bytes_per_rank(self._counts.nbytes)
 
     def allocate_operands(self, sizes: Sequence[int]) -> list[Iterator[Array]]:
         """Shared memory for the operands of the weight gradients: for each rank, arrays of these sizes."""
         aligned = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-        rows = self._memory.allocate((self._batch.size, sum(aligned)), self._dtype)
+        rows = self._allocate((self._batch.size, sum(aligned)), self._dtype)
 
         def arrays(row: Array) -> Iterator[Array]:
             for first, size in zip(accumulate(aligned, initial=0), sizes, strict=False):
                 yield row[first : first + size]
 
-        return [arrays(row) for row in rows]
+        return [arrays(rows[number]) for number in range(self._batch.size)]
 
     def set_layers(self, layers_of_ranks: Sequence[Callable[[int], Layers]]) -> None:
         """Set, for every rank, the function that returns its layers' operands for its number of samples."""
@@ -125,7 +140,7 @@ class FusedUpdateReplica(NodeReplica):
     def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
         """State before the first update, its slots in shared memory."""
         slots = {name: self.new_array() for name in optimizer.slot_names}
-        return OptimizerState(slots, kernels.empty((0,), self._dtype), NUMPY)
+        return OptimizerState(slots, self._kernels.empty((0,), self._dtype), self._kernels)
 
     def update(
         self, optimizer: Optimizer, weights: Array, state: OptimizerState, rate: float, out: Array | None = None
@@ -136,16 +151,19 @@ class FusedUpdateReplica(NodeReplica):
         assert out is None, "there is only one version of the weights"
         target = self._views(update.target)
         self._add_products(self._owned, target, update.factor, update.keep)
-        if update.step is not None:
+        if update.step is not None and self._kernels.on_host:
             for item in self._owned:
                 pairs = zip(item.views_in(target), item.views_in(self._views(weights)), strict=True)
                 for of_target, of_weights in pairs:
-                    kernels.add_scaled(of_weights, update.step, of_target)
+                    add_scaled(of_weights, update.step, of_target)
+        elif update.step is not None:
+            scalars = (-update.step,) if state.device_scalars is None else state.device_scalars
+            self._kernels.sgd_update(weights, update.target, None, weights, state.scratch, PLAIN, scalars)
         self.publish()
 
     def full_gradient(self) -> Array:
         """The sum of all gradients, computed again."""
-        gradient = kernels.zeros((self._layout.size,), self._dtype)
+        gradient = self._kernels.zeros((self._layout.size,), self._dtype)
         all_rows = [_Rows.of(self._layout, *item) for item in owned_rows(self._layout, 1, 0)]
         self._add_products(all_rows, self._layout.views(gradient), 1.0, 1.0)
         self.publish()
@@ -153,7 +171,7 @@ class FusedUpdateReplica(NodeReplica):
 
     def squared_norm_into(self, norm: Array) -> None:
         """Squared norm of the sum of all gradients."""
-        norm[0] = kernels.squared_norm(self.full_gradient())
+        self._kernels.squared_norm_into(self.full_gradient(), norm)
 
     def clip(self, squared_norm: Array, limit: float) -> NoReturn:
         """Not supported: with clipping, gradients are stored."""
@@ -168,9 +186,9 @@ class FusedUpdateReplica(NodeReplica):
             kept = keep
             for layers in ranks:
                 layer = layers[item.layer]
-                kernels.add_product(layer.dz[item.rows], layer.x.T, weight, factor, kept)
+                self._kernels.add_product(layer.dz_factor[item.rows], layer.x_factor.T, weight, factor, kept)
                 if bias.size:
-                    kernels.add_row_sums(layer.dz[item.bias_rows], layer.ones, bias, factor, kept)
+                    self._kernels.add_row_sums(layer.dz[item.bias_rows], layer.ones, bias, factor, kept)
                 kept = 1.0
 
     def _views(self, flat: Array) -> Views:

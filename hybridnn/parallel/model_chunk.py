@@ -44,7 +44,7 @@ class ReplicaConfig:
     sharing: Sharing | None = None  # the ranks of the node that share a replica; None for private replicas
     arrays: int = 1  # arrays of a shared replica: versions of the weights, and slots of the optimizer
     wire_dtype: str = "same"  # element type of gradients between nodes, for batch groups that span several
-    # compute weight gradients during the update (`FusedUpdateReplica`); for batch groups on one node
+    # compute weight gradients during the update (`FusedUpdateReplica`); for batch groups on one node, or one GPU
     fused_update: bool = False
 
 
@@ -96,7 +96,7 @@ class ModelChunk:
             from hybridnn.parallel.node_memory import PrivateMemory
 
             memory = PrivateMemory(batch) if sharing is None else sharing.memory
-            self.replica = self._fused = FusedUpdateReplica(memory, batch, self.layout, dtype, config.arrays)
+            self.replica = self._fused = FusedUpdateReplica(memory, batch, self.layout, dtype, config.arrays, kernels)
         elif sharing is not None:
             from hybridnn.parallel.shared_replica import SharedReplica
 
@@ -108,6 +108,11 @@ class ModelChunk:
         self.weights: NDArray[Any] = self.replica.new_array()
         self.loss: NDArray[Any] = self.replica.loss
         self.parameters = self.layout.views(self.weights)
+        # weights as factors of products, if they are rounded, and the parameters that were rounded last
+        self._factors: list[LayerParameters] = []
+        self._rounded: Sequence[LayerParameters] | None = None
+        if kernels.rounds_factors:
+            self._factors = [view._replace(weight=kernels.empty_factor(view.weight.shape)) for view in self.parameters]
 
     def workspace(
         self,
@@ -144,10 +149,26 @@ class ModelChunk:
 
     def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
         """Compute the outputs from the inputs in `arrays`, with the current weights by default."""
-        for dense, layer_parameters, layer in zip(
-            self._dense, parameters or self.parameters, arrays.layers, strict=True
-        ):
+        parameters = self._as_factors(parameters or self.parameters)
+        for dense, layer_parameters, layer in zip(self._dense, parameters, arrays.layers, strict=True):
             dense.forward(layer_parameters, layer)
+
+    def _as_factors(self, parameters: Sequence[LayerParameters]) -> Sequence[LayerParameters]:
+        """The parameters with weights as factors of products, rounded unless they have been rounded last."""
+        if not self.kernels.rounds_factors:
+            return parameters
+        if self._rounded is not parameters:
+            self._factors = [
+                own._replace(weight=factor.weight) for own, factor in zip(parameters, self._factors, strict=True)
+            ]
+            for own, factor in zip(parameters, self._factors, strict=True):
+                self.kernels.round_factor(own.weight, factor.weight)
+            self._rounded = parameters
+        return self._factors
+
+    def weights_changed(self) -> None:
+        """Round the weights again before the next product. To be called after a change of any version of them."""
+        self._rounded = None
 
     def backward(
         self,
@@ -169,9 +190,9 @@ class ModelChunk:
         """
         if self._fused is not None:
             self.input_gradient(arrays, parameters)
-            self._fused.set_samples(len(arrays.columns))
+            self.set_samples(len(arrays.columns))
             return
-        parameters = parameters or self.parameters
+        parameters = self._as_factors(parameters or self.parameters)
         for index in reversed(range(len(self._dense))):
             layer, dense = arrays.layers[index], self._dense[index]
             gradient = self._addends[1][index] if accumulate else self._gradients[index]
@@ -183,6 +204,11 @@ class ModelChunk:
                 self.replica.ready(index)
             if dx_request is not DONE:
                 dx_request.wait()
+
+    def set_samples(self, samples: int) -> None:
+        """Set the number of this rank's samples of the last backward pass, which a replayed step has done."""
+        if self._fused is not None:
+            self._fused.set_samples(samples)
 
     def input_gradient(
         self,
@@ -198,7 +224,7 @@ class ModelChunk:
             Called after each layer with its index and arrays, before the operands of its weight gradient may be
             overwritten (in a workspace that does not keep ``dz``).
         """
-        parameters = parameters or self.parameters
+        parameters = self._as_factors(parameters or self.parameters)
         for index in reversed(range(len(self._dense))):
             layer = arrays.layers[index]
             dx_request = self._dense[index].backward_input(parameters[index], layer)
@@ -239,10 +265,11 @@ class ModelChunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights and gradients; of shared arrays, this rank's share."""
+        """Bytes of weights, also as factors, and of gradients; of shared arrays, this rank's share."""
         addends = self.__dict__.get("_addends")
         owned = self.replica.bytes_per_rank(self.weights.nbytes) + self.replica.nbytes
-        return owned + (0 if addends is None else addends[0].nbytes)
+        rounded = sum(factor.weight.nbytes for factor in self._factors)
+        return owned + rounded + (0 if addends is None else addends[0].nbytes)
 
     def squared_norms(self, flat: NDArray[Any]) -> NDArray[np.float64]:
         """Squared norm of every layer of a flat buffer, shape (layers,), each parameter of the model counted once."""

@@ -15,8 +15,8 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Group
-from hybridnn.kernels import numpy_kernels
-from hybridnn.kernels.backend import Array
+from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT
 from hybridnn.parallel.grid import ProcessGrid
@@ -94,13 +94,20 @@ class NodeReplica:
     ----------
     memory : NodeMemory or PrivateMemory
         Of the ranks that share; `PrivateMemory` for a group of one rank.
+    kernels : Kernels
+        Those of the host, or of the device of a single rank.
     """
 
     def __init__(
-        self, memory: NodeMemory | PrivateMemory, batch: Group, arrays: Iterator[Array], dtype: DTypeLike
+        self,
+        memory: NodeMemory | PrivateMemory,
+        batch: Group,
+        arrays: Iterator[Array],
+        dtype: DTypeLike,
+        kernels: Kernels = NUMPY,
     ) -> None:
-        self._memory, self._batch, self._arrays = memory, batch, arrays
-        self.loss, self._total = numpy_kernels.zeros((1,), dtype), numpy_kernels.zeros((1,), dtype)
+        self._memory, self._batch, self._arrays, self._kernels = memory, batch, arrays, kernels
+        self.loss, self._total = kernels.zeros((1,), dtype), kernels.zeros((1,), dtype)
 
     @property
     def is_leader(self) -> bool:
@@ -125,7 +132,7 @@ class NodeReplica:
 
     def finish(self) -> None:
         """All-reduce the loss over the batch group, which completes only after all backward passes."""
-        numpy_kernels.copy(self.loss, self._total)
+        self._kernels.copy(self.loss, self._total)
         self._memory.publish(lambda: self._batch.allreduce(self._total))
 
     def fill(self, write: Callable[[], None]) -> None:

@@ -1,8 +1,9 @@
 """CUDA graphs of training steps: one capture per minibatch size, replayed in all later steps of this size.
 
 A replay launches all kernels of a step at once; for small networks, launching them one by one takes longer than the
-computation. A replay repeats the captured calls with the same arguments, so the inputs that change from step to step
-are kept at fixed device addresses: the indices of the minibatch's samples and the scalars of the update.
+computation. A replay repeats the captured calls with the same arguments. What changes from step to step is therefore on
+the device for a whole epoch: the order of the samples, the scalars of the updates, and memory for the losses. The
+device counts the steps, so that a step is one launch by the host.
 
 With several batch ranks and NCCL, the graph includes the all-reduce of the gradients. Captures and replays are then
 collective; all ranks capture the same steps because the decision depends only on the sizes of the global minibatches.
@@ -11,17 +12,19 @@ collective; all ranks capture the same steps because the decision depends only o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize, ref
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hybridnn.comm.blocks import block_size
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import capture_calls, replay_calls
 from hybridnn.datasets import ArrayRows, Rows
@@ -31,7 +34,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import Update
-from hybridnn.training.data_split import DataSplit, DeviceSamples
+from hybridnn.training.data_split import DataSplit, DeviceSamples, PartOfOrder
 from hybridnn.training.device import Replay, StepCapture
 from hybridnn.training.rank_comparison import digest_of
 
@@ -39,6 +42,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 STEP = Update(0)  # the last instruction of a step stands for all in the recorder
+
+
+SCALARS = 3
+"""Most numbers of `StepScalars`."""
+
+
+class _EpochMemory(NamedTuple):
+    """Arrays of an epoch on the device, at the same addresses in all epochs."""
+
+    order: Array  # indices of the samples of all steps
+    table: Array  # `StepScalars` of every step, shape (steps, SCALARS)
+    losses: Array  # shape (steps,)
 
 
 class CudaGraphSteps:
@@ -58,8 +73,10 @@ class CudaGraphSteps:
         self._record = capture.record
         self._may_fail = not capture.required and group.size == 1  # one of several ranks cannot leave the others
         self._optimizer, self._state, self._group = optimizer, state, group
+        self._epoch: _EpochMemory | None = None
+        self._step = self._kernels.zeros((1,), np.int64)
         self._indices = self._kernels.empty((batch_size,), np.int64)
-        self._scalars = self._kernels.zeros((3,), np.float64)
+        self._scalars = self._kernels.zeros((SCALARS,), np.float64)
         self._tried: set[int] = set()
         self._failed = False
         self._replays: dict[int, Callable[[object], None]] = {}
@@ -67,37 +84,74 @@ class CudaGraphSteps:
         finalize(self, self._replays.clear)
 
     @contextmanager
-    def of_samples(self, samples: DeviceSamples) -> Iterator[Self]:
-        """Context of steps on `samples`; the update reads learning rate and step number from device memory."""
+    def of_epoch(self, samples: DeviceSamples, minibatches: Sequence[Minibatch]) -> Iterator[Self]:
+        """Context of steps on consecutive `minibatches` of `samples`.
+
+        All but the last have the batch size. Their indices, and the scalars of their updates, are copied to the device.
+        """
+        kernels, order = self._kernels, minibatches[0].samples.order
         if self._samples is None or self._samples() is not samples:
             self.free()
             self._samples = ref(samples)
+        if self._epoch is None or len(self._epoch.table) < len(minibatches) or self._epoch.order.size < order.size:
+            self._free_graphs()
+            self._epoch = _EpochMemory(
+                kernels.empty(order.shape, np.int64),
+                kernels.empty((len(minibatches), SCALARS), np.float64),
+                kernels.zeros((len(minibatches),), np.float64),
+            )
+        kernels.copy(order, self._epoch.order[: order.size])
+        kernels.put(self._scalars_of(minibatches), self._epoch.table[: len(minibatches)])
+        self._step[...] = 0
         self._state.device_scalars = self._scalars
         try:
             yield self
         finally:
             self._state.device_scalars = None
 
+    def _scalars_of(self, minibatches: Sequence[Minibatch]) -> NDArray[np.float64]:
+        """Scalars of the next updates, shape (minibatches, 3)."""
+        table, state = np.zeros((len(minibatches), SCALARS)), replace(self._state)
+        for row, minibatch in zip(table, minibatches, strict=True):
+            scalars = self._optimizer.step_scalars(state, minibatch.rate)
+            row[: len(scalars)] = scalars
+            state.updates += 1
+        return table
+
+    @property
+    def losses(self) -> Array:
+        """Sum of the losses of every step of the epoch, on the device."""
+        assert self._epoch is not None
+        return self._epoch.losses
+
     def step(self, minibatch: Minibatch, run: Callable[[Minibatch], None]) -> None:
-        """Train on a minibatch.
+        """Train on the next minibatch of the epoch.
 
         Parameters
         ----------
-        minibatch : Minibatch
-            Its samples are indices on the device.
         run : callable
             Enqueues the work of a step; captured with a minibatch whose indices have a fixed address.
         """
-        indices = self._indices[: minibatch.size]
-        self._kernels.copy(minibatch.samples, indices)
-        self._kernels.write_scalars(self._scalars, self._optimizer.step_scalars(self._state, minibatch.rate))
         start, about = perf_counter(), (STEP, minibatch.number)
-        self._replay(minibatch.size, partial(run, replace(minibatch, samples=indices)), about)
+        self._replay(minibatch.size, partial(self._enqueue, minibatch, run), about)
         self._group.recorder.end_compute("step", start, about)
 
+    def _enqueue(self, minibatch: Minibatch, run: Callable[[Minibatch], None]) -> None:
+        """Enqueue the work of the step that the device has counted to."""
+        assert self._epoch is not None
+        order, table, losses = self._epoch
+        indices = self._indices[: minibatch.size]
+        self._kernels.begin_step(self._step, order, self._indices.size, indices, table, self._scalars)
+        run(replace(minibatch, samples=PartOfOrder(indices, 0)))
+        self._kernels.end_step(self._step, self._chunk.replica.total_loss, losses)
+
     def free(self) -> None:
+        """Free all graphs, and the memory of an epoch."""
+        self._samples = self._epoch = None
+        self._free_graphs()
+
+    def _free_graphs(self) -> None:
         """Free all graphs."""
-        self._samples = None
         self._tried.clear()
         self._replays.clear()
 
@@ -115,6 +169,7 @@ class CudaGraphSteps:
         updates = self._state.updates
         if size in self._replays:
             self._replays[size](about)
+            self._chunk.set_samples(block_size(size, self._group.size, self._group.rank))
         elif not self._capture(size, run):
             self._state.updates = updates
             run()

@@ -7,12 +7,12 @@ they do not fit, or are received by MPI, the host reads each minibatch, at most 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -174,6 +174,13 @@ def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype
     return ArrayRows(checked.x.astype(dtype, copy=False), targets)
 
 
+class PartOfOrder(NamedTuple):
+    """The samples of a minibatch on the device: indices in `order`, from element `first` on."""
+
+    order: Array
+    first: int
+
+
 class Loader:
     """Makes minibatches from the samples of a data split."""
 
@@ -184,12 +191,12 @@ class Loader:
         self, split: DataSplit, batches: Sequence[NDArray[np.int64]], rates: Sequence[float], first: int = 0
     ) -> list[Minibatch]:
         """Consecutive minibatches from sample indices and learning rates; `first` is the number of the first one."""
-        samples: Sequence[Array] = batches
+        samples: Sequence[Any] = batches
+        load: Callable[[Any, int, int, Array | None, Array | None], None]
         if split.on_device is not None:
             load = _GatherOnDevice(split.on_device, self._kernels, self._grid).load
             order = self._kernels.to_device(np.concatenate(batches).astype(np.int64, copy=False))
-            ends = list(accumulate(map(len, batches), initial=0))
-            samples = [order[start:stop] for start, stop in pairwise(ends)]
+            samples = [PartOfOrder(order, start) for start in accumulate(map(len, batches[:-1]), initial=0)]
         elif self._kernels.on_host:
             load = _ReadOnHost(split, self._distributor).load
         else:
@@ -232,9 +239,9 @@ class _GatherOnDevice:
         self._samples, self._kernels = samples, kernels
         self._blocks, self._block = grid.batch, grid.batch_rank
 
-    def load(self, indices: Array, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        block = block_slice(stop - start, self._blocks, self._block)
-        own = indices[start + block.start : start + block.stop]
+    def load(self, part: PartOfOrder, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+        block, first = block_slice(stop - start, self._blocks, self._block), part.first + start
+        own = part.order[first + block.start : first + block.stop]
         if x is not None:
             self._kernels.gather_rows(self._samples.x, own, x)
         if y is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -149,6 +150,10 @@ def resolve_device(
     if isinstance(device, TrainingDevice):
         return device
     options = DeviceOptions(device) if isinstance(device, str) else device
+    if grid.size > 1 and options.name != "cpu":
+        # CUDA would load a kernel, also of cuBLAS, at its first launch, and may wait for the device meanwhile. If NCCL
+        # waits there for a rank that waits for this one in MPI, neither goes on. Has an effect before CUDA has started.
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     choice = choose_device_together(grid.world, options.name, grid.node_group.rank, load)
     if choice.kind == "cpu":
         return TrainingDevice(NUMPY, "cpu", choice.why)

@@ -176,26 +176,23 @@ class Engine:
         if not self.layout.exact:
             yield from self._run_schedule(executor, minibatches, losses)
         else:
-            with self._one_step(executor, split, losses) as step:
+            with self._one_step(executor, split, minibatches, losses) as step:
                 for minibatch in minibatches:
                     step(minibatch)
                     yield minibatch
 
     @contextmanager
     def _one_step(
-        self, executor: Executor, split: DataSplit, losses: MinibatchLosses
+        self, executor: Executor, split: DataSplit, minibatches: Sequence[Minibatch], losses: MinibatchLosses
     ) -> Iterator[Callable[[Minibatch], None]]:
-        """Context of the function that does one update by an exact method, with CUDA graphs if the engine has them."""
+        """Context of the function that does the next update of an exact method, by CUDA graphs if there are any."""
         if self._graphs is None or split.on_device is None:
             yield partial(self._train_on, executor, losses=losses)
             return
 
-        def step(minibatch: Minibatch) -> None:
-            graphs.step(minibatch, partial(self._train_on, executor))
-            losses.note(minibatch, self.chunks[-1].replica.total_loss)
-
-        with self._graphs.of_samples(split.on_device) as graphs:
-            yield step
+        with self._graphs.of_epoch(split.on_device, minibatches) as graphs:
+            losses.read_from(graphs.losses)
+            yield partial(graphs.step, run=partial(self._train_on, executor))
 
     @property
     def has_epochs(self) -> bool:
@@ -358,8 +355,10 @@ class Engine:
         microbatch = ceil(self._config.batch_size / self.layout.microbatches)
         if not self._evaluates_large_blocks:
             return microbatch
-        sizes = self._config.model.sizes
-        bytes_per_sample = (sum(sizes) + 2 * max(sizes)) * self.dtype.itemsize
+        sizes, itemsize = self._config.model.sizes, self.dtype.itemsize
+        if self._kernels.rounds_factors:
+            itemsize += 2  # beside an element, it rounded to bfloat16
+        bytes_per_sample = (sum(sizes) + 2 * max(sizes)) * itemsize
         return max(microbatch, min(EVALUATED_SAMPLES, EVALUATION_BYTES // bytes_per_sample))
 
     @property
@@ -414,6 +413,7 @@ class Engine:
                     state,
                     batch_size=self._forward_size if own else self._config.batch_size,
                     synchronous=self._config.pipelining.synchronous_sends,
+                    trains=not own,
                 )
                 for plan, chunk, state in zip(plans, self.chunks, self.states, strict=True)
             ]

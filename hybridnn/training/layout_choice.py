@@ -218,8 +218,13 @@ def choose_sharing(
 def uses_fused_update(
     config: TrainConfig, grid: ProcessGrid, layout: Layout, sharing: Sharing | None, *, on_host: bool
 ) -> bool:
-    """Whether weight-gradient products are fused with the update (`FusedUpdateReplica`); equal within a batch group."""
-    if not on_host or config.rounds_products:
+    """Whether weight-gradient products are fused with the update (`FusedUpdateReplica`); equal within a batch group.
+
+    On a GPU they are if there is one batch rank, and a velocity, which the factors of a captured product do not change.
+    """
+    if on_host and config.rounds_products:
+        return False
+    if not on_host and (grid.batch > 1 or not config.optimizer.slot_names):
         return False
     return layout.fuses_update(
         config.model,

@@ -47,6 +47,10 @@ class MinibatchLosses:
         self._totals = kernels.zeros((len(minibatches),), np.float64)
         self.means: list[float] = []
 
+    def read_from(self, totals: Array) -> None:
+        """Fetch the sums from `totals`, of float64, where steps on a device write them; `note` is then not called."""
+        self._totals = totals
+
     def note(self, minibatch: Minibatch, total: Array) -> None:
         """Store the sum of a minibatch's losses, shape (1,); asynchronous on a device."""
         index = minibatch.number - self._first

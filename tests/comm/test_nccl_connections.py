@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.comm.transports.nccl import start_nccl
 from hybridnn.parallel.grid import ProcessGrid
+from mpi_runner.launch import run_mpi
 from reference.stand_in_device import StandInCupy, data_of
 
 if TYPE_CHECKING:
@@ -131,3 +133,30 @@ def test_connecting_has_a_time_limit(comm: MPI.Intracomm) -> None:
     # A rank that receives the failure of another first has none of its own.
     assert sorted(comm.allgather(problem))[-1] == "it does not connect in time"
     assert problem in ("", "it does not connect in time")
+
+
+FAILS_DURING_A_TRAINING = """
+import sys
+sys.path[:0] = [{tests!r}]
+from mpi4py import MPI
+from hybridnn import ProcessGrid
+from reference.cases import Case, data, make_trainer
+from training.stand_in_training import kernels_of, stand_in
+grid = ProcessGrid(batch=2)
+device = stand_in(grid, "nccl", MPI.COMM_WORLD)
+def lose_a_link(record):
+    if record.step == 3 and grid.rank == 1:
+        kernels_of(device)._cupy.cuda.nccl.problem = "NCCL_ERROR_REMOTE_ERROR: a link is down"
+make_trainer(Case(), grid, device=device).fit(*data(Case()), epochs=3, on_step=lose_a_link)
+print("unreachable")
+"""
+
+
+def test_an_error_that_nccl_notices_during_a_training_ends_the_job() -> None:
+    """On the rank that waits for its device; the other rank would wait for ever."""
+    result = run_mpi(2, FAILS_DURING_A_TRAINING.format(tests=str(Path(__file__).parents[1])), timeout=60)
+    assert not result.timed_out
+    assert result.returncode != 0
+    assert "unreachable" not in result.stdout
+    assert "=== rank 1 of 2 failed" in result.stderr
+    assert "NCCL_ERROR_REMOTE_ERROR: a link is down" in result.stderr

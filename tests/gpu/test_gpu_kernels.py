@@ -89,6 +89,10 @@ def test_products_of_matrices_of_all_layouts(cupy: Any, kernels: Any, dtype: str
             for out in orders(cupy, np.full((m, n), 9, dtype)):
                 kernels.matmul(a, b, out)
                 np.testing.assert_allclose(cupy.asnumpy(out), expected, rtol=0, atol=TOLERANCES[dtype] * largest)
+                kernels.add_product(a, b, out, 2.0, -0.25)
+                np.testing.assert_allclose(
+                    cupy.asnumpy(out), 1.75 * expected, rtol=0, atol=2 * TOLERANCES[dtype] * largest
+                )
 
 
 def test_tf32_is_less_precise_and_optional(cupy: Any, kernels: Any) -> None:
@@ -165,23 +169,31 @@ def test_a_captured_step_equals_the_step(cupy: Any, dtype: str) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         kernels = cupy_kernels()
-        scalars = kernels.zeros((3,), np.float64)
+        step, scalars = kernels.zeros((1,), np.int64), kernels.zeros((3,), np.float64)
+        table, losses = kernels.to_device(np.tile([0.0, 1.0, 1.0], (5, 1))), kernels.zeros((5,), np.float64)
         plain, replayed, warm = (Training(kernels, dtype) for _ in range(3))
         warm.step(0.1)  # everything is compiled and loaded before the capture
-        kernels.write_scalars(scalars, (0.0, 1.0, 1.0))
+        order = cupy.concatenate(replayed.indices)
+        kernels.begin_step(step, order, Training.BATCH, replayed.index, table, scalars)
+        kernels.end_step(step, warm.loss, losses)
+        step[...] = 0
         stream.synchronize()
         replayed.state.device_scalars = scalars
         stream.begin_capture()
+        kernels.begin_step(step, order, Training.BATCH, replayed.index, table, scalars)
         replayed.step(0.1)
+        kernels.end_step(step, replayed.loss, losses)
         graph = stream.end_capture()
-        for step, (index, same_index) in enumerate(zip(plain.indices, replayed.indices, strict=True), start=1):
-            lr = 0.1 / step
-            kernels.copy(same_index, replayed.index)
-            kernels.write_scalars(scalars, plain.OPTIMIZER.step_scalars(plain.state, lr))
+        direct = []
+        for number, index in enumerate(plain.indices):
+            lr = 0.1 / (number + 1)
+            table[number] = cupy.asarray(plain.OPTIMIZER.step_scalars(plain.state, lr))
             graph.launch(stream)
             kernels.copy(index, plain.index)
             plain.step(lr)
+            direct.append(plain.loss.copy())
         stream.synchronize()
+        assert losses[:4].tolist() == [float(loss[0]) for loss in direct]
         assert plain.weights.tobytes() == replayed.weights.tobytes()
         assert float(plain.loss[0]) == float(replayed.loss[0])
         assert abs(plain.weights - warm.weights).max() > 0.01, "nothing was trained"

@@ -79,7 +79,10 @@ class Emulator:
 
     add, copyto = staticmethod(np.add), staticmethod(np.copyto)
     ascontiguousarray = staticmethod(lambda array: device_array(array))
-    cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=7))
+    cuda = SimpleNamespace(
+        get_current_stream=lambda: SimpleNamespace(ptr=7),
+        Device=lambda: SimpleNamespace(compute_capability="90"),
+    )
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

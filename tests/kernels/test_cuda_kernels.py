@@ -129,16 +129,45 @@ def test_reductions_with_few_blocks(kernels: CupyKernels, monkeypatch: Any) -> N
 
 @pytest.mark.parametrize("optimizer", [*SGD_SETTINGS.values(), *ADAM_SETTINGS.values()], ids=repr)
 def test_a_replayed_update_reads_the_scalars_of_its_step(kernels: CupyKernels, optimizer: Optimizer) -> None:
-    scalars = kernels.empty((3,), np.float64)
+    step, scalars, indices = (
+        kernels.zeros((1,), np.int64),
+        kernels.empty((3,), np.float64),
+        kernels.zeros((2,), np.int64),
+    )
+    order, table = device_array(np.arange(8)[::-1]), kernels.zeros((4, 3), np.float64)
+    losses = kernels.zeros((4,), np.float64)
     weights = [device_array(np.ones(50)) for _ in range(2)]
     direct, replayed = (new_state(optimizer, array, kernels) for array in weights)
     replayed.device_scalars = scalars
-    for step, gradient in enumerate(np.random.default_rng(1).standard_normal((4, 50)), start=1):
-        lr = 0.1 / step
+    for number, gradient in enumerate(np.random.default_rng(1).standard_normal((4, 50))):
+        lr = 0.1 / (number + 1)
+        values = optimizer.step_scalars(replayed, lr)
+        table[number, : len(values)] = values
         optimizer.update(weights[0], device_array(gradient), direct, lr)
-        kernels.write_scalars(scalars, optimizer.step_scalars(replayed, lr))
+        kernels.begin_step(step, order, 2, indices, table, scalars)
+        assert indices.tolist() == [7 - 2 * number, 6 - 2 * number]
         optimizer.update(weights[1], device_array(gradient), replayed, 9.0)  # the rate of a replay is not read
+        kernels.end_step(step, device_array(np.array([lr])), losses)
     assert np.array_equal(*weights)
+    assert losses.tolist() == [0.1 / number for number in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_steps_read_their_own_part_of_an_epoch(kernels: CupyKernels, size: int, dtype: str) -> None:
+    """Also the last one, of fewer samples, and more samples than threads of a block."""
+    random = np.random.default_rng(size)
+    order, table = device_array(random.permutation(3 * size + 1)), device_array(random.standard_normal((4, 3)))
+    step, scalars = kernels.zeros((1,), np.int64), kernels.empty((3,), np.float64)
+    room, losses = kernels.empty((size,), np.int64), kernels.zeros((4,), np.float64)
+    for number in range(4):
+        indices = room[: 1 if number == 3 else size]
+        kernels.begin_step(step, order, size, indices, table, scalars)
+        assert indices.tolist() == order[number * size : (number + 1) * size].tolist()
+        assert scalars.tolist() == table[number].tolist()
+        kernels.end_step(step, device_array(np.array([number + 0.5], dtype)), losses)
+    assert losses.tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert step.tolist() == [4]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

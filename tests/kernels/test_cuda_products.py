@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
+from hybridnn.errors import SettingError
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS, rounded_to_bfloat16
 from hybridnn.kernels.cublas import CublasProducts
 from hybridnn.kernels.cupy_kernels import CupyKernels
-from hybridnn.kernels.numpy_kernels import NUMPY
 from kernels.cuda_emulator import HERE, Emulator, compile_cpp, device_array
 
 DTYPES = ("float32", "float64")
@@ -25,9 +26,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(target))
 
 
-@pytest.fixture
-def emulator(tmp_path: Any) -> Emulator:
-    return Emulator(tmp_path)
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture
@@ -63,7 +64,10 @@ def test_products_of_matrices_of_all_layouts(products: CublasProducts, m: int, k
                 out[...] = 9
                 products.multiply(a, b, out)
                 scale = np.abs(expected).max() + 1
-                np.testing.assert_allclose(out, expected, rtol=0, atol=scale * (1e-5 if dtype == "float32" else 1e-13))
+                error = {"rtol": 0, "atol": scale * (1e-5 if dtype == "float32" else 1e-13)}
+                np.testing.assert_allclose(out, expected, **error)
+                products.multiply(a, b, out, 2.0, -0.25)
+                np.testing.assert_allclose(out, 1.75 * expected, **error)
                 assert np.isnan(around).sum() == kept, "written outside the result"
 
 
@@ -86,44 +90,67 @@ def test_bfloat16_products_are_those_of_the_host(
 ) -> None:
     """Of integers of nine bits, whose rounded products and sums float32 represents: equal to the last bit."""
     random = np.random.default_rng(m + k + n)
-    kernels, host = CupyKernels(emulator, products).with_bfloat16_products(), NUMPY.with_bfloat16_products()
+    kernels = CupyKernels(emulator, products).with_bfloat16_products()
     a, b = (random.integers(-511, 512, shape).astype(np.float32) for shape in ((m, k), (k, n)))
-    expected = np.empty((m, n), np.float32)
-    host.matmul(a, b, expected)
+    expected = rounded_to_bfloat16(a) @ rounded_to_bfloat16(b)
     assert (k, np.array_equal(expected, a @ b)) != (9, True), "rounding changes nothing"
-    for left in matrices_of(a):
-        for right in matrices_of(b):
+    for left in matrices_of(a)[:2]:
+        for right in matrices_of(b)[:2]:
             out, other = kernels.empty((m, n), np.float32), kernels.empty((m, n), np.float32)
-            kernels.matmul(left, right, out)
-            kernels.matmul_transposed(left.T, right, other, None)
+            kernels.matmul(factor(kernels, left), factor(kernels, right), out)
+            kernels.matmul_transposed(factor(kernels, left).T, factor(kernels, right), other, None)
             np.testing.assert_array_equal(out, expected)
             np.testing.assert_array_equal(other, expected)
 
 
-def test_memory_of_factors_that_recorded_steps_read_stays(products: CublasProducts, emulator: Emulator) -> None:
+def factor(kernels: CupyKernels, values: Any) -> Any:
+    """The matrix rounded, in the same layout."""
+    turned = not values.flags.c_contiguous
+    rounded = kernels.empty_factor(values.shape[::-1] if turned else values.shape)
+    rounded = rounded.T if turned else rounded
+    kernels.round_factor(values, rounded)
+    return rounded
+
+
+def test_products_of_rounded_factors_are_added(products: CublasProducts, emulator: Emulator) -> None:
+    kernels, velocity = CupyKernels(emulator, products).with_bfloat16_products(), device_array(np.ones((2, 2), "f"))
+    ones = factor(kernels, device_array(np.ones((2, 2), np.float32)))
+    kernels.add_product(ones, ones, velocity, 0.5, 0.75)
+    assert velocity.tolist() == [[1.75] * 2] * 2
+
+
+def test_factors_that_are_not_rounded_are_refused(products: CublasProducts, emulator: Emulator) -> None:
     kernels = CupyKernels(emulator, products).with_bfloat16_products()
-    for size in (3, 4, 40, 5):
-        square = device_array(np.ones((size, size), np.float32))
-        kernels.matmul(square, square, square.copy())
-    assert [array.size for array in kernels._rounded[0]] == [0, 9, 18, 1600]
+    square = device_array(np.ones((2, 2), np.float32))
+    with pytest.raises(ValueError, match="the kernel takes rounded factors"):
+        kernels.matmul(factor(kernels, square), square, square.copy())
+    with pytest.raises(ValueError, match="the kernel takes rounded factors"):
+        kernels.add_product(square, factor(kernels, square), square.copy(), 1.0, 1.0)
+    with pytest.raises(ValueError, match="the kernel takes float32 to round"):
+        kernels.round_factor(square.astype(float), kernels.empty_factor((2, 2)))
+    with pytest.raises(ValueError, match="the kernel takes contiguous arrays"):
+        kernels.round_factor(square, kernels.empty_factor((2, 2)).T)
+    with pytest.raises(ValueError, match="the factor's shape"):
+        kernels.round_factor(square, kernels.empty_factor((2, 3)))
 
 
-def test_bfloat16_products_are_of_float32(products: CublasProducts, emulator: Emulator) -> None:
-    square = device_array(np.ones((2, 2)))
-    with pytest.raises(ValueError, match="of float32 arrays, not of float64"):
-        CupyKernels(emulator, products).with_bfloat16_products().matmul(square, square, square.copy())
-
-
-def test_factors_are_rounded_as_on_the_host(emulator: Emulator, products: CublasProducts) -> None:
-    random = np.random.default_rng(0)
-    bits = random.integers(0, 1 << 32, 20_000, dtype=np.uint32)
-    bits[:6] = 0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00000001, 0x80000000, 0x7F800001
-    values = bits.view(np.float32).reshape(100, 200)
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 255, 20_003])
+@pytest.mark.parametrize("first", [0, 1])
+def test_factors_are_rounded_as_on_the_host(
+    emulator: Emulator, products: CublasProducts, size: int, first: int
+) -> None:
+    """In packs, with a rest, and one by one where an address is not aligned."""
+    bits = np.random.default_rng(0).integers(0, 1 << 32, size + 1, dtype=np.uint32)
+    special = np.array([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00000001, 0x80000000, 0x7F800001], np.uint32)
+    bits[first : first + 6] = special[: len(bits[first : first + 6])]
+    values = device_array(bits.view(np.float32))[first : first + size]
     kernels = CupyKernels(emulator, products).with_bfloat16_products()
-    found = np.array(kernels._in_bfloat16(device_array(values), 0))
-    expected = np.empty(values.size, np.uint16)
-    COMPRESSED_FORMATS["bfloat16"].encode(values.ravel(), expected, np.empty((2, values.size), np.float32))
-    np.testing.assert_array_equal(found.ravel(), expected)
+    around = kernels.empty_factor((size + 9,))
+    kernels.round_factor(values, around[:size])
+    expected = np.empty(size, np.uint16)
+    COMPRESSED_FORMATS["bfloat16"].encode(np.array(values), expected, np.empty((2, size), np.float32))
+    np.testing.assert_array_equal(around[:size], expected)
+    assert (around[size:] == 0xFFFF).all(), "written behind the factor"
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 4, 0)])
@@ -137,7 +164,11 @@ def test_empty_products(products: CublasProducts, library: ctypes.CDLL, shape: t
 
 def test_a_sum_of_nothing_is_zero(products: CublasProducts) -> None:
     out = device_array(np.ones((2, 3)))
-    products.multiply(device_array(np.ones((2, 0))), device_array(np.ones((0, 3))), out)
+    nothing = device_array(np.ones((2, 0))), device_array(np.ones((0, 3)))
+    products.multiply(*nothing, out, 5.0, 0.5)
+    assert out.tolist() == [[0.5] * 3] * 2
+    out[0] = np.nan
+    products.multiply(*nothing, out)
     assert not out.any()
 
 
@@ -171,6 +202,47 @@ def test_the_stream_is_set_again_after_a_recorded_one_has_ended(products: Cublas
     products.forget_stream()
     products.multiply(square, square, square.copy())
     assert counter.value == before + 1
+
+
+def test_every_recording_sets_its_stream_and_workspace(
+    products: CublasProducts, library: ctypes.CDLL, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream of a recording ends with it, and the next one may have its address."""
+
+    class Recorded(_Stream):
+        def __init__(self, non_blocking: bool) -> None:
+            super().__init__(9)
+
+        def __enter__(self) -> None:
+            monkeypatch.setattr(Emulator.cuda, "get_current_stream", lambda: self)
+
+        def __exit__(self, *_: object) -> None:
+            monkeypatch.setattr(Emulator.cuda, "get_current_stream", lambda: _Stream(7))
+
+        def begin_capture(self) -> None: ...
+
+        def end_capture(self) -> Any: ...
+
+    monkeypatch.setattr(Emulator.cuda, "Stream", Recorded, raising=False)
+    kernels, square = CupyKernels(emulator, products), device_array(np.ones((2, 2)))
+    counter = ctypes.c_int.in_dll(library, "workspaces_set")
+    for _ in range(2):
+        before = counter.value
+        kernels.record(lambda: kernels.matmul(square, square, square.copy()))
+        assert counter.value == before + 1
+
+
+@pytest.mark.parametrize(("capability", "shown"), [("75", "7.5"), ("70", "7.0"), ("80", ""), ("100", "")])
+def test_bfloat16_needs_ampere(
+    products: CublasProducts, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, capability: str, shown: str
+) -> None:
+    monkeypatch.setattr(Emulator.cuda, "Device", lambda: SimpleNamespace(compute_capability=capability))
+    kernels = CupyKernels(emulator, products)
+    if not shown:
+        assert kernels.with_bfloat16_products().rounds_factors
+        return
+    with pytest.raises(SettingError, match=rf"^training\.dtype = 'bfloat16': this GPU, .* {shown}, .*'float32'"):
+        kernels.with_bfloat16_products()
 
 
 class _Stream:

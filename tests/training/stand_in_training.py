@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,9 @@ class StandInKernels:
     """
 
     on_host = False
+    rounds_factors = False
     record = CupyKernels.record
+    _host = NUMPY
     _products = SimpleNamespace(forget_stream=lambda: None)
 
     def __init__(self, cupy: StandInCupy, free: int, progress: Progress | None = None) -> None:
@@ -61,7 +64,7 @@ class StandInKernels:
         return self._cupy.current.is_capturing()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        compute = update_from_memory(name) if name.endswith("_update") else getattr(NUMPY, name)
+        compute = update_from_memory(name) if name.endswith("_update") else getattr(self._host, name)
 
         def later(*arguments: Any, **settings: Any) -> None:
             inner = [memory_of(value) for value in arguments]
@@ -71,6 +74,14 @@ class StandInKernels:
         return later
 
     def compile(self, dtype: DTypeLike) -> None: ...
+
+    def with_bfloat16_products(self) -> StandInKernels:
+        kernels = copy(self)
+        kernels._host, kernels.rounds_factors = NUMPY.with_bfloat16_products(), True
+        return kernels
+
+    def empty_factor(self, shape: tuple[int, ...]) -> DeviceArray:
+        return self.empty(shape, np.float32)
 
     def free_bytes(self) -> int:
         return self._free

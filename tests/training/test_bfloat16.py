@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,10 +12,13 @@ import torch
 from hybridnn import MLP, Pipelining, ProcessGrid, Trainer
 from hybridnn.errors import SettingError
 from hybridnn.kernels.compressed_formats import rounded_to_bfloat16 as rounded_copy
+from hybridnn.kernels.numpy_kernels import NumpyKernels
 from hybridnn.training.config import array_dtype
-from reference import serial
-from reference.bfloat16_steps import bfloat16_gradients, expected_step, in_bfloat16, one_step
+from reference import pipelines, serial
+from reference.bfloat16_steps import assert_rounded_alike, expected_step, in_bfloat16, one_step, rounding
 from reference.cases import Case, assert_arrays_same, data, make_trainer, plan_of, run
+from reference.pipeline_cases import MOMENTUM, PipelineCase, run_pipelined
+from reference.pipelines import DELAYED, Pipeline, uniform
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -76,17 +79,62 @@ def test_a_step_of_a_pipeline_is_that_of_the_definition(comm: MPI.Intracomm, met
 def test_a_training_follows_the_replay_that_rounds(optimizer: str, classification: bool) -> None:
     """Where float32 and float64 differ, a factor may be rounded the other way: far less than not rounding at all."""
     case = Case(optimizer=optimizer, classification=classification)
-    replay = serial.train(case.network, plan_of(case), *data(case), gradients_of=bfloat16_gradients)
+    replay = serial.train(rounding(case.network), plan_of(case), *data(case))
     found, plain = (run(case, ProcessGrid(), dtype) for dtype in ("bfloat16", "float32"))
-    for name, expected in replay.weights.items():
-        error = np.abs(found.weights()[name] - expected).max()
-        assert error < 0.25 * np.abs(plain.weights()[name] - expected).max(), name
+    assert_rounded_alike(found.weights(), replay.weights, plain.weights())
     losses = [record.train_loss for record in found.history.epochs]
     np.testing.assert_allclose(losses, replay.epoch_losses, rtol=2.0**-8)
 
 
+@pytest.mark.in_process(ranks=[2, 4])
+@pytest.mark.parametrize("method", DELAYED)
+def test_a_pipeline_of_stale_weights_follows_the_replay_that_rounds(comm: MPI.Intracomm, method: str) -> None:
+    """Eight minibatches: every version of the weights, older, current or predicted, is rounded before it is read."""
+    case, grid = MOMENTUM, ProcessGrid(comm, pipeline=comm.size)
+    pipeline = Pipeline(method, uniform(case.network.layers, comm.size))
+    replay = pipelines.train(rounding(case.network), plan_of(case), pipeline, *data(case))
+    found, plain = (run_pipelined(PipelineCase(method, case), grid, dtype) for dtype in ("bfloat16", "float32"))
+    assert_rounded_alike(found.weights(), replay.weights, plain.weights(), method)
+    losses = [record.train_loss for record in found.history.epochs]
+    np.testing.assert_allclose(losses, replay.epoch_losses, rtol=2.0**-8)
+
+
+@pytest.mark.in_process(ranks=[1, 2])
+@pytest.mark.parametrize("weight_grad", ["per-microbatch", "merged"])
+def test_every_factor_is_rounded_once(comm: MPI.Intracomm, weight_grad: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in every step; inputs and gradients of a layer in every microbatch."""
+    rounded: list[int] = []
+    original = NumpyKernels.round_factor
+
+    def counting(kernels: NumpyKernels, source: Any, out: Any) -> None:
+        rounded.append(source.size)
+        original(kernels, source, out)
+
+    monkeypatch.setattr(NumpyKernels, "round_factor", counting)
+    case = replace(MOMENTUM, samples=40)
+    microbatches, layers = (4, 8) if comm.size == 2 else (1, 8)
+    pipelining = Pipelining("gpipe", microbatches=microbatches, weight_grad=weight_grad)
+    trainer = make_trainer(case, ProcessGrid(comm, pipeline=comm.size), "bfloat16", pipelining=pipelining)
+    trainer.fit(*data(case), epochs=1)
+    comm.Barrier()
+    # Ranks of one process share the list.
+    assert len(rounded) == 4 * layers * (1 + 2 * microbatches)
+
+
+def test_weights_that_are_read_from_elsewhere_are_rounded_again() -> None:
+    case = Case()
+    (x, _), trainer, other = (
+        data(case),
+        *(make_trainer(replace(case, seed=seed), ProcessGrid(), "bfloat16") for seed in (1, 2)),
+    )
+    expected = other.predict(x)
+    assert not np.array_equal(trainer.predict(x), expected)
+    trainer.load_weights(other.weights())
+    np.testing.assert_array_equal(trainer.predict(x), expected)
+
+
 @pytest.mark.in_process(ranks=[2])
-def test_shared_replicas_and_pipelines_of_stale_weights_train(comm: MPI.Intracomm) -> None:
+def test_shared_replicas_train_as_private_ones(comm: MPI.Intracomm) -> None:
     case = Case(shared_replicas=True)
     one = run(replace(case, shared_replicas=False), ProcessGrid(comm, batch=comm.size), "bfloat16").weights()
     shared = run(case, ProcessGrid(comm, batch=comm.size), "bfloat16").weights()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +49,28 @@ def test_a_gpu_is_taken_with_the_requested_precision(name: str) -> None:
         assert replayed.why.endswith("steps replayed as CUDA graphs if samples are in GPU memory")
         assert replayed.capture is not None
         assert replayed.capture.required == (options.graphs is True)
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_several_ranks_load_all_kernels_before_cuda_starts(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that CUDA loads at their first launch may wait for NCCL; the user's setting stays."""
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "")  # so that it is restored after the test
+    monkeypatch.delenv("CUDA_MODULE_LOADING")
+    found: list[str | None] = []
+
+    def load() -> Any:
+        found.append(os.environ.get("CUDA_MODULE_LOADING"))
+        raise EnvironmentProblem("a GPU was asked for: there is none here")
+
+    resolve_device("cpu", ProcessGrid(comm), load)
+    assert "CUDA_MODULE_LOADING" not in os.environ
+    resolve_device("auto", ProcessGrid(comm), load)
+    assert found == ["EAGER" if comm.size > 1 else None]
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    resolve_device("auto", ProcessGrid(comm), load)
+    assert found[1:] == ["LAZY"]
 
 
 @pytest.mark.mpi(ranks=[2])

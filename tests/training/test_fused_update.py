@@ -19,7 +19,9 @@ from hybridnn.parallel.fused_update import FusedUpdateReplica
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
+from hybridnn.training.records import StepRecord
 from reference import network as net
+from reference.bfloat16_steps import assert_rounded_alike, rounding
 from reference.cases import (
     Case,
     assert_arrays_close,
@@ -35,6 +37,7 @@ from reference.cases import (
 from reference.network import Array, Network, Weights
 from reference.ranks import on_nodes
 from reference.serial import train
+from training.stand_in_training import kernels_of, stand_in
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -118,6 +121,50 @@ def test_trains_in_single_precision(comm: MPI.Intracomm) -> None:
         assert_arrays_close(trainer.gradients(), expected.gradients, str(case), 1e-5)
         for name, slot in trainer.optimizer_slots().items():
             assert_arrays_close(slot, expected.slots[name], f"{case}: {name}", 1e-5)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("case", [replace(LARGE, schedule="cosine", epochs=3), CASES[2]], ids=["momentum", "dampened"])
+def test_a_gpu_adds_products_to_the_velocity(case: Case, graphs: bool) -> None:
+    """Replayed steps too, whose last minibatch is smaller, and whose gradients are available after every step."""
+    grid, expected = ProcessGrid(), gradients_of_steps(case)
+    device = stand_in(grid, graphs=graphs)
+    trainer = check_against_reference(case, grid, device=device)
+    assert has_fused_update(trainer)
+    assert bool(kernels_of(device).replays) == graphs
+    trainer, asked = make_trainer(case, grid, device=device), []
+
+    def ask(record: StepRecord) -> None:
+        asked.append(record.step)
+        assert_arrays_close(trainer.gradients(), expected[record.step - 1], f"step {record.step}", 1e-12)
+
+    trainer.fit(*data(case), epochs=case.epochs, on_step=ask)
+    assert len(asked) == len(expected)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_gpu_adds_products_of_rounded_factors_to_the_velocity(graphs: bool) -> None:
+    case, grid = replace(LARGE, epochs=3), ProcessGrid()
+    replay = train(rounding(case.network), plan_of(case), *data(case))
+    found = run(case, grid, "bfloat16", device=stand_in(grid, graphs=graphs))
+    assert has_fused_update(found)
+    assert_rounded_alike(found.weights(), replay.weights, run(case, grid, "float32", device="cpu").weights())
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_gpus_store_gradients_of_batch_ranks(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.stand_in_training.CHUNK_BYTES", 1 << 22)
+    for axes, fused in (({"batch": 2}, False), ({"model": 2}, True)):
+        grid = ProcessGrid(comm, **axes)
+        case = replace(LARGE, sizes=FOR_TWO, classification=False, epochs=1)
+        trainer = check_against_reference(case, grid, device=stand_in(grid))
+        assert has_fused_update(trainer) == fused, f"{axes}"
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "nesterov", "adam"])
+def test_a_gpu_stores_gradients_unless_there_is_a_velocity_that_reads_them_once(optimizer: str) -> None:
+    grid = ProcessGrid()
+    assert not has_fused_update(make_trainer(replace(LARGE, optimizer=optimizer), grid, device=stand_in(grid)))
 
 
 @pytest.mark.in_process(ranks=[4])

@@ -165,11 +165,14 @@ def make_runtime(
     *,
     batch_size: int,
     synchronous: bool,
+    trains: bool = True,
 ) -> ChunkRuntime:
     """Allocate the memory and the channels of a chunk.
 
     Parameters
     ----------
+    trains : bool
+        Whether backward passes are done too.
     batch_size : int
         Largest number of samples of a minibatch, over all ranks.
     synchronous : bool
@@ -187,12 +190,16 @@ def make_runtime(
 
         samples = capacity * plan.microbatches
         concatenated = ConcatenatedMicrobatches(chunk.shards, samples, dtype, role.loads_input, kernels)
-    workspace = chunk.workspace(capacity, role, plan.buffers)
+    training = chunk.training_workspace(capacity, role) if trains else None
+    if training is not None and not kernels.on_host:  # a GPU has another runtime for evaluations
+        workspace = training
+    else:
+        workspace = chunk.workspace(capacity, role, plan.buffers)
     return ChunkRuntime(
         plan.index,
         chunk,
         workspace,
-        chunk.training_workspace(capacity, role) or workspace,
+        training or workspace,
         WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts),
         concatenated,
         kernels.zeros((1,), dtype),
@@ -275,6 +282,7 @@ class WeightStore:
             out, views = self._predicted
             rate = self._rate_of(self._updates)
             self._optimizer.predict(self._chunk.weights, self._state, rate, ahead, out)
+            self._chunk.weights_changed()
             return views
         return self._chunk.parameters if age == 0 else self._older[age][1]
 
@@ -297,6 +305,7 @@ class WeightStore:
             chunk.weights, chunk.parameters = flat, views
         else:
             chunk.replica.update(self._optimizer, chunk.weights, self._state, rate)
+        chunk.weights_changed()
         self._updates += 1
 
     def _with_views(self, flat: HostArray) -> tuple[HostArray, Views]:
