@@ -24,7 +24,7 @@ from hybridnn.course.work_folder import WorkFolder
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.in_process import DeadlockError, run_ranks
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.drawing.svg import SvgPicture
+from hybridnn.pipeline.drawing.picture import DrawnObject
 
 
 class StudentCodeError(HybridnnError):
@@ -117,13 +117,13 @@ def debug_case(work: WorkFolder, task: Task, case: Case, rank: int) -> None:
     _run_case(work, task, case, lambda comm: debugged(comm) if comm.rank == rank else function)
 
 
-def picture_of_case(work: WorkFolder, task: Task, case: Case) -> tuple[SvgPicture, str]:
+def picture_of_case(work: WorkFolder, task: Task, case: Case) -> tuple[DrawnObject, str]:
     """The messages of a case as a picture, up to the deadlock where there is one, and its description."""
     if not task.operations:
         raise SettingError("task", task.name, "has no messages to draw")
     function = load_function(work, task)
     try:
-        run: SvgPicture = _run_case(work, task, case, lambda _: function)
+        run: DrawnObject = _run_case(work, task, case, lambda _: function)
     except DeadlockError as error:
         return error, str(error)
     return run, ""
