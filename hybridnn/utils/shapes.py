@@ -48,7 +48,7 @@ class Polygon(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A line of text on a baseline, which begins at `x` or is centred there."""
+    """A line of text on a baseline, which begins at `x` or is centred there; made as long as `length`, in SVG only."""
 
     x: float
     y: float
@@ -57,6 +57,7 @@ class Text(NamedTuple):
     size: float = FONT
     centered: bool = False
     bold: bool = False
+    length: float = 0.0
 
 
 Shape = Rect | Line | Polygon | Text
@@ -153,6 +154,8 @@ def _element(shape: Shape | Group) -> str:
     style = ' text-anchor="middle"' * shape.centered + ' font-weight="bold"' * shape.bold
     if shape.size != FONT:
         style += f' font-size="{_px(shape.size)}"'
+    if shape.length:
+        style += f' textLength="{_px(shape.length)}" lengthAdjust="spacingAndGlyphs"'
     return f'<text{_colors(shape.color)} x="{_px(shape.x)}" y="{_px(shape.y)}"{style}>{escape(shape.text)}</text>'
 
 

@@ -24,22 +24,23 @@ from hybridnn.pipeline.drawing.drawing import (
 )
 from hybridnn.utils.shapes import FONT, PER_INCH, Group, Line, Picture, Polygon, Rect, Shape, Text
 
-SLOT = 28.0  # width of a stage's forward pass in planned schedules: v2+3 fits into it, and 10a into half of it
+SLOT = 32.0  # width of a stage's forward pass in planned schedules: v2+3 fits into it, and 10a into half of it
 MOST_PIXELS = 6_000.0  # widest time axis; larger schedules have a smaller scale
 LEAST_PIXELS = 640.0  # narrowest time axis of a drawing of messages, whose boxes have no labels
 TICK_PIXELS = 60.0
 
 ROW, GAP, EDGE = 26.0, 6.0, 14.0
 VERSION_FONT, VERSION_ROW = 10.0, 11.0  # of the versions below the numbers
+LINE = 15.0  # from a line of the title to the next
 ARROW_GAP = 24.0  # space between rows if there are arrows
 LEAST_EDGED = 6.0  # widest box of a message without an edge
 LEAST_FONT = 6.0  # of a label; it is left out where it would have to be smaller
-LABEL_GAP = 1.0  # beside the label of a box, both sides together
+FILL = 0.95  # share of a box that its label may have
 
 PRINT_POINTS = 6.0  # size of the text of a picture with a given width
 PRINT_EDGE, PRINT_LEAST_FONT = 4.0, 10.0  # of such a picture; 10 of 12 are 5 points
 
-SANS, DEJAVU = 0.57, 0.66
+ARIAL, DEJAVU = 0.57, 0.66
 """Upper bounds of the width of a digit, in font sizes: of Arial and Helvetica, and of DejaVu Sans, matplotlib's."""
 
 
@@ -64,7 +65,7 @@ class Frame:
         return self.top + row * self.pitch
 
 
-def lay_out(drawing: Drawing, character: float = SANS, centimetres: float | None = None) -> Picture:
+def lay_out(drawing: Drawing, character: float = DEJAVU, centimetres: float | None = None) -> Picture:
     """Arrange a drawing.
 
     Parameters
@@ -85,13 +86,13 @@ def lay_out(drawing: Drawing, character: float = SANS, centimetres: float | None
     width = given or max(left + scale * drawing.makespan + edge, 480.0, 2 * edge + 1.2 * letter * len(drawing.title))
     titles = textwrap.wrap(drawing.title, int((width - 2 * edge) / letter)) if given else [drawing.title]
     height = ROW + (VERSION_ROW if drawing.versions else 0.0)
-    top = edge + FONT * len(titles) + FONT + GAP
+    top = edge + LINE * len(titles) + FONT + GAP - (LINE - FONT)
     pitch = height + (ARROW_GAP if drawing.arrows else GAP)
     frame = Frame(character, left, top, scale, height, pitch, LEAST_FONT if given is None else PRINT_LEAST_FONT)
     bottom = frame.y(len(drawing.rows))
     legend, legend_height = _legend(drawing, edge, bottom + 34, width, letter)
     shapes = [
-        *(Text(edge, edge + FONT * (number + 1), text, "ink", bold=True) for number, text in enumerate(titles)),
+        *(Text(edge, edge + FONT + LINE * number, text, "ink", bold=True) for number, text in enumerate(titles)),
         *_axis(drawing, frame, edge, bottom),
         *(shape for number in range(len(drawing.rows)) for shape in _row(drawing, frame, edge, number)),
         *(_arrow(arrow, frame) for arrow in drawing.arrows),
@@ -118,7 +119,8 @@ def _axis(drawing: Drawing, frame: Frame, edge: float, bottom: float) -> Iterato
     for time, label in axis_ticks(drawing.makespan, most):
         x = frame.x(time)
         yield Line(x, frame.top - 3, x, bottom, "rule")
-        yield Text(x, bottom + FONT, label, "muted", centered=True)
+        most_right = frame.x(drawing.makespan) + edge - frame.character * FONT * len(label) / 2
+        yield Text(min(x, most_right), bottom + FONT, label, "muted", centered=True)
 
 
 def _row(drawing: Drawing, frame: Frame, edge: float, number: int) -> Iterator[Shape | Group]:
@@ -136,9 +138,11 @@ def _box(box: Box, frame: Frame, y: float) -> Group:
     shapes: list[Shape] = [Rect(x, y, width, frame.height, kind.fill, edge)]
     baseline = _baseline(y, ROW if box.version else frame.height)
     for text, largest, place in ((box.label, FONT, baseline), (box.version, VERSION_FONT, y + frame.height - 5)):
-        size = min(largest, (width - LABEL_GAP) / (frame.character * len(text))) if text else 0.0
+        size = min(largest, FILL * width / (frame.character * len(text))) if text else 0.0
         if size >= frame.least_font:
-            shapes.append(Text(x + width / 2, place, text, kind.ink, size, centered=True))
+            is_tight = DEJAVU * size * len(text) > FILL * width  # for the font that browsers take without Arial
+            length = FILL * width if is_tight else 0.0
+            shapes.append(Text(x + width / 2, place, text, kind.ink, size, centered=True, length=length))
     return Group(shapes, box.detail or kind.name)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.drawing.drawing import Drawing
-from hybridnn.pipeline.drawing.layout import DEJAVU, SANS, lay_out
+from hybridnn.pipeline.drawing.layout import ARIAL, DEJAVU, lay_out
 from hybridnn.utils.figures import require_format
 
 
@@ -46,7 +46,7 @@ class DrawnObject:
 
 def svg_text(drawing: Drawing, width: float | None = None) -> str:
     """The picture as an SVG document: see `picture_bytes`."""
-    return lay_out(drawing, SANS, width).svg()
+    return picture_bytes(drawing, "svg", width).decode()
 
 
 def picture_bytes(drawing: Drawing, file_format: str, width: float | None = None) -> bytes:
@@ -61,4 +61,6 @@ def picture_bytes(drawing: Drawing, file_format: str, width: float | None = None
         Centimetres, such as 8 for a column of a page. Text then has 6 points, and the labels of boxes at least 5; those
         that do not fit are left out. By default all planned schedules have one scale.
     """
-    return lay_out(drawing, SANS if file_format == "svg" else DEJAVU, width).encoded(file_format)
+    # The width of a column has no room for the wide letters of the font that browsers take where they have no other.
+    character = ARIAL if file_format == "svg" and width is not None else DEJAVU
+    return lay_out(drawing, character, width).encoded(file_format)
