@@ -17,7 +17,6 @@ from hybridnn.utils.figures import (
     COLUMN,
     MUTED,
     ON_LIGHT,
-    TEXT,
     column_figure,
     figure_bytes,
     legend_above,
@@ -42,7 +41,7 @@ TITLES = {
     "broadcast": "broadcast",
 }
 LINE_POINTS = 200
-LINE_CHARACTERS = 52  # of a line of the title
+LINE_CHARACTERS = 48  # of a line of the title
 PANEL = 1.9  # inches, height of a panel
 
 
@@ -52,14 +51,14 @@ PANEL = 1.9  # inches, height of a panel
 def draw_scaling(curve: ScalingCurve, title: str) -> Figure:
     """Draw a scaling curve: speed-up and efficiency against ranks, and a breakdown of the ranks' time."""
     figure, (speed_up, efficiency, shares) = column_figure(PANEL, 0.7 * PANEL, 1.2 * PANEL)
-    figure.suptitle(textwrap.fill(title, LINE_CHARACTERS), fontsize=TEXT)
-    _draw_speed_up(speed_up, curve)
+    _draw_speed_up(speed_up, curve, textwrap.fill(title, LINE_CHARACTERS))
     _draw_efficiency(efficiency, curve)
     _draw_shares(shares, curve)
+    legend_above(figure, [*speed_up.get_legend_handles_labels()[0], *shares.get_legend_handles_labels()[0]])
     return figure
 
 
-def _draw_speed_up(axes: Axes, curve: ScalingCurve) -> None:
+def _draw_speed_up(axes: Axes, curve: ScalingCurve, title: str) -> None:
     ranks = [point.ranks for point in curve.points]
     axes.plot(ranks, ranks, color=MUTED, linestyle="--", linewidth=1.0, label="ideal")
     speed_ups = [point.speed_up for point in curve.points]
@@ -68,9 +67,8 @@ def _draw_speed_up(axes: Axes, curve: ScalingCurve) -> None:
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(ratio_tick)
     minibatch = "one minibatch for all" if curve.kind == "strong" else "minibatch grows with ranks"
-    axes.set_title(f"{curve.kind.capitalize()} scaling: {minibatch}")
+    axes.set_title(f"{title}\n{curve.kind.capitalize()} scaling: {minibatch}")
     axes.set_ylabel("speed-up over one rank")
-    axes.legend(edgecolor="none")
     tidy(axes)
 
 
@@ -108,7 +106,6 @@ def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
     axes.set_xlabel("ranks")
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda share, position: f"{share:.0%}")
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=len(SHARE_COLORS))
     tidy(axes, grid=False)
 
 
@@ -116,12 +113,13 @@ def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
 
 
 def draw_fits(fits: Sequence[FittedOperation]) -> Figure:
-    """Draw one panel for each operation, seconds against bytes on logarithmic axes.
+    """Draw one panel for each operation, time against size on logarithmic axes.
 
     Fitted samples are filled circles, held-out ones are hollow; lines are the fits, one colour for each group of ranks,
     dashed if it spans nodes. Barriers, which have no size, are left out.
     """
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter, LogLocator
 
     operations = list(dict.fromkeys(fit.operation for fit in fits if fit.operation != "barrier"))
     groups = list(dict.fromkeys((fit.cost.ranks, fit.cost.spans_nodes) for fit in fits))
@@ -134,8 +132,11 @@ def draw_fits(fits: Sequence[FittedOperation]) -> Figure:
         axes.set_title(TITLES.get(operation, operation))
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel("bytes")
-        axes.set_ylabel("seconds")
+        axes.xaxis.set_major_locator(LogLocator(numticks=6))
+        axes.xaxis.set_major_formatter(EngFormatter("B"))
+        axes.yaxis.set_major_formatter(EngFormatter("s"))
+        axes.set_xlabel("size")
+        axes.set_ylabel("time")
         tidy(axes)
     lines = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     for label, held_out in (("sizes of the fit", False), ("held-out sizes", True)):

@@ -36,6 +36,7 @@ from hybridnn.utils.figures import (
     column_figure,
     legend_above,
     new_figure,
+    plain_ticks,
     ratio_tick,
     tidy,
 )
@@ -121,6 +122,7 @@ def _draw_strong(lines: Sequence[ScalingLine], comparisons: Mapping[str, Compari
     figure, (times, speed_ups, efficiencies) = column_figure(PANEL, PANEL, 0.8 * PANEL)
     _draw_seconds(times, lines)
     times.set_yscale("log")
+    plain_ticks(times.yaxis)
     times.set_ylabel("seconds per epoch")
     found = [[comparisons.get(point.cells[0].id) for point in line.points] for line in lines]
     for number, (line, compared) in enumerate(zip(lines, found, strict=True)):
@@ -346,6 +348,7 @@ def draw_curves(results: StudyResults, measures: Iterable[str]) -> tuple[str, Fi
         moments = [seconds for curve in shown for seconds in curve.seconds]
         if max(moments) > LOG_SCALE_RATIO * min(moments):
             axes.set_xscale("log")
+            plain_ticks(axes.xaxis)
     if measure == "test R²" and min(min(curve.values) for curve in shown) < LEAST_R2:
         left.set_ylim(LEAST_R2, 1.02)
     if any(curve.diverged for curve in shown):
@@ -409,6 +412,7 @@ def _draw_weight_errors(points: Sequence[StudyPoint]) -> tuple[str, Figure]:
                     xs, ys, line, color=COLORS[number % len(COLORS)], linewidth=1.2, label=f"{kind}, {number + 1} ahead"
                 )
         axes.set_yscale("log")
+        plain_ticks(axes.yaxis)
         axes.set_xlabel("step")
         axes.set_ylabel("error of the weights")
         tidy(axes)
@@ -437,13 +441,17 @@ def draw_run_check(run: RunRecord, figures: RunFigures) -> Figure:
     """Draw one run: milliseconds per step, of the whole step and of every kind of instruction."""
     bars: list[Bar] = [("step", figures.seconds_per_step, figures.predicted_seconds_per_step)]
     bars += [(item.kind, item.seconds_per_step, item.predicted_seconds_per_step) for item in instruction_figures(run)]
-    return _draw_bars(bars, f"{figures.network} on {figures.ranks} ranks, grid {figures.grid}")
+    return _draw_bars(bars, f"{figures.network} on {counted(figures.ranks, 'rank')}, grid {figures.grid}")
 
 
 def draw_runs_check(runs: Sequence[RunFigures]) -> Figure:
     """Draw several runs: milliseconds per step of each."""
     bars = [
-        (f"{run.ranks} ranks, {run.grid}\n{run.network}", run.seconds_per_step, run.predicted_seconds_per_step)
+        (
+            f"{counted(run.ranks, 'rank')}, {run.grid}\n{run.network}",
+            run.seconds_per_step,
+            run.predicted_seconds_per_step,
+        )
         for run in runs
     ]
     return _draw_bars(bars, "Steps of the runs")

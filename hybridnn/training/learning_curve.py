@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from hybridnn.utils.figures import COLORS, MUTED, column_figure, legend_above, tidy
+from hybridnn.utils.figures import COLORS, MUTED, column_figure, legend_above, plain_ticks, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,6 +73,7 @@ def _draw_losses(axes: Axes, epochs: Sequence[EvaluatedEpoch], evaluated: str) -
     values = [value for _, value in train + test]
     if values and min(values) > 0 and max(values) >= LOG_SCALE_RATIO * min(values):
         axes.set_yscale("log")
+        plain_ticks(axes.yaxis)
 
 
 def _draw_metric(axes: Axes, points: Points, evaluated: str, *, is_accuracy: bool) -> None:

@@ -12,6 +12,7 @@ from hybridnn.errors import EnvironmentProblem, SettingError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
@@ -80,6 +81,14 @@ def legend_above(figure: Figure, handles: Iterable[Any], labels: Sequence[str] |
         longest = CHARACTER * max(map(len, labels)) + LEGEND_LINE
         columns = min(len(labels), max(1, int(figure.get_figwidth() / longest)))
         figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=TEXT)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis with numbers as they are: the exponents of powers would be too small."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
 
 
 def ratio_tick(value: float, position: int | None = None) -> str:

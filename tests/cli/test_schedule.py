@@ -186,7 +186,7 @@ def test_files_of_every_format_by_their_names(run: Run) -> None:
 
 
 def test_pictures_show_versions_messages_and_a_width(run: Run, tmp_path: Path) -> None:
-    """Versions of an exact method, whose one minibatch reads the initial weights; arrows and the width in every format."""
+    """Arrows and a width in every format, and versions of an exact method: one minibatch reads the initial weights."""
     arguments = ("1f1b", "--stages", "2", "--microbatches", "3")
     for name in ("plain.svg", "plain.pdf", "plain.png"):
         assert run(*arguments, "--out", name)[0] == 0

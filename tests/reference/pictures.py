@@ -18,7 +18,9 @@ def least_points(figure: Figure) -> float:
     from matplotlib.text import Text
 
     figure.draw_without_rendering()
-    sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    # Exponents have seven tenths of the size.
+    sizes = [text.get_fontsize() * (0.7 if "^" in text.get_text() else 1) for text in texts]
     return min(sizes) * COLUMN / 2.54 / figure.get_figwidth()
 
 
