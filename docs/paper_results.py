@@ -101,7 +101,7 @@ def compact_svg(svg: str) -> str:
     svg = re.sub(r"\s+", " ", svg).replace("> <", "><")
     names: dict[str, str] = {}
     svg = re.sub(r'style="([^"]*)"', lambda style: f'class="{names.setdefault(style[1], f"s{len(names)}")}"', svg)
-    svg = re.sub(r'\[style\*="([^"]*)"\]', lambda part: _with_style(part[1], names), svg)
+    svg = re.sub(r"\[style\*='([^']*)'\]", lambda part: _with_style(part[1], names), svg)
     rules = "".join(f".{name}{{{style}}}" for style, name in names.items())
     return re.sub("<svg [^>]*>", lambda start: f"{start[0]}<style>{rules}</style>", svg, count=1) + "\n"
 

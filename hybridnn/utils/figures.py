@@ -60,7 +60,10 @@ def column_figure(*heights: float) -> tuple[Figure, Sequence[Axes]]:
 
 
 def tidy(axes: Axes, *, grid: bool = True) -> None:
-    """Draw a light grid behind the data, no frame at the top and right, and all text that is there in one size."""
+    """Draw a light grid behind the data, and no frame at the top and right.
+
+    In a figure for a column of a page, all text that is there gets one size; wider ones are for screens.
+    """
     from matplotlib.text import Text
 
     if grid:
@@ -68,9 +71,11 @@ def tidy(axes: Axes, *, grid: bool = True) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(MUTED)
-    axes.tick_params(colors=MUTED, which="both", labelsize=TEXT)
-    for text in axes.findobj(Text):
-        text.set_fontsize(TEXT)
+    axes.tick_params(colors=MUTED, which="both")
+    if axes.figure.bbox.width <= 2 * COLUMN * axes.figure.dpi:
+        axes.tick_params(which="both", labelsize=TEXT)
+        for text in axes.findobj(Text):
+            text.set_fontsize(TEXT)
 
 
 def legend_above(figure: Figure, handles: Iterable[Any], labels: Sequence[str] | None = None) -> None:
@@ -91,7 +96,7 @@ def plain_ticks(axis: Axis) -> None:
     axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
 
 
-def ratio_tick(value: float, position: int | None = None) -> str:
+def ratio_tick(value: float, position: float = 0.0) -> str:
     """Label of a ratio on a logarithmic axis: ``4``, or ``1/4``."""
     return f"{value:g}" if value >= 1 or value <= 0 else f"1/{1 / value:g}"
 
@@ -133,7 +138,8 @@ def _dark_rules() -> str:
 
 
 def _rule(attribute: str, light: str, dark: str, element: str = "") -> str:
-    return f'.hn-figure {element}[style*="{attribute}: {light}"] {{ {attribute}: {dark} !important }}'
+    # With single quotes, because notebooks write the document anew and would replace double ones by entities.
+    return f".hn-figure {element}[style*='{attribute}: {light}'] {{ {attribute}: {dark} !important }}"
 
 
 def require_format(path: Path, option: str = "picture") -> str:

@@ -53,7 +53,7 @@ def dark_rules(svg: str) -> list[tuple[str, str, str, str]]:
     """Element, part of its style, attribute and dark colour of every rule; the first is that of the whole picture."""
     text = svg[svg.index("@media (prefers-color-scheme: dark) {") : svg.index("</style>")]
     found = [("", "", *re.findall(r"\.hn-figure \{ (fill): (#[0-9a-f]{6}) \}", text)[0])]
-    rule = r'\.hn-figure (\w*)\[style\*="([^"]*)"\] \{ (\w+): (#[0-9a-f]{6}) !important \}'
+    rule = r"\.hn-figure (\w*)\[style\*='([^']*)'\] \{ (\w+): (#[0-9a-f]{6}) !important \}"
     return [*found, *re.findall(rule, text)]
 
 
