@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hybridnn.utils.figures import COLORS, MUTED, new_figure, tidy, write_figure
+from hybridnn.utils.figures import COLORS, COLUMN, MUTED, legend_above, new_figure, tidy, write_figure
 
 __all__ = ["draw_chart", "main"]
 
@@ -22,8 +22,7 @@ PEERS = "serial", "batch", "model", "pipeline"
 
 MOST_CHARACTERS = 16  # of the name of a network
 MARKERS = "osD^vPX*"
-WIDTH, ROW_INCHES, LINE_INCHES = 4.7, 0.42, 0.19  # a journal's column at two thirds: 6 points are left of 9
-TEXT = 9.0
+ROW_INCHES, LINE_INCHES = 0.3, 0.13
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
@@ -52,7 +51,7 @@ def draw_chart(figures: Mapping[str, Any], titles: Mapping[str, str], path: Path
     if not networks:
         return
     height = 1.0 + 1.35 * LINE_INCHES * len(series) + ROW_INCHES * len(networks)
-    figure = new_figure(WIDTH, height)
+    figure = new_figure(COLUMN, height)
     axes = figure.subplots()
     for number, one in enumerate(series):
         _draw_series(axes, networks, one, number, len(series))
@@ -62,12 +61,11 @@ def draw_chart(figures: Mapping[str, Any], titles: Mapping[str, str], path: Path
     axes.set_xticks([tick for tick in TICKS if ends[0] <= tick <= ends[1]])
     axes.xaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
-    axes.set_yticks(range(len(networks)), networks, fontsize=TEXT)
+    axes.set_yticks(range(len(networks)), networks)
     axes.set_ylim(len(networks) - 0.5, -0.5)
-    axes.set_xlabel(f"times as fast (median and range)\n{figures['machine']}, {figures['date']}", fontsize=TEXT)
-    axes.tick_params(labelsize=TEXT)
+    axes.set_xlabel(f"times as fast (median and range)\n{figures['machine']}, {figures['date']}")
     tidy(axes)
-    figure.legend(loc="outside upper left", ncols=1, frameon=False, fontsize=TEXT)
+    legend_above(figure, *axes.get_legend_handles_labels())
     write_figure(figure, path)
 
 
@@ -93,7 +91,7 @@ def _draw_series(axes: Any, networks: Sequence[str], series: Series, number: int
     below = [row["ratio"] - row["ratio_min"] for row in series.rows]
     above = [row["ratio_max"] - row["ratio"] for row in series.rows]
     color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-    style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4.5, "linestyle": "none"}
+    style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 3.5, "linestyle": "none"}
     axes.errorbar(ratios, places, xerr=[below, above], elinewidth=1.2, label=series.label, **style)
 
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from time import perf_counter
@@ -101,8 +101,14 @@ def compact_svg(svg: str) -> str:
     svg = re.sub(r"\s+", " ", svg).replace("> <", "><")
     names: dict[str, str] = {}
     svg = re.sub(r'style="([^"]*)"', lambda style: f'class="{names.setdefault(style[1], f"s{len(names)}")}"', svg)
+    svg = re.sub(r"\[style\*='([^']*)'\]", lambda part: _with_style(part[1], names), svg)
     rules = "".join(f".{name}{{{style}}}" for style, name in names.items())
     return re.sub("<svg [^>]*>", lambda start: f"{start[0]}<style>{rules}</style>", svg, count=1) + "\n"
+
+
+def _with_style(part: str, names: Mapping[str, str]) -> str:
+    """Selector of the classes whose style has a part."""
+    return f":is({','.join(f'.{name}' for style, name in names.items() if part in style)})"
 
 
 def _summary(page: str) -> str:

@@ -32,7 +32,8 @@ def calibrate(
         float | None, option("Bytes each rank may use; by default its share of the free memory.", "BYTES")
     ] = None,
     plot: Annotated[
-        Path | None, option("Draw the samples and the fits into this PNG file; without, nothing is drawn.", "FILE.png")
+        Path | None,
+        option("Draw the samples and the fits into this file; without, nothing is drawn.", "FILE.png|.svg|.pdf"),
     ] = None,
     force: Annotated[
         bool,
@@ -54,6 +55,7 @@ def calibrate(
     from hybridnn.cost.machine_file import write_machine
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.step_timer import TrainingTimer
+    from hybridnn.utils.figures import write_figure
 
     grid = ProcessGrid()
     if plot is not None and grid.size == 1:
@@ -80,7 +82,7 @@ def calibrate(
     def write_files() -> None:
         write_machine(found.machine, out)
         if plot is not None:
-            draw_fits(found.fits, plot)
+            write_figure(draw_fits(found.fits), plot)
 
     quality = found.machine.quality
     is_written = force or quality is None or not quality.problems
@@ -96,15 +98,17 @@ def calibrate(
 
 def _check_options(out: Path, seconds: float, name: str | None, memory: float | None, plot: Path | None) -> None:
     from hybridnn.utils.checks import require_number
+    from hybridnn.utils.figures import require_format
 
     require_number("--seconds", seconds, above=0, at_most=86_400, allowed="above 0, at most a day")
     if memory is not None:
         require_number("--memory", memory, at_least=1, at_most=2.0**63, allowed="bytes, 1 or more")
     if name == "":
         raise SettingError("--name", name, "must not be empty")
-    for option_name, path, suffix in (("--out", out, ".toml"), ("--plot", plot, ".png")):
-        if path is not None and path.suffix.lower() != suffix:
-            raise SettingError(option_name, str(path), f"the name of the file must end in {suffix}")
+    if out.suffix.lower() != ".toml":
+        raise SettingError("--out", str(out), "the name of the file must end in .toml")
+    if plot is not None:
+        require_format(plot, "--plot")
 
 
 def _print_calibration(console: Console, found: Calibration, out: Path | None) -> None:

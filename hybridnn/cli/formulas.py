@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hybridnn.cli.options import Format, OutputFormat, command_group, count, option
-from hybridnn.cli.output import MISSING, make_console, new_table, print_table, require_place, write_file, write_json
+from hybridnn.cli.output import MISSING, make_console, new_table, print_table, require_picture, write_file, write_json
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def map_grids(
 
     rows, columns = _counts("--widths", widths), _counts("--batches", batches)
     _require_numbers({"--alpha": alpha, "--beta": beta}, {"--ranks": ranks, "--layers": layers})
-    picture = None if plot is None else _picture_format(plot)
+    picture = None if plot is None else require_picture("--plot", plot)
     cluster = None if machine is None else require_machine(machine)
     maps = [map_of_formulas(layers, rows, columns, ranks, alpha, beta)]
     if cluster is not None:
@@ -321,16 +321,6 @@ def map_grids(
         _print_maps(maps, layers)
     if plot is not None and picture is not None:
         write_file(drawn, plot)
-
-
-def _picture_format(plot: Path) -> str:
-    from hybridnn.utils.figures import FORMATS
-
-    found = plot.suffix.lower().removeprefix(".")
-    if found not in FORMATS:
-        raise SettingError("--plot", str(plot), "the name of the file must end in " + ", ".join(FORMATS))
-    require_place("--plot", plot)
-    return found
 
 
 def _print_maps(maps: Sequence[GridMap], layers: int) -> None:

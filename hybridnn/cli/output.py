@@ -187,11 +187,12 @@ def write_result(
     text: Callable[[Console], None],
     facts: Callable[[], object],
     draw: Callable[[], Drawing | Figure],
+    width: float | None = None,
 ) -> None:
     """Write a result in one of the formats to a file, or print it.
 
     `text` prints the result on a console, `facts` returns the value that becomes JSON, and `draw` a drawing that
-    becomes SVG, PNG or PDF, or a figure of matplotlib.
+    becomes SVG, PNG or PDF, `width` centimetres wide, or a figure of matplotlib.
     """
     if picture is PictureFormat.json:
         write_json(facts(), out)
@@ -203,17 +204,16 @@ def write_result(
         write_file(without_colours.getvalue(), out)
     else:
         from hybridnn.pipeline.drawing.drawing import Drawing
-        from hybridnn.pipeline.drawing.figure import picture_bytes
-        from hybridnn.pipeline.drawing.svg import svg_text
+        from hybridnn.pipeline.drawing.picture import picture_bytes
         from hybridnn.utils.figures import figure_bytes
 
         drawn = draw()
-        if not isinstance(drawn, Drawing):
-            write_file(figure_bytes(drawn, picture.value), out)
-        elif picture is PictureFormat.svg:
-            write_file(svg_text(drawn), out)
-        else:
-            write_file(picture_bytes(drawn, picture.value), out)
+        content = (
+            picture_bytes(drawn, picture.value, width)
+            if isinstance(drawn, Drawing)
+            else figure_bytes(drawn, picture.value)
+        )
+        write_file(content if picture in BINARY else content.decode(), out)
 
 
 def write_json(value: object, out: Path | None = None) -> None:
@@ -221,6 +221,15 @@ def write_json(value: object, out: Path | None = None) -> None:
     from hybridnn.utils.text import to_json
 
     write_file(to_json(value, indent=2) + "\n", out)
+
+
+def require_picture(option: str, path: Path) -> str:
+    """The format of a picture, by the name of its file; `SettingError` if it has another ending or no folder."""
+    from hybridnn.utils.figures import require_format
+
+    picture = require_format(path, option)
+    require_place(option, path)
+    return picture
 
 
 def require_page(option: str, path: Path) -> None:

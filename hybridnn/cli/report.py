@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, PictureFormat, RunFolder, option
-from hybridnn.cli.output import MISSING, choose_format, make_console, new_table, write_json
+from hybridnn.cli.options import Format, OutputFormat, RunFolder, option
+from hybridnn.cli.output import MISSING, make_console, new_table, require_picture, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.utils.text import format_milliseconds
 
@@ -30,7 +30,10 @@ def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
     out: Annotated[
         Path | None,
-        option("Draw measured beside predicted times into this PNG file; without, they are only printed.", "FILE.png"),
+        option(
+            "Draw measured beside predicted times into this file; without, they are only printed.",
+            "FILE.png|.svg|.pdf",
+        ),
     ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
@@ -38,11 +41,11 @@ def report(
     from hybridnn.runs.run_files import read_run
     from hybridnn.study.quantities import compare_runs, figures_of, instruction_figures
     from hybridnn.study.report_plots import draw_run_check, draw_runs_check
-    from hybridnn.utils.files import write_atomically
+    from hybridnn.utils.figures import write_figure
 
     with first_rank_alone():
         if out is not None:
-            choose_format(PictureFormat.png, out)
+            require_picture("--out", out)
         runs = [read_run(folder) for folder in folders]
         figures = [figures_of(run) for run in runs]
         as_json = output_format is Format.json
@@ -60,7 +63,7 @@ def report(
                 _print_groups(groups)
         if out is not None:
             picture = draw_run_check(runs[0], figures[0]) if len(runs) == 1 else draw_runs_check(figures)
-            write_atomically(out, picture)
+            write_figure(picture, out)
             if not as_json:
                 print(out)
 

@@ -81,12 +81,14 @@ def schedule(
     animate: Annotated[
         Path | None, option("Write a page that plays the schedule in a browser, in place of printing it.", "FILE.html")
     ] = None,
-    messages: Annotated[
-        bool, typer.Option("--messages", help="Draw an arrow for each message, in an SVG picture.")
-    ] = False,
+    messages: Annotated[bool, typer.Option("--messages", help="Draw an arrow for each message, in a picture.")] = False,
     versions: Annotated[
-        bool, typer.Option("--versions", help="Print the weight versions of every minibatch, for any method.")
+        bool, typer.Option("--versions", help="Show the weight versions of every minibatch, for any method.")
     ] = False,
+    width: Annotated[
+        float | None,
+        option("Width of the picture, such as 8 for a column of a page; by default one scale for all.", "CM"),
+    ] = None,
     output_format: OutputPicture = None,
     out: PictureFile = None,
 ) -> None:
@@ -94,13 +96,19 @@ def schedule(
     from hybridnn.pipeline import timelines
     from hybridnn.pipeline.checks.lint import audit
     from hybridnn.pipeline.schedules.methods import METHODS
+    from hybridnn.utils.checks import require_number
 
     if method is None:
         make_console().print(new_grid((info.name, info.summary) for info in METHODS.values()))
         return
     picture = choose_format(output_format, out)
-    if messages and picture is not PictureFormat.svg:
-        raise SettingError("--messages", True, "needs an SVG picture: give --out FILE.svg")
+    is_picture = picture not in (PictureFormat.text, PictureFormat.json)
+    if messages and not is_picture:
+        raise SettingError("--messages", True, "needs a picture: give --out FILE.svg, .png or .pdf")
+    if width is not None:
+        require_number("--width", width, at_least=5.0, at_most=150.0, allowed="5 to 150 centimetres")
+        if not is_picture:
+            raise SettingError("--width", width, "needs a picture: give --out FILE.svg, .png or .pdf")
     if animate is not None:
         require_page("--animate", animate)
     made = timelines.schedule(
@@ -127,7 +135,8 @@ def schedule(
         out,
         lambda console: _print_report(console, timeline, durations, rows, all_versions=versions),
         lambda: _facts(timeline, durations, rows),
-        lambda: made.drawing_with_messages if messages else made.drawing,
+        lambda: made.drawn(messages=messages, versions=versions),
+        width,
     )
 
 

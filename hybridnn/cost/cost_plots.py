@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hybridnn.cost.calibration.fit import FittedOperation
 from hybridnn.cost.grid_map import GridMap
 from hybridnn.cost.simulation import ScalingCurve
-from hybridnn.utils.figures import COLORS, MUTED, figure_bytes, new_figure, tidy, write_png
+from hybridnn.utils.figures import (
+    CHARACTER,
+    COLORS,
+    COLUMN,
+    MUTED,
+    ON_LIGHT,
+    column_figure,
+    figure_bytes,
+    legend_above,
+    new_figure,
+    ratio_tick,
+    tidy,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +31,7 @@ if TYPE_CHECKING:
 
 
 SPEED_UP_COLOR = COLORS[0]
-SHARE_COLORS = {"computing": "#2b8259", "communication": "#f0a030", "bubble": "#d3e6fa"}
+SHARE_COLORS = {"computing": COLORS[0], "communication": COLORS[1], "bubble": COLORS[3]}
 GROUP_COLORS = *COLORS[:-1], MUTED
 TITLES = {
     "send": "message, one way",
@@ -29,46 +41,53 @@ TITLES = {
     "broadcast": "broadcast",
 }
 LINE_POINTS = 200
+LINE_CHARACTERS = 48  # of a line of the title
+PANEL = 1.9  # inches, height of a panel
 
 
 # -- scaling curves --------------------------------------------------------------------------------------------------
 
 
 def draw_scaling(curve: ScalingCurve, title: str) -> Figure:
-    """Draw a scaling curve: speed-up against ranks, and a breakdown of the ranks' time."""
-    figure = new_figure(9.6, 3.9)
-    left, right = figure.subplots(1, 2)
-    figure.suptitle(title, fontsize=10)
-    _draw_speed_up(left, curve)
-    _draw_shares(right, curve)
+    """Draw a scaling curve: speed-up and efficiency against ranks, and a breakdown of the ranks' time."""
+    figure, (speed_up, efficiency, shares) = column_figure(PANEL, 0.7 * PANEL, 1.2 * PANEL)
+    _draw_speed_up(speed_up, curve, textwrap.fill(title, LINE_CHARACTERS))
+    _draw_efficiency(efficiency, curve)
+    _draw_shares(shares, curve)
+    legend_above(figure, [*speed_up.get_legend_handles_labels()[0], *shares.get_legend_handles_labels()[0]])
     return figure
 
 
-def _draw_speed_up(axes: Axes, curve: ScalingCurve) -> None:
+def _draw_speed_up(axes: Axes, curve: ScalingCurve, title: str) -> None:
     ranks = [point.ranks for point in curve.points]
     axes.plot(ranks, ranks, color=MUTED, linestyle="--", linewidth=1.0, label="ideal")
     speed_ups = [point.speed_up for point in curve.points]
-    axes.plot(ranks, speed_ups, color=SPEED_UP_COLOR, linewidth=1.8, marker="o", markersize=3.5, label="simulated")
-    for point in curve.points[1:]:
-        axes.annotate(
-            f"{point.efficiency:.0%}",
-            (point.ranks, point.speed_up),
-            xytext=(0, -11),
-            textcoords="offset points",
-            fontsize=7,
-            color=MUTED,
-            ha="center",
-        )
-    axes.set_xscale("log", base=2)
+    axes.plot(ranks, speed_ups, color=SPEED_UP_COLOR, linewidth=1.3, marker="o", markersize=2.5, label="simulated")
+    _rank_axis(axes)
     axes.set_yscale("log", base=2)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter(ratio_tick)
     minibatch = "one minibatch for all" if curve.kind == "strong" else "minibatch grows with ranks"
-    axes.set_title(f"{curve.kind.capitalize()} scaling: {minibatch}", fontsize=10)
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("samples per second, over one rank's")
-    axes.legend(frameon=False)
+    axes.set_title(f"{title}\n{curve.kind.capitalize()} scaling: {minibatch}")
+    axes.set_ylabel("speed-up over one rank")
     tidy(axes)
+
+
+def _draw_efficiency(axes: Axes, curve: ScalingCurve) -> None:
+    efficiencies = [point.efficiency for point in curve.points]
+    axes.axhline(1, color=MUTED, linestyle="--", linewidth=1.0)
+    ranks = [point.ranks for point in curve.points]
+    axes.plot(ranks, efficiencies, color=SPEED_UP_COLOR, linewidth=1.3, marker="o", markersize=2.5)
+    _rank_axis(axes)
+    axes.set_ylim(0, 1.1 * max(1.0, *efficiencies))
+    axes.yaxis.set_major_formatter(lambda share, position: f"{share:.0%}")
+    axes.set_ylabel("speed-up per rank")
+    tidy(axes)
+
+
+def _rank_axis(axes: Axes) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("ranks")
 
 
 def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
@@ -80,36 +99,32 @@ def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
     for name, color in SHARE_COLORS.items():
         axes.bar(positions, shares[name], bottom=bottom, color=color, label=name, width=0.8)
         bottom = bottom + shares[name]
-    axes.set_xticks(list(positions), [str(point.ranks) for point in curve.points])
-    axes.set_title("Where the ranks' time goes", fontsize=10)
+    axes.set_xticks(
+        list(positions), [str(point.ranks) for point in curve.points], rotation=90 if len(curve.points) > 8 else 0
+    )
+    axes.set_title("Where the ranks' time goes")
     axes.set_xlabel("ranks")
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda share, position: f"{share:.0%}")
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(SHARE_COLORS))
     tidy(axes, grid=False)
 
 
 # -- fits of a calibration -------------------------------------------------------------------------------------------
 
 
-def draw_fits(fits: Sequence[FittedOperation], path: Path) -> None:
-    """Draw one panel for each operation, seconds against bytes on logarithmic axes, as a PNG.
+def draw_fits(fits: Sequence[FittedOperation]) -> Figure:
+    """Draw one panel for each operation, time against size on logarithmic axes.
 
     Fitted samples are filled circles, held-out ones are hollow; lines are the fits, one colour for each group of ranks,
     dashed if it spans nodes. Barriers, which have no size, are left out.
-
-    Raises
-    ------
-    EnvironmentProblem
-        If `path` cannot be written.
     """
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter, LogLocator
+
     operations = list(dict.fromkeys(fit.operation for fit in fits if fit.operation != "barrier"))
     groups = list(dict.fromkeys((fit.cost.ranks, fit.cost.spans_nodes) for fit in fits))
-    columns = min(len(operations), 3)
-    rows = -(-len(operations) // columns)
-    figure = new_figure(4.4 * columns, 3.6 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False).reshape(-1)
-    for axes, operation in zip(panels, operations, strict=False):
+    figure, panels = column_figure(*[PANEL] * len(operations))
+    for axes, operation in zip(panels, operations, strict=True):
         for fit in fits:
             if fit.operation == operation:
                 number = groups.index((fit.cost.ranks, fit.cost.spans_nodes))
@@ -117,40 +132,48 @@ def draw_fits(fits: Sequence[FittedOperation], path: Path) -> None:
         axes.set_title(TITLES.get(operation, operation))
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel("bytes")
-        axes.set_ylabel("seconds")
-        axes.legend(frameon=False, fontsize=8)
+        axes.xaxis.set_major_locator(LogLocator(numticks=6))
+        axes.xaxis.set_major_formatter(EngFormatter("B"))
+        axes.yaxis.set_major_formatter(EngFormatter("s"))
+        axes.set_xlabel("size")
+        axes.set_ylabel("time")
         tidy(axes)
-    for axes in panels[len(operations) :]:
-        axes.set_axis_off()
-    write_png(figure, path)
+    lines = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    for label, held_out in (("sizes of the fit", False), ("held-out sizes", True)):
+        lines[label] = Line2D([], [], color=MUTED, **_sample_style(MUTED, held_out))
+    legend_above(figure, lines.values(), list(lines))
+    return figure
+
+
+def _sample_style(color: str, held_out: bool) -> dict[str, Any]:
+    face = "none" if held_out else color
+    return {"marker": "o", "linestyle": "none", "markersize": 3, "alpha": 0.8, "markerfacecolor": face}
 
 
 def _draw_fit(axes: Axes, fit: FittedOperation, color: str) -> None:
     for held_out in (False, True):
         points = [(sample.nbytes, sample.seconds) for sample in fit.samples if sample.held_out == held_out]
         if points:
-            face = "none" if held_out else color
-            axes.plot(*zip(*points, strict=True), "o", color=color, markerfacecolor=face, markersize=4, alpha=0.8)
+            axes.plot(*zip(*points, strict=True), color=color, **_sample_style(color, held_out))
     sizes = [sample.nbytes for sample in fit.samples]
     # One line per segment, because a fit may step between two; a size on the border belongs to the first of them.
     ends = [segment.up_to_bytes or max(sizes) for segment in fit.cost.segments]
     starts = [min(sizes), *(end + 1 for end in ends[:-1])]
-    label = f"{fit.cost.ranks} ranks{', several nodes' if fit.cost.spans_nodes else ''}"
+    group = f"{fit.cost.ranks} ranks{', several nodes' if fit.cost.spans_nodes else ''}"
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
         end = max(end, start)
         xs = np.unique(np.geomspace(start, end, LINE_POINTS).astype(np.int64))
         xs = xs[(xs >= start) & (xs <= end)]
         style = "--" if fit.cost.spans_nodes else "-"
         seconds = [fit.seconds(int(x)) for x in xs]
-        axes.plot(xs, seconds, style, color=color, linewidth=1.4, label=label if number == 0 else None)
+        axes.plot(xs, seconds, style, color=color, linewidth=1.2, label=group if number == 0 else None)
 
 
 # -- maps of the best grid -------------------------------------------------------------------------------------------
 
 
 def grid_map_picture(maps: Sequence[GridMap], file_format: str) -> bytes:
-    """Draw maps of the best grid side by side, one cell for each width and minibatch.
+    """Draw maps of the best grid one below the other, one cell for each width and minibatch.
 
     The colour is the share of the batch axis in lg P: dark for batch, light for model parallelism.
 
@@ -159,9 +182,11 @@ def grid_map_picture(maps: Sequence[GridMap], file_format: str) -> bytes:
     file_format : str
         One of `hybridnn.utils.figures.FORMATS`.
     """
-    figure = new_figure(1.2 + 0.8 * len(maps) * len(maps[0].batches), 1.6 + 0.45 * len(maps[0].widths))
-    panels = figure.subplots(1, len(maps), squeeze=False).reshape(-1)
-    for axes, found in zip(panels, maps, strict=True):
+    longest = max(len(name) for found in maps for names in found.names() for name in names)
+    width = max(COLUMN, 0.8 + (longest + 1) * CHARACTER * len(maps[0].batches))
+    height = (0.9 + 0.22 * len(maps[0].widths)) * len(maps)
+    figure = new_figure(width, height)
+    for axes, found in zip(figure.subplots(len(maps), 1, squeeze=False)[:, 0], maps, strict=True):
         _draw_grid_map(axes, found)
     return figure_bytes(figure, file_format)
 
@@ -171,10 +196,10 @@ def _draw_grid_map(axes: Axes, found: GridMap) -> None:
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.4, aspect="auto", origin="lower")
     for row, names in enumerate(found.names()):
         for column, name in enumerate(names):
-            axes.text(column, row, name, ha="center", va="center", fontsize=8)
+            axes.text(column, row, name, ha="center", va="center", color=ON_LIGHT)
     axes.set_xticks(range(len(found.batches)), [f"{batch:,}" for batch in found.batches])
     axes.set_yticks(range(len(found.widths)), [f"{width:,}" for width in found.widths])
     axes.set_xlabel("minibatch")
     axes.set_ylabel("width")
-    axes.set_title(found.title, fontsize=9)
+    axes.set_title(found.title)
     tidy(axes, grid=False)

@@ -381,7 +381,7 @@ def draw_simulation(step: SimulatedStep, most_rows: int = MOST_ROWS, most_boxes:
         cut = (replace(box, end=min(box.end, makespan)) for box in boxes)
         rows.append(Row(drawing.rows[stage].label, tuple(sorted(cut, key=lambda box: box.start))))
     title = ", ".join([drawing.title, "simulated", *_left_out(step, stages, lane, makespan)])
-    return replace(drawing, title=title, rows=tuple(rows), unit="ms")
+    return replace(drawing, title=title, rows=tuple(rows), unit="ms", slot=0.0)
 
 
 def stages_shown(stages: int, most: int = MOST_ROWS) -> tuple[int, ...]:

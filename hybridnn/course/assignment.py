@@ -19,7 +19,7 @@ from hybridnn.course.answers import Answer, Values
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
-    from hybridnn.pipeline.drawing.svg import SvgPicture
+    from hybridnn.pipeline.drawing.picture import DrawnObject
 
 Variant = Mapping[str, str]
 """The choice of every axis."""
@@ -179,7 +179,7 @@ class Task:
     budget: Callable[[Case, Answer, Variant], Sequence[Bound]] | None = None
     whole: WholeRun | None = None
     mistakes: tuple[Mistake, ...] = ()
-    picture: Callable[[Function, Values, Variant], SvgPicture] | None = None
+    picture: Callable[[Function, Values, Variant], DrawnObject] | None = None
     parameters: tuple[str, ...] | None = None
     library: str = ""
     tolerance: float = 1e-9

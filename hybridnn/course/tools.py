@@ -24,7 +24,7 @@ from hybridnn.course.work_folder import WorkFolder
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.in_process import DeadlockError, run_ranks
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.drawing.svg import SvgPicture
+from hybridnn.pipeline.drawing.picture import DrawnObject
 
 
 class StudentCodeError(HybridnnError):
@@ -117,7 +117,7 @@ def debug_case(work: WorkFolder, task: Task, case: Case, rank: int) -> None:
     _run_case(work, task, case, lambda comm: debugged(comm) if comm.rank == rank else function)
 
 
-def picture_of_case(work: WorkFolder, task: Task, case: Case) -> tuple[SvgPicture, str]:
+def picture_of_case(work: WorkFolder, task: Task, case: Case) -> tuple[DrawnObject, str]:
     """A case as a picture, and what is wrong: its messages, up to the deadlock where there is one, or its order."""
     if not task.operations and task.picture is None:
         raise SettingError("task", task.name, "has no messages to draw, and no order of a pipeline")
@@ -126,7 +126,7 @@ def picture_of_case(work: WorkFolder, task: Task, case: Case) -> tuple[SvgPictur
         with student_errors(work):
             return task.picture(function, case.inputs[0], work.variant), ""
     try:
-        run: SvgPicture = _run_case(work, task, case, lambda _: function)
+        run: DrawnObject = _run_case(work, task, case, lambda _: function)
     except DeadlockError as error:
         return error, str(error)
     return run, ""

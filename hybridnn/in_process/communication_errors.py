@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.drawing.drawing import Drawing
-from hybridnn.pipeline.drawing.svg import SvgPicture
+from hybridnn.pipeline.drawing.picture import DrawnObject
 from hybridnn.utils.text import counted, name_ranks
 
 
@@ -21,7 +21,7 @@ class StuckError(CommunicationError):
     """A rank computed for longer than the limit without a communication call."""
 
 
-class DeadlockError(SvgPicture, CommunicationError):
+class DeadlockError(DrawnObject, CommunicationError):
     """No rank can continue.
 
     Its picture has a row for each rank and an arrow for each message, up to the deadlock.

@@ -14,7 +14,7 @@ from hybridnn.in_process.message_diagram import Message, Record, draw_calls, mes
 from hybridnn.in_process.mpi_interface import Comm, MpiModule
 from hybridnn.in_process.virtual_clock import VirtualClock
 from hybridnn.pipeline.drawing.drawing import Drawing
-from hybridnn.pipeline.drawing.svg import SvgPicture
+from hybridnn.pipeline.drawing.picture import DrawnObject
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ MOST_RANKS = 1024
 
 
 @dataclass(frozen=True, repr=False)
-class RunResult(SvgPicture):
+class RunResult(DrawnObject):
     """Results of a program on several ranks.
 
     Its picture has a row for each rank and an arrow for each message.

@@ -22,7 +22,7 @@ from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.failsafe import wait_for_ranks
 from hybridnn.errors import GridError, SettingError
 from hybridnn.utils.checks import require_whole
-from hybridnn.utils.text import counted, html_table
+from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -200,18 +200,11 @@ class ProcessGrid:
         """Number of ranks."""
         return self.world.size
 
-    def _repr_html_(self) -> str:
+    def _repr_svg_(self) -> str:
         """For notebooks: the ranks of every stage, a row for each batch part and a column for each model part."""
-        tables = []
-        for stage in range(self.pipeline):
-            batch, model = self.stages[stage]
-            heads = [f"stage {stage}" if self.pipeline > 1 else "", *(f"model {part}" for part in range(model))]
-            rows = [
-                (f"batch {part}", *(f"rank {self.rank_at(stage, part, column)}" for column in range(model)))
-                for part in range(batch)
-            ]
-            tables.append(html_table(heads, rows))
-        return "".join(tables)
+        from hybridnn.parallel.grid_picture import grid_picture
+
+        return grid_picture(self.stages, self.rank_at, self.rank).svg()
 
     def __repr__(self) -> str:
         return (

@@ -11,13 +11,13 @@ from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, sim
 from hybridnn.pipeline.drawing.animation import Animation, animate_timeline
 from hybridnn.pipeline.drawing.drawing import Arrow, Drawing, draw_timeline
 from hybridnn.pipeline.drawing.html import write_html
-from hybridnn.pipeline.drawing.svg import SvgPicture
+from hybridnn.pipeline.drawing.picture import DrawnObject
 from hybridnn.pipeline.schedules.methods import find_method, make_schedule
 from hybridnn.utils.text import counted
 
 
 @dataclass(frozen=True, repr=False)
-class ScheduleTimeline(SvgPicture):
+class ScheduleTimeline(DrawnObject):
     """A schedule that has passed the linter, with the times of all instructions.
 
     Attributes
@@ -45,12 +45,19 @@ class ScheduleTimeline(SvgPicture):
         """A row for each stage, a box for each computation."""
         return draw_timeline(self.timeline)
 
-    @property
-    def drawing_with_messages(self) -> Drawing:
-        """The drawing with an arrow for each message, from where it is sent to where it is used; drawn in SVG only."""
-        messages = self.animation.messages
-        arrows = tuple(Arrow(sent.sender, sent.receiver, sent.start, sent.use) for sent in messages)
-        return replace(self.drawing, arrows=arrows)
+    def drawn(self, *, messages: bool = False, versions: bool = False) -> Drawing:
+        """The drawing with more in it.
+
+        Parameters
+        ----------
+        messages : bool
+            An arrow for each message, from where it is sent to where it is used.
+        versions : bool
+            The weight versions that the passes read, also where none is stale.
+        """
+        sent = self.animation.messages if messages else ()
+        arrows = tuple(Arrow(one.sender, one.receiver, one.start, one.use) for one in sent)
+        return replace(draw_timeline(self.timeline, versions=versions), arrows=arrows)
 
     @property
     def animation(self) -> Animation:

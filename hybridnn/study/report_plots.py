@@ -26,7 +26,20 @@ from hybridnn.study.scaling import (
 )
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
 from hybridnn.study.verdicts import best_points, named_measures
-from hybridnn.utils.figures import COLORS, MUTED, new_figure, png_bytes, tidy
+from hybridnn.utils.figures import (
+    CHARACTER,
+    COLORS,
+    COLUMN,
+    MUTED,
+    ON_DARK,
+    ON_LIGHT,
+    column_figure,
+    legend_above,
+    new_figure,
+    plain_ticks,
+    ratio_tick,
+    tidy,
+)
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
@@ -37,11 +50,12 @@ if TYPE_CHECKING:
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 MOST_MAPS = 6
-MAPS_PER_ROW = 3
+MOST_ERRORS = 3  # points whose errors of weights are drawn
 MOST_CURVES = 16
 MOST_MARKED = 15  # points of a curve that are drawn as dots as well
-MOST_INSIDE = 6  # curves whose names fit into a panel
+PANEL = 1.9  # inches, height of a panel
 MOST_STEPS = 150  # steps of a curve that has a value for each
+BARS_INCHES = 2.6  # width of the bars of a breakdown
 DARK = 0.6  # share of the colors of a map, from the lightest, after which text is white
 LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
 
@@ -54,6 +68,9 @@ MEASURES: dict[str, Callable[[Moment], float | None]] = {
     "training loss": lambda moment: moment.train_loss,
 }
 
+
+PREDICTED = "_predicted, "
+"""Before the label of a line of predictions; the underscore keeps it out of legends."""
 
 INTERVALS = f"bars: {CONFIDENCE:.0%} confidence intervals of the medians of {LEAST_REPEATS} or more repeated runs"
 
@@ -97,60 +114,70 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
     if names_losses and (curves := draw_curves(results, ["training loss"])):
         plots["training_loss"] = curves
     if found := [point for point in results.points if _has_weight_errors(point.cells[0].run)]:
-        plots["weight_error"] = _draw_weight_errors(found[:MAPS_PER_ROW])
+        plots["weight_error"] = _draw_weight_errors(found[:MOST_ERRORS])
     return plots
 
 
 def _draw_strong(lines: Sequence[ScalingLine], comparisons: Mapping[str, Comparison]) -> Figure:
-    figure = new_figure(10.5, 4.3)
-    left, right = figure.subplots(1, 2)
-    _draw_seconds(left, lines)
-    left.set_yscale("log")
-    left.set_ylabel("seconds per epoch")
+    figure, (times, speed_ups, efficiencies) = column_figure(PANEL, PANEL, 0.8 * PANEL)
+    _draw_seconds(times, lines)
+    times.set_yscale("log")
+    plain_ticks(times.yaxis)
+    times.set_ylabel("seconds per epoch")
     found = [[comparisons.get(point.cells[0].id) for point in line.points] for line in lines]
     for number, (line, compared) in enumerate(zip(lines, found, strict=True)):
         shown = [(ranks, one.speed_up) for ranks, one in zip(line.ranks, compared, strict=True) if one is not None]
         style = _style(number)
-        _draw_estimates(right, shown, label=line.name, **style)
+        _draw_estimates(speed_ups, shown, label=line.name, **style)
+        shares = [(ranks, one.efficiency) for ranks, one in zip(line.ranks, compared, strict=True) if one is not None]
+        _draw_estimates(efficiencies, shares, label=line.name, **style)
         if line.predicted[0] is not None:
             ratios = [(r, line.predicted[0] / p) for r, p in zip(line.ranks, line.predicted, strict=True) if p]
-            _draw_predicted(right, line.name, ratios, style["color"])
+            _draw_predicted(speed_ups, line.name, ratios, style["color"])
     bases = {one.base.first.ranks for compared in found for one in compared if one is not None}
     for base_ranks in sorted(bases):
         most = max(line.ranks[-1] for line in lines)
-        right.plot([base_ranks, most], [1, most / base_ranks], color=MUTED, linewidth=1, label="ideal")
-    right.set_yscale("log", base=2)
-    right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    _rank_axis(right, [count for line in lines for count in line.ranks])
-    right.set_ylabel(f"speed-up against {counted(min(bases), 'rank')}" if len(bases) == 1 else "speed-up")
-    tidy(right)
-    _draw_legend(figure, left)
+        speed_ups.plot([base_ranks, most], [1, most / base_ranks], color=MUTED, linewidth=1, label="ideal")
+    speed_ups.set_yscale("log", base=2)
+    speed_ups.yaxis.set_major_formatter(ratio_tick)
+    speed_ups.set_ylabel(f"speed-up against {counted(min(bases), 'rank')}" if len(bases) == 1 else "speed-up")
+    _format_efficiency(efficiencies)
+    for axes in (speed_ups, efficiencies):
+        _rank_axis(axes, [count for line in lines for count in line.ranks])
+        tidy(axes)
+    _draw_legend(figure, times, speed_ups)
     return figure
+
+
+def _format_efficiency(axes: Axes) -> None:
+    axes.axhline(1, color=MUTED, linewidth=1)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("efficiency")
 
 
 def _draw_weak(lines: Sequence[ScalingLine]) -> Figure:
     both = {"epoch": [line for line in lines if not line.per_step], "step": [line for line in lines if line.per_step]}
     by_unit = {unit: chosen for unit, chosen in both.items() if chosen}
-    figure = new_figure(10.5, 4.3 * len(by_unit))
-    rows = figure.subplots(len(by_unit), 2, squeeze=False)
-    for (left, right), (unit, chosen) in zip(rows, by_unit.items(), strict=True):
-        _draw_seconds(left, chosen)
-        left.set_ylabel(f"seconds per {unit}")
-        left.legend(frameon=False, fontsize=7)
-        for number, line in enumerate(chosen):
-            efficiencies = list(zip(line.ranks, line.weak_efficiency, strict=True))
-            _draw_estimates(right, efficiencies, label=line.name, **_style(number))
-        right.axhline(1, color=MUTED, linewidth=1)
-        right.set_ylabel("efficiency")
-        _rank_axis(right, [count for line in chosen for count in line.ranks])
-        tidy(right)
-        for axes in (left, right):
-            axes.set_ylim(bottom=0)
+    figure, panels = column_figure(*[PANEL, 0.8 * PANEL] * len(by_unit))
+    drawn = 0  # lines that have a style
+    for times, efficiencies, (unit, chosen) in zip(panels[::2], panels[1::2], by_unit.items(), strict=True):
+        _draw_seconds(times, chosen, drawn)
+        times.set_ylabel(f"seconds per {unit}")
+        times.set_ylim(bottom=0)
+        for number, line in enumerate(chosen, start=drawn):
+            found = list(zip(line.ranks, line.weak_efficiency, strict=True))
+            _draw_estimates(efficiencies, found, label=line.name, **_style(number))
+        _format_efficiency(efficiencies)
+        _rank_axis(efficiencies, [count for line in chosen for count in line.ranks])
+        tidy(efficiencies)
+        drawn += len(chosen)
+    _draw_legend(figure, *panels[::2])
     return figure
 
 
-def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
-    for number, line in enumerate(lines):
+def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine], drawn: int = 0) -> None:
+    """Draw seconds over ranks; `drawn` lines of other panels have a style."""
+    for number, line in enumerate(lines, start=drawn):
         style = _style(number)
         _draw_estimates(axes, list(zip(line.ranks, line.seconds, strict=True)), label=line.name, **style)
         found = [(r, p) for r, p in zip(line.ranks, line.predicted, strict=True) if p is not None]
@@ -161,7 +188,7 @@ def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
 
 
 def _draw_predicted(axes: Axes, name: str, points: Sequence[tuple[int, float]], color: str) -> None:
-    axes.plot(*zip(*points, strict=True), color=color, linestyle="--", linewidth=1, label=f"_predicted, {name}")
+    axes.plot(*zip(*points, strict=True), color=color, linestyle="--", linewidth=1, label=f"{PREDICTED}{name}")
 
 
 def _draw_estimates(axes: Axes, points: Sequence[tuple[int, Estimate]], **style: Any) -> None:
@@ -173,14 +200,9 @@ def _draw_estimates(axes: Axes, points: Sequence[tuple[int, Estimate]], **style:
 
 
 def _draw_maps(maps: Sequence[GridTimes]) -> Figure:
-    columns = min(MAPS_PER_ROW, len(maps))
-    rows = -(-len(maps) // columns)
-    figure = new_figure(4.2 * columns, 3.8 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes, grids in zip(panels, maps, strict=False):
+    figure, panels = column_figure(*[1.4 * PANEL] * len(maps))
+    for axes, grids in zip(panels, maps, strict=True):
         _draw_map(axes, grids)
-    for axes in panels[len(maps) :]:
-        axes.set_visible(False)
     return figure
 
 
@@ -195,19 +217,25 @@ def _draw_map(axes: Axes, grids: GridTimes) -> None:
     least, most = min(grids.seconds.values()), max(grids.seconds.values())
     image = axes.imshow(values, norm=LogNorm(), cmap="YlOrBr", origin="lower", aspect="auto")
     for (batch, model), seconds in grids.seconds.items():
-        box = {"boxstyle": "round", "facecolor": "none", "edgecolor": "black"} if (batch, model) == fastest else None
+        box = (
+            {"boxstyle": "round,pad=0.2", "facecolor": "none", "edgecolor": ON_LIGHT}
+            if (batch, model) == fastest
+            else None
+        )
         is_dark = seconds > least * (most / least) ** DARK  # the colors are those of the logarithm
-        color = "white" if is_dark else "black"
+        color = ON_DARK if is_dark else ON_LIGHT
         position = models.index(model), batches.index(batch)
-        axes.text(*position, f"{1e3 * seconds:.3g}", ha="center", va="center", fontsize=8, bbox=box, color=color)
+        axes.text(*position, f"{1e3 * seconds:.3g}", ha="center", va="center", bbox=box, color=color)
     axes.set_xticks(range(len(models)), [str(model) for model in models])
     axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
     axes.set_xlabel("P_r (model ranks)")
     axes.set_ylabel("P_c (batch ranks)")
-    axes.set_title(grids.name, fontsize=9)
+    axes.set_title(grids.name)
     bar = axes.figure.colorbar(image, ax=axes, label="ms per epoch")
     bar.ax.yaxis.set_major_formatter("{x:g}")
     bar.ax.yaxis.set_minor_formatter("{x:g}")
+    for drawn in (axes, bar.ax):
+        tidy(drawn, grid=False)
 
 
 @dataclass(frozen=True)
@@ -245,25 +273,20 @@ def breakdowns_of(results: StudyResults) -> dict[str, list[TimeBar]]:
 
 
 def _draw_breakdowns(panels: Mapping[str, Sequence[TimeBar]]) -> Figure:
-    columns = min(MAPS_PER_ROW, len(panels))
-    rows = -(-len(panels) // columns)
-    most = max(len(bars) for bars in panels.values())
-    figure = new_figure(max(4.2, 0.55 * most + 1.5) * columns, 3.8 * rows)
-    grid = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes, (name, bars) in zip(grid, panels.items(), strict=False):
+    figure, found = column_figure(*[1.2 * PANEL] * len(panels))
+    for axes, (name, bars) in zip(found, panels.items(), strict=True):
         bottoms = [0.0] * len(bars)
         for part, color in PARTS.items():
             heights = [1e6 * bar.seconds * getattr(bar.shares, part) for bar in bars]
             axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
             bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-        axes.set_xticks(range(len(bars)), [bar.label for bar in bars], fontsize=7)
+        longest = max(len(line) for bar in bars for line in bar.label.split("\n"))
+        is_level = longest * CHARACTER * len(bars) < BARS_INCHES
+        axes.set_xticks(range(len(bars)), [bar.label for bar in bars], rotation=0 if is_level else 90)
         axes.set_ylabel("µs of all ranks per sample")
-        axes.set_title(name, fontsize=9)
+        axes.set_title(name)
         tidy(axes)
-    grid[0].set_ylim(top=1.35 * grid[0].get_ylim()[1])  # room for the legend
-    grid[0].legend(frameon=False, fontsize=7, loc="upper left")
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
+    legend_above(figure, *found[0].get_legend_handles_labels())
     return figure
 
 
@@ -272,8 +295,8 @@ def _style(number: int) -> dict[str, Any]:
         "color": COLORS[number % len(COLORS)],
         # The ninth line has the first colour again, with another marker.
         "marker": MARKERS[(number + number // len(COLORS)) % len(MARKERS)],
-        "markersize": 4.5,
-        "linewidth": 1.6,
+        "markersize": 3.5,
+        "linewidth": 1.2,
     }
 
 
@@ -314,16 +337,18 @@ def draw_curves(results: StudyResults, measures: Iterable[str]) -> tuple[str, Fi
 
     shown = curves[:MOST_CURVES]
     panels = 1 + results.is_timed
-    figure = new_figure(5.25 * panels, 4.0)
-    left, *right = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    figure, (left, *right) = column_figure(*[PANEL] * panels)
     _draw_lines(left, [(curve.name, curve.epochs, curve.values) for curve in shown], "epoch")
     left.set_ylabel(measure)
     left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for axes in right:
+        axes.sharey(left)
+        axes.set_ylabel(measure)
         _draw_lines(axes, [(curve.name, curve.seconds, curve.values) for curve in shown], "seconds of training")
         moments = [seconds for curve in shown for seconds in curve.seconds]
         if max(moments) > LOG_SCALE_RATIO * min(moments):
             axes.set_xscale("log")
+            plain_ticks(axes.xaxis)
     if measure == "test R²" and min(min(curve.values) for curve in shown) < LEAST_R2:
         left.set_ylim(LEAST_R2, 1.02)
     if any(curve.diverged for curve in shown):
@@ -356,13 +381,16 @@ def _mark_diverged(axes: Axes, curves: Sequence[MedianCurve]) -> None:
             axes.plot(curve.epochs[-1:], curve.values[-1:], "x", color=color, markersize=9, markeredgewidth=2)
 
 
-def _draw_legend(figure: Figure, axes: Axes) -> None:
-    """Draw the names of the curves: beside the panels, if there are too many for a panel."""
-    handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > MOST_INSIDE:
-        figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=7)
-    else:
-        axes.legend(frameon=False, fontsize=7)
+def _draw_legend(figure: Figure, *panels: Axes) -> None:
+    """Explain the curves, once each, and the dashed lines of predictions."""
+    named: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+        for line in axes.get_lines():
+            if str(line.get_label()).startswith(PREDICTED):
+                named.setdefault("predicted", line)
+    legend_above(figure, named.values(), list(named))
 
 
 def _has_weight_errors(run: RunRecord) -> bool:
@@ -371,8 +399,7 @@ def _has_weight_errors(run: RunRecord) -> bool:
 
 def _draw_weight_errors(points: Sequence[StudyPoint]) -> tuple[str, Figure]:
     """Draw the errors of predicted and of stale weights over the steps, those of the first run of each point."""
-    figure = new_figure(5.25 * len(points), 4.0)
-    panels = figure.subplots(1, len(points), squeeze=False)[0]
+    figure, panels = column_figure(*[PANEL] * len(points))
     for axes, point in zip(panels, points, strict=True):
         steps = [step for step in point.cells[0].run.steps if step.stale_error]
         steps = steps[:: -(-len(steps) // MOST_STEPS)]
@@ -385,11 +412,12 @@ def _draw_weight_errors(points: Sequence[StudyPoint]) -> tuple[str, Figure]:
                     xs, ys, line, color=COLORS[number % len(COLORS)], linewidth=1.2, label=f"{kind}, {number + 1} ahead"
                 )
         axes.set_yscale("log")
+        plain_ticks(axes.yaxis)
         axes.set_xlabel("step")
+        axes.set_ylabel("error of the weights")
         tidy(axes)
-    panels[0].set_ylabel("root-mean-square error of the weights")
-    panels[-1].legend(frameon=False, fontsize=7)
-    caption = "Errors of predicted and of stale weights, of the first run"
+    legend_above(figure, *panels[0].get_legend_handles_labels())
+    caption = "Root-mean-square errors of predicted and of stale weights, of the first run"
     return f"{caption}{' of each point' * (len(points) > 1)}; at most {MOST_STEPS} steps are drawn.", figure
 
 
@@ -400,33 +428,37 @@ def _draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequenc
             ys,
             color=COLORS[number % len(COLORS)],
             linestyle="-" if number < len(COLORS) else "--",
-            linewidth=1.6,
+            linewidth=1.2,
             marker="o" if len(xs) <= MOST_MARKED else "",
-            markersize=3,
+            markersize=2.5,
             label=name,
         )
     axes.set_xlabel(label)
     tidy(axes)
 
 
-def draw_run_check(run: RunRecord, figures: RunFigures) -> bytes:
-    """Draw one run as PNG: milliseconds per step, of the whole step and of every kind of instruction."""
+def draw_run_check(run: RunRecord, figures: RunFigures) -> Figure:
+    """Draw one run: milliseconds per step, of the whole step and of every kind of instruction."""
     bars: list[Bar] = [("step", figures.seconds_per_step, figures.predicted_seconds_per_step)]
     bars += [(item.kind, item.seconds_per_step, item.predicted_seconds_per_step) for item in instruction_figures(run)]
-    return _draw_bars(bars, f"{figures.network} on {figures.ranks} ranks, grid {figures.grid}")
+    return _draw_bars(bars, f"{figures.network} on {counted(figures.ranks, 'rank')}, grid {figures.grid}")
 
 
-def draw_runs_check(runs: Sequence[RunFigures]) -> bytes:
-    """Draw several runs as PNG: milliseconds per step of each."""
+def draw_runs_check(runs: Sequence[RunFigures]) -> Figure:
+    """Draw several runs: milliseconds per step of each."""
     bars = [
-        (f"{run.ranks} ranks\n{run.grid}\n{run.network}", run.seconds_per_step, run.predicted_seconds_per_step)
+        (
+            f"{counted(run.ranks, 'rank')}, {run.grid}\n{run.network}",
+            run.seconds_per_step,
+            run.predicted_seconds_per_step,
+        )
         for run in runs
     ]
     return _draw_bars(bars, "Steps of the runs")
 
 
-def _draw_bars(bars: Sequence[Bar], title: str) -> bytes:
-    figure = new_figure(max(5.2, 0.95 * len(bars) + 1.5), 3.9)
+def _draw_bars(bars: Sequence[Bar], title: str) -> Figure:
+    figure = new_figure(COLUMN, 0.8 + 0.36 * len(bars))
     axes = figure.subplots()
     measured = [seconds for _, seconds, _ in bars]
     predicted = [seconds for _, _, seconds in bars]
@@ -437,14 +469,16 @@ def _draw_bars(bars: Sequence[Bar], title: str) -> bytes:
         shown = [(index + shift, 1e3 * seconds) for index, seconds in enumerate(heights) if seconds is not None]
         if shown:
             positions, milliseconds = zip(*shown, strict=True)
-            drawn = axes.bar(positions, milliseconds, 0.36, color=color, label=label)
-            axes.bar_label(drawn, fmt="%.3g", fontsize=7, padding=1)
-    axes.set_xticks(range(len(bars)), [label for label, *_ in bars], fontsize=8)
-    axes.set_ylabel("ms per step")
-    axes.set_title(title, fontsize=10)
-    axes.legend(frameon=False)
+            drawn = axes.barh(positions, milliseconds, 0.36, color=color, label=label)
+            axes.bar_label(drawn, fmt="%.3g", padding=1)
+    axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
+    axes.invert_yaxis()
+    axes.margins(x=0.12)  # room for the numbers
+    axes.set_xlabel("ms per step")
+    axes.set_title(title)
     tidy(axes)
-    return png_bytes(figure)
+    legend_above(figure, *axes.get_legend_handles_labels())
+    return figure
 
 
 def _rank_axis(axes: Axes, ranks: Sequence[int]) -> None:

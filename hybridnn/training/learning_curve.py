@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from hybridnn.utils.figures import COLORS, MUTED, new_figure, tidy
+from hybridnn.utils.figures import COLORS, MUTED, column_figure, legend_above, plain_ticks, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 TRAIN_COLOR, TEST_COLOR = COLORS[0], COLORS[1]
 
 LOG_SCALE_RATIO = 10.0  # ratio of the largest to the smallest loss from which the axis is logarithmic
+
+PANEL = 1.8  # inches, height of a panel
 
 Points = list[tuple[int, float]]
 
@@ -46,13 +48,13 @@ def learning_curve(epochs: Sequence[EvaluatedEpoch], evaluated: str = "test") ->
     """
     accuracy = _points((record.epoch, record.test_accuracy) for record in epochs)
     metric = accuracy or _points((record.epoch, record.test_r2) for record in epochs)
-    figure = new_figure(9.6 if metric else 5.2, 3.9)
-    panels = figure.subplots(1, 2 if metric else 1, squeeze=False)[0]
+    figure, panels = column_figure(*[PANEL] * (2 if metric else 1))
     _draw_losses(panels[0], epochs, evaluated)
     if metric:
         _draw_metric(panels[1], metric, evaluated, is_accuracy=bool(accuracy))
     for axes in panels:
         _format_axes(axes, max(record.epoch for record in epochs))
+    legend_above(figure, panels[0].get_lines())
     return figure
 
 
@@ -68,10 +70,10 @@ def _draw_losses(axes: Axes, epochs: Sequence[EvaluatedEpoch], evaluated: str) -
     for points, label, color in ((train, "train", TRAIN_COLOR), (test, evaluated, TEST_COLOR)):
         if points:
             _line(axes, points, color, label)
-            axes.legend(frameon=False)
     values = [value for _, value in train + test]
     if values and min(values) > 0 and max(values) >= LOG_SCALE_RATIO * min(values):
         axes.set_yscale("log")
+        plain_ticks(axes.yaxis)
 
 
 def _draw_metric(axes: Axes, points: Points, evaluated: str, *, is_accuracy: bool) -> None:
@@ -79,7 +81,7 @@ def _draw_metric(axes: Axes, points: Points, evaluated: str, *, is_accuracy: boo
 
     _line(axes, points, TEST_COLOR, evaluated)
     best_epoch, best = max(points, key=lambda point: point[1])
-    axes.plot(best_epoch, best, marker="o", markersize=9, markerfacecolor="none", color=MUTED, linestyle="none")
+    axes.plot(best_epoch, best, marker="o", markersize=6, markerfacecolor="none", color=MUTED, linestyle="none")
     text = f"{best:.2%}" if is_accuracy else f"{best:.4f}"
     axes.set_title(f"{evaluated.capitalize()} {'accuracy' if is_accuracy else 'R²'}: best {text} in epoch {best_epoch}")
     axes.set_ylabel("accuracy" if is_accuracy else "R²")
@@ -89,7 +91,7 @@ def _draw_metric(axes: Axes, points: Points, evaluated: str, *, is_accuracy: boo
 
 def _line(axes: Axes, points: Points, color: str, label: str) -> None:
     xs, ys = zip(*points, strict=True)
-    axes.plot(xs, ys, color=color, label=label, linewidth=1.8, marker="o", markersize=3.5 if len(points) <= 40 else 0)
+    axes.plot(xs, ys, color=color, label=label, linewidth=1.3, marker="o", markersize=2.5 if len(points) <= 40 else 0)
 
 
 def _format_axes(axes: Axes, last_epoch: int) -> None:

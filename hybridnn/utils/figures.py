@@ -1,23 +1,48 @@
-"""Figures of matplotlib in one style, as PNG, SVG and PDF."""
+"""Figures of matplotlib in one style, for a column of a page, as PNG, SVG and PDF; SVG is dark on dark pages."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybridnn.errors import EnvironmentProblem, SettingError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
 
-MUTED, GRID = "#5f6b7a", "#d7dce2"
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5cc2", "#1a1f26")
-"""Colours of lines and points: those of Okabe and Ito (2008), which colour-blind readers can tell apart, but yellow."""
+NAMED_COLORS = {
+    "paper": ("#ffffff", "#11161c"),
+    "ink": ("#1a1f26", "#e6eaf0"),
+    "muted": ("#5f6b7a", "#a3aebc"),
+    "idle": ("#ffffff", "#1c242d"),
+    "rule": ("#d7dce2", "#3a4551"),
+}
+"""Colours of pages, texts and lines by name: on light and on dark pages."""
+
+INK, MUTED, GRID = (NAMED_COLORS[name][0] for name in ("ink", "muted", "rule"))
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6633dd", INK)
+"""Colours of lines, points and bars: those of Okabe and Ito (2008), which colour-blind readers can tell apart, but
+yellow, and violet."""
+
+ON_LIGHT, ON_DARK = "#10161d", "#ffffff"
+"""Colours of texts on coloured cells, which are the same on light and dark pages."""
+
+COLUMN = 3.3
+"""Width of a figure in inches, the column of a page: 8.4 centimetres."""
+
+TEXT = 7.0
+"""Size of all text in points; at least 6 remain where a column has 8 centimetres."""
+
+CHARACTER = 0.6 * TEXT / 72  # mean width of a character in inches
+LEGEND_LINE = 0.45  # inches of an entry of a legend beside its text
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -27,20 +52,60 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
+def column_figure(*heights: float) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of panels one below the other, with their heights in inches; each is to be made `tidy` at the end."""
+    figure = new_figure(COLUMN, sum(heights))
+    panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)
+    return figure, list(panels[:, 0])
+
+
 def tidy(axes: Axes, *, grid: bool = True) -> None:
-    """Draw a light grid behind the data, and no frame at the top and right."""
+    """Draw a light grid behind the data, and no frame at the top and right.
+
+    In a figure for a column of a page, all text that is there gets one size; wider ones are for screens.
+    """
+    from matplotlib.text import Text
+
     if grid:
         axes.grid(which="major", color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(MUTED)
     axes.tick_params(colors=MUTED, which="both")
+    if axes.figure.bbox.width <= 2 * COLUMN * axes.figure.dpi:
+        axes.tick_params(which="both", labelsize=TEXT)
+        for text in axes.findobj(Text):
+            text.set_fontsize(TEXT)
+
+
+def legend_above(figure: Figure, handles: Iterable[Any], labels: Sequence[str] | None = None) -> None:
+    """Explain lines and colours above the panels, where they hide nothing; by default by their own labels."""
+    handles = list(handles)
+    labels = [str(handle.get_label()) for handle in handles] if labels is None else labels
+    if handles:
+        longest = CHARACTER * max(map(len, labels)) + LEGEND_LINE
+        columns = min(len(labels), max(1, int(figure.get_figwidth() / longest)))
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=TEXT)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis with numbers as they are: the exponents of powers would be too small."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+
+
+def ratio_tick(value: float, position: float = 0.0) -> str:
+    """Label of a ratio on a logarithmic axis: ``4``, or ``1/4``."""
+    return f"{value:g}" if value >= 1 or value <= 0 else f"1/{1 / value:g}"
 
 
 def figure_bytes(figure: Figure, file_format: str) -> bytes:
     """A figure in one of `FORMATS`; equal figures give equal bytes, and text stays text.
 
-    A SVG names one font for each text, not a list of them, and has no indentation: it is a third smaller.
+    A SVG names one font for each text, not a list of them, and has no indentation: it is a third smaller. On pages for
+    readers who prefer them dark, paper, texts and lines have other colours.
     """
     from matplotlib import rc_context
 
@@ -48,19 +113,40 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
     buffer = BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hybridnn", "font.sans-serif": ["DejaVu Sans"]}):
         figure.savefig(buffer, format=file_format, metadata=dates.get(file_format))
-    return re.sub(rb"\n +", b"\n", buffer.getvalue()) if file_format == "svg" else buffer.getvalue()
+    return for_dark_pages(buffer.getvalue()) if file_format == "svg" else buffer.getvalue()
 
 
-def png_bytes(figure: Figure) -> bytes:
-    """A figure as PNG."""
-    return figure_bytes(figure, "png")
+def for_dark_pages(svg: bytes) -> bytes:
+    """An SVG of matplotlib without indentation, with colours for dark pages."""
+    svg = re.sub(rb"\n +", b"\n", svg)
+    svg = svg.replace(b"<svg ", b'<svg class="hn-figure" ', 1)
+    return svg.replace(b"</style>", b"\n" + _dark_rules().encode() + b"</style>", 1)
 
 
-def require_format(path: Path) -> str:
+def _dark_rules() -> str:
+    """Rules for the attributes that matplotlib writes; black texts and shapes have none, and inherit their colour.
+
+    White texts stay white: they are on coloured cells.
+    """
+    ink, paper = NAMED_COLORS["ink"][1], NAMED_COLORS["paper"][1]
+    lines = [NAMED_COLORS[name] for name in ("paper", "ink", "muted", "rule")]
+    rules = [f".hn-figure {{ fill: {ink} }}"]
+    rules += [_rule("stroke", light, dark) for light, dark in [("#000000", ink), *lines]]
+    rules += [_rule("fill", light, dark) for light, dark in lines[1:]]
+    rules.append(_rule("fill", NAMED_COLORS["paper"][0], paper, "path"))
+    return "@media (prefers-color-scheme: dark) { " + " ".join(rules) + " }"
+
+
+def _rule(attribute: str, light: str, dark: str, element: str = "") -> str:
+    # With single quotes, because notebooks write the document anew and would replace double ones by entities.
+    return f".hn-figure {element}[style*='{attribute}: {light}'] {{ {attribute}: {dark} !important }}"
+
+
+def require_format(path: Path, option: str = "picture") -> str:
     """The format of a file's name; `SettingError` if it is none of `FORMATS`."""
     file_format = path.suffix.lower().removeprefix(".")
     if file_format not in FORMATS:
-        raise SettingError("picture", str(path), f"a name that ends with .{', .'.join(FORMATS)}")
+        raise SettingError(option, str(path), f"a name that ends with .{', .'.join(FORMATS)}")
     return file_format
 
 
@@ -76,6 +162,6 @@ def write_figure(figure: Figure, path: Path) -> None:
 def write_png(figure: Figure, path: Path) -> None:
     """Write a figure as PNG; raises `EnvironmentProblem` if `path` cannot be written."""
     try:
-        path.write_bytes(png_bytes(figure))
+        path.write_bytes(figure_bytes(figure, "png"))
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error

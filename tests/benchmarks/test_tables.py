@@ -12,6 +12,7 @@ from rich.console import Console
 
 from benchmarks.chart import draw_chart
 from benchmarks.parts import PARTS
+from reference.pictures import least_points
 
 RATIO = {"ratio": 2.5, "ratio_min": 1.25, "ratio_max": 4.0, "pairs": 9}
 NETWORK = {"case": "16-4x1024-2", "batch_size": 100}
@@ -150,9 +151,7 @@ def test_parts_without_a_peer_have_a_chart_of_their_own(monkeypatch: pytest.Monk
 
 def test_text_of_the_chart_is_legible_in_a_column_of_a_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     (figure,) = drawn(monkeypatch, FIGURES)
-    column = 8 / 2.54  # inches
-    texts = [*figure.axes[0].get_yticklabels(), *figure.axes[0].get_xticklabels(), *figure.legends[0].get_texts()]
-    assert min(text.get_fontsize() for text in texts) * column / figure.get_figwidth() >= 6.0
+    assert least_points(figure) >= 6
 
 
 def test_networks_with_many_layers_have_short_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_good_calibrations_are_written(run_hybridnn: Run, monkeypatch: pytest.Mo
         (["--out", "no/machine.toml"], "--out = 'no/machine.toml': there is no folder no"),
         (["--out", "folder.toml"], "--out = 'folder.toml': is a folder, not a file"),
         (["--out", "old.toml"], "--out = 'old.toml': is there already"),
-        (["--plot", "fit.svg"], "--plot = 'fit.svg': the name of the file must end in .png"),
+        (["--plot", "fit.gif"], "--plot = 'fit.gif': a name that ends with .png, .svg, .pdf"),
         (["--plot", "fit.png"], "--plot = 'fit.png': there are no messages to plot with one rank"),
         (["--name", ""], "--name = '': must not be empty"),
         (["--seed", "-1"], "--seed"),

@@ -143,7 +143,7 @@ def test_maps_are_drawn(run: Run, name: str, start: bytes) -> None:
         (["book", "--gpus", "0"], "--gpus"),
         (["map", "--widths", "64,0"], "--widths = '64,0': whole numbers"),
         (["map", "--batches", "a"], "--batches = 'a': whole numbers"),
-        (["map", "--plot", "a.gif"], "--plot = 'a.gif': the name of the file must end in png, svg, pdf"),
+        (["map", "--plot", "a.gif"], "--plot = 'a.gif': a name that ends with .png, .svg, .pdf"),
         (["map", "--plot", "no/a.png"], "--plot = 'no/a.png': there is no folder no"),
         (["map", "--machine", "no.toml"], "no.toml"),
         (["gholami"], "gholami"),

@@ -82,6 +82,10 @@ def test_json_has_the_same_figures_with_units(run_hybridnn: Run, tmp_path: Path)
     assert [run["efficiency"] for run in group["runs"]] == [1, 0.75]
     assert group["runs"][1]["predicted_speed_up"] is None
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+    for runs, name, beginning in ((("one", "two"), "bars.pdf", b"%PDF"), (("one",), "bars.svg", b"<?xml")):
+        code, out, _ = run_hybridnn("report", *runs, "--out", name)
+        assert (code, out.splitlines()[-1]) == (0, name)
+        assert (tmp_path / name).read_bytes().startswith(beginning)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ def test_json_has_the_same_figures_with_units(run_hybridnn: Run, tmp_path: Path)
         (["foreign"], "foreign is not a run folder"),
         (["absent"], "absent is not a run folder"),
         (["done", "unfinished"], "unfinished: the run did not end well, or is still running"),
-        (["done", "--out", "bars.svg"], "with --format png the file must end in .png"),
+        (["done", "--out", "bars.gif"], "--out = 'bars.gif': a name that ends with .png, .svg, .pdf"),
         (["done", "--out", "no/bars.png"], "there is no folder no"),
     ],
 )

@@ -185,6 +185,19 @@ def test_files_of_every_format_by_their_names(run: Run) -> None:
     assert "gpipe" in Path("a.svg").read_text()
 
 
+def test_pictures_show_versions_messages_and_a_width(run: Run, tmp_path: Path) -> None:
+    """Arrows and a width in every format, and versions of an exact method: one minibatch reads the initial weights."""
+    arguments = ("1f1b", "--stages", "2", "--microbatches", "3")
+    for name in ("plain.svg", "plain.pdf", "plain.png"):
+        assert run(*arguments, "--out", name)[0] == 0
+        assert run(*arguments, "--versions", "--messages", "--width", "8", "--out", f"more-{name}")[0] == 0
+        assert Path(name).read_bytes() != Path(f"more-{name}").read_bytes()
+    plain, more = (Path(name).read_text() for name in ("plain.svg", "more-plain.svg"))
+    assert (plain.count(">v0<"), more.count(">v0<")) == (0, 2 * 2 * 3)
+    assert (plain.count("<polygon"), more.count("<polygon")) == (0, 2 * 3)
+    assert 'width="302.362"' in more
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -204,7 +217,10 @@ def test_files_of_every_format_by_their_names(run: Run) -> None:
         (["gpipe", "--forward", "-1"], "--forward"),
         (["gpipe", "--format", "gif"], "gif"),
         (["gpipe", "--format", "png"], "--format = 'png': needs a file"),
-        (["gpipe", "--messages"], "--messages = True: needs an SVG picture: give --out FILE.svg"),
+        (["gpipe", "--messages"], "--messages = True: needs a picture: give --out FILE.svg, .png or .pdf"),
+        (["gpipe", "--width", "8"], "--width = 8.0: needs a picture: give --out FILE.svg, .png or .pdf"),
+        (["gpipe", "--width", "1", "--out", "a.svg"], "--width = 1.0: 5 to 150 centimetres"),
+        (["gpipe", "--width", "nan", "--out", "a.svg"], "--width = nan: 5 to 150 centimetres"),
         (["gpipe", "--format", "pdf"], "--format = 'pdf': needs a file"),
         (
             ["gpipe", "--out", "a.gif"],

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hybridnn.cost.cost_plots import draw_scaling
+from hybridnn.cost.cost_plots import SHARE_COLORS, draw_scaling
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.prediction.predict import predict
@@ -28,8 +28,9 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.utils.figures import figure_bytes
+from hybridnn.utils.figures import COLORS, figure_bytes
 from reference.machines import make_machine
+from reference.pictures import least_points
 
 WORKLOAD = Workload(MLP([16] * 9), samples=640, batch_size=64, optimizer=SGD(momentum=0.0))
 """Eight layers of 16 x 16 weights and a minibatch of 64 samples."""
@@ -292,6 +293,16 @@ def test_unknown_curve() -> None:
         scaling_curve(WORKLOAD, Layout(((2, 1),), (8,)), plain_machine(), "wide", 1)
 
 
-def test_plot_is_a_png() -> None:
-    points = tuple(ScalingPoint(ranks, 64, 1 / ranks, ranks, 1.0, 0.25, 0.25) for ranks in (1, 2, 4))
-    assert figure_bytes(draw_scaling(ScalingCurve("strong", points), "title"), "png").startswith(b"\x89PNG\r\n")
+def test_plot_of_a_curve() -> None:
+    points = tuple(ScalingPoint(ranks, 64, 1 / ranks, ranks / 2, 0.5, 0.25, 0.125) for ranks in (1, 2, 4))
+    figure = draw_scaling(ScalingCurve("strong", points), "a title that is long enough for two lines " * 2)
+    speed_up, efficiency, shares = figure.axes
+    lines = {line.get_label(): line.get_ydata().tolist() for line in speed_up.get_lines()}
+    assert lines == {"ideal": [1, 2, 4], "simulated": [0.5, 1, 2]}
+    assert efficiency.get_lines()[1].get_ydata().tolist() == [0.5] * 3
+    assert [bars[0].get_height() for bars in shares.containers] == [0.625, 0.25, 0.125]
+    assert set(SHARE_COLORS.values()) <= set(COLORS)
+    assert least_points(figure) >= 6
+    assert speed_up.yaxis.get_major_formatter()(0.5) == "1/2"
+    for kind, beginning in (("png", b"\x89PNG\r\n"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
+        assert figure_bytes(figure, kind).startswith(beginning)

@@ -17,7 +17,7 @@ from hybridnn.cost.simulation import (
 )
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
-from hybridnn.pipeline.drawing.svg import svg_text
+from hybridnn.pipeline.drawing.picture import svg_text
 from hybridnn.pipeline.drawing.text import text_lines
 from hybridnn.pipeline.layout import Layout
 from reference.machines import make_machine

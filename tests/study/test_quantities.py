@@ -22,7 +22,9 @@ from hybridnn.study.quantities import (
     relative_error,
 )
 from hybridnn.study.report_plots import draw_run_check, draw_runs_check
+from hybridnn.utils.figures import figure_bytes
 from reference.finished_runs import measured_line, prediction_line, write_run
+from reference.pictures import least_points
 
 
 def test_figures_of_a_run_without_a_prediction(tmp_path: Path) -> None:
@@ -172,7 +174,11 @@ def test_bars_are_pictures(tmp_path: Path) -> None:
     bare = read_run(write_run(tmp_path / "b"))
     pictures = [draw_run_check(run, figures_of(run)), draw_runs_check([figures_of(run), figures_of(bare)])]
     for picture in pictures:
-        assert imread(BytesIO(picture)).std() > 0
+        assert imread(BytesIO(figure_bytes(picture, "png"))).std() > 0
+        assert least_points(picture) >= 6
+    step = [patch.get_width() for patch in pictures[0].axes[0].patches]
+    assert 1e3 * figures_of(run).seconds_per_step in step
+    assert 250.0 in step
 
 
 LARGE, SMALL = 1e9, 1e6

@@ -1,4 +1,4 @@
-"""Drawing of a schedule: boxes on a time axis, which the text, SVG and PNG renderers draw.
+"""Drawing of a schedule: boxes on a time axis, which become text or a picture.
 
 A `Drawing` is independent of schedules and MPI, so that measured runs are drawn like planned ones. Boxes have the
 number of their minibatch, or of their microbatch, from 1 as in Figures 2-5 of Kang 2019; forward is blue and backward
@@ -103,8 +103,9 @@ class Drawing:
     makespan: float  # end of the time axis, which begins at 0
     numbering: str = ""  # meaning of the numbers on the boxes, for the legend
     unit: str = ""  # unit of time, for example ``"ms"``; empty for planned schedules
-    arrows: tuple[Arrow, ...] = ()  # drawn in SVG only
-    versions: str = ""  # meaning of the versions on the boxes, for the legend; drawn in SVG and PNG only
+    arrows: tuple[Arrow, ...] = ()  # not drawn in text
+    versions: str = ""  # meaning of the versions on the boxes, for the legend; not drawn in text
+    slot: float = 0.0  # time that is equally wide in all pictures, a stage's forward pass; 0 if it is not planned
 
     @property
     def axis_label(self) -> str:
@@ -147,18 +148,19 @@ def numbering_of(schedule: Schedule) -> Numbering:
     return Numbering(schedule.minibatches > 1 or not is_split, is_split, schedule.chunks > 1)
 
 
-def draw_timeline(timeline: Timeline) -> Drawing:
+def draw_timeline(timeline: Timeline, *, versions: bool = False) -> Drawing:
     """Draw the computations of a simulated schedule; messages show as the idle time that they cause.
 
-    Computations that take no time have no box. Where weights are stale, boxes show the version that they read.
+    Computations that take no time have no box. Where weights are stale, or with `versions`, boxes show the version that
+    they read.
     """
     schedule = timeline.schedule
     numbering = numbering_of(schedule)
-    is_stale = any(_is_stale(item) for items in timeline.stages for item in items)
+    versions = versions or any(_is_stale(item) for items in timeline.stages for item in items)
 
     def box(stage: int, item: TimedInstruction) -> Box:
         label, detail = numbering.label(item.instruction), _detail(schedule, stage, item)
-        version = version_text(item.read) if is_stale and item.read is not None else ""
+        version = version_text(item.read) if versions and item.read is not None else ""
         return Box(item.start, item.end, label, item.instruction.name, item.instruction.minibatch, detail, version)
 
     rows = tuple(
@@ -170,10 +172,13 @@ def draw_timeline(timeline: Timeline) -> Drawing:
         )
         for stage, items in enumerate(timeline.stages)
     )
-    legend = ["v2: weights after 2 updates"] * is_stale
+    legend = ["v2: weights after 2 updates"] * versions
     if any("+" in box.version for row in rows for box in row.boxes):
         legend.append("v2+1: predicted 1 update ahead")
-    return Drawing(_title(schedule), rows, timeline.makespan, numbering.legend, versions="; ".join(legend))
+    passes = (item for items in timeline.stages for item in items if item.instruction.name == "forward")
+    slot = schedule.chunks * max((item.end - item.start for item in passes), default=0.0)
+    text = "; ".join(legend)
+    return Drawing(_title(schedule), rows, timeline.makespan, numbering.legend, versions=text, slot=slot)
 
 
 def _is_stale(item: TimedInstruction) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil, log2
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.calibration.fit import LARGE_BYTES, fit_collective, fit_linear, fit_operations, fit_segments
 from hybridnn.cost.cost_plots import draw_fits
 from hybridnn.cost.machine import Segment
-from hybridnn.errors import EnvironmentProblem
+from reference.pictures import least_points
 
 EAGER, RENDEZVOUS, LARGE = (4096.0, 2e-6, 1e-9), (1e6, 8e-6, 2e-10), (None, 2e-5, 4e-10)
 
@@ -244,10 +243,14 @@ def test_no_samples_give_no_fits() -> None:
     assert fit_operations([]) == ()
 
 
-def test_the_plot_is_a_png_or_an_error(tmp_path: Path) -> None:
+def test_the_plot_explains_lines_and_samples() -> None:
     made = [*samples("send", 1e-6, 1e-9), *samples("allreduce", 9e-6, 1e-9, 4, spans_nodes=True)]
     fits = fit_operations([*made, TimedCase("barrier", 2, False, 0, 3e-6, False)])
-    draw_fits(fits, tmp_path / "fit.png")
-    assert (tmp_path / "fit.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(EnvironmentProblem, match=r"no/fit\.png cannot be written"):
-        draw_fits(fits, tmp_path / "no" / "fit.png")
+    figure = draw_fits(fits)
+    entries = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert entries == ["2 ranks", "4 ranks, several nodes", "sizes of the fit", "held-out sizes"]
+    assert [axes.get_title() for axes in figure.axes] == ["message, one way", "all-reduce"]
+    for axes, fit in zip(figure.axes, fits, strict=False):
+        hollow = [x for line in axes.lines if line.get_markerfacecolor() == "none" for x in line.get_xdata()]
+        assert hollow == [sample.nbytes for sample in fit.samples if sample.held_out]
+    assert least_points(figure) >= 6

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -47,14 +47,24 @@ AT_BARRIER = """() => [...document.querySelectorAll(".stage")].filter((card) =>
 LEAST_CONTRAST = 4.5  # of text, Web Content Accessibility Guidelines 2.2, criterion 1.4.3
 
 
+def cannot_run(reason: str) -> NoReturn:
+    """Skip the tests, or fail where `.ci/browser` has found a browser."""
+    if os.environ.get("HYBRIDNN_TEST_BROWSER") == "required":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Return a Chromium of this machine, or the one that Playwright has installed."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    with sync_api.sync_playwright() as playwright:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        cannot_run("needs playwright")
+    with sync_playwright() as playwright:
         found = next(filter(None, map(shutil.which, PROGRAMS)), playwright.chromium.executable_path)
         if not Path(found).exists():
-            pytest.skip("no browser: install chromium")
+            cannot_run("no browser: install chromium")
         # Chromium refuses root, unless without its sandbox; the pages are ours.
         launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"] if os.geteuid() == 0 else [])
         yield launched
@@ -382,3 +392,12 @@ def test_a_title_is_text(browser: Browser, tmp_path: Path) -> None:
     assert page.locator("h1").inner_text() == title
     assert page.locator("img:not([alt])").count() == 0
     page.close()
+
+
+def test_without_a_browser_the_tests_are_skipped_unless_one_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYBRIDNN_TEST_BROWSER", "")
+    with pytest.raises(pytest.skip.Exception, match="no browser"):
+        cannot_run("no browser")
+    monkeypatch.setenv("HYBRIDNN_TEST_BROWSER", "required")
+    with pytest.raises(pytest.fail.Exception, match="no browser"):
+        cannot_run("no browser")

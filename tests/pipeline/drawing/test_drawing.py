@@ -1,4 +1,4 @@
-"""Drawings of schedules as text, SVG and PNG."""
+"""Drawings of schedules as text and pictures."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from matplotlib.image import imread
 from hybridnn import schedule
 from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
 from hybridnn.pipeline.drawing.drawing import KINDS, Box, Drawing, Row, axis_ticks, draw_timeline
-from hybridnn.pipeline.drawing.figure import picture_bytes
-from hybridnn.pipeline.drawing.svg import svg_text
+from hybridnn.pipeline.drawing.picture import picture_bytes, svg_text
 from hybridnn.pipeline.drawing.text import text_lines
 from hybridnn.pipeline.schedules.methods import make_schedule
+from reference.colors import contrast, lightness
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -250,24 +250,12 @@ def test_png_of_a_large_schedule_keeps_its_size() -> None:
     assert width < 10_000
 
 
-def lightness(color: str) -> float:
-    """CIE L* of a colour, from 0 to 100."""
-    return 116 * luminance(color) ** (1 / 3) - 16
-
-
-def luminance(color: str) -> float:
-    channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
-    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 def test_colours_differ_in_lightness_and_labels_are_readable() -> None:
     computations = [kind for kind in KINDS.values() if kind.computes]
     for one, other in combinations(computations, 2):
         assert abs(lightness(one.fill) - lightness(other.fill)) > 5, (one.name, other.name)
     for kind in KINDS.values():
-        lighter, darker = sorted((luminance(kind.fill), luminance(kind.ink)), reverse=True)
-        assert (lighter + 0.05) / (darker + 0.05) > 4.5, kind.name
+        assert contrast(kind.ink, kind.fill) > 4.5, kind.name
     assert len({kind.letter for kind in KINDS.values()}) == len(KINDS)
 
 
@@ -282,12 +270,6 @@ def test_ticks_are_few_round_and_on_the_axis(end: float, most: int) -> None:
         assert digits in "125"
         assert times[1] == pytest.approx(float(f"{times[1]:.0e}"))
     assert [label for _, label in axis_ticks(10, 6)] == ["0", "2", "4", "6", "8", "10"]
-
-
-def contrast(one: str, other: str) -> float:
-    """Contrast ratio by WCAG 2.2."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_text_has_contrast_on_light_and_dark_pages() -> None:
@@ -321,7 +303,8 @@ def test_arrows_lead_from_the_end_of_a_pass_to_the_pass_that_uses_it(method: str
         for (step, stage, part), (_, end) in times.items()
         if 0 <= stage + step < 3
     }
-    drawing = made.drawing_with_messages
+    drawing = made.drawn(messages=True)
     assert {(arrow.source, arrow.target, arrow.start, arrow.end) for arrow in drawing.arrows} == expected
     assert svg_text(drawing).count("<polygon") == len(expected)
+    assert picture_bytes(drawing, "pdf") != picture_bytes(made.drawing, "pdf")
     assert made.drawing.arrows == ()

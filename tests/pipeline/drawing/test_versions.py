@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hybridnn.pipeline.drawing.figure import picture_bytes
-from hybridnn.pipeline.drawing.svg import svg_text
+from hybridnn.pipeline.drawing.picture import picture_bytes, svg_text
 from hybridnn.pipeline.timelines import schedule
 
 STAGES, MINIBATCHES = 4, 7
