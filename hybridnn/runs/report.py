@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -96,6 +97,8 @@ class RunReport:
             folder.append(self._predicted)
         if self._settings.output.tensorboard:
             self._tensorboard = TensorBoardLog(folder.path, self._data.evaluated[0])
+        for text in self._data.warnings:
+            print(f"Warning: {text}", file=sys.stderr, flush=True)
         self._view.on_header(header)
         if resumed is not None:
             self._view.on_resume(resumed)
