@@ -88,6 +88,8 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
 
 
 def _read_csv(called: str, file: io.BufferedReader, decimal: str) -> DataFrame:
+    import pandas
+
     # utf-8-sig: spreadsheets write a byte-order mark
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         header = _header_record(called, text)
@@ -107,7 +109,8 @@ def _read_csv(called: str, file: io.BufferedReader, decimal: str) -> DataFrame:
         raise DataError(
             f"{called}: the first row has {table.shape[1]} cells, the header line has {len(names)} ({which})"
         )
-    return table.set_axis(names, axis=1)
+    table.columns = pandas.Index(names, dtype=object)  # `set_axis` would copy a million columns one by one
+    return table
 
 
 def _header_record(called: str, text: io.TextIOWrapper) -> str:

@@ -213,13 +213,15 @@ def test_task_of_arrays_and_of_several_targets(run_hybridnn: Run, table: Callabl
     assert "regression: y_train is float32" in run_hybridnn("train", "--file", "num.npz", *SMALL)[1]
 
 
-def test_very_wide_table_is_trained_on_and_used(run_hybridnn: Run) -> None:
-    columns = 100_000
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("columns", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_very_wide_table_is_trained_on_and_used(run_hybridnn: Run, columns: int) -> None:
     rows = [",".join(f"column {number}" for number in range(columns)) + ",churn"]
     rows += ["1," * columns + "0", "2," * columns + "1", "3," * columns + "0"]
     Path("wide.csv").write_text("\n".join(rows))
     small = ("--hidden", "2", "--epochs", "1", "-q", "--out", "run")
     assert run_hybridnn("train", "--file", "wide.csv", *CHURN, *small)[0] == 0
+    assert records_of("run")[0]["sizes"] == [columns, 2, 2]
     assert run_hybridnn("predict", "run", "wide.csv")[::2] == (0, "")
     assert len(Path("predictions.csv").read_text().splitlines()) == 4
 
