@@ -295,7 +295,8 @@ def _matrix(frame: DataFrame, columns: Sequence[str]) -> Floats:
         return few
     # pandas selects columns one by one, and NumPy a million at once.
     values: Floats = frame.to_numpy(np.float64, na_value=np.nan)
-    return np.take(values, frame.columns.get_indexer(list(columns)), axis=1)
+    chosen: Floats = np.take(values, frame.columns.get_indexer(list(columns)), axis=1)
+    return chosen
 
 
 def _factorized(column: Series[Any], called: str) -> tuple[NDArray[np.int64], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from html import escape
+from importlib import import_module
 from shutil import get_terminal_size
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -80,9 +81,8 @@ class ProgressBar(Callback):
 
     def _display(self, bundle: dict[str, str]) -> None:
         """Show the bar below the cell, or update it there."""
-        from IPython.display import display
-
         if self._handle is None:
+            display: Any = import_module("IPython.display").display  # which has no types
             self._handle = display(bundle, raw=True, display_id=True)
         else:
             self._handle.update(bundle, raw=True)
