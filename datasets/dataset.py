@@ -29,6 +29,8 @@ class Dataset:
         Property of a user's data from which the task follows.
     encoding : TableEncoding, optional
         How the columns of a table became inputs and targets.
+    warnings : tuple of str
+        What is probably not as the user meant it, one line each.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Dataset:
     ignored: tuple[str, ...] = ()
     task_reason: str = ""
     encoding: TableEncoding | None = None
+    warnings: tuple[str, ...] = ()
 
     def class_name(self, label: int) -> str:
         """Name of the class with this label: its text in a table, else the label itself."""

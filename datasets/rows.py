@@ -209,6 +209,12 @@ def class_count(rows: ArrayRows) -> int:
     return int(rows.y.max()) + 1
 
 
+def constant_targets(y: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each target, or the label, has one value in all samples; never for a single sample."""
+    constant: NDArray[np.bool_] = np.atleast_1d((y == y[:1]).all(axis=0))
+    return constant & (len(y) > 1)
+
+
 def _labels(targets: NDArray[Any], name: str, classes: int | None) -> NDArray[np.int64]:
     if targets.dtype.kind == "f":
         raise DataError(f"{name} is {targets.dtype}: classification needs integer labels")

@@ -158,18 +158,18 @@ class TableEncoding:
 
     def _inputs(self, table: DataFrame, called: str) -> Floats:
         """Inputs, shape (rows, features), with NaN for missing values."""
-        frame = table[list(self.columns)]
-        text = [name for name in _text_columns(frame) if name not in self.categories]
-        frame, text = _with_numbers(frame, text, NAMES_SHOWN + 1)
+        wanted = {*self.columns} - {*self.categories}
+        text = [name for name in _text_columns(table) if name in wanted]
+        frame, text = _with_numbers(table, text, NAMES_SHOWN + 1)
         if text:
             raise DataError(f"{called}: {_text_problem(frame, text)}; set {_WAYS['text']}")
         if not self.categories:
-            x = _matrix(frame)
+            x = _matrix(frame, self.columns)
         else:
             parts = [
                 _one_hot(frame[name], self.categories[name], f"{called}: column {name!r}")
                 if name in self.categories
-                else _matrix(frame[[name]])
+                else _matrix(frame, [name])
                 for name in self.columns
             ]
             x = np.concatenate(parts, axis=1)
@@ -288,9 +288,15 @@ def _as_numbers(column: Series[Any]) -> Series[Any]:
     return pandas.Series(np.nan, column.index, np.float64)
 
 
-def _matrix(frame: DataFrame) -> Floats:
+def _matrix(frame: DataFrame, columns: Sequence[str]) -> Floats:
+    """Some columns, which hold numbers, shape (rows, columns), with NaN for missing values."""
+    if 2 * len(columns) < frame.shape[1] or _text_columns(frame):
+        few: Floats = frame[list(columns)].to_numpy(np.float64, na_value=np.nan)
+        return few
+    # pandas selects columns one by one, and NumPy a million at once.
     values: Floats = frame.to_numpy(np.float64, na_value=np.nan)
-    return values
+    chosen: Floats = np.take(values, frame.columns.get_indexer(list(columns)), axis=1)
+    return chosen
 
 
 def _factorized(column: Series[Any], called: str) -> tuple[NDArray[np.int64], list[str]]:
@@ -386,7 +392,7 @@ def _fit_classes(table: DataFrame, called: str, targets: Sequence[str], task: Ta
     if len(targets) > 1:
         raise DataError(f"{called}: classification needs one target column, not {len(targets)}")
     name, about = targets[0], f"{called}: column {targets[0]!r}"
-    numbers = np.empty(0) if text else _matrix(frame)[:, 0]
+    numbers = np.empty(0) if text else _matrix(frame, targets)[:, 0]
     there = numbers[~np.isnan(numbers)]
     broken = there[there != np.rint(there)]
     if broken.size or table[name].dtype.kind == "f":
@@ -416,6 +422,6 @@ def _encoded_targets(table: DataFrame, names: Sequence[str], classes: Sequence[s
     frame, text = _with_numbers(table[list(names)], _text_columns(table[list(names)]))
     if text:
         raise DataError(f"{called}: regression needs numbers as targets; {_text_problem(frame, text)}")
-    targets = _matrix(frame)
+    targets = _matrix(frame, names)
     _require_finite(targets, names, called)
     return targets

@@ -52,7 +52,9 @@ def read_table(path: Path, decimal: str = ".") -> DataFrame:
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{called} is not a text file in UTF-8: {error}") from error
+        problem = f"byte {error.object[error.start]:#04x} ({error.reason})"
+        remedy = f"iconv -f latin1 -t utf-8 {called} > NEW.csv converts one in Latin-1"
+        raise DataError(f"{called} is not a text file in UTF-8: {problem}; {remedy}") from error
     except MemoryError:
         raise DataError(f"{called}: the table does not fit into the memory") from None
     return table
@@ -86,6 +88,8 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
 
 
 def _read_csv(called: str, file: io.BufferedReader, decimal: str) -> DataFrame:
+    import pandas
+
     # utf-8-sig: spreadsheets write a byte-order mark
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         header = _header_record(called, text)
@@ -105,7 +109,8 @@ def _read_csv(called: str, file: io.BufferedReader, decimal: str) -> DataFrame:
         raise DataError(
             f"{called}: the first row has {table.shape[1]} cells, the header line has {len(names)} ({which})"
         )
-    return table.set_axis(names, axis=1)
+    table.columns = pandas.Index(names, dtype=object)  # `set_axis` would copy a million columns one by one
+    return table
 
 
 def _header_record(called: str, text: io.TextIOWrapper) -> str:
@@ -178,11 +183,11 @@ def _require_names(called: str, names: Sequence[str]) -> None:
     if len(names) > 1 and "" in names:
         column = names.index("")
         why = PANDAS_INDEX if column == 0 else "every column needs one"
-        raise DataError(f"{called}: column {column + 1} of the header line has no name ({why})")
+        raise DataError(f"{called}: column {column + 1} has no name ({why})")
     doubled = sorted(name for name, times in Counter(names).items() if times > 1)
     if doubled:
         quoted = column_list([repr(name) for name in doubled])
-        raise DataError(f"{called}: the header line names {quoted} more than once")
+        raise DataError(f"{called}: several columns are named {quoted}")
 
 
 def require_columns(called: str, table: Any, wanted: Sequence[str], what: str) -> None:

@@ -15,8 +15,8 @@ from hybridnn.utils.files import open_regular, read_npz
 from hybridnn.utils.text import shown_path
 
 from .dataset import Dataset
-from .rows import ArrayRows, Task, as_rows, class_count
-from .table_encoding import TableEncoding, TableOptions, fit_encoding
+from .rows import ArrayRows, Task, as_rows, class_count, constant_targets
+from .table_encoding import FEW_CLASSES, TableEncoding, TableOptions, fit_encoding
 from .table_file import NAMES_SHOWN, column_list, named_frame, read_table, require_columns
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TABLES = (".csv", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
-ENDINGS = "must end in .npz, .csv or .parquet"
+ENDINGS = "the name of the file must end in .npz, .csv or .parquet"
 
 LOSS_DECIDES = "by the loss, mse"
 
@@ -165,6 +165,7 @@ def _dataset_from_table(
     x, y, dropped = encoding.encode(table, called, targets=targets)
     used = {*encoding.columns, *targets, *options.drop_columns}
     outputs = len(encoding.classes) or len(targets)
+    is_guessed = task is None and not is_fitted and not encoding.classes
     return Dataset(
         name,
         "classification" if encoding.classes else "regression",
@@ -176,7 +177,19 @@ def _dataset_from_table(
         ignored=tuple(column for column in table.columns if column not in used),
         task_reason=_reason(table, encoding, targets, task, dropped),
         encoding=encoding,
+        warnings=_label_warnings(called, targets[0], y, "set model.loss to cross_entropy") if is_guessed else (),
     )
+
+
+def _label_warnings(called: str, name: str, y: NDArray[Any] | None, remedy: str) -> tuple[str, ...]:
+    """Warning of a regression target that has few values, all of them whole numbers, as labels have."""
+    if y is None or y.shape[1] > 1 or (y != np.rint(y)).any():
+        return ()
+    values = np.unique(y)
+    if len(values) > min(FEW_CLASSES, len(y) // 2):
+        return ()
+    shown = column_list([f"{value:.0f}" for value in values])
+    return (f"{called}: {name} has the values {shown} with decimal points: a regression; {remedy} if they are labels",)
 
 
 def _table_rows(
@@ -185,12 +198,10 @@ def _table_rows(
     """Samples of an encoded table, with targets; a constant target is refused if `checks_targets`."""
     if y is None or not len(x):
         raise DataError(f"{called}: no line of data after the header line")
-    if checks_targets and len(y) > 1:
-        constant = (y == y[:1]).all(axis=0)
-        if constant.any():
-            column = int(np.argmax(constant))
-            value = "has one value only" if y.ndim == 1 else f"is {y[0, column]:g} in every row"
-            raise DataError(f"{called}: target {targets[column]!r} {value}: there is nothing to learn")
+    if checks_targets and (constant := constant_targets(y)).any():
+        column = int(np.argmax(constant))
+        value = "has one value only" if y.ndim == 1 else f"is {y[0, column]:g} in every row"
+        raise DataError(f"{called}: target {targets[column]!r} {value}: there is nothing to learn")
     return ArrayRows(x, y)
 
 
@@ -256,8 +267,14 @@ def _rows(path: Path, x: NDArray[Any], y: NDArray[Any], task: Task | None, **kno
 
 def _dataset(path: Path, train: ArrayRows, test: ArrayRows | None, why_regression: str) -> Dataset:
     if train.targets_shape:
+        if constant_targets(train.y).all():
+            raise DataError(f"{path}: y_train is the same in every row: there is nothing to learn")
         outputs, why = train.targets_shape[0], f"regression: {why_regression}"
-        return Dataset(path.name, "regression", train.features, outputs, train, test, task_reason=why)
+        is_guessed = why_regression != LOSS_DECIDES
+        warnings = _label_warnings(str(path), "y_train", train.y, "store integers") if is_guessed else ()
+        return Dataset(
+            path.name, "regression", train.features, outputs, train, test, task_reason=why, warnings=warnings
+        )
     classes = class_count(train)
     if classes > train.samples:
         raise DataError(f"{path}: label {classes - 1} among {train.samples} samples; {_label_hint()}")

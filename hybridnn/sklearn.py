@@ -9,17 +9,20 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.errors import EnvironmentProblem
+from hybridnn.comm.agreement import agree
+from hybridnn.datasets import ArrayRows
+from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.in_process import run_ranks
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer, RMSprop
-from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.training.callbacks import EarlyStopping
 from hybridnn.training.config import Pipelining
 from hybridnn.training.trainer import Trainer
@@ -113,7 +116,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self.microbatches = microbatches
 
     @abstractmethod
-    def _encoded(self, y: Array, classes: Any = None) -> Array:
+    def _encoded(self, y: Array) -> Array:
         """Targets as the network takes them; sets what `predict` needs to know of them."""
 
     @property
@@ -135,12 +138,11 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         ------
         ValueError
             If the data cannot be used.
-        SettingError, DataError, GridError
-            As `Trainer`.
+        HybridnnError
+            As `Trainer`; under a launcher also if the data of another rank cannot be used, or are not the same.
         """
-        X, y = self._validated(X, y, reset=True)
+        X, y = self._prepared(X, y, self._encoded, is_first=True)
         self._drop_trainer()
-        y = self._encoded(y)
         seed = self._seed()
         validation = None
         if self.early_stopping:
@@ -154,16 +156,33 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             self._warn_of_convergence()
         return self
 
-    def _partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def _partial_fit(self, X: Any, y: Any, encode_first: Callable[[Array], Array]) -> Self:
         is_first = not hasattr(self, "weights_")
-        X, y = self._validated(X, y, reset=is_first)
-        y = self._encoded(y, classes) if is_first else self._encoded_again(y)
+        X, y = self._prepared(X, y, encode_first if is_first else self._encoded_again, is_first=is_first)
         seed = self._seed() if is_first else 0
         self._keep(self._train(X, y, seed, 1, None, is_first=is_first), reset=is_first)
         return self
 
     def _encoded_again(self, y: Array) -> Array:
         return y
+
+    def _prepared(self, X: Any, y: Any, encode: Callable[[Array], Array], *, is_first: bool) -> tuple[Array, Array]:
+        """Validated samples and encoded targets; under a launcher, the same on every rank, or an error on all."""
+
+        def prepare() -> tuple[Array, Array]:
+            samples, targets = self._validated(X, y, reset=is_first)
+            return samples, encode(targets)
+
+        if self.ranks is not None or (world := all_ranks_group()).size == 1:
+            return prepare()
+        from hybridnn.training.rank_comparison import require_same_rows
+
+        samples, targets = agree(world, prepare, errors=(HybridnnError, TypeError, ValueError))
+        rows, dtype = ArrayRows(samples, targets), samples.dtype
+        about = {"element type": dtype.name, "fitted before": "no" if is_first else "yes"}
+        about["classes"] = ", ".join(map(str, getattr(self, "classes_", ())))
+        require_same_rows(world, "training data", rows, dtype, complete=True, about=about)
+        return samples, targets
 
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
         require_whole("max_iter", self.max_iter, 1)
@@ -370,21 +389,23 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
 
     _score_of_epochs = "test_accuracy"
 
-    def _encoded(self, y: Array, classes: Any = None) -> Array:
+    def _encoded(self, y: Array) -> Array:
         check_classification_targets(y)
-        y = column_or_1d(y, warn=True)
+        self.classes_, labels = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+        return np.asarray(labels, np.int64)
+
+    def _encoded_among(self, y: Array, classes: Any) -> Array:
         if classes is None:
-            self.classes_, labels = np.unique(y, return_inverse=True)
-            return np.asarray(labels, np.int64)
+            raise ValueError("classes must be passed on the first call to partial_fit")
         self.classes_ = np.unique(classes)
         return self._encoded_again(y)
 
     def _encoded_again(self, y: Array) -> Array:
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
-        unknown = np.setdiff1d(y, self.classes_)
-        if len(unknown):
-            raise ValueError(f"y has the class {unknown[0]!r}, which is not among classes: {list(self.classes_)}")
+        unknown = np.setdiff1d(y, self.classes_).tolist()
+        if unknown:
+            raise ValueError(f"y has the class {unknown[0]!r}, which is not among classes: {self.classes_.tolist()}")
         return np.searchsorted(self.classes_, y).astype(np.int64)
 
     @property
@@ -408,9 +429,7 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         ValueError
             If the data cannot be used, have other classes, or the first call has no `classes`.
         """
-        if not hasattr(self, "weights_") and classes is None:
-            raise ValueError("classes must be passed on the first call to partial_fit")
-        return self._partial_fit(X, y, classes)
+        return self._partial_fit(X, y, partial(self._encoded_among, classes=classes))
 
     def predict(self, X: Any) -> Array:
         """Class of every sample, shape (samples,)."""
@@ -448,7 +467,7 @@ class MLPRegressor(RegressorMixin, _MLP):  # type: ignore[misc]
     True
     """
 
-    def _encoded(self, y: Array, classes: Any = None) -> Array:
+    def _encoded(self, y: Array) -> Array:
         y = np.asarray(y, np.float64)
         self._is_single = y.ndim == 1
         self.n_outputs_ = 1 if self._is_single else y.shape[1]
@@ -466,7 +485,7 @@ class MLPRegressor(RegressorMixin, _MLP):  # type: ignore[misc]
 
     def partial_fit(self, X: Any, y: Any) -> Self:
         """Train for one epoch on some samples, from the weights so far; see `MLPClassifier.partial_fit`."""
-        return self._partial_fit(X, y)
+        return self._partial_fit(X, y, self._encoded)
 
     def predict(self, X: Any) -> Array:
         """Outputs for every sample, shape (samples,), or (samples, outputs) if the targets had two axes."""

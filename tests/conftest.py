@@ -63,7 +63,7 @@ def unpacked(pytestconfig: pytest.Config) -> Path:
     The folder is kept, because decompressing takes ten seconds; the script writes only missing or damaged files.
     """
     if not (OFFICIAL_DATA / "unpack.py").is_file():
-        pytest.skip(f"the official data files are not in {OFFICIAL_DATA}")
+        pytest.skip("needs the official files of airfoil, MNIST and CIFAR-10, which are not part of the checkout")
     folder = pytestconfig.cache.mkdir("official-data")
     with open(folder.parent / "official-data.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several processes may run tests

@@ -222,3 +222,7 @@ def test_all_supported_versions_of_python_are_in_the_matrix() -> None:
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
     assert tuple(re.findall(r'Python :: (3\.\d+)"', setup)) == pythons
     assert f'python_requires=">={pythons[0]}"' in setup
+    yaml = pytest.importorskip("yaml")
+    versions = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]["versions"]
+    assert tuple(versions["strategy"]["matrix"]["python"]) == pythons
+    assert "nox --python ${{ matrix.python }}" in [step.get("run") for step in versions["steps"]]

@@ -15,9 +15,6 @@ from hybridnn.errors import SettingError
 if TYPE_CHECKING:
     from hybridnn.runs.run_files import RunRecord
 
-SEPARATE = frozenset({"output"})
-"""Sections of settings that do not change a training."""
-
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Two run folders or more.", metavar="RUN...")],
@@ -25,12 +22,13 @@ def compare(
 ) -> None:
     """List the settings in which runs differ, with their losses, accuracies and times."""
     from hybridnn.runs.run_files import read_run
+    from hybridnn.utils.settings_models import by_dotted_name
 
     if len(folders) < 2:
         raise SettingError("RUN...", str(folders[0]), "two run folders or more")
     with first_rank_alone():
         runs = [read_run(folder) for folder in folders]
-        settings = [_flat(run.settings.model_dump(mode="json")) for run in runs]
+        settings = [by_dotted_name(run.settings.model_dump(exclude={"output"})) for run in runs]
         names = [name for name in dict.fromkeys(name for one in settings for name in one) if _differ(settings, name)]
         results = [_results(run) for run in runs]
         if output_format is Format.json:
@@ -47,17 +45,6 @@ def compare(
         rows += [(name.replace("_", " "), *(_text(result[name]) for result in results)) for name in results[0]]
         rows = [row for row in rows if any(cell != MISSING for cell in row[1:])]
         make_console().print(new_table(("",), tuple(str(run.folder) for run in runs), rows, wraps=True))
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their names in ``--set``, without those of the output."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= {} if prefix + name in SEPARATE else _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def _differ(settings: list[dict[str, Any]], name: str) -> bool:
@@ -90,4 +77,4 @@ def _text(value: object) -> str:
         return MISSING
     if isinstance(value, float):
         return f"{value:.4g}"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hybridnn.pipeline.drawing.drawing import Drawing
 
 
+NOTEBOOK = "JPY_PARENT_PID"  # environment variable that Jupyter sets for its kernels
 BINARY = (PictureFormat.png, PictureFormat.pdf)  # formats that cannot be printed
 PLAIN_WIDTH = 100
 UNKNOWN_TERMINAL_WIDTH = 80
@@ -44,10 +45,12 @@ def make_console(stream: TextIO | None = None) -> Console:
 def terminal_width(stream: TextIO) -> int | None:
     """Columns of the terminal that shows `stream`, or None if its output goes elsewhere.
 
+    A notebook gives the commands of its cells a pseudo-terminal, and shows each update of a line as a new one.
+
     Open MPI 5 gives every rank a pseudo-terminal without a size, even where the output of mpirun itself goes to a file;
     then the width is that of the parent process.
     """
-    if not stream.isatty():
+    if not stream.isatty() or NOTEBOOK in os.environ:
         return None
     columns = os.get_terminal_size(stream.fileno()).columns
     if columns == 0 and launch_rank() is not None:

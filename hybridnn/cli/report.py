@@ -82,7 +82,7 @@ def stall(run: RunFolder, output_format: OutputFormat = Format.text) -> None:
         if output_format is Format.json:
             write_json(_stall_facts(record))
         elif record is None:
-            print(f"{run}: no rank of this run noted that it stood still")
+            print(f"{run}: no stall was recorded in this run")
         else:
             print(stall_report(record, run / FOLDER))
 

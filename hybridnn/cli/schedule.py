@@ -58,7 +58,7 @@ def schedule(
     stages: Annotated[int, count("Ranks along the pipeline.")] = 4,
     minibatches: Annotated[
         int | None,
-        count("Minibatches until the pipeline is empty; by default twice the stages, and 1 with microbatches."),
+        count("Minibatches of the schedule; by default 1 if the method splits them, else twice the stages."),
     ] = None,
     microbatches: Annotated[
         int | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -111,6 +112,7 @@ def run(
 
     study = load_study(file, reduced=reduced)
 
+    from hybridnn.comm.launcher import in_job
     from hybridnn.study.prices import require_own_processor
     from hybridnn.study.runner import default_folder, plan_study, run_study
     from hybridnn.study.study_folder import FAILURES
@@ -121,7 +123,8 @@ def run(
         return
     if launcher is None:  # which may place the ranks on other nodes
         require_own_processor(study)
-    with _StudyProgress(planned) as view:
+    on_this_node = launcher is None and not study.in_process and not in_job(os.environ)
+    with _StudyProgress(planned, on_this_node=on_this_node) as view:
         outcomes = run_study(planned, view, limit=limit, jobs=jobs)
         view.summarize(outcomes)
     if any(outcome.status in FAILURES for outcome in outcomes):
@@ -327,8 +330,8 @@ def _print_rows(rows: Sequence[Mapping[str, str]]) -> None:
 class _StudyProgress:
     """Callbacks of a study: a progress bar on a terminal, else a line for each cell."""
 
-    def __init__(self, run: StudyRun) -> None:
-        self._run = run
+    def __init__(self, run: StudyRun, *, on_this_node: bool) -> None:
+        self._run, self._on_this_node = run, on_this_node
         self._console = make_console()
         self._progress: Progress | None = None
         self._cells = self._done = 0
@@ -344,9 +347,13 @@ class _StudyProgress:
 
     def on_start(self, cells: int) -> None:
         """Print the number of cells to run, and start the bar."""
+        from hybridnn.study.hardware import planned_crowding
+
         self._cells = cells
         chosen, skipped = len(self._run.chosen), len(self._run.plan.skipped)
         self._print(f"{cells} of {chosen} cells to run, {skipped} skipped as impossible, in {self._run.folder.path}")
+        if cells and self._on_this_node and (crowded := planned_crowding(self._run.chosen, os.cpu_count() or 1)):
+            self._print(f"warning: {crowded}")
         if cells and self._console.is_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -384,7 +391,10 @@ class _StudyProgress:
         states = [folder.state(cell.id).status for cell in self._run.chosen]
         finished, diverged = states.count("finished"), states.count("diverged")
         text = f"{finished + diverged} of {len(states)} cells are finished"
-        self._print(text + (f", {diverged} of them diverged" if diverged else ""))
+        text += f", {diverged} of them diverged" if diverged else ""
+        if finished + diverged == len(self._run.plan.cells):
+            text += f"; {shlex.join(['hybridnn', 'study', 'report', str(folder.path)])} writes the report"
+        self._print(text)
         for outcome in outcomes:
             if outcome.status in FAILURES:
                 self._print(f"{outcome.status}: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")

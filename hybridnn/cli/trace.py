@@ -34,7 +34,7 @@ TITLES = ("computing", "transfer", "idle: data\nunder way", "idle: work\nnot don
 """Titles of the parts of a `Breakdown`."""
 
 EXPLANATION = """\
-transfer             begins to send and to receive, and collectives once all have come
+transfer             sends and receives that start, and collectives that all ranks have reached
 idle: data under way transfer-induced: what the rank waits for has been sent
 idle: work not done  imbalance-induced: it has not been computed, or other ranks have yet to come
 other                loading and copying, and what lies between the instructions"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,12 +77,25 @@ def _names(text: str) -> str:
     return json.dumps([name.strip() for name in text.split(",")], ensure_ascii=False)
 
 
+def _sizes(text: str) -> str:
+    """A list of sizes in TOML."""
+    inner = text.strip().removeprefix("[").removesuffix("]")
+    if re.fullmatch(r"[\s\d_,+-]*", inner) is None:
+        raise SettingError("model.hidden", text, "must be whole numbers with commas between them, such as 64,64")
+    return f"[{inner}]"
+
+
 def train(
     config: Config = None,
     overrides: Overrides = None,
     data: Annotated[
         Override,
-        _text_setting("data.name", "A data set of hybridnn data list", default="digits", names=dataset_names),
+        _text_setting(
+            "data.name",
+            "A data set: digits, airfoil, ethylene, mnist, fashion-mnist, cifar10 or synthetic",
+            default="digits",
+            names=dataset_names,
+        ),
     ] = None,
     file: Annotated[
         Override, _text_setting("data.file", "A .csv, .parquet or .npz file, in place of a data set", "PATH")
@@ -91,7 +105,7 @@ def train(
         _setting("data.targets", "Target columns of a table; required for one", "NAME,...", value=_names),
     ] = None,
     hidden: Annotated[
-        Override, _setting("model.hidden", "Widths of the hidden layers", "SIZES", "256,256", "[{}]".format)
+        Override, _setting("model.hidden", "Widths of the hidden layers", "SIZES", "256,256", _sizes)
     ] = None,
     epochs: Annotated[Override, _setting("training.epochs", "Passes over the training samples", default="10")] = None,
     batch_size: Annotated[
@@ -113,7 +127,8 @@ def train(
         Override,
         _text_setting(
             "parallel.method",
-            "Pipeline method, one of those that hybridnn schedule lists",
+            "Pipeline method: sequential, gpipe, 1f1b, interleaved, zb-h1, ddg, fr, pipedream, pipedream-2bw, vanilla "
+            "or spectrain",
             default="1f1b",
             names=method_names,
         ),

@@ -155,6 +155,7 @@ def header_table(header: RunHeader) -> Table:
         ("optimizer", header.optimizer),
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
         ("folder", header.folder),
+        ("cores", "; ".join(header.crowded)),
     ]
     return new_grid((name, value) for name, value in rows if value)
 

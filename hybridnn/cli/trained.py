@@ -195,7 +195,7 @@ def _make_grid(pipeline: int | None, batch: int | None, model: int | None) -> Pr
 def _require_result(name: str, path: Path, suffixes: Sequence[str], *, replace: bool) -> None:
     """Raise `SettingError` for a suffix that is not allowed, or where the file cannot be created."""
     if path.suffix not in suffixes:
-        raise SettingError(name, str(path), f"must end in {' or '.join(suffixes)}")
+        raise SettingError(name, str(path), f"the name of the file must end in {' or '.join(suffixes)}")
     require_new_file(name, path, replace=replace)
 
 

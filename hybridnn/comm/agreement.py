@@ -25,27 +25,38 @@ SHOWN_VALUES = 4  # different values of one name in a message
 SHOWN_CHARACTERS = 120  # length of a value in a message
 
 
-def agree(group: Group, action: Callable[[], Result], *, names_nodes: bool = False) -> Result:
-    """Run `action` on every rank of `group`; if any rank raises a `HybridnnError`, raise it on all. Collective.
+def agree(
+    group: Group,
+    action: Callable[[], Result],
+    *,
+    names_nodes: bool = False,
+    errors: type[Exception] | tuple[type[Exception], ...] = HybridnnError,
+) -> Result:
+    """Run `action` on every rank of `group`; if any rank raises one of the `errors`, raise on all. Collective.
 
     `action` must not communicate in a way that a failure would interrupt.
 
-    A failing rank raises its own error, the others a `HybridnnError` with the message of the lowest failing rank. With
-    `names_nodes`, messages begin with the nodes of the failing ranks, unless all nodes have one.
+    A failing rank raises its own error, the others a `HybridnnError` with the message of the lowest failing rank; of
+    an error of another library, the first line, which the number of that rank precedes. With `names_nodes`, messages
+    begin with the nodes of the failing ranks, unless all nodes have one.
     """
-    own_error: HybridnnError | None = None
+    own_error: Exception | None = None
     result: list[Result] = []
     try:
         result.append(action())
-    except HybridnnError as error:
+    except errors as error:
         own_error = error
     failing = lowest_rank(group, own_error is not None)
     if failing is None:
         return result[0]
     where = _nodes_where(group, own_error is not None) if names_nodes else ""
-    message = broadcast_text(group, "" if own_error is None else f"{where}{own_error}", failing)
+    message = f"{where}{own_error}"
+    if not isinstance(own_error, HybridnnError):
+        message = f"rank {group.rank}: {message}".partition("\n")[0]
+    message = broadcast_text(group, message, failing)
     if own_error is not None:
-        own_error.args = (f"{where}{own_error}",)
+        if where:
+            own_error.args = (f"{where}{own_error}",)
         raise own_error
     raise HybridnnError(message)
 

@@ -125,15 +125,15 @@ class RankLauncher:
             needed = mpirun_settings(as_root=False, oversubscribed=False, bound=True)
             needed |= {"SRUN_CPUS_PER_TASK": cores} if cores else {}
         else:
-            crowded, in_job = _is_crowded(ranks, environment), _in_job(environment)
-            bound = placement.binding is not None or not (crowded or in_job)
+            crowded = _is_crowded(ranks, environment)
+            bound = placement.binding is not None or not (crowded or in_job(environment))
             needed = mpirun_settings(as_root=os.geteuid() == 0, oversubscribed=crowded, bound=bound)
         return {name: value for name, value in needed.items() if name not in environment}
 
     def _mpirun_options(self, ranks: int, environment: Mapping[str, str], placement: Placement) -> list[str]:
         if placement.is_free and placement.threads == 1:
             return []
-        if (placement.nodes or 1) > 1 and not _in_job(environment):
+        if (placement.nodes or 1) > 1 and not in_job(environment):
             raise SettingError(
                 "nodes", placement.nodes, "needs a job of a batch system, a host file of mpirun, or a --launcher"
             )
@@ -144,14 +144,14 @@ class RankLauncher:
         return mpirun_options(family_of_program(self.prefix[0], environment), placement, crowded=crowded)
 
 
-def _in_job(environment: Mapping[str, str]) -> bool:
+def in_job(environment: Mapping[str, str]) -> bool:
     """Whether a batch system names the nodes."""
     return any(environment.get(name) for name in NODE_LISTS)
 
 
 def _is_crowded(ranks: int, environment: Mapping[str, str]) -> bool:
     """Whether there are more ranks than cores, outside of a job."""
-    return not _in_job(environment) and ranks > _physical_cores()
+    return not in_job(environment) and ranks > _physical_cores()
 
 
 def find_mpirun(environment: Mapping[str, str]) -> str | None:

@@ -183,14 +183,14 @@ def _busy_waiting(job: JobFacts) -> tuple[str, str]:
     library = job.library.lower()
     if "open mpi" in library:
         if job.environment.get("OMPI_MCA_mpi_yield_when_idle", "") not in NOT_SET:
-            return "and those that wait give it up (mpi_yield_when_idle)", ""
-        return "and those that wait may keep it busy", "; or export OMPI_MCA_mpi_yield_when_idle=1"
+            return "and waiting ranks yield their core (mpi_yield_when_idle)", ""
+        return "and waiting ranks may keep their core busy", "; or export OMPI_MCA_mpi_yield_when_idle=1"
     if job.environment.get("MPIR_CVAR_ENABLE_HEAVY_YIELD", "") not in NOT_SET:
-        return "and those that wait give it up (MPIR_CVAR_ENABLE_HEAVY_YIELD)", ""
+        return "and waiting ranks yield their core (MPIR_CVAR_ENABLE_HEAVY_YIELD)", ""
     if "mpich" in library:
         remedy = "; or export MPIR_CVAR_ENABLE_HEAVY_YIELD=1, with which each message takes longer"
-        return "and those that wait keep it busy", remedy
-    return "and those that wait may keep it busy", ""
+        return "and waiting ranks keep their core busy", remedy
+    return "and waiting ranks may keep their core busy", ""
 
 
 def check_threads(job: JobFacts) -> Finding:

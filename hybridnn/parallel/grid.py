@@ -293,7 +293,8 @@ def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tu
     for name, size in (("pipeline", pipeline), ("batch", batch), ("model", model)):
         if size is not None:
             require_whole(f"parallel.{name}", size, 1)
-    axes = f"pipeline {pipeline} x " * (pipeline > 1) + f"batch {'?' if batch is None else batch} x model {model}"
+    sizes = {"pipeline": pipeline if pipeline > 1 else None, "batch": batch, "model": model}
+    axes = " x ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
     if batch is None and ranks % (pipeline * model) == 0:
         batch = ranks // (pipeline * model)
     if batch is None or pipeline * batch * model != ranks:

@@ -56,6 +56,7 @@ class PlacedData:
     digest: str  # first bytes of the SHA-256 of all samples as loaded, in hexadecimal; empty for generated data
     encoding: TableEncoding | None = None  # on rank 0, of the columns of a table
     task_reason: str = ""  # on rank 0, what in a user's file decided the task
+    warnings: tuple[str, ...] = ()  # on rank 0, what in it is probably not as the user meant it
 
     @property
     def evaluated(self) -> tuple[str, Rows | None, int]:
@@ -128,7 +129,9 @@ def place_data(
         parts = [train, validation, test]
         sizes = train.samples, validation.samples, test.samples, train.features, data.outputs
         own_facts = _Facts(*sizes, int(bool(train.targets_shape)), int.from_bytes(digest, "big"))
-        return replace(data, task_reason=data.task_reason + _untrained_classes(data, train, test))
+        untrained = _untrained_classes(data, train, test)
+        warnings = (*data.warnings, *([f"{data.name}: {untrained}"] if untrained else []))
+        return replace(data, warnings=warnings)
 
     loaded = agree(grid.world, load_and_split, names_nodes=True)
     facts = _share_facts(own_facts, grid, is_local)
@@ -161,11 +164,12 @@ def place_data(
         "" if generated else f"{facts.digest:0{2 * DIGEST_BYTES}x}",
         None if described is None else described.encoding,
         "" if described is None else described.task_reason,
+        () if described is None else described.warnings,
     )
 
 
 def _untrained_classes(data: Dataset, train: Rows, test: Rows) -> str:
-    """Classes of a user's data that only test samples have, for the line that says the task; empty if none."""
+    """Classes of a user's data that only test samples have, as text; empty if none."""
     if not data.task_reason or data.task != "classification":
         return ""
     found = []
@@ -174,7 +178,7 @@ def _untrained_classes(data: Dataset, train: Rows, test: Rows) -> str:
         rows.take(np.arange(rows.samples), None, labels)
         found.append(np.unique(labels))
     names = [data.class_name(label) for label in np.setdiff1d(found[1], found[0]).tolist()]
-    return f"; no training sample, only test samples, of class {column_list(names)}" if names else ""
+    return f"no training sample, only test samples, of class {column_list(names)}" if names else ""
 
 
 def _share_facts(own: _Facts, grid: ProcessGrid, is_local: bool) -> _Facts:

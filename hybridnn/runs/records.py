@@ -10,6 +10,7 @@ from hybridnn.comm.hosts import Hosts
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.records import EpochRecord, Record
+from hybridnn.utils.text import counted
 
 
 def epochs_without_improvement(epochs: Sequence[EpochRecord]) -> int:
@@ -79,6 +80,21 @@ class RunHeader(Record):
     mean_staleness: float | None = None
     hosts: Hosts | None = None  # None in the record of an earlier version
     validation_samples: int = 0  # if not 0, epochs are evaluated on these, and the test samples once at the end
+
+    @property
+    def crowded(self) -> tuple[str, ...]:
+        """A sentence for each kind of node with fewer cores than its ranks have threads."""
+        if self.hosts is None or self.in_process:
+            return ()
+        cores = max(self.hosts.cores)  # which has equal numbers once
+        crowded = sorted({ranks for ranks in self.hosts.ranks if ranks * self.threads_per_rank > cores})
+        return tuple(crowding_text(ranks, self.threads_per_rank, cores) for ranks in crowded)
+
+
+def crowding_text(ranks: int, threads: int, cores: int) -> str:
+    """How ranks that have fewer cores than threads share them."""
+    shared = f"{counted(ranks, 'rank')} of {counted(threads, 'thread')} share {counted(cores, 'core')} of a node"
+    return f"{shared} and take turns: their times are no scaling"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +24,7 @@ from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary
 from hybridnn.runs.resume import Resumed
-from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS
+from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS, read_records
 from hybridnn.runs.tensorboard_log import TensorBoardLog
 from hybridnn.training.learning_curve import learning_curve
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
@@ -95,7 +96,10 @@ class RunReport:
         if self._predicted is not None:
             folder.append(self._predicted)
         if self._settings.output.tensorboard:
-            self._tensorboard = TensorBoardLog(folder.path, self._data.evaluated[0])
+            records = read_records(folder.path)[0]
+            self._tensorboard = TensorBoardLog(folder.path, self._data.evaluated[0], records)
+        for text in self._data.warnings:
+            print(f"Warning: {text}", file=sys.stderr, flush=True)
         self._view.on_header(header)
         if resumed is not None:
             self._view.on_resume(resumed)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 
 from hybridnn.errors import SettingError
-from hybridnn.training.records import EpochRecord, StepRecord
+from hybridnn.training.records import EpochRecord, Record, StepRecord
 
 FOLDER = "tensorboard"
 
@@ -18,7 +19,7 @@ def require_tensorboard() -> None:
 
 
 class TensorBoardLog:
-    """Writes scalars over the number of updates to a folder of the run; a resumed run adds a file.
+    """Writes scalars over the number of updates to a folder of the run.
 
     Parameters
     ----------
@@ -26,12 +27,22 @@ class TensorBoardLog:
         Run folder.
     evaluated : str
         Split on which epochs are evaluated, which names the curves.
+    records : iterable of Record
+        History of the run so far. Its steps and epochs are written again, and earlier files removed: these may have
+        steps after the checkpoint from which the run is resumed.
     """
 
-    def __init__(self, folder: Path, evaluated: str) -> None:
+    def __init__(self, folder: Path, evaluated: str, records: Iterable[Record]) -> None:
         from tensorboard.summary import Writer
 
+        for path in (folder / FOLDER).glob("events.out.tfevents.*"):
+            path.unlink()
         self._writer, self._evaluated = Writer(str(folder / FOLDER)), evaluated
+        for record in records:
+            if isinstance(record, StepRecord):
+                self.step(record)
+            elif isinstance(record, EpochRecord):
+                self.epoch(record)
 
     def step(self, record: StepRecord) -> None:
         """Add a logged step."""

@@ -42,7 +42,7 @@ from hybridnn.runs.run_files import (
 from hybridnn.training.config import Pipelining
 from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.files import FileError, read_json, read_npz
+from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_npz
 from hybridnn.utils.text import shown_path
 
 Array = NDArray[Any]
@@ -247,7 +247,7 @@ def _read_encoding(folder: Path) -> TableEncoding | None:
     if not os.path.lexists(path):
         return None
     try:
-        return TableEncoding.from_dict(read_json(path))
+        return TableEncoding.from_dict(read_json(path, TOML_BYTES))  # it names all columns, as the settings do
     except FileError:
         raise
     except DataError as error:

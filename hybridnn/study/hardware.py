@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hybridnn.comm.hosts import Hosts
-from hybridnn.runs.records import RunHeader
+from hybridnn.runs.records import RunHeader, crowding_text
 from hybridnn.runs.run_files import RunRecord
+from hybridnn.study.cells import Cell
 from hybridnn.utils.text import counted
 
 
@@ -48,18 +49,16 @@ def _list(values: Counter[str]) -> str:
 
 def crowding_warnings(runs: Iterable[RunRecord]) -> list[str]:
     """Sentences on runs whose ranks had fewer cores than threads, so that they took turns."""
-    crowded = {
-        (ranks, run.header.threads_per_rank, max(run.header.hosts.cores))
-        for run in runs
-        if run.header.hosts is not None and not run.header.in_process
-        for ranks in run.header.hosts.ranks
-        if ranks * run.header.threads_per_rank > max(run.header.hosts.cores)  # which has equal numbers once
-    }
-    return [
-        f"{counted(ranks, 'rank')} of {counted(threads, 'thread')} shared the {counted(cores, 'core')} of a node: "
-        "they took turns, and their times are no scaling"
-        for ranks, threads, cores in sorted(crowded)
-    ]
+    return list(dict.fromkeys(text for run in runs for text in run.header.crowded))
+
+
+def planned_crowding(cells: Iterable[Cell], cores: int) -> str:
+    """The sentence on the cell with the most threads on this node of so many cores, if these are too few."""
+    here = [cell for cell in cells if cell.placement.nodes in (None, 1)]
+    most = max(here, key=lambda cell: cell.ranks * cell.placement.threads, default=None)
+    if most is None or most.ranks * most.placement.threads <= cores:
+        return ""
+    return crowding_text(most.ranks, most.placement.threads, cores)
 
 
 def prediction_warnings(runs: Sequence[RunRecord]) -> list[str]:

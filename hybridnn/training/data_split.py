@@ -7,10 +7,10 @@ they do not fit, or are received by MPI, the host reads each minibatch, at most 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.datasets import ArrayRows, as_rows
-from hybridnn.datasets.rows import as_array
+from hybridnn.datasets.rows import as_array, constant_targets
 from hybridnn.errors import DataError
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.mlp import MLP
@@ -94,15 +94,10 @@ def make_split(
     if scattered:
         grid.world.broadcast(facts)
     elif grid.size > 1 and rows is not None:
-        from hybridnn.training.rank_comparison import require_same_data, row_details, rows_facts
+        from hybridnn.training.rank_comparison import require_same_rows
 
-        require_same_data(
-            grid.world,
-            what,
-            partial(rows_facts, rows, dtype, complete=grid.check_collectives),
-            partial(row_details, rows, dtype),
-            "; with distribution = 'scatter', rank 0 sends what it holds",
-        )
+        advice = "; with distribution = 'scatter', rank 0 sends what it holds"
+        require_same_rows(grid.world, what, rows, dtype, complete=grid.check_collectives, advice=advice)
     samples, classification = int(facts[0]), bool(facts[1])
     return DataSplit(rows if has_data else None, samples, "classification" if classification else "regression")
 
@@ -172,6 +167,13 @@ def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype
             f"{model.sizes[-1] - 1}"
         )
     return ArrayRows(checked.x.astype(dtype, copy=False), targets)
+
+
+def warn_of_constant_targets(rows: Rows) -> None:
+    """Warn the caller of the caller if all samples in arrays have the same target."""
+    if isinstance(rows, ArrayRows) and constant_targets(rows.y).all():
+        value = rows.y[0].tolist()
+        warnings.warn(f"all {rows.samples:,} samples have the target {value}: there is nothing to learn", stacklevel=3)
 
 
 class PartOfOrder(NamedTuple):

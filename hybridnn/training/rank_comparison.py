@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from numbers import Integral, Real
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -312,6 +313,21 @@ def require_same_data(
     found = unequal_values(group, facts, details)
     if found:
         raise DataError(f"{what}: {found[0].text}; it must be the same on every rank{advice}")
+
+
+def require_same_rows(
+    group: Group,
+    what: str,
+    rows: Rows,
+    dtype: Any,
+    *,
+    complete: bool,
+    about: Mapping[str, str] = MappingProxyType({}),
+    advice: str = "",
+) -> None:
+    """As `require_same_data`, for samples, all of them if `complete`, and for facts `about` them."""
+    facts = partial(rows_facts, rows, dtype, complete=complete)
+    require_same_data(group, what, lambda: {**about, **facts()}, partial(row_details, rows, dtype), advice)
 
 
 def _sizes(rows: Rows) -> dict[str, str]:

@@ -93,6 +93,15 @@ Figure = Annotated[float, BeforeValidator(lambda value: nan if value is None els
 """A float that may be NaN or infinite: both are written to JSON as null, and null is read as NaN."""
 
 
+_TEXTS = {"train_loss": "train loss", "test_loss": "test loss", "test_accuracy": "test accuracy", "test_r2": "test R²"}
+
+
+def losses_text(record: StepRecord | EpochRecord | EvaluationRecord) -> str:
+    """Losses and metrics of a record that are not None, as in ``train loss 0.137, test accuracy 0.95``."""
+    values = {text: getattr(record, name, None) for name, text in _TEXTS.items()}
+    return ", ".join(f"{text} {value:.4g}" for text, value in values.items() if value is not None)
+
+
 @dataclass(frozen=True)
 class StepRecord(Record):
     """One optimizer step.
@@ -127,6 +136,9 @@ class StepRecord(Record):
     waiting_seconds: Figure = 0.0
     stale_error: tuple[float, ...] = ()
     predicted_error: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {losses_text(self)}"
 
 
 @dataclass(frozen=True)
@@ -164,6 +176,9 @@ class EpochRecord(Record):
     communication_seconds: Figure
     bytes_sent: int
     waiting_seconds: Figure = 0.0
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: {losses_text(self)}"
 
     @property
     def metric(self) -> float | None:
@@ -215,6 +230,9 @@ class EvaluationRecord(Record):
     test_accuracy: float | None
     test_r2: float | None
 
+    def __str__(self) -> str:
+        return f"step {self.step}: {losses_text(self)}"
+
     @property
     def metric(self) -> float | None:
         """Test accuracy (classification) or R² (regression)."""
@@ -233,11 +251,7 @@ class History:
     def __repr__(self) -> str:
         if not self.epochs:
             return f"<History: no epochs, {len(self.steps)} logged steps>"
-        last = self.epochs[-1]
-        values = {"train loss": last.train_loss, "test loss": last.test_loss}
-        values |= {"test accuracy": last.test_accuracy, "test R²": last.test_r2}
-        texts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
-        return f"<History: {len(self.epochs)} epochs; {', '.join(texts)}>"
+        return f"<History: {len(self.epochs)} epochs; {losses_text(self.epochs[-1])}>"
 
     def plot(self, path: str | Path | None = None) -> MatplotlibFigure:
         """The learning curve, as a figure of matplotlib.

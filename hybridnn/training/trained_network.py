@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -35,6 +35,10 @@ class TrainedNetwork:
         self.model, self.optimizer, self.grid = config.model, config.optimizer, grid
         self._distribution, self._engine = config.distribution, engine
         self.stop_training = False
+
+    def __getstate__(self) -> NoReturn:
+        how = "save weights(), and give them to load_weights() or to initial_weights of another one"
+        raise TypeError(f"a {type(self).__name__} with its ranks cannot be pickled or copied: {how}")
 
     def evaluate(self, x: Any, y: HostArray | None = None) -> Metrics:
         """Loss and accuracy or R² on samples; every sample counts once.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.checkpoints.progress import Progress
-from hybridnn.comm.mpi import require_communicator
+from hybridnn.comm.mpi import is_in_process, require_communicator
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.kernels.backend import HostArray
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
@@ -22,11 +22,12 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.callbacks import Callback, Callbacks
 from hybridnn.training.config import DeviceOptions, Pipelining, TrainConfig
-from hybridnn.training.data_split import DataSplit, epoch_order, minibatches
+from hybridnn.training.data_split import DataSplit, epoch_order, minibatches, warn_of_constant_targets
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.engine import make_engine
 from hybridnn.training.epoch import EpochHooks, StepPosition, train_epoch
 from hybridnn.training.layout_choice import choose_layout
+from hybridnn.training.progress_bar import ProgressBar, in_notebook
 from hybridnn.training.records import EpochRecord, EvaluationRecord, History, StepRecord
 from hybridnn.training.trained_network import TrainedNetwork
 from hybridnn.utils.checks import require_number, require_whole
@@ -229,6 +230,7 @@ class Trainer(TrainedNetwork):
         on_evaluation: Callable[[EvaluationRecord], None] | None = None,
         should_stop: Callable[[StepPosition], bool] | None = None,
         callbacks: Sequence[Callback] = (),
+        progress: bool | None = None,
     ) -> History:
         """Train for a number of epochs; an incomplete epoch is completed first and counts as one of them.
 
@@ -253,6 +255,8 @@ class Trainer(TrainedNetwork):
         callbacks : sequence of Callback
             Objects with methods that are called on every rank; the same on every rank. See
             `hybridnn.training.callbacks`, which has `EarlyStopping`.
+        progress : bool, optional
+            Whether rank 0 shows a `ProgressBar`; by default a single process does in a notebook.
 
         Returns
         -------
@@ -268,10 +272,16 @@ class Trainer(TrainedNetwork):
             those before that step, or, with an asynchronous pipeline method, those at the end of the epoch; on a GPU
             they are later ones, because losses are fetched only when they are logged and at the end of the epoch.
         """
-        called = Callbacks(self, callbacks)
-        self._require_same_fit(epochs, should_stop, callbacks)
+        self._require_same_fit(epochs, should_stop, callbacks, progress)
         require_whole("training.epochs", epochs, 1)
+        if progress is None:
+            progress = self.grid.size == 1 and in_notebook() and not is_in_process()
+        if progress:
+            callbacks = (*callbacks, ProgressBar(epochs))
+        called = Callbacks(self, callbacks)
         train, test = self._splits(x, y, validation)
+        if y is not None and train.rows is not None and self.grid.rank == 0:
+            warn_of_constant_targets(train.rows)
         per_epoch = ceil(train.samples / self.batch_size)
         last = self.progress.epoch + epochs - 1
         updates = self.step - self.progress.minibatches + epochs * per_epoch
@@ -308,7 +318,11 @@ class Trainer(TrainedNetwork):
         return self.history
 
     def _require_same_fit(
-        self, epochs: int, should_stop: Callable[[StepPosition], bool] | None, callbacks: Sequence[Callback]
+        self,
+        epochs: int,
+        should_stop: Callable[[StepPosition], bool] | None,
+        callbacks: Sequence[Callback],
+        progress: bool | None,
     ) -> None:
         """Compare the settings of `fit` between ranks, with the attributes, which a script may have changed."""
         if self.grid.size == 1:
@@ -320,7 +334,7 @@ class Trainer(TrainedNetwork):
         settings: dict[str, Any] = {name: getattr(self, name) for name in (*names, *evaluations)}
         settings |= {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
         settings["should_stop"] = should_stop is not None
-        settings["callbacks"] = [type(callback).__qualname__ for callback in callbacks]
+        settings |= {"callbacks": [type(callback).__qualname__ for callback in callbacks], "progress": progress}
         require_same_settings(self.grid.world, lambda: trainer_facts(settings))
 
     def _train_epoch(

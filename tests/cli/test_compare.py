@@ -54,6 +54,19 @@ def test_text_has_a_column_for_each_run_and_no_empty_rows(runs: Run) -> None:
     assert "diverged" not in text
 
 
+def test_runs_with_a_pipeline(run_hybridnn: Run) -> None:
+    for name, partition in (("first", "[2,1]"), ("second", "[1,2]")):
+        split = ("--in-process", "2", "--set", f"parallel.partition={partition}", "--set", "parallel.pipeline=2")
+        assert run_hybridnn(*SMALL, "--hidden", "6,6", "--epochs", "1", *split, "--out", name)[0] == 0
+    code, text, err = run_hybridnn("compare", "first", "second", "--format", "json")
+    assert (code, err) == (0, "")
+    found = [run["settings"] for run in json.loads(text)["runs"]]
+    assert found == [{"parallel.partition": [2, 1]}, {"parallel.partition": [1, 2]}]
+    code, text, err = run_hybridnn("compare", "first", "second")
+    assert (code, err) == (0, "")
+    assert ["parallel.partition", "2,", "1", "1,", "2"] in [line.split() for line in text.splitlines()]
+
+
 def test_equal_runs_have_only_their_figures(runs: Run) -> None:
     found = json.loads(runs("compare", "a", "again", "--format", "json")[1])["runs"]
     assert [item["settings"] for item in found] == [{}, {}]

@@ -54,7 +54,7 @@ def test_file_that_is_there_is_replaced_only_with_force(run: Run, tmp_path: Path
     ("arguments", "message"),
     [
         (["absent", "w.npz"], "Error: absent is not a run folder: it has no config.toml"),
-        (["run", "w.csv"], "Error: WEIGHTS.npz = 'w.csv': must end in .npz"),
+        (["run", "w.csv"], "Error: WEIGHTS.npz = 'w.csv': the name of the file must end in .npz"),
         (["run", "no/w.npz"], "Error: WEIGHTS.npz = 'no/w.npz': there is no folder no"),
         (["run", "run"], "must end in .npz"),
         (["run", "/proc/w.npz"], "/proc/w.npz"),

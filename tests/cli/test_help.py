@@ -10,6 +10,8 @@ import pytest
 
 from hybridnn.cli.main import parser
 from hybridnn.config.settings import Settings
+from hybridnn.datasets import catalogue
+from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.checks import OneOf
 
 
@@ -60,6 +62,13 @@ def test_help_of_a_command_is_a_sentence(path: tuple[str, ...], capsys: pytest.C
     shown = capsys.readouterr().out
     assert f"Usage: hybridnn {' '.join(path)} " in shown
     assert "<bool>" not in shown
+
+
+def test_help_of_train_lists_methods_and_data_sets() -> None:
+    texts = {option.name: option.help for option in COMMANDS[("train",)].params}
+    for name, choices in (("method", list(METHODS)), ("data", list(catalogue()))):
+        listed = re.split(", | or ", texts[name].partition(": ")[2].partition(" (")[0])
+        assert listed == choices
 
 
 def setting(name: str) -> tuple[Any, Any]:

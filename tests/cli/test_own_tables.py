@@ -94,9 +94,9 @@ def test_unused_columns_are_listed_and_may_have_any_content(trained: Run, table:
         (["income", "churn"], None, "x.csv: no column 'age', which the inputs need; it has income, churn"),
         (["name", "churn"], None, "x.csv: no columns 'age', 'income', which the inputs need; it has name, churn"),
         (["age", "income", "churn"], ["Age", "income", "churn"], "x.csv: no column 'age', which the inputs need"),
-        (["", "age", "income", "churn"], None, "x.csv: column 1 of the header line has no name (pandas writes its "),
-        (["age", "income", "churn"], ["age", "age", "churn"], "x.csv: the header line names 'age' more than once"),
-        (["age", "income", "churn"], ["age", "income", ""], "column 3 of the header line has no name (every column "),
+        (["", "age", "income", "churn"], None, "x.csv: column 1 has no name (pandas writes its "),
+        (["age", "income", "churn"], ["age", "age", "churn"], "x.csv: several columns are named 'age'"),
+        (["age", "income", "churn"], ["age", "income", ""], "column 3 has no name (every column "),
     ],
 )
 def test_table_that_lacks_columns_or_names_is_refused(
@@ -115,7 +115,7 @@ def test_index_column_of_pandas_is_refused(run_hybridnn: Run, table: Callable[..
     code, _, err = run_hybridnn("train", "--file", "num.csv", *CHURN, *SMALL)
     assert code == 2
     assert err == (
-        "Error: num.csv: column 1 of the header line has no name "
+        "Error: num.csv: column 1 has no name "
         "(pandas writes its index so; df.to_csv(file, index=False) leaves it out)\n"
     )
 
@@ -182,10 +182,27 @@ def test_header_has_the_task_and_its_reason(
 ) -> None:
     table("num.csv", ["age", "income", target])
     targets = ("--set", f'data.targets=["{target}"]')
-    code, text, _ = run_hybridnn("train", "--file", "num.csv", *targets, *SMALL, "--out", "run")
-    assert code == 0
+    code, text, err = run_hybridnn("train", "--file", "num.csv", *targets, *SMALL, "--out", "run")
+    assert (code, "Warning" in err) == (0, target == "point")
     assert [line.split(maxsplit=1)[1].strip() for line in text.splitlines() if line.startswith("task ")] == [expected]
     assert records_of("run")[0]["task"] == expected
+
+
+def test_labels_with_decimal_points_are_warned_of(run_hybridnn: Run, table: Callable[..., Any]) -> None:
+    table("num.csv", ["age", "income", "point"])
+    train = ("train", "--file", "num.csv", "--targets", "point", *SMALL, "-q")
+    warning = "has the values 0, 1 with decimal points: a regression; {} if they are labels\n"
+    set_loss = warning.format("set model.loss to cross_entropy")
+    for ranks in ((), ("--in-process", "2")):
+        assert run_hybridnn(*train, *ranks)[::2] == (0, f"Warning: num.csv: point {set_loss}")
+    for loss in ("mse", "cross_entropy"):
+        assert run_hybridnn(*train, "--set", f"model.loss={loss}")[::2] == (0, "")
+    rows = np.array(table("num.csv", ["age", "income", "point"]), float)
+    np.savez("num.npz", x_train=rows[:, :2], y_train=rows[:, 2])
+    found = run_hybridnn("train", "--file", "num.npz", *SMALL, "-q")[::2]
+    assert found == (0, f"Warning: num.npz: y_train {warning.format('store integers')}")
+    np.savez("num.npz", x_train=rows[:, :2], y_train=rows[:, 1])  # many whole numbers and others
+    assert run_hybridnn("train", "--file", "num.npz", *SMALL, "-q")[::2] == (0, "")
 
 
 def test_task_of_arrays_and_of_several_targets(run_hybridnn: Run, table: Callable[..., Any]) -> None:
@@ -196,13 +213,15 @@ def test_task_of_arrays_and_of_several_targets(run_hybridnn: Run, table: Callabl
     assert "regression: y_train is float32" in run_hybridnn("train", "--file", "num.npz", *SMALL)[1]
 
 
-def test_very_wide_table_is_trained_on_and_used(run_hybridnn: Run) -> None:
-    columns = 100_000
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("columns", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_very_wide_table_is_trained_on_and_used(run_hybridnn: Run, columns: int) -> None:
     rows = [",".join(f"column {number}" for number in range(columns)) + ",churn"]
     rows += ["1," * columns + "0", "2," * columns + "1", "3," * columns + "0"]
     Path("wide.csv").write_text("\n".join(rows))
     small = ("--hidden", "2", "--epochs", "1", "-q", "--out", "run")
     assert run_hybridnn("train", "--file", "wide.csv", *CHURN, *small)[0] == 0
+    assert records_of("run")[0]["sizes"] == [columns, 2, 2]
     assert run_hybridnn("predict", "run", "wide.csv")[::2] == (0, "")
     assert len(Path("predictions.csv").read_text().splitlines()) == 4
 

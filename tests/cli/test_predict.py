@@ -69,9 +69,9 @@ def test_file_that_is_there_is_replaced_only_with_force(run: Run, tmp_path: Path
     [
         (["absent", "x.npz"], "Error: absent is not a run folder: it has no config.toml"),
         (["run", "absent.npz"], "Error: absent.npz: no such file"),
-        (["run", "run/config.toml"], "Error: samples = 'run/config.toml': must end in .npz, .csv or .parquet"),
+        (["run", "run/config.toml"], "'run/config.toml': the name of the file must end in .npz, .csv or .parquet"),
         (["run", "wide.csv"], "Error: wide.csv: samples of 3 features; the network takes 64"),
-        (["run", "x.npz", "--out", "p.txt"], "Error: --out = 'p.txt': must end in .csv or .npz"),
+        (["run", "x.npz", "--out", "p.txt"], "Error: --out = 'p.txt': the name of the file must end in .csv or .npz"),
         (["run", "x.npz", "--out", "no/p.csv"], "Error: --out = 'no/p.csv': there is no folder no"),
         (["run", "x.npz", "--model", "2"], "model 2"),
     ],

@@ -96,7 +96,7 @@ def test_a_run_that_did_not_stall(run_hybridnn: Run, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "fine")
     code, out, err = run_hybridnn("stall", str(folder))
     assert (code, err) == (0, "")
-    assert out == f"{folder}: no rank of this run noted that it stood still\n"
+    assert out == f"{folder}: no stall was recorded in this run\n"
     _, out, _ = run_hybridnn("stall", str(folder), "--format", "json")
     assert json.loads(out) == {"stalled": False, "findings": [], "job": None, "states": []}
 

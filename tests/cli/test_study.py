@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.cli.study import _StudyProgress
 from hybridnn.config.settings import to_toml
 from hybridnn.runs.run_files import read_run, run_status
 from hybridnn.study.cells import make_cells
+from hybridnn.study.runner import plan_study
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
 from mpi_runner.launch import JobResult, find_mpirun, job_environment
@@ -69,6 +72,34 @@ def test_real_study_runs_resumes_and_is_reported(run_hybridnn: Run, tmp_path: Pa
     assert facts["points"][0]["speed_up"]["value"] == 1
     assert (folder / "report" / "index.html").is_file()
     assert set(facts["files"]) == {f"runs/studies/tiny/report/{path.name}" for path in (folder / "report").iterdir()}
+
+
+def test_end_of_a_study_names_the_command_of_its_report(run_hybridnn: Run, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    plan = make_cells(load_study(tmp_path / "tiny.toml"))
+    for cell in plan.cells:
+        folder = write_run(tmp_path / "a folder" / "cells" / cell.id, ranks=cell.ranks)
+        (folder / "settings.toml").write_text(to_toml(cell.settings))
+    run = ("study", "run", "tiny.toml", "--out", "a folder", "--launcher", "env {ranks}")
+    code, text, err = run_hybridnn(*run)
+    assert code == 0, err
+    command = text.splitlines()[-1].removeprefix("2 of 2 cells are finished; ").removesuffix(" writes the report")
+    assert run_hybridnn(*shlex.split(command)[1:])[0] == 0
+    assert (tmp_path / "a folder" / "report" / "index.html").is_file()
+    assert run_hybridnn(*run, "--cell", "0")[1].splitlines()[-1] == "1 of 1 cells are finished"
+
+
+def test_study_says_that_ranks_will_share_cores(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    planned = plan_study(load_study(tmp_path / "tiny.toml"), tmp_path / "out", "env {ranks}")
+    for cores, on_this_node, expected in ((1, True, True), (2, True, False), (1, False, False)):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        with _StudyProgress(planned, on_this_node=on_this_node) as view:
+            view.on_start(2)
+        warning = "warning: 2 ranks of 1 thread share 1 core of a node and take turns"
+        assert (warning in capsys.readouterr().out) == expected
 
 
 def test_failed_cell_gives_exit_code_one_and_its_error(tmp_path: Path) -> None:

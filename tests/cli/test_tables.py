@@ -85,6 +85,48 @@ def test_two_ranks_and_columns_in_another_order_change_nothing(run_hybridnn: Run
     assert [row["class"] for row in rows] == [row["class"] for row in expected]
 
 
+@pytest.mark.parametrize("form", ["parquet", "decimal commas"])
+def test_every_form_of_a_table_is_trained_on_evaluated_and_predicted(
+    run_hybridnn: Run, people: pd.DataFrame, form: str
+) -> None:
+    people["age"] += 0.25
+    people.to_csv("people.csv", index=False)
+    train(run_hybridnn, *TABLE)
+    expected = predicted(run_hybridnn, "people.csv")
+    file, options = "other.csv", ("--set", "data.decimal=,")
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+        file, options = "other.parquet", ()
+        people.to_parquet(file)
+    else:
+        people.to_csv(file, index=False, sep=";", decimal=",")
+        assert ",25;" in Path(file).read_text()
+    Path("run").rename("of-csv")
+    command = ("train", "--file", file, "--targets", "answer", *SMALL, *TABLE, *options, "--out", "run")
+    assert run_hybridnn(*command)[::2] == (0, "")
+    assert_same_weights("run", "of-csv")
+    assert predicted(run_hybridnn, file) == expected
+    figures = [
+        json.loads(run_hybridnn("evaluate", run, *data, "--format", "json")[1])
+        for run, data in (("of-csv", ()), ("run", ()), ("run", ("--data", file)))
+    ]
+    assert figures[0]["accuracy"] == figures[1]["accuracy"] == figures[2]["accuracy"]
+    assert figures[0]["loss"] == figures[1]["loss"] == figures[2]["loss"]
+
+
+def test_truth_values_are_given_back(run_hybridnn: Run, people: pd.DataFrame) -> None:
+    people["answer"] = people["answer"] == "yes"
+    people.to_csv("people.csv", index=False)
+    train(run_hybridnn, *TABLE, "--epochs", "30", "--lr", "0.1")
+    rows = predicted(run_hybridnn, "people.csv")
+    assert list(rows[0]) == ["class", "probability_False", "probability_True"]
+    classes = [row["class"] for row in rows]
+    assert set(classes) == {"False", "True"}
+    assert np.mean([name == str(answer) for name, answer in zip(classes, people["answer"], strict=True)]) > 0.7
+    found = json.loads(run_hybridnn("evaluate", "run", "--format", "json")[1])
+    assert [item["name"] for item in found["classes"]] == ["False", "True"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -135,9 +177,10 @@ def test_class_that_only_test_samples_have_is_said(run_hybridnn: Run, people: pd
     test = split_indices(SAMPLES, 0.2, seed=0)[1]
     people.loc[test[0], "answer"] = "perhaps"
     people.to_csv("people.csv", index=False)
-    train(run_hybridnn, *TABLE)
-    expected = "classification: 3 classes (no, perhaps, yes); no training sample, only test samples, of class perhaps"
-    assert records_of("run")[0]["task"] == expected
+    for ranks in ((), ("--in-process", "2")):
+        code, _, err = run_hybridnn("train", "--file", "people.csv", "--targets", "answer", *SMALL, *TABLE, *ranks)
+        expected = "Warning: people.csv: no training sample, only test samples, of class perhaps\n"
+        assert (code, err) == (0, expected)
 
 
 def test_rows_with_gaps_are_left_out_of_training_and_evaluation(run_hybridnn: Run, people: pd.DataFrame) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hybridnn.cli.train_view import TrainView
+from hybridnn.training.records import EpochRecord
 from reference.command_line import Run, error_line, records_of
 
 SMALL = ("train", "--hidden", "8", "--epochs", "3", "--set", "output.log_every=5", "--out", "run", "-q")
@@ -19,7 +21,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Curves of a folder: pairs of a step and a value."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     to_array = pytest.importorskip("tensorboard.util.tensor_util").make_ndarray
-    events = reader.EventAccumulator(str(folder))
+    events = reader.EventAccumulator(str(folder), size_guidance={"tensors": 0})  # all of them
     events.Reload()
     return {
         name: [(event.step, float(to_array(event.tensor_proto))) for event in events.Tensors(name)]
@@ -44,6 +46,30 @@ def test_events_are_the_records_of_the_run(run_hybridnn: Run, ranks: tuple[str, 
         "learning rate": curve(epochs, "learning_rate"),
         "samples per second": curve(epochs, "samples_per_second"),
     }
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_events_of_a_resumed_run_are_those_of_its_history(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, crashes: bool
+) -> None:
+    often = ("--set", "training.checkpoint_every=20", "--set", "training.checkpoint_async=false")
+    with monkeypatch.context() as broken:
+        if crashes:
+
+            def on_epoch(view: TrainView, record: EpochRecord) -> None:
+                if record.epoch == 2:  # 10 steps after the checkpoint
+                    raise RuntimeError("power failure")
+
+            broken.setattr(TrainView, "on_epoch", on_epoch)
+            with pytest.raises(RuntimeError, match="power"):
+                run_hybridnn(*SMALL, *BOARD, *often)
+        else:
+            assert run_hybridnn(*SMALL, *BOARD)[0] == 0
+    assert run_hybridnn("train", "--resume", "run", "--epochs", "5", "-q")[0] == 0
+    found = scalars(Path("run/tensorboard"))
+    assert found["loss/minibatch"] == curve(records_of("run", "step"), "train_loss")
+    assert found["accuracy/test"] == curve(records_of("run", "epoch"), "test_accuracy")
+    assert [step for step, _ in found["loss/train"]] == [15, 30, 45, 60, 75]
 
 
 def test_a_validation_split_names_its_curves(run_hybridnn: Run) -> None:

@@ -17,6 +17,7 @@ import pytest
 from hybridnn.cli.main import main
 from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_view import MOST_ROWS, TrainView, epoch_table
+from hybridnn.comm.hosts import Hosts
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.config.settings import Settings
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
@@ -133,6 +134,18 @@ def test_header_has_device_and_transport_with_reasons(capsys: pytest.CaptureFixt
     assert "transport nccl (one each)" in lines
     assert "device cpu (CuPy is not installed)" in lines
     assert not any(line.startswith("wire") for line in lines)
+
+
+@pytest.mark.parametrize(("cores", "in_process", "shown"), [(2, False, True), (4, False, False), (2, True, False)])
+def test_header_says_that_ranks_share_cores(
+    capsys: pytest.CaptureFixture[str], cores: int, in_process: bool, shown: bool
+) -> None:
+    hosts = Hosts(("n1",), (4,), ("CPU",), (cores,), "none", "mpirun", "blas")
+    TrainView().on_header(replace(HEADER, hosts=hosts, in_process=in_process))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    line = "cores 4 ranks of 1 thread share 2 cores of a node and take turns: their times are no scaling"
+    assert (line in lines) == shown
+    assert any(line.startswith("cores") for line in lines) == shown
 
 
 def test_header_has_the_wire_format_where_one_is_set(capsys: pytest.CaptureFixture[str]) -> None:

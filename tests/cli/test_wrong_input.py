@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -58,6 +59,10 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "unknown key": (lambda _: ["--set", "training.epoch=3"], ["training.epoch", "training.epochs"]),
     "unknown section": (lambda _: ["--set", "trainig.epochs=3"], ["trainig", "training"]),
     "negative size": (lambda _: ["--hidden", "16,-4"], ["model.hidden", "-4"]),
+    "sizes without commas": (
+        lambda _: ["--hidden", "[64x64]"],
+        ["model.hidden = '[64x64]': must be whole numbers"],
+    ),
     "zero epochs": (lambda _: ["--epochs", "0"], ["training.epochs", "0"]),
     "label outside the classes": (
         lambda folder: ["--file", save(folder, y_train=np.arange(30) % 3 - 1)],
@@ -88,6 +93,13 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     write, fragments = CASES[case]
     monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
     assert_refused(run_hybridnn("train", *on_ranks(ranks), *write(tmp_path)), fragments, tmp_path)
+
+
+def test_sizes_may_be_a_list_of_toml(run_hybridnn: Run) -> None:
+    for sizes, expected in (("[5, 4]", (5, 4)), ("5,4", (5, 4)), ("[]", ())):
+        code, text, err = run_hybridnn("train", "--hidden", sizes, "--epochs", "1", "--format", "json")
+        assert code == 0, err
+        assert tuple(json.loads(text)["header"]["sizes"][1:-1]) == expected
 
 
 def test_an_error_of_rank_0_alone_is_one_line(tmp_path: Path) -> None:

@@ -100,6 +100,12 @@ def test_parquet_and_frames_have_the_samples_of_csv(tmp_path: Path, people: pd.D
         np.testing.assert_array_equal(arrays(data)[1], people["answer"].map({"later": 0, "no": 1, "yes": 2}))
 
 
+def test_frame_with_columns_of_one_name(people: pd.DataFrame) -> None:
+    doubled = people.rename(columns={"city": "age"})
+    with pytest.raises(DataError, match=r"^the frame: several columns are named 'age'$"):
+        load_frame(doubled, ["answer"])
+
+
 def test_parquet_without_pyarrow_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ImportError("Unable to find a usable engine")

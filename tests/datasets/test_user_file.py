@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,7 @@ def test_npz_task_may_be_set(tmp_path: Path) -> None:
         ({}, "no x_train and no y_train; found nothing"),
         ({"x_train": X, "y_train": LABELS, "x_test": X}, "no y_test; found x_train, y_train, x_test"),
         ({"x_train": X, "y_train": LABELS[:2]}, "x_train has 4 samples and y_train has 2"),
+        ({"x_train": X, "y_train": np.full(4, 0.5)}, "y_train is the same in every row: there is nothing to learn"),
         (
             {"x_train": X, "y_train": LABELS, "x_test": X, "y_test": [0, 1, 7, 0]},
             "y_test: label 7 in row 2: with 3 classes labels are 0 to 2",
@@ -165,7 +168,7 @@ def test_csv_task_may_be_set(tmp_path: Path) -> None:
         ("a,b\n1\n2\n", "the first row has 1 cells, the header line has 2"),
         ('a,b\n1,"2\n3,4\n', "row 1: a quotation mark is not closed"),
         ("a,b\n", "no line of data"),
-        ("a,a,b\n1,2,3\n", "names 'a' more than once"),
+        ("a,a,b\n1,2,3\n", "mine.csv: several columns are named 'a'"),
         ("a,b\n1,2.5\n3,2.5\n", "target 'b' is 2.5 in every row: there is nothing to learn"),
         ("a,b\n1,0\n2,0\n", "all labels are 0: classification needs at least 2 classes"),
         ("a,b\n1,0\n2,100000000000000000000\n", "column 'b' has the label 100000000000000000000, too large"),
@@ -181,6 +184,18 @@ def test_csv_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_bytes(b"a,b\n\xff\xfe\n")
     with pytest.raises(DataError, match="is not a text file"):
         load_file(tmp_path / "mine.csv", ["b"])
+
+
+@pytest.mark.parametrize("content", ["größe,b\n1,2\n3,4\n", "a,b\n1,ja\n2,naïve\n"])
+def test_csv_in_latin_1_names_the_command_that_converts_it(tmp_path: Path, content: str) -> None:
+    (tmp_path / "mine.csv").write_text(content, encoding="latin-1")
+    with pytest.raises(DataError, match=r"not a text file in UTF-8: byte 0x(f6|ef) ") as raised:
+        load_file(tmp_path / "mine.csv", ["b"])
+    command = str(raised.value).partition("; ")[2].removesuffix(" converts one in Latin-1")
+    assert command == f"iconv -f latin1 -t utf-8 {tmp_path / 'mine.csv'} > NEW.csv"
+    if shutil.which("iconv") is not None:
+        subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=60)
+        assert (tmp_path / "NEW.csv").read_text(encoding="utf-8") == content
 
 
 def test_csv_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

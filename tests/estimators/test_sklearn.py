@@ -15,7 +15,7 @@ from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import log_loss, r2_score
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
@@ -109,8 +109,69 @@ def test_every_rank_of_a_job_has_the_same_estimator(comm: MPI.Intracomm) -> None
     assert len(str(raised.value).splitlines()) == 1
 
 
+NAMES = np.array(["setosa", "versicolor", "virginica"])[IRIS[1]]
+SKIPPED = 1  # a sample that is none of the 64 that `Trainer` compares
+
+
+def with_other(array: Any, value: Any) -> Any:
+    other = array.copy()
+    other[SKIPPED] = value
+    return other
+
+
+OTHER_DATA: dict[str, tuple[Any, Any, str]] = {
+    "one row": (with_other(IRIS[0], 9.0), NAMES, r"digest of inputs: rank 0 has \w+, rank 1 has"),
+    "one label": (IRIS[0], with_other(NAMES, "virginica"), "target of sample 1: rank 0 has 0, rank 1 has 2"),
+    "label names": (IRIS[0], np.char.replace(NAMES, "se", "A se"), "classes: rank 0 has setosa, v.*, rank 1 has A se"),
+    "more samples": (IRIS[0][:-1], NAMES[:-1], "number of samples: rank 0 has 150, rank 1 has 149"),
+    "element type": (IRIS[0].astype(np.float32), NAMES, "rank 0 has"),
+    "NaN": (with_other(IRIS[0], np.nan), NAMES, "Input X contains NaN"),
+    "continuous targets": (IRIS[0], IRIS[1] + 0.5, "Unknown label type: continuous"),
+}
+
+
+@pytest.mark.in_process(ranks=[2])
+@pytest.mark.parametrize("what", OTHER_DATA)
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_ranks_with_other_data_all_end_with_an_error(comm: MPI.Intracomm, what: str, method: str) -> None:
+    estimator = MLPClassifier(**QUICK)
+    classes = {"classes": np.unique(NAMES)} if method == "partial_fit" else {}
+    x, y, message = OTHER_DATA[what]
+    given, own = (IRIS[0], NAMES), classes
+    if comm.rank == 1:
+        given = x, y
+        own = {"classes": np.unique(y)} if classes and what == "label names" else classes
+    with pytest.raises((HybridnnError, ValueError), match=message):
+        getattr(estimator, method)(*given, **own)
+    getattr(estimator, method)(IRIS[0], NAMES, **classes)  # the ranks are still together
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_ranks_that_went_different_ways_all_end_with_an_error(comm: MPI.Intracomm) -> None:
+    x, y = regression()
+    estimator = MLPRegressor(**QUICK).fit(x, y)
+    with pytest.raises(HybridnnError, match="fitted before: rank 0 has yes, rank 1 has no"):
+        (estimator if comm.rank == 0 else clone(estimator)).partial_fit(x, y)
+    with pytest.raises((HybridnnError, ValueError), match="y has 1 outputs"):
+        estimator.partial_fit(x, y[:, :1] if comm.rank == 0 else y)
+    classifier = MLPClassifier(**QUICK)
+    with pytest.raises((HybridnnError, ValueError), match="classes must be passed"):
+        classifier.partial_fit(*IRIS, classes=[0, 1, 2] if comm.rank == 0 else None)
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_partial_fits_on_ranks_are_the_epochs_of_a_fit(comm: MPI.Intracomm) -> None:
+    x, y = regression()
+    settings = {**QUICK, "shuffle": False, "tol": 0.0}
+    whole, parts = MLPRegressor(**settings, ranks=1).fit(x, y), MLPRegressor(**settings)
+    for _ in range(QUICK["max_iter"]):  # type: ignore[call-overload]
+        parts.partial_fit(x, y)
+    assert_arrays_close(parts.weights_, whole.weights_, "weights")
+    assert parts.loss_curve_ == pytest.approx(whole.loss_curve_)
+
+
 LABELS = {
-    "strings": np.array(["setosa", "versicolor", "virginica"])[IRIS[1]],
+    "strings": NAMES,
     "booleans": IRIS[1] > 0,
     "other numbers": 10 * IRIS[1] - 7,
 }
@@ -159,8 +220,11 @@ def test_an_estimator_of_a_job_is_unpickled_by_a_process_without_mpi(tmp_path: P
 def test_the_tools_of_scikit_learn() -> None:
     model = make_pipeline(StandardScaler(), MLPClassifier((16,), learning_rate_init=0.02, max_iter=50, random_state=0))
     assert cross_val_score(model, *IRIS, cv=3).min() > 0.85
-    search = GridSearchCV(MLPClassifier(**QUICK), {"learning_rate_init": [1e-9, 0.02], "ranks": [None, 2]}, cv=2)
-    assert search.fit(*IRIS).best_params_["learning_rate_init"] == 0.02
+    grid = {"learning_rate_init": [1e-9, 0.02], "ranks": [None, 2]}
+    search = GridSearchCV(MLPClassifier(**QUICK), grid, cv=2).fit(*IRIS)
+    assert search.best_params_["learning_rate_init"] == 0.02
+    beside = GridSearchCV(MLPClassifier(**QUICK), grid, cv=2, n_jobs=2).fit(*IRIS)  # in processes of joblib
+    np.testing.assert_allclose(beside.cv_results_["mean_test_score"], search.cv_results_["mean_test_score"])
     assert clone(search.best_estimator_).get_params() == search.best_estimator_.get_params()
 
 
@@ -176,11 +240,13 @@ def test_partial_fits_are_the_epochs_of_a_fit_and_keep_the_state_of_the_optimize
 
 
 def test_early_stopping_ends_with_the_best_weights_for_the_validation_part() -> None:
-    found = MLPClassifier((16,), early_stopping=True, learning_rate_init=0.05, n_iter_no_change=3, random_state=1)
-    found.fit(*IRIS)
-    assert 3 < found.n_iter_ < 200
+    settings: dict[str, Any] = {"learning_rate_init": 0.05, "batch_size": 15, "n_iter_no_change": 4, "random_state": 0}
+    found = MLPClassifier((16,), early_stopping=True, validation_fraction=0.3, **settings).fit(*IRIS)
+    assert 4 < found.n_iter_ < 200
     assert len(found.validation_scores_) == found.n_iter_
-    assert max(found.validation_scores_[-3:]) <= max(found.validation_scores_[:-3]) + found.tol
+    assert max(found.validation_scores_[-4:]) <= max(found.validation_scores_[:-4]) + found.tol
+    validation = train_test_split(*IRIS, test_size=0.3, random_state=seed_of(found), stratify=IRIS[1])[1::2]
+    assert found.score(*validation) == max(found.validation_scores_) > found.validation_scores_[-1]
 
 
 def test_a_training_that_does_not_converge_warns_and_one_that_does_ends() -> None:

@@ -46,7 +46,7 @@ def test_too_few_ranks_are_refused_with_the_number_needed(comm: MPI.Intracomm) -
     with pytest.raises(GridError) as caught:
         ProcessGrid(comm, pipeline=2)
     assert str(caught.value) == (
-        "the process grid pipeline 2 x batch ? x model 1 does not fit 1 rank: "
+        "the process grid pipeline 2 x model 1 does not fit 1 rank: "
         "start it on 2 or a multiple of that, as with -n 2, "
         "or in a notebook with hybridnn.in_process.run_ranks(2, program)"
     )

@@ -110,8 +110,8 @@ def test_ranks_that_share_cores_are_a_warning(tmp_path: Path) -> None:
         ),
         "2": ({"ranks": 2}, {"ranks": 2, "threads": 3, "hosts": {"ranks": [2], "cores": [8]}}),
     }
-    (warning,) = [text for text in warnings_of(made_study(tmp_path, runs)) if "took turns" in text]
-    assert warning.startswith("4 ranks of 3 threads shared the 8 cores of a node")
+    (warning,) = [text for text in warnings_of(made_study(tmp_path, runs)) if "take turns" in text]
+    assert warning.startswith("4 ranks of 3 threads share 8 cores of a node")
 
 
 def test_csv_has_the_measures_that_statements_and_columns_name(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
@@ -12,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from hybridnn import MLP, ProcessGrid, ProgressBar, Trainer, schedule
-from hybridnn.errors import DataError, GridError, SettingError
+from hybridnn.errors import DataError, GridError, SettingError, UnequalSettingError
 from hybridnn.parallel.grid_picture import OWN, grid_picture
-from hybridnn.training.records import History
+from hybridnn.training.records import EpochRecord, History
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -167,32 +167,112 @@ def test_a_grid_that_does_not_fit_names_the_ways_to_start_ranks() -> None:
         ProcessGrid(pipeline=2)
 
 
-def shown_by(console: Console, epochs: int = 3) -> str:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown_on(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[str, History]:
+    """What a training of three epochs writes to standard output."""
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
     trainer = Trainer(MLP([4, 5, 3]))
-    history = trainer.fit(x, y, epochs=epochs, validation=(x, y), callbacks=[ProgressBar(epochs, console)])
-    assert len(history.epochs) == epochs
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    monkeypatch.setattr("sys.stdout", stream)
+    history = trainer.fit(x, y, epochs=3, validation=(x, y), **settings)
+    monkeypatch.undo()
+    assert len(history.epochs) == 3
+    return stream.getvalue(), history
 
 
-def test_a_progress_bar_is_one_line_that_is_updated_in_place() -> None:
-    shown = shown_by(Console(file=io.StringIO(), force_terminal=True, width=120))
+def measured(record: EpochRecord) -> str:
+    values = record.train_loss, record.test_loss, record.test_accuracy
+    return "train loss {:.4g}, test loss {:.4g}, test accuracy {:.4g}".format(*values)
+
+
+@pytest.mark.parametrize("settings", [{"progress": True}, {"callbacks": [ProgressBar(3)]}])
+def test_progress_in_a_terminal_is_one_line_that_is_updated_in_place(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("hybridnn.training.progress_bar.REFRESH_SECONDS", 0.0)
+    shown, history = shown_on(Terminal(), monkeypatch, **settings)
     assert shown.count("\n") == 1
-    assert "3/3" in shown
-    assert "train loss" in shown
-    assert "test accuracy" in shown
+    *_, before_end, end = shown.split("\r\033[K")
+    assert end == f"{'━' * 20} epoch 3/3, {measured(history.epochs[-1])}\n"
+    assert before_end.startswith("━" * 20)
+    states = [text.strip("━─ ") for text in shown.split("\r\033[K")[1:-1]]
+    assert [text.partition(",")[0] for text in states] == [f"epoch {epoch}/3" for epoch in range(4)]
+    monkeypatch.setenv("COLUMNS", "30")
+    lines = shown_on(Terminal(), monkeypatch, progress=True)[0].rstrip("\n").split("\r\033[K")
+    assert max(map(len, lines)) == 29
 
 
-def test_nothing_is_shown_where_the_output_is_a_file() -> None:
-    assert shown_by(Console(file=io.StringIO())) == ""
+def test_progress_in_a_file_is_a_line_for_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, history = shown_on(io.StringIO(), monkeypatch, progress=True)
+    assert shown.splitlines() == [f"epoch {record.epoch}/3, {measured(record)}" for record in history.epochs]
+
+
+def test_fit_shows_nothing_unless_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown_on(Terminal(), monkeypatch)[0] == ""
 
 
 @pytest.mark.in_process(ranks=[2])
-def test_only_the_first_rank_shows_a_bar(comm: MPI.Intracomm) -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+def test_only_the_first_rank_shows_progress(comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str]) -> None:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
-    Trainer(MLP([4, 3]), grid=ProcessGrid(comm)).fit(x, y, epochs=1, callbacks=[ProgressBar(1, console)])
-    assert bool(console.file.getvalue()) == (comm.rank == 0)  # type: ignore[attr-defined]
+    trainer = Trainer(MLP([4, 3]), grid=ProcessGrid(comm))
+    trainer.fit(x, y, epochs=2, progress=True)
+    if comm.rank == 0:
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.partition(",")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
+    with pytest.raises(UnequalSettingError, match="progress: rank 0 has false, rank 1 has true"):
+        trainer.fit(x, y, epochs=1, progress=comm.rank == 1)
+
+
+def test_records_print_as_a_short_line() -> None:
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
+    trainer, lines = Trainer(MLP([4, 5, 3]), batch_size=20, log_every=1, evaluate_every_steps=1), list[str]()
+
+    def keep(record: Any) -> None:
+        lines.append(str(record))
+
+    trainer.fit(x, y, epochs=1, validation=(x, y), on_step=keep, on_epoch=keep, on_evaluation=keep)
+    history = trainer.history
+    assert lines[0] == f"step 1: train loss {history.steps[0].train_loss:.4g}"
+    assert lines[-1] == f"epoch 1: {measured(history.epochs[0])}"
+    evaluated = history.evaluations[-1]
+    assert f"step 2: test loss {evaluated.test_loss:.4g}, test accuracy {evaluated.test_accuracy:.4g}" in lines
+
+
+IN_A_NOTEBOOK = """
+import sys
+sys.modules["ipywidgets"] = None
+import numpy as np
+from hybridnn import MLP, Trainer
+from hybridnn.in_process import run_ranks
+x, y = np.random.default_rng(0).standard_normal((40, 4)), np.arange(40) % 3
+def fit(**settings):
+    Trainer(MLP([4, 5, 3])).fit(x, y, epochs=3, **settings)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_progress_in_a_notebook_without_widgets_is_one_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("nbclient")
+    from reference.notebooks import executed, printed, quiet_kernel, with_cells
+
+    quiet_kernel(monkeypatch, tmp_path)
+    command = "!{sys.executable} -m hybridnn train --epochs 3 --hidden 4 --out {FOLDER}"
+    cells = ("fit()", "fit(progress=False)", "run_ranks(1, lambda comm: fit())", command)
+    empty = json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    first = f"{IN_A_NOTEBOOK}FOLDER = {str(tmp_path / 'run')!r}"
+    found = json.loads(executed(with_cells(empty, first, *cells)))["cells"]
+    (shown,) = found[1]["outputs"]
+    assert re.match(r"epoch 3/3, train loss 1\.\d+$", "".join(shown["data"]["text/plain"]))
+    assert "".join(shown["data"]["text/html"]).startswith('<progress value="3" max="3"></progress> epoch 3/3, ')
+    assert found[2]["outputs"] == []
+    assert all("progress" not in json.dumps(output) for output in found[3]["outputs"])
+    lines = printed(found[4])
+    assert len(re.findall(r"^epoch +\d  train loss", lines, re.MULTILINE)) == 3
+    assert re.search(r"\x1b|\r(?!\n)", lines) is None

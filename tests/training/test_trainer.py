@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +14,7 @@ import pytest
 import hybridnn
 from hybridnn import MLP, SGD, Trainer
 from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
+from hybridnn.in_process import run_ranks
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.records import EpochRecord, StepRecord
 from reference.network import Array
@@ -110,6 +114,38 @@ def test_weights_that_come_out_go_in_again() -> None:
     handed_out = first.weights()
     handed_out["layers.0.weight"][:] = 0
     assert not np.array_equal(first.weights()["layers.0.weight"], handed_out["layers.0.weight"])
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_trainer_that_is_copied_names_its_weights(copied: Callable[[Trainer], Any]) -> None:
+    with pytest.raises(TypeError, match=r"^a Trainer .* cannot be pickled or copied: save weights\(\), and"):
+        copied(trainer())
+
+
+CONSTANT: dict[str, tuple[Any, str]] = {
+    "labels": (np.ones(20, int), "all 20 samples have the target 1: there is nothing to learn"),
+    "a number": (np.full(20, 0.5), r"the target \[0\.5\]"),
+    "two numbers": (np.full((20, 2), 3.0), r"the target \[3\.0, 3\.0\]"),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", CONSTANT)
+@pytest.mark.parametrize("distribution", ["local", "scatter"])
+def test_the_first_rank_warns_of_a_constant_target(ranks: int, kind: str, distribution: str) -> None:
+    y, message = CONSTANT[kind]
+    x = np.random.default_rng(0).normal(size=(20, 3))
+
+    def fit(comm: Any, targets: Array) -> None:
+        it = Trainer(MLP([3, 1 if kind == "a number" else 2]), distribution=distribution)
+        it.fit(x, targets, epochs=1, validation=(x[:1], y[:1]))
+
+    with pytest.warns(UserWarning, match=message) as caught:
+        run_ranks(ranks, fit, y)
+    assert [item.filename for item in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_ranks(ranks, fit, np.arange(20) % 2 if kind == "labels" else y + x[:, : y.ndim].reshape(y.shape))
 
 
 @pytest.mark.parametrize(

@@ -327,7 +327,7 @@ def _require_whole(stages: int, minibatches: int, microbatches: int, chunks: int
 def _require_counts(method: Method, stages: int, minibatches: int, microbatches: int, chunks: int) -> None:
     _require_whole(stages, minibatches, microbatches, chunks)
     if microbatches > 1 and not method.cuts_minibatches:
-        raise SettingError("parallel.microbatches", microbatches, f"1 with {method.name}, which cuts no minibatches")
+        raise SettingError("parallel.microbatches", microbatches, f"1 with {method.name}, which splits no minibatch")
     if chunks > 1 and not method.chunked:
         having = ", ".join(name for name, other in METHODS.items() if other.chunked)
         raise SettingError("parallel.chunks", chunks, f"1 with {method.name}; more only with {having}")

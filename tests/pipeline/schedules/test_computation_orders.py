@@ -253,7 +253,7 @@ WRONG = [
     ({"method": None}, "parallel.method = None: must be one of sequential, gpipe"),
     ({"method": ["1f1b"]}, "parallel.method = ['1f1b']: did you mean 1f1b?"),
     ({"method": []}, "parallel.method = []: must be one of"),
-    ({"method": "ddg", "microbatches": 2}, "parallel.microbatches = 2: 1 with ddg, which cuts no minibatches"),
+    ({"method": "ddg", "microbatches": 2}, "parallel.microbatches = 2: 1 with ddg, which splits no minibatch"),
     ({"method": "interleaved", "microbatches": 4}, "parallel.chunks = 1: 2 or more with interleaved"),
     (
         {"method": "interleaved", "chunks": 2, "microbatches": 5},
