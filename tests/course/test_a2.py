@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from course.rewritten import rewritten_files
 from hybridnn.assignments.a2_batch.solution import GradientReducer
 from hybridnn.course.answers import Call
 from hybridnn.course.assignment import Variant, load_assignment
@@ -332,22 +333,10 @@ def test_examples_of_the_handout() -> None:
 # -- submissions in processes of their own ----------------------------------------------------------------------------
 
 
-def _submitted(variant: Variant, reducer: str) -> dict[str, str]:
-    head = "import numpy as np\nfrom hybridnn.assignments.a2_batch import solution\n"
-    made = {task.name: f"{task.function} = solution.{task.name}_solution({variant!r})\n" for task in A2.tasks}
-    made["gradient"] = "global_gradient = solution.global_gradient\n"
-    blocks, gradient = (head + "".join(made[task.name] for task in A2.tasks if task.file == file) for file in A2.files)
-    return {"blocks.py": blocks, "gradient.py": gradient + reducer}
-
-
-def _graded(variant: Variant, reducer: str, *tasks: str) -> list[TaskOutcome]:
-    with Worker(A2, _submitted(variant, reducer)) as worker:
-        return [check_task(worker, TaskKey(A2, A2.task(task), variant, KEY)) for task in tasks]
-
-
 def test_a_submission_of_the_references_earns_100_points() -> None:
     variant = {"longer_parts": "last", "short_minibatch": "first", "bucket_size": "at most", "loss_place": "first"}
-    outcomes = _graded(variant, "", *(task.name for task in A2.tasks))
+    with Worker(A2, rewritten_files(A2, variant, {}, 1)) as worker:
+        outcomes = [check_task(worker, TaskKey(A2, task, variant, KEY)) for task in A2.tasks]
     assert sum(outcome.points for outcome in outcomes) == pytest.approx(100)
 
 
@@ -389,6 +378,8 @@ TOO_EARLY = (
     ],
 )
 def test_reducers_of_another_style_are_recognized(changed: dict[str, str], mistake: str) -> None:
-    (outcome,) = _graded(STANDARD, PLAIN_REDUCER.format(**{**RIGHT, **changed}), "reducer")
+    files = {"blocks.py": "", "gradient.py": PLAIN_REDUCER.format(**{**RIGHT, **changed})}
+    with Worker(A2, files) as worker:
+        outcome = check_task(worker, TaskKey(A2, A2.task("reducer"), STANDARD, KEY))
     assert {check.mistake for check in outcome.checks if not check.passed} - {""} == ({mistake} if mistake else set())
     assert (outcome.points == A2.task("reducer").points.total) == (not mistake)

@@ -314,5 +314,5 @@ def test_a_solution_of_an_old_term_fails_and_is_flagged(tmp_path: Path) -> None:
     outcome = Grader(new, A2, "none").grade(submission_zip(A2, old.variant(A2), files))
     assert outcome.points < 60
     lost = {task.name for task in outcome.tasks if task.points < task.possible}
-    assert lost == {"bounds", "minibatches", "buckets"}
+    assert lost == {"bounds", "minibatches", "buckets", "reducer"}
     assert len([flag for flag in outcome.flags if "variant" in flag]) >= 3
