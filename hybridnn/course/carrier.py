@@ -59,6 +59,8 @@ class Worker:
         Of `choose_isolation`.
     limit : float
         Seconds of one case; a training may take longer.
+    modules : sequence of str
+        Modules that the course allows besides those that every submission may import.
 
     Attributes
     ----------
@@ -74,6 +76,7 @@ class Worker:
         *,
         isolation: str = "none",
         limit: float = 10.0,
+        modules: Sequence[str] = (),
     ) -> None:
         self._limit, self.printed = limit, ""
         self._is_alive = True
@@ -91,9 +94,10 @@ class Worker:
         )
         theirs.close()
         names = {name: name for name in files} if paths is None else dict(paths)
-        start = {"assignment": assignment.id, "files": dict(files), "paths": names, "isolation": isolation}
+        start = {"assignment": assignment.id, "files": dict(files), "paths": names, "modules": list(modules)}
+        first_user = 0 if self._users is None else self._users.first
         try:
-            send_frame(own, {**start, "first_user": 0 if self._users is None else self._users.first})
+            send_frame(own, {**start, "isolation": isolation, "first_user": first_user})
             ready = receive_frame(own, monotonic() + START_SECONDS)["ready"]
         except FrameError as error:
             self._end()

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import product
 from typing import Protocol
 
-from hybridnn.course.answers import NOT_WRITTEN, Answer, Failure, first_difference, same_answer
+from hybridnn.course.answers import FORBIDDEN, NOT_WRITTEN, Answer, Failure, first_difference, same_answer
 from hybridnn.course.assignment import Assignment, Bound, Case, Mistake, Task, Variant
 from hybridnn.course.execution import KINDS, run_trusted, seeded
 from hybridnn.course.outcome import CheckOutcome, Kind, TaskOutcome
@@ -20,11 +20,20 @@ DEADLOCK = re.compile(r"deadlock in ((send|receive|allreduce|allgather|barrier)(
 FAILURES = frozenset(
     [
         *KINDS.values(),
-        *(NOT_WRITTEN, "ended", "memory", "no end", "no function", "wrong output"),
+        *(FORBIDDEN, NOT_WRITTEN, "ended", "memory", "no end", "no function", "wrong output"),
         *("refused operation", "communication error", "too much communication"),
     ]
 )
 """Kinds of failures that the kit names."""
+
+LEAST_CARRIED = 0.25
+"""Least share of the reference's bytes that a rank has to send and receive.
+
+Without messages, right outputs come from elsewhere. Every algorithm for the sum of random arrays, and for blocks of
+them, sends and receives at least half of what a ring does; the other half is for elements of a smaller type.
+"""
+
+IMPOSSIBLE = "impossible"
 
 
 class Runner(Protocol):
@@ -138,8 +147,31 @@ class _Tried:
             return answer.failure.text
         difference = first_difference(answer.outputs, expected.outputs, self.key.task.tolerance)
         if difference is None:
-            return None
+            return self.impossible(number) or None
         return describe_difference(difference, answer.outputs, expected.outputs)
+
+    def has_right_outputs(self, number: int) -> bool:
+        """Whether the outputs of an answer are right, however they were exchanged."""
+        answer, expected = self.answers[number], self.key.expected(number)
+        right = answer.failure is None
+        return right and first_difference(answer.outputs, expected.outputs, self.key.task.tolerance) is None
+
+    def impossible(self, number: int) -> str:
+        """Why right outputs cannot be the result of the messages; empty where they can."""
+        answer, expected = self.answers[number], self.key.expected(number)
+        for rank in range(self.key.cases[number].ranks):
+            own, needed = answer.carried_bytes(rank), expected.carried_bytes(rank)
+            if own < LEAST_CARRIED * needed and self.has_right_outputs(number):
+                carried = f"rank {rank} sent and received {own:,} bytes by the group, of the reference's {needed:,}"
+                return f"{IMPOSSIBLE}: right outputs without the messages that they need: {carried}"
+        return ""
+
+    def flag(self, number: int) -> str:
+        """What a person should look at in an answer; empty if nothing."""
+        failure = self.answers[number].failure
+        is_forbidden = failure is not None and failure.kind == FORBIDDEN
+        text = f"{FORBIDDEN}: {failure.text}" if failure and is_forbidden else self.impossible(number)
+        return f"{self.key.task.name}: {text}" if text else ""
 
     def problem(self, number: int) -> str:
         """What is wrong with an answer; empty if nothing is."""
@@ -153,7 +185,7 @@ class _Tried:
     @cached_property
     def mistake(self) -> Mistake | None:
         """The only known mistake that gives the same answers to all cases; None where there is none, or several."""
-        return diagnose(self.key, self.answers, with_traffic=all(map(self.is_right, self.answers)))
+        return diagnose(self.key, self.answers, with_traffic=all(map(self.has_right_outputs, self.answers)))
 
 
 def diagnose(key: TaskKey, answers: dict[int, Answer], *, with_traffic: bool) -> Mistake | None:
@@ -203,7 +235,8 @@ def check_task(
     if task.whole is not None and task.points.whole and whole:
         may_run = all(map(tried.is_right, tried.answers)) and len(tried.answers) == len(key.cases) and not stop()
         checks.append(_whole_check(runner, key, may_run))
-    return TaskOutcome(name=task.name, checks=tuple(checks))
+    flags = dict.fromkeys(filter(None, map(tried.flag, tried.answers)))
+    return TaskOutcome(name=task.name, checks=tuple(checks), flags=tuple(flags))
 
 
 def _case_check(tried: _Tried, number: int) -> CheckOutcome:
@@ -220,18 +253,19 @@ def _case_check(tried: _Tried, number: int) -> CheckOutcome:
         return check.model_copy(update={"points": possible})
     mistake = tried.mistake
     message = tried.problem(number)
-    update = {"message": message if kind == "public" else _without_inputs(tried.answers[number], case)}
+    update = {"message": message if kind == "public" else _without_inputs(tried, number)}
     if mistake is not None:
         update |= {"hint": mistake.hint, "mistake": mistake.name}
     return check.model_copy(update=update)
 
 
-def _without_inputs(answer: Answer, case: Case) -> str:
+def _without_inputs(tried: _Tried, number: int) -> str:
     """What a student may know of a wrong answer to a hidden case."""
+    case, failure = tried.key.cases[number], tried.answers[number].failure
     ranks = f"{case.ranks} ranks: " if case.ranks > 1 else ""
-    if answer.failure is None:
-        return f"{ranks}wrong outputs"
-    return f"{ranks}{_known_kind(answer.failure.kind)}"
+    if failure is None:
+        return f"{ranks}{IMPOSSIBLE if tried.impossible(number) else 'wrong outputs'}"
+    return f"{ranks}{_known_kind(failure.kind)}"
 
 
 def _known_kind(kind: str) -> str:
