@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 START_SECONDS = 60.0  # for a worker to import what it needs
+LEAST_SECONDS = 2.0  # for it to start or to end the ranks of a case; in a container, a rank may stop it
 CARRIED_BYTES = 1 << 30  # of all arrays of a case
 CARRIED_CALLS = 100_000
 WHOLE_FACTOR = 4  # a training may take so many times the limit of a case
@@ -118,7 +119,7 @@ class Worker:
     def _end(self) -> None:
         self._control.close()
         try:
-            self._process.wait(15)
+            self._process.wait(15 if self._is_alive else LEAST_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -160,7 +161,7 @@ class Worker:
             finally:
                 for connection in ranks_of:
                     connection.close()
-                self._stop(ranks)
+                self._stop(ranks, limit)
             printed.seek(0)
             self.printed = (self.printed + printed.read(SHOWN_BYTES).decode(errors="replace"))[:SHOWN_BYTES]
         return answer
@@ -172,15 +173,19 @@ class Worker:
             for first in range(0, ranks, 64):
                 part = [theirs.fileno() for _, theirs in pairs[first : first + 64]]
                 socket.send_fds(self._control, [b"f"], part + ([printed] if first + 64 >= ranks else []))
-            receive_frame(self._control, monotonic() + START_SECONDS)
+            self._await_worker(limit)
         finally:
             for _, theirs in pairs:
                 theirs.close()
         return [own for own, _ in pairs]
 
-    def _stop(self, ranks: int) -> None:
+    def _stop(self, ranks: int, limit: float) -> None:
         send_frame(self._control, {"do": "end", "ranks": ranks})
-        receive_frame(self._control, monotonic() + START_SECONDS)
+        self._await_worker(limit)
+
+    def _await_worker(self, limit: float) -> None:
+        """Wait until the worker has done something, as long as a case may take."""
+        receive_frame(self._control, monotonic() + max(limit, LEAST_SECONDS))
 
 
 class _Carrier:

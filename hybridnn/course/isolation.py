@@ -121,9 +121,10 @@ def _has_account(user: int) -> bool:
 
 
 def become_worker() -> None:
-    """In the process that starts ranks: end with the grader, and adopt the processes of ranks that end."""
+    """In the process that starts ranks: end with the grader, adopt processes of ended ranks, and be traced by none."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_DUMPABLE, 0)
 
 
 def confine(mode: str, user: int, seconds: int) -> bool:

@@ -140,6 +140,15 @@ for target in (os.getppid(), -1):
     except OSError:
         pass
 """,
+    "stops its parent": NOTHING
+    + """
+import os, signal
+for target in (os.getppid(), 1):
+    try:
+        os.kill(target, signal.SIGSTOP)
+    except OSError:
+        pass
+""",
     "reads the grader's memory": NOTHING
     + """
 import os
