@@ -29,6 +29,7 @@ from hybridnn.utils.files import parse_toml
 from hybridnn.utils.settings_models import first_problem
 
 STUDY, JOB, RESULTS, CLAIMS, REPORT = FILES = ("study.toml", "job.sbatch", "results.csv", "claims.toml", "report.md")
+TEMPLATES = {path.name: path.read_text("utf-8").strip() for path in Path(__file__).parent.glob("templates/*.*")}
 LONGEST = 50_000  # characters of a study file
 MOST_CELLS = 2_000
 
@@ -109,8 +110,7 @@ class Submitted:
     def require_written(self, name: str) -> str:
         """The text of a file; a failure of kind `NOT_WRITTEN` where it is that of the template."""
         text = self.texts[name]
-        template = Path(__file__).parent / "templates" / name
-        if not text.strip() or (template.exists() and text.strip() == template.read_text(encoding="utf-8").strip()):
+        if text.strip() in ("", TEMPLATES.get(name)):
             raise problem(NOT_WRITTEN, f"{name}: not written yet")
         return text
 

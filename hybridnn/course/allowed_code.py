@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator
+from typing import TypeGuard
 
 from hybridnn.course.assignment import Assignment
 
@@ -26,24 +27,55 @@ MODULES = frozenset(
 
 CALLS = frozenset(
     [
-        *("breakpoint", "compile", "delattr", "eval", "evaluate_forward_ref", "exec", "ForwardRef", "get_type_hints"),
-        *("getattr", "globals", "input", "locals", "open", "setattr", "singledispatch", "singledispatchmethod", "vars"),
+        *("breakpoint", "CodeType", "compile", "copyright", "credits", "delattr", "eval", "evaluate_forward_ref"),
+        *("exec", "ForwardRef", "formatwarning", "FunctionType", "get_type_hints", "getattr", "globals", "help"),
+        *("input", "license", "locals", "make_dataclass", "open", "setattr", "showwarning", "singledispatch"),
+        *("singledispatchmethod", "update_wrapper", "vars", "wraps"),
     ]
 )
 """Functions that run text as code, reach files, or reach attributes whose names cannot be read here."""
 
-ATTRIBUTES = frozenset(
+FILES = frozenset(
     [
-        *("attrgetter", "bltns", "builtins", "cffi", "copyreg", "ctypes", "ctypeslib", "distutils", "f2py", "gc"),
-        *("importlib", "inspect", "load", "loads", "methodcaller", "modules", "os", "pickle", "read_array", "rundocs"),
-        *("runstring", "socket", "subprocess", "sys", "tb_frame", "tb_next", "testing", "threading"),
+        *("DataSource", "dump", "fromfile", "fromregex", "genfromtxt", "io", "load", "load_npz", "loads", "loadtxt"),
+        *("memmap", "open_memmap", "read_array", "read_array_header_1_0", "save", "save_npz", "savetxt", "savez"),
+        *("savez_compressed", "tofile", "write_array"),
     ]
 )
-"""Attributes that lead to such functions, to other modules or to the callers of a function."""
+"""Functions and modules of NumPy and SciPy that read or write files."""
+
+ATTRIBUTES = frozenset(
+    [
+        *("as_strided", "attrgetter", "bltns", "builtins", "cffi", "copyreg", "ctypes", "ctypeslib", "distutils"),
+        *("f2py", "gc", "importlib", "inspect", "linecache", "LowLevelCallable", "methodcaller", "modules", "os"),
+        *("pickle", "rundocs", "runstring", "socket", "subprocess", "sys", "tb_frame", "tb_next", "testing"),
+        *("threading", "types"),
+    ]
+)
+"""Attributes that lead to such functions, to other modules, to the callers of a function or beyond an array."""
 
 FRAME = re.compile(r"(f|gi|cr|ag)_(back|frame|globals|locals|builtins|code)")
 DUNDER = re.compile(r"__\w+__")
+DUNDER_IN_TEXT = re.compile(r"(?:^|[.\[])\s*(__\w+__)")  # a whole text, or an attribute or item of a format string
 PLAIN_DUNDERS = frozenset(["__init__", "__name__", "__main__", "__all__", "__post_init__", "__len__", "__doc__"])
+METHODS = frozenset(
+    f"__{name}__"
+    for name in (
+        *("abs", "add", "and", "bool", "call", "contains", "divmod", "enter", "eq", "exit", "float", "floordiv", "ge"),
+        *("getitem", "gt", "hash", "iadd", "imul", "index", "int", "invert", "isub", "iter", "itruediv", "le", "lt"),
+        *("matmul", "mod", "mul", "ne", "neg", "next", "or", "pos", "pow", "radd", "repr", "reversed", "rfloordiv"),
+        *("rmatmul", "rmod", "rmul", "rpow", "rsub", "rtruediv", "setitem", "str", "sub", "truediv", "xor"),
+    )
+)
+"""Special methods that a class may define; others decide about attributes, classes and copies."""
+
+MODULE_FIELDS = frozenset([(ast.ImportFrom, "module"), (ast.alias, "name")])
+"""Fields of syntax trees with names of modules, and what is imported from them."""
+
+
+def is_in(module: str, packages: Collection[str]) -> bool:
+    """Whether a module is one of some, or inside one."""
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def refusals(assignment: Assignment, file: str, tree: ast.Module, modules: Collection[str] = ()) -> Iterator[str]:
@@ -56,7 +88,10 @@ def refusals(assignment: Assignment, file: str, tree: ast.Module, modules: Colle
     """
     allowed = {*MODULES, *(name.removesuffix(".py") for name in assignment.files), *modules}
     imported = _imported_names(tree)
+    documentation = {node.value for node in ast.walk(tree) if _is_documentation(node)}
     for node in ast.walk(tree):
+        if node in documentation:
+            continue
         for name in _refused_imports(assignment, node, allowed):
             yield f"{file}, line {_line(node)}: imports {name}; {_may_import(assignment, name, modules)}"
         for name in _refused_names(node, imported):
@@ -76,6 +111,10 @@ def import_rule(assignment: Assignment, modules: Collection[str] = ()) -> str:
     )
 
 
+def _is_documentation(node: ast.AST) -> TypeGuard[ast.Expr]:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
 def _line(node: ast.AST) -> int:
     line: int = node.lineno  # type: ignore[attr-defined]  # statements, expressions, keywords and patterns have one
     return line
@@ -89,18 +128,12 @@ def _imported_names(tree: ast.Module) -> set[str]:
 
 def _refused_imports(assignment: Assignment, node: ast.AST, allowed: Collection[str]) -> Iterator[str]:
     if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names if not _is_in(alias.name, allowed))
+        yield from (alias.name for alias in node.names if not is_in(alias.name, allowed))
     elif isinstance(node, ast.ImportFrom):
         module = "." * node.level + (node.module or "")
         offered = assignment.imports.get(module, ())
-        if not _is_in(module, allowed):
+        if not is_in(module, allowed):
             yield from (f"{module}.{alias.name}" for alias in node.names if alias.name not in offered)
-
-
-def _is_in(module: str, modules: Collection[str]) -> bool:
-    """Whether a module, or a package that it is in, is among some."""
-    parts = module.split(".")
-    return any(".".join(parts[:count]) in modules for count in range(1, len(parts) + 1))
 
 
 def _may_import(assignment: Assignment, name: str, modules: Collection[str]) -> str:
@@ -111,7 +144,8 @@ def _may_import(assignment: Assignment, name: str, modules: Collection[str]) -> 
 
 
 def _refused_names(node: ast.AST, imported: Collection[str]) -> Iterator[str]:
-    if isinstance(node, ast.Name) and (node.id in CALLS or _is_special(node.id)):
+    yield from filter(_is_special, _identifiers(node))
+    if isinstance(node, ast.Name) and node.id in CALLS:
         yield node.id
     elif isinstance(node, ast.Attribute):
         is_private = node.attr.startswith("_") and _first_name(node) in imported
@@ -123,8 +157,22 @@ def _refused_names(node: ast.AST, imported: Collection[str]) -> Iterator[str]:
         yield from (part for part in parts if part in CALLS or part.startswith("_") or _is_refused_attribute(part))
     elif isinstance(node, ast.MatchClass):
         yield from (name for name in node.kwd_attrs if _is_refused_attribute(name))
+        if node.patterns:
+            yield "attributes without their names in a pattern"
     elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
         yield node.arg
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from filter(_is_special, DUNDER_IN_TEXT.findall(node.value))
+
+
+def _identifiers(node: ast.AST) -> Iterator[str]:
+    """Names of variables, attributes, arguments and functions, without those of methods that a class may define."""
+    if isinstance(node, ast.Constant) or (isinstance(node, ast.FunctionDef) and node.name in METHODS):
+        return
+    for field, value in ast.iter_fields(node):
+        names = value if isinstance(value, list) else [value]
+        if (type(node), field) not in MODULE_FIELDS:
+            yield from (name for name in names if isinstance(name, str))
 
 
 def _first_name(node: ast.expr) -> str:
@@ -135,7 +183,7 @@ def _first_name(node: ast.expr) -> str:
 
 
 def _is_refused_attribute(name: str) -> bool:
-    return name.strip("_") in ATTRIBUTES or bool(FRAME.fullmatch(name)) or _is_special(name)
+    return name in FILES or name.strip("_") in ATTRIBUTES or bool(FRAME.fullmatch(name))
 
 
 def _is_special(name: str) -> bool:

@@ -45,6 +45,7 @@ class Failure:
 
 
 NOT_WRITTEN = "not written"
+FORBIDDEN = "forbidden"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Answer:
     def sent(self, rank: int) -> list[Call]:
         """Messages that a rank sent."""
         return [call for call in self.calls if call.rank == rank and call.name == "send"]
+
+    def carried_bytes(self, rank: int) -> int:
+        """Bytes that a rank sent and received; of an all-reduce, its array in both directions."""
+        return sum(call.nbytes * (1 + (call.name == "allreduce")) for call in self.calls if call.rank == rank)
 
 
 @dataclass(frozen=True)

@@ -280,6 +280,11 @@ def assignment_packages() -> dict[str, str]:
     return {name.partition("_")[0]: f"hybridnn.assignments.{name}" for name in found}
 
 
+def forget_assignments() -> None:
+    """Load assignments anew from now on, so that this module does not hold them."""
+    _load.cache_clear()
+
+
 @cache
 def _load(package: str) -> Assignment:
     assignment: Assignment = importlib.import_module(f"{package}.assignment").ASSIGNMENT

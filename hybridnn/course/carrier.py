@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 START_SECONDS = 60.0  # for a worker to import what it needs
+LEAST_SECONDS = 2.0  # for it to start or to end the ranks of a case; in a container, a rank may stop it
 CARRIED_BYTES = 1 << 30  # of all arrays of a case
 CARRIED_CALLS = 100_000
 WHOLE_FACTOR = 4  # a training may take so many times the limit of a case
@@ -59,6 +60,8 @@ class Worker:
         Of `choose_isolation`.
     limit : float
         Seconds of one case; a training may take longer.
+    modules : sequence of str
+        Modules that the course allows besides those that every submission may import.
 
     Attributes
     ----------
@@ -74,6 +77,7 @@ class Worker:
         *,
         isolation: str = "none",
         limit: float = 10.0,
+        modules: Sequence[str] = (),
     ) -> None:
         self._limit, self.printed = limit, ""
         self._is_alive = True
@@ -91,9 +95,10 @@ class Worker:
         )
         theirs.close()
         names = {name: name for name in files} if paths is None else dict(paths)
-        start = {"assignment": assignment.id, "files": dict(files), "paths": names, "isolation": isolation}
+        start = {"assignment": assignment.id, "files": dict(files), "paths": names, "modules": list(modules)}
+        first_user = 0 if self._users is None else self._users.first
         try:
-            send_frame(own, {**start, "first_user": 0 if self._users is None else self._users.first})
+            send_frame(own, {**start, "isolation": isolation, "first_user": first_user})
             ready = receive_frame(own, monotonic() + START_SECONDS)["ready"]
         except FrameError as error:
             self._end()
@@ -114,7 +119,7 @@ class Worker:
     def _end(self) -> None:
         self._control.close()
         try:
-            self._process.wait(15)
+            self._process.wait(15 if self._is_alive else LEAST_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -156,7 +161,7 @@ class Worker:
             finally:
                 for connection in ranks_of:
                     connection.close()
-                self._stop(ranks)
+                self._stop(ranks, limit)
             printed.seek(0)
             self.printed = (self.printed + printed.read(SHOWN_BYTES).decode(errors="replace"))[:SHOWN_BYTES]
         return answer
@@ -168,15 +173,19 @@ class Worker:
             for first in range(0, ranks, 64):
                 part = [theirs.fileno() for _, theirs in pairs[first : first + 64]]
                 socket.send_fds(self._control, [b"f"], part + ([printed] if first + 64 >= ranks else []))
-            receive_frame(self._control, monotonic() + START_SECONDS)
+            self._await_worker(limit)
         finally:
             for _, theirs in pairs:
                 theirs.close()
         return [own for own, _ in pairs]
 
-    def _stop(self, ranks: int) -> None:
+    def _stop(self, ranks: int, limit: float) -> None:
         send_frame(self._control, {"do": "end", "ranks": ranks})
-        receive_frame(self._control, monotonic() + START_SECONDS)
+        self._await_worker(limit)
+
+    def _await_worker(self, limit: float) -> None:
+        """Wait until the worker has done something, as long as a case may take."""
+        receive_frame(self._control, monotonic() + max(limit, LEAST_SECONDS))
 
 
 class _Carrier:

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import product
 from typing import Protocol
 
-from hybridnn.course.answers import NOT_WRITTEN, Answer, Failure, first_difference, same_answer
+from hybridnn.course.answers import FORBIDDEN, NOT_WRITTEN, Answer, Failure, first_difference, same_answer
 from hybridnn.course.assignment import Assignment, Bound, Case, Mistake, Task, Variant
 from hybridnn.course.execution import KINDS, run_trusted, seeded
 from hybridnn.course.outcome import CheckOutcome, Kind, TaskOutcome
@@ -21,11 +21,21 @@ DEADLOCK = re.compile(r"deadlock in ((send|receive|allreduce|allgather|barrier)(
 FAILURES = frozenset(
     [
         *KINDS.values(),
-        *(NOT_WRITTEN, "ended", "memory", "no end", "no function", "wrong output"),
+        *(FORBIDDEN, NOT_WRITTEN, "ended", "memory", "no end", "no function", "wrong output"),
         *("refused operation", "communication error", "too much communication"),
     ]
 )
 """Kinds of failures that the kit names."""
+
+LEAST_CARRIED = 0.25
+"""Least share of the bytes of a reference's rank that every rank has to send and receive.
+
+Without messages, right outputs come from elsewhere. To know the sum of arrays of random numbers, a rank has to send its
+array once and to receive one, which is at least half of what it does in a ring, and as much as a leaf of a tree does.
+The other half is for elements of a smaller type.
+"""
+
+IMPOSSIBLE = "impossible"
 
 
 class Runner(Protocol):
@@ -139,8 +149,38 @@ class _Tried:
             return answer.failure.text
         difference = first_difference(answer.outputs, expected.outputs, self.key.task.tolerance)
         if difference is None:
-            return None
+            return self.impossible(number) or None
         return describe_difference(difference, answer.outputs, expected.outputs)
+
+    def has_right_outputs(self, number: int) -> bool:
+        """Whether the outputs of an answer are right, however they were exchanged."""
+        return same_answer(self.answers[number], self.key.expected(number), self.key.task.tolerance)
+
+    def impossible(self, number: int) -> str:
+        """Why right outputs cannot be the result of the messages; empty where they can."""
+        ranks = range(self.key.cases[number].ranks)
+        of_reference = list(map(self.key.expected(number).carried_bytes, ranks))
+        least = LEAST_CARRIED * min(filter(None, of_reference), default=0)
+        for rank, own in enumerate(map(self.answers[number].carried_bytes, ranks)):
+            if not (of_reference[rank] and own < least and self.has_right_outputs(number)):
+                continue
+            if not self._is_known_to_suffice(number, rank, own):
+                carried = f"rank {rank} sent and received {own:,} bytes by the group, and needs at least {least:,.0f}"
+                return f"{IMPOSSIBLE}: right outputs without the messages that they need: {carried}"
+        return ""
+
+    def _is_known_to_suffice(self, number: int, rank: int, nbytes: int) -> bool:
+        """Whether a known mistake, which is right in this case, does with as few bytes: some cases need none."""
+        known = (self.key.wrong(mistake, number) for mistake in self.key.mistakes)
+        expected, tolerance = self.key.expected(number), self.key.task.tolerance
+        return any(one.carried_bytes(rank) <= nbytes and same_answer(one, expected, tolerance) for one in known)
+
+    def flag(self, number: int) -> str:
+        """What a person should look at in an answer; empty if nothing."""
+        failure = self.answers[number].failure
+        is_forbidden = failure is not None and failure.kind == FORBIDDEN
+        text = f"{FORBIDDEN}: {failure.text}" if failure and is_forbidden else self.impossible(number)
+        return f"{self.key.task.name}: {text}" if text else ""
 
     def problem(self, number: int) -> str:
         """What is wrong with an answer; empty if nothing is."""
@@ -154,7 +194,7 @@ class _Tried:
     @cached_property
     def mistake(self) -> Mistake | None:
         """The only known mistake that gives the same answers to all cases; None where there is none, or several."""
-        return diagnose(self.key, self.answers, with_traffic=all(map(self.is_right, self.answers)))
+        return diagnose(self.key, self.answers, with_traffic=all(map(self.has_right_outputs, self.answers)))
 
 
 def found_alone(key: TaskKey, mistake: Mistake, numbers: Sequence[int]) -> str | None:
@@ -213,7 +253,8 @@ def check_task(
     if task.whole is not None and task.points.whole and whole:
         may_run = all(map(tried.is_right, tried.answers)) and len(tried.answers) == len(key.cases) and not stop()
         checks.append(_whole_check(runner, key, may_run))
-    return TaskOutcome(name=task.name, checks=tuple(checks))
+    flags = dict.fromkeys(filter(None, map(tried.flag, tried.answers)))
+    return TaskOutcome(name=task.name, checks=tuple(checks), flags=tuple(flags))
 
 
 def _is_final(key: TaskKey, answer: Answer) -> bool:
@@ -239,18 +280,19 @@ def _case_check(tried: _Tried, number: int) -> CheckOutcome:
         return check.model_copy(update={"points": possible})
     mistake = tried.mistake
     message = tried.problem(number)
-    update = {"message": message if kind == "public" else _without_inputs(tried.answers[number], case)}
+    update = {"message": message if kind == "public" else _without_inputs(tried, number)}
     if mistake is not None:
         update |= {"hint": mistake.hint, "mistake": mistake.name}
     return check.model_copy(update=update)
 
 
-def _without_inputs(answer: Answer, case: Case) -> str:
+def _without_inputs(tried: _Tried, number: int) -> str:
     """What a student may know of a wrong answer to a hidden case."""
+    case, failure = tried.key.cases[number], tried.answers[number].failure
     ranks = f"{case.ranks} ranks: " if case.ranks > 1 else ""
-    if answer.failure is None:
-        return f"{ranks}wrong outputs"
-    return f"{ranks}{_known_kind(answer.failure.kind)}"
+    if failure is None:
+        return f"{ranks}{IMPOSSIBLE if tried.impossible(number) else 'wrong outputs'}"
+    return f"{ranks}{_known_kind(failure.kind)}"
 
 
 def _known_kind(kind: str) -> str:

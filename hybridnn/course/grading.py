@@ -67,6 +67,7 @@ class Grader:
         if submission.manifest.variant != variant:
             flags.append("its assignment.toml names another variant than this course")
         flags += variant_flags(outcome.mistakes, variant)
+        flags += (flag for task in tasks for flag in task.flags)
         return outcome.model_copy(update={"flags": tuple(flags)})
 
     def _check(self, submission: Submission, variant: Variant, student: str) -> tuple[TaskOutcome, ...]:
@@ -76,7 +77,10 @@ class Grader:
         def is_over() -> bool:
             return monotonic() > end
 
-        with Worker(self.assignment, files, isolation=self.isolation, limit=self.limits.case) as worker:
+        modules = self.course.settings.modules
+        with Worker(
+            self.assignment, files, isolation=self.isolation, limit=self.limits.case, modules=modules
+        ) as worker:
             return tuple(
                 check_task(worker, self._key(task, variant, student), stop=is_over) for task in self.assignment.tasks
             )
@@ -93,7 +97,7 @@ def shown_outcome(outcome: Outcome, feedback: str) -> Outcome:
     """The outcome as a student may see it: without flags, and with ``"names"`` without messages and hints."""
     hidden = {"message": "", "hint": "", "mistake": ""} if feedback == "names" else {}
     tasks = tuple(
-        task.model_copy(update={"checks": tuple(check.model_copy(update=hidden) for check in task.checks)})
+        task.model_copy(update={"checks": tuple(check.model_copy(update=hidden) for check in task.checks), "flags": ()})
         for task in outcome.tasks
     )
     return outcome.model_copy(update={"tasks": tasks, "flags": ()})

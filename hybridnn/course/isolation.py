@@ -16,10 +16,11 @@ import resource
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,7 +37,7 @@ LOCK = "\0hybridnn-course-users-"  # name of a socket, with the number of a work
 MEMORY_BYTES = 2 << 30
 FILE_BYTES = 64 << 10  # of a file, and of what is printed
 DESCRIPTORS = 64
-PROCESSES = 64  # processes and threads of the user of a rank
+PROCESSES = 64  # processes and threads of the user of a rank, or of all ranks in bubblewrap
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWNET = 0x00020000, 0x08000000, 0x40000000
 MS_REC, MS_PRIVATE, MS_BIND, MS_NOSUID, MS_NODEV = 16384, 1 << 18, 4096, 2, 4
@@ -120,13 +121,18 @@ def _has_account(user: int) -> bool:
 
 
 def become_worker() -> None:
-    """In the process that starts ranks: end with the grader, and adopt the processes of ranks that end."""
+    """In the process that starts ranks: end with the grader, adopt processes of ended ranks, and be traced by none."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_DUMPABLE, 0)
 
 
-def confine(mode: str, user: int, seconds: int) -> None:
-    """In the process of a rank: give up rights and set limits, before the submission is loaded."""
+def confine(mode: str, user: int, seconds: int) -> bool:
+    """In the process of a rank: give up rights and set limits, before the submission is loaded.
+
+    False where the system did not allow namespaces of its own that the mode needs.
+    """
+    is_separate = True
     os.setsid()
     os.umask(0o022)  # the user of the rank reads the folders that root makes
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -138,9 +144,10 @@ def confine(mode: str, user: int, seconds: int) -> None:
     }
     if sys.platform == "linux":
         limits[resource.RLIMIT_AS] = MEMORY_BYTES
-    if mode == "user":
+    if mode != "none":  # the user of this mode has other processes
         limits[resource.RLIMIT_NPROC] = PROCESSES
-        _own_namespaces()
+    if mode == "user":
+        is_separate = _own_namespaces()
     for limit, value in limits.items():
         _, hard = resource.getrlimit(limit)
         new = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -150,30 +157,42 @@ def confine(mode: str, user: int, seconds: int) -> None:
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user resets it
+    os.umask(0o077)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
+    return is_separate
 
 
-def _own_namespaces() -> None:
-    """No network, no shared memory of others, and no folder that others can write to.
+def _own_namespaces() -> bool:
+    """No network, no shared memory of others, no solutions, and no folder that others can write to.
 
     Each such folder, and each folder on the way to Python that only root may enter, is covered by an empty one, in
-    which only what Python imports is seen. Where the system allows no namespaces, the folders stay as they are.
+    which only what Python imports is seen. Where the system allows no namespaces, the folders stay as they are; False
+    then, and where a part of it is not allowed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    for flag in (CLONE_NEWNET, CLONE_NEWIPC):
-        libc.unshare(flag)
+    is_separate = not any([libc.unshare(flag) for flag in (CLONE_NEWNET, CLONE_NEWIPC)])
     if libc.unshare(CLONE_NEWNS) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
-        return
+        return False
     needed = _needed_folders()
     for folder in _covered(needed):
         inside = [path for path in needed if path.is_relative_to(folder)]
         held = [os.open(path, O_PATH) for path in inside]
-        if libc.mount(b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"size=64k,nr_inodes=256,mode=1777"):
+        if _cover(libc, folder, b"size=64k,nr_inodes=256,mode=1777"):
+            is_separate = False
             continue
         for path, descriptor in zip(inside, held, strict=True):
             path.mkdir(parents=True, exist_ok=True)
             libc.mount(f"/proc/self/fd/{descriptor}".encode(), str(path).encode(), None, MS_BIND | MS_REC, None)
             os.close(descriptor)
+    solutions = find_spec("hybridnn.assignments")  # which this process has loaded as far as it needs them
+    for folder in (solutions and solutions.submodule_search_locations) or ():
+        is_separate &= not _cover(libc, folder, b"size=4k,mode=755")
+    return is_separate
+
+
+def _cover(libc: ctypes.CDLL, folder: str, options: bytes) -> int:
+    failed: int = libc.mount(b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
+    return failed
 
 
 def _covered(needed: Sequence[Path]) -> list[str]:
@@ -203,14 +222,33 @@ def _closed_folder(path: Path) -> str:
 
 def can_import(mode: str, user: int) -> bool:
     """Whether a confined process can read the files of Python and of this package."""
+
+    def can_read() -> bool:
+        confine(mode, user, 10)
+        return all(os.access(path, os.R_OK) for path in (os.__file__, __file__))
+
+    return _holds(can_read)
+
+
+def _holds(condition: Callable[[], bool]) -> bool:
+    """Whether a condition holds in another process."""
     pid = os.fork()
     if pid == 0:
-        readable = False
+        holds = False
         with contextlib.suppress(Exception):
-            confine(mode, user, 10)
-            readable = all(os.access(path, os.R_OK) for path in (os.__file__, __file__))
-        os._exit(0 if readable else 1)
+            holds = condition()
+        os._exit(0 if holds else 1)
     return os.waitpid(pid, 0)[1] == 0
+
+
+def missing_protection(mode: str) -> str:
+    """What the system does not allow here, in one line; empty where nothing is missing."""
+    if mode != "user" or _holds(lambda: confine(mode, FIRST_USER, 10)):
+        return ""
+    return (
+        "this system does not allow namespaces: ranks see the network, and each other's files in /tmp and the like "
+        "until a case has ended; a container needs the capability SYS_ADMIN for them"
+    )
 
 
 def _prctl(option: int, value: int) -> None:
@@ -224,7 +262,8 @@ def end_ranks(users: range) -> None:
     Parameters
     ----------
     users : range
-        The users of the ranks; empty where they have none of their own.
+        The users of the ranks, whose files and shared memory are removed, too; empty where they have none of their
+        own.
     """
     for user in users:
         _end_processes_of(user)
@@ -237,6 +276,34 @@ def end_ranks(users: range) -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         time.sleep(0.001)
+    if users:
+        for folder in WRITABLE:
+            _remove_files(folder, users)
+        _remove_shared_memory(users)
+
+
+def _remove_files(folder: str, users: range) -> None:
+    """Remove the files of users, also in folders inside that all may write to."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                is_folder = stat.S_ISDIR(status.st_mode)
+                if status.st_uid in users:
+                    shutil.rmtree(entry.path) if is_folder else os.unlink(entry.path)
+                elif is_folder and status.st_mode & stat.S_IWOTH:
+                    _remove_files(entry.path, users)
+
+
+def _remove_shared_memory(users: range) -> None:
+    """Remove System V shared memory, semaphores and message queues of users; IPC_RMID is 0."""
+    libc = ctypes.CDLL(None)
+    for kind, remove in (("shm", libc.shmctl), ("sem", libc.semctl), ("msg", libc.msgctl)):
+        with contextlib.suppress(OSError):
+            names, *rows = map(str.split, Path("/proc/sysvipc", kind).read_text(encoding="utf-8").splitlines())
+            for row in rows:
+                if int(row[names.index("uid")]) in users:
+                    remove(int(row[1]), 0, 0)
 
 
 def _end_processes_of(user: int) -> None:

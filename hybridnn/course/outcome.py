@@ -45,10 +45,11 @@ class CheckOutcome(_Record):
 
 
 class TaskOutcome(_Record):
-    """All checks of a task."""
+    """All checks of a task, and what a person should look at."""
 
     name: str
     checks: tuple[CheckOutcome, ...]
+    flags: tuple[str, ...] = ()
 
     @property
     def points(self) -> float:

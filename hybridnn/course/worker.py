@@ -20,12 +20,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
-from hybridnn.course.answers import Failure
+from hybridnn.course.answers import FORBIDDEN, Failure
 from hybridnn.course.assignment import Assignment, load_assignment
 from hybridnn.course.execution import describe_error, failure_of
 from hybridnn.course.frames import FrameError, receive_frame, send_frame
+from hybridnn.course.guard import guard_process, hides_library, without_solutions
 from hybridnn.course.isolation import USERS, become_worker, can_import, confine, end_ranks
 from hybridnn.course.remote_group import RemoteGroup
 
@@ -85,6 +86,8 @@ def main() -> None:
     with contextlib.suppress(FrameError):
         start = receive_frame(control)
         assignment = load_assignment(start["assignment"])
+        if hides_library(start["modules"]):
+            assignment = without_solutions(assignment)
         mode, users = start["isolation"], range(start["first_user"], start["first_user"] + USERS)
         if mode == "user":
             warm_up(assignment)
@@ -98,7 +101,7 @@ def main() -> None:
             descriptors = _receive_descriptors(control, request["ranks"] + 1)
             for rank in range(request["ranks"]):
                 if os.fork() == 0:
-                    _become_rank(start, users[rank], descriptors, rank, request["seconds"], control)
+                    _become_rank(start, assignment, users[rank], descriptors, rank, request["seconds"], control)
             for descriptor in descriptors:
                 os.close(descriptor)
             send_frame(control, {"started": True})
@@ -126,7 +129,13 @@ def _receive_descriptors(connection: socket.socket, count: int) -> list[int]:
 
 
 def _become_rank(
-    start: Mapping[str, Any], user: int, descriptors: Sequence[int], rank: int, seconds: int, control: socket.socket
+    start: Mapping[str, Any],
+    assignment: Assignment,
+    user: int,
+    descriptors: Sequence[int],
+    rank: int,
+    seconds: int,
+    control: socket.socket,
 ) -> None:
     """Run one rank in this process, and end it."""
     try:
@@ -140,14 +149,14 @@ def _become_rank(
         confine(start["isolation"], user, seconds)
         sys.stdout = io.TextIOWrapper(Printed(1), "utf-8", "replace", write_through=True)
         sys.stderr = io.TextIOWrapper(Printed(2), "utf-8", "replace", write_through=True)
-        _run_rank(start, connection)
+        _run_rank(start, assignment, connection)
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
-def _run_rank(start: Mapping[str, Any], connection: socket.socket) -> None:
+def _run_rank(start: Mapping[str, Any], assignment: Assignment, connection: socket.socket) -> None:
     request = receive_frame(connection)
 
     def exchange(message: dict[str, Any]) -> dict[str, Any]:
@@ -157,13 +166,18 @@ def _run_rank(start: Mapping[str, Any], connection: socket.socket) -> None:
             raise StoppedError
         return reply
 
-    assignment = load_assignment(start["assignment"])
+    def stop(what: str) -> NoReturn:
+        _send_result(connection, _failed(Failure(FORBIDDEN, f"{what}: no task needs this, so the rank was ended")))
+        os._exit(0)
+
     task, paths = assignment.task(request["task"]), dict(start["paths"])
+    warnings.simplefilter("ignore")  # NaN in receive buffers
     try:
         function: Any
         if task.file in assignment.texts:
             function = partial(dict, start["files"])  # the texts of all files
         else:
+            guard_process(paths.values(), assignment.imports, start["modules"], stop, trains=request["whole"])
             sys.meta_path.append(SubmittedFiles(start["files"], paths))
             function = getattr(importlib.import_module(task.file.removesuffix(".py")), task.function, None)
         if function is None:
@@ -173,9 +187,7 @@ def _run_rank(start: Mapping[str, Any], connection: socket.socket) -> None:
             reply = {"outputs": task.whole.run(function, request["variant"])}
         else:
             group = RemoteGroup(request["rank"], request["size"], exchange) if task.operations else None
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # NaN in receive buffers
-                reply = {"outputs": task.call(function, request["inputs"], group, request["variant"])}
+            reply = {"outputs": task.call(function, request["inputs"], group, request["variant"])}
     except (StoppedError, FrameError):
         return
     except BaseException as error:

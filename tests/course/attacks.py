@@ -140,6 +140,15 @@ for target in (os.getppid(), -1):
     except OSError:
         pass
 """,
+    "stops its parent": NOTHING
+    + """
+import os, signal
+for target in (os.getppid(), 1):
+    try:
+        os.kill(target, signal.SIGSTOP)
+    except OSError:
+        pass
+""",
     "reads the grader's memory": NOTHING
     + """
 import os
@@ -221,6 +230,109 @@ for folder in ("/tmp", "/var/tmp", "/dev/shm", "."):
     except OSError:
         pass
 """,
+    "forks and allocates together": NOTHING
+    + """
+import os, time
+import numpy as np
+children = 0
+try:
+    while children < 100:
+        if os.fork() == 0:
+            kept = np.ones(10 ** 5)
+            time.sleep(1000)
+        children += 1
+except OSError:
+    pass
+print("CHILDREN", children)
+""",
+    "waits for the results, and replaces them": NOTHING
+    + """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+watch = libc.inotify_init()
+folders = ("/autograder/results", "/grade/results", "/tmp", "/var/tmp", "/dev/shm", "/", ".")
+for folder in folders:
+    libc.inotify_add_watch(watch, folder.encode(), 0xFFF)
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        for folder in folders:
+            for act in (os.unlink, lambda place: os.symlink("/etc/passwd", place)):
+                try:
+                    act(os.path.join(folder, "results.json"))
+                except OSError:
+                    pass
+        time.sleep(0.001)
+""",
+    "prints from a grandchild": NOTHING
+    + """
+import os, time
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.setsid()
+        while True:
+            for descriptor in range(64):
+                try:
+                    os.write(descriptor, b'{"scores": {"bounds": 20}}\\n')
+                except OSError:
+                    pass
+            time.sleep(0.01)
+    os._exit(0)
+""",
+    "looks into stack frames": """
+import sys, traceback
+
+def frames():
+    frame = sys._getframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+    try:
+        raise ValueError
+    except ValueError as error:
+        yield from (one for one, _ in traceback.walk_tb(error.__traceback__))
+
+def block_bounds(items, parts, part):
+    for frame in frames():
+        for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
+            for name in ("expected", "solution", "hidden", "public"):
+                try:
+                    found = getattr(value, name)
+                    return found({"longer_parts": "first"})(items, parts, part)
+                except Exception:
+                    pass
+    return -1, -1
+""",
+    "traces its parent": NOTHING
+    + """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+buffer = ctypes.create_string_buffer(64)
+for process in (os.getppid(), *map(int, filter(str.isdigit, os.listdir("/proc")))):
+    if process != os.getpid() and libc.ptrace(16, process, None, None) == 0:  # PTRACE_ATTACH
+        print("ATTACHED", process)
+        libc.ptrace(17, process, None, None)
+""",
+    "patches pytest": NOTHING
+    + """
+import sys
+try:
+    import _pytest.assertion, _pytest.runner, pytest
+    _pytest.runner.call_and_report = _pytest.runner.runtestprotocol = lambda *a, **k: True
+    pytest.approx = pytest.raises = lambda *a, **k: True
+except ImportError:
+    pass
+sys.modules["pytest"] = sys.modules["hybridnn.course.checks"] = sys
+""",
+    "leaves shared memory": NOTHING
+    + """
+import ctypes
+libc = ctypes.CDLL(None)
+for key in range(1, 6):
+    libc.shmget(0x4D454554 + key, 4096, 0o1666)  # IPC_CREAT
+    libc.semget(0x4D454554 + key, 1, 0o1666)
+    libc.msgget(0x4D454554 + key, 0o1666)
+""",
     "prints without end": """
 def block_bounds(items, parts, part):
     line = "x" * 10_000
@@ -282,6 +394,31 @@ def global_gradient(group, weights, bias, x, labels):
         except OSError:
             pass
     raise ValueError("no folder")
+""",
+    "meet in a file for all": _GRADIENT
+    + """
+import os, time
+os.umask(0)
+def global_gradient(group, weights, x, labels):
+    tag = int(abs(weights).sum() * 10 ** 6)
+    np.save(f"/tmp/part-{tag}-{group.rank}.npy", local(weights, x, labels))
+    time.sleep(0.3)
+    parts = [np.load(f"/tmp/part-{tag}-{rank}.npy") for rank in range(group.size)]
+    return finish(weights, sum(parts))
+""",
+    "meet in shared memory for all": _GRADIENT
+    + """
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+def shared(tag, rank, size):
+    place = libc.shmat(libc.shmget(tag + rank, 8 * size, 0o1666), None, 0)
+    return np.ctypeslib.as_array((ctypes.c_double * size).from_address(place))
+def global_gradient(group, weights, x, labels):
+    own, tag = local(weights, x, labels), int(abs(weights).sum() * 10 ** 6) % 2 ** 29
+    shared(tag, group.rank, len(own))[:] = own
+    time.sleep(0.3)
+    return finish(weights, sum(shared(tag, rank, len(own)).copy() for rank in range(group.size)))
 """,
     "meet at a socket": _GRADIENT
     + """

@@ -11,7 +11,10 @@ from hybridnn.course.assignment import Assignment, Mistake, Variant, load_assign
 from hybridnn.course.term import SETTINGS, Course, create_course
 from hybridnn.course.work_folder import MANIFEST, Manifest, make_archive, start_files
 
-__all__ = ["KIT", "allow_kit", "blank_files", "course_of", "reference_files", "submission_zip", "wrong_files"]
+__all__ = [
+    *("KIT", "allow_kit", "blank_files", "course_of", "course_with", "reference_files", "submission_zip"),
+    "wrong_files",
+]
 
 KIT = "hybridnn.course.assignment"
 """Module that made submissions import, and courses of tests therefore allow."""
@@ -31,6 +34,12 @@ def course_of(folder: Path, *names: str, **options: object) -> Course:
 def allow_kit(folder: Path, *modules: str) -> Course:
     """The course of a folder, changed so that it allows the module that made submissions import, and others."""
     return _changed(folder, modules=[KIT, *modules])
+
+
+def course_with(folder: Path, assignment: Assignment, variant: Variant) -> Course:
+    """A course with one assignment in a variant, which allows no further modules."""
+    create_course(folder, "Test term", [assignment.id])
+    return _changed(folder, variants={assignment.id: dict(variant)})
 
 
 def _changed(folder: Path, **tables: object) -> Course:

@@ -352,7 +352,7 @@ VARIANT = {"loss": "smoothed", "activation": "softsign", "samples": "rows", "vel
 
 def _check_files(files: Mapping[str, str], *keys: TaskKey) -> list[TaskOutcome]:
     empty = dict.fromkeys(ASSIGNMENT.files, "")
-    with Worker(ASSIGNMENT, {**empty, **files}) as worker:
+    with Worker(ASSIGNMENT, {**empty, **files}, modules=["hybridnn"]) as worker:
         return [check_task(worker, key) for key in keys]
 
 

@@ -98,7 +98,7 @@ def test_a_submission_in_a_process_of_its_own_earns_all_points() -> None:
         "measure_orders = solution.measure_solution(VARIANT)",
     ]
     text = "\n".join(lines)
-    with Worker(ASSIGNMENT, {"orders.py": text, "measure.py": text}) as worker:
+    with Worker(ASSIGNMENT, {"orders.py": text, "measure.py": text}, modules=["hybridnn"]) as worker:
         for task in ASSIGNMENT.tasks:
             whole = task.name == "1f1b"
             outcome = check_task(worker, TaskKey(ASSIGNMENT, task, MOVED, KEY), whole=whole)

@@ -107,7 +107,7 @@ def test_a_submission_in_its_own_processes_has_all_points() -> None:
     for task in ASSIGNMENT.tasks:
         text = SUBMISSION.format(name=task.function, maker=MAKERS[task.name], variant=SECOND)
         files[task.file] = files.get(task.file, "") + text
-    with Worker(ASSIGNMENT, files) as worker:
+    with Worker(ASSIGNMENT, files, modules=["hybridnn"]) as worker:
         for task in ASSIGNMENT.tasks:
             trains = task.name == "store"  # the others do in `test_trainings_equal_those_without_the_reference`
             assert lost(check_task(worker, TaskKey(ASSIGNMENT, task, SECOND, KEY), whole=trains)) == []

@@ -29,6 +29,8 @@ from course.platform_results import (
     PrairieLearnResults,
     autolab_feedback,
 )
+from hybridnn.course import platforms
+from hybridnn.course.grading import Grader
 from hybridnn.course.outcome import CheckOutcome, Outcome, TaskOutcome
 from hybridnn.course.platforms import AUTOGRADERS, PLATFORMS, Kit, autograde, build_package
 from hybridnn.course.platforms.autolab import problem_name
@@ -160,6 +162,17 @@ def test_students_of_gradescope_see_no_flags_and_the_staff_does(course: Course, 
     autograde("gradescope", root, out=log, grade=lambda *_: OUTCOME)
     assert "ctypes" not in (root / "autograder/results/results.json").read_text()
     assert "ctypes" in log.getvalue()
+
+
+def test_the_staff_reads_where_namespaces_are_missing(
+    course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, log = gradescope_root(course, tmp_path, reference(course)), io.StringIO()
+    monkeypatch.setattr(platforms, "missing_protection", lambda mode: f"{mode}: no namespaces")
+    monkeypatch.setattr(Grader, "grade", lambda *_, **__: OUTCOME)
+    autograde("gradescope", root, out=log, isolation="none")
+    assert "look at: none: no namespaces" in log.getvalue()
+    assert "no namespaces" not in (root / "autograder/results/results.json").read_text()
 
 
 def test_messages_cannot_end_their_quotation() -> None:

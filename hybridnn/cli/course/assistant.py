@@ -49,6 +49,7 @@ def grade(
 ) -> None:
     """Grade a folder of submissions; what is graded already is kept, so that it may be stopped at any moment."""
     from hybridnn.course.batch import grade_folder, other_files
+    from hybridnn.course.isolation import missing_protection
 
     grader = _grader(course, assignment, isolation, case_seconds)
     console = make_console()
@@ -58,6 +59,8 @@ def grade(
         result = f"{outcome.points:g}" if outcome.gradable else f"not gradable: {outcome.reason}"
         console.print(f"{graded.name}: {result}", soft_wrap=True)
 
+    if missing := missing_protection(grader.isolation):
+        console.print(missing, style="yellow", soft_wrap=True)
     students = _students(roster)
     _write_reports(grader, grade_folder(grader, submissions, out, jobs=jobs, told=told), out, students)
     if others := other_files(submissions):

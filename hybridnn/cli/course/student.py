@@ -89,7 +89,7 @@ def _check(work: WorkFolder, tasks: Sequence[Task], quiet: bool) -> bool:
     if not quiet:
         for reason in refused_code(work.assignment, work.sources(), work.manifest.modules):
             console.print(f"the grader refuses {reason}", style="yellow", soft_wrap=True)
-    with Worker(work.assignment, files, work.paths()) as worker:
+    with Worker(work.assignment, files, work.paths(), modules=work.manifest.modules) as worker:
         for task in tasks:
             outcome = check_task(worker, TaskKey(work.assignment, task, work.variant))
             points, possible = points + outcome.points, possible + outcome.possible

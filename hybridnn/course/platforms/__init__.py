@@ -9,7 +9,7 @@ from typing import TextIO
 
 from hybridnn.course.assignment import Assignment
 from hybridnn.course.grading import Grader, shown_outcome
-from hybridnn.course.isolation import choose_isolation
+from hybridnn.course.isolation import choose_isolation, missing_protection
 from hybridnn.course.outcome import Outcome
 from hybridnn.course.platforms.autolab import Autolab
 from hybridnn.course.platforms.github import GitHub
@@ -95,7 +95,10 @@ def autograde(
         )
     else:
         if grade is None:
-            outcome = Grader(course, assignment, choose_isolation(isolation)).grade(data, student=job.student)
+            chosen = choose_isolation(isolation)
+            outcome = Grader(course, assignment, chosen).grade(data, student=job.student)
+            if missing := missing_protection(chosen):
+                outcome = outcome.model_copy(update={"flags": (*outcome.flags, missing)})
         else:
             outcome = grade(course, assignment, data, job.student)
     shown = shown_outcome(outcome, course.settings.feedback)
