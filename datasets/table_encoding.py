@@ -7,16 +7,17 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
+from hybridnn.utils.checks import require_choice
 from hybridnn.utils.text import counted, printable
 
 from .rows import Task
-from .table_file import NAMES_SHOWN, column_list, require_columns
+from .table_file import NAMES_SHOWN, as_names, column_list, require_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -40,7 +41,7 @@ class TableOptions:
     ----------
     decimal : {'.', ','}
         Decimal separator of a ``.csv`` file.
-    drop_columns : tuple of str
+    drop_columns : str or sequence of str
         Columns that are left out.
     missing : {'error', 'drop', 'mean'}
         Missing values are refused, or their rows are left out, or those of inputs are replaced by the mean of the
@@ -50,9 +51,14 @@ class TableOptions:
     """
 
     decimal: Decimal = "."
-    drop_columns: tuple[str, ...] = ()
+    drop_columns: str | Sequence[str] = ()
     missing: Missing = "error"
     categories: Categories = "error"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("decimal", Decimal), ("missing", Missing), ("categories", Categories)):
+            require_choice(f"data.{name}", getattr(self, name), get_args(choices))
+        object.__setattr__(self, "drop_columns", as_names(self.drop_columns))
 
 
 class EncodedTable(NamedTuple):
@@ -96,7 +102,7 @@ class TableEncoding:
         return len(self.columns) + sum(len(values) - 1 for values in self.categories.values())
 
     def encode(
-        self, table: DataFrame, called: str = "the table", *, targets: Sequence[str] | None = None
+        self, table: DataFrame, called: str = "the table", *, targets: str | Sequence[str] | None = None
     ) -> EncodedTable:
         """Encode the samples of a table that has the columns of this encoding, in any order, and others.
 
@@ -106,10 +112,10 @@ class TableEncoding:
         ----------
         called : str
             Beginning of messages.
-        targets : sequence of str, optional
+        targets : str or sequence of str, optional
             Target columns, in place of `targets`; empty for samples without targets.
         """
-        names = list(self.targets if targets is None else targets)
+        names = self.targets if targets is None else as_names(targets)
         require_columns(called, table, self.columns, "which the inputs need")
         require_columns(called, table, names, "which holds targets")
         x = self._inputs(table, called)
