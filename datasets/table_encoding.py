@@ -197,9 +197,9 @@ class TableEncoding:
         bad = in_x.any(axis=1) | in_y.any(axis=1)
         if not bad.any():
             return x, y, 0
-        if self.missing == "mean" and in_y.any():
+        if self.missing != "drop" and in_y.any():
             which = _counts(targets, in_y)
-            how = 'data.missing = "mean" fills inputs only; "drop" leaves rows out'
+            how = 'only inputs can be filled in; set data.missing to "drop" to leave these rows out'
             raise DataError(f"{called}: missing values in the target {which}: {how}")
         if self.missing == "mean" and self.means:
             return np.where(in_x, self.means, x), y, 0
@@ -365,18 +365,23 @@ def _counts(columns: Sequence[str], bad: NDArray[np.bool_]) -> str:
 
 def _text_problem(frame: DataFrame, text: Sequence[str]) -> str:
     """Text columns with the number of rows that hold text, and an example, for a message."""
-    shown, with_commas = [], False
+    shown, hints = [], []
     for name in text[:NAMES_SHOWN]:
         column = frame[name]
         is_text = (_as_numbers(column).isna() & column.notna()).to_numpy()
         row = int(is_text.argmax())
         example = str(column.iloc[row])
-        with_commas |= re.fullmatch(r"[+-]?\d+,\d+", example) is not None
+        hints += [hint for form, hint in _FORMS_OF_NUMBERS if re.fullmatch(form, example)][:1]
         rows = counted(int(is_text.sum()), "row")
         shown.append(f"{printable(name, 40)} ({rows}, {printable(repr(example), 40)} in row {row + 1:,})")
     more = " and more columns" if len(text) > NAMES_SHOWN else ""
-    hint = '; decimal commas are read with data.decimal = ","' if with_commas else ""
-    return f"text in {', '.join(shown)}{more}{hint}"
+    return f"text in {', '.join(shown)}{more}{''.join(f'; {hint}' for hint in dict.fromkeys(hints))}"
+
+
+_FORMS_OF_NUMBERS = (
+    (r"[+-]?\d+,\d+", 'decimal commas are read with data.decimal = ","'),
+    (r"[+-]?\d{1,3}([.,' ]\d{3})+([.,]\d+)?", "numbers must have no separators of thousands"),
+)
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------
