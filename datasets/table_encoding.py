@@ -187,7 +187,7 @@ class TableEncoding:
         return [name for name in self.columns for _ in self.categories.get(name, ("",))]
 
     def _without_missing(
-        self, x: Floats, y: NDArray[Any] | None, targets: list[str], called: str
+        self, x: Floats, y: NDArray[Any] | None, targets: Sequence[str], called: str
     ) -> tuple[Floats, NDArray[Any] | None, int]:
         """Samples without missing values; those are NaN in inputs and targets, and -1 in labels."""
         in_x = np.isnan(x)
