@@ -7,16 +7,17 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
+from hybridnn.utils.checks import require_choice
 from hybridnn.utils.text import counted, printable
 
 from .rows import Task
-from .table_file import NAMES_SHOWN, column_list, require_columns
+from .table_file import NAMES_SHOWN, as_names, column_list, require_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -40,7 +41,7 @@ class TableOptions:
     ----------
     decimal : {'.', ','}
         Decimal separator of a ``.csv`` file.
-    drop_columns : tuple of str
+    drop_columns : str or sequence of str
         Columns that are left out.
     missing : {'error', 'drop', 'mean'}
         Missing values are refused, or their rows are left out, or those of inputs are replaced by the mean of the
@@ -50,9 +51,14 @@ class TableOptions:
     """
 
     decimal: Decimal = "."
-    drop_columns: tuple[str, ...] = ()
+    drop_columns: str | Sequence[str] = ()
     missing: Missing = "error"
     categories: Categories = "error"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("decimal", Decimal), ("missing", Missing), ("categories", Categories)):
+            require_choice(f"data.{name}", getattr(self, name), get_args(choices))
+        object.__setattr__(self, "drop_columns", as_names(self.drop_columns))
 
 
 class EncodedTable(NamedTuple):
@@ -96,7 +102,7 @@ class TableEncoding:
         return len(self.columns) + sum(len(values) - 1 for values in self.categories.values())
 
     def encode(
-        self, table: DataFrame, called: str = "the table", *, targets: Sequence[str] | None = None
+        self, table: DataFrame, called: str = "the table", *, targets: str | Sequence[str] | None = None
     ) -> EncodedTable:
         """Encode the samples of a table that has the columns of this encoding, in any order, and others.
 
@@ -106,10 +112,10 @@ class TableEncoding:
         ----------
         called : str
             Beginning of messages.
-        targets : sequence of str, optional
+        targets : str or sequence of str, optional
             Target columns, in place of `targets`; empty for samples without targets.
         """
-        names = list(self.targets if targets is None else targets)
+        names = self.targets if targets is None else as_names(targets)
         require_columns(called, table, self.columns, "which the inputs need")
         require_columns(called, table, names, "which holds targets")
         x = self._inputs(table, called)
@@ -181,7 +187,7 @@ class TableEncoding:
         return [name for name in self.columns for _ in self.categories.get(name, ("",))]
 
     def _without_missing(
-        self, x: Floats, y: NDArray[Any] | None, targets: list[str], called: str
+        self, x: Floats, y: NDArray[Any] | None, targets: Sequence[str], called: str
     ) -> tuple[Floats, NDArray[Any] | None, int]:
         """Samples without missing values; those are NaN in inputs and targets, and -1 in labels."""
         in_x = np.isnan(x)
@@ -191,9 +197,9 @@ class TableEncoding:
         bad = in_x.any(axis=1) | in_y.any(axis=1)
         if not bad.any():
             return x, y, 0
-        if self.missing == "mean" and in_y.any():
+        if self.missing != "drop" and in_y.any():
             which = _counts(targets, in_y)
-            how = 'data.missing = "mean" fills inputs only; "drop" leaves rows out'
+            how = 'only inputs can be filled in; set data.missing to "drop" to leave these rows out'
             raise DataError(f"{called}: missing values in the target {which}: {how}")
         if self.missing == "mean" and self.means:
             return np.where(in_x, self.means, x), y, 0
@@ -365,18 +371,23 @@ def _counts(columns: Sequence[str], bad: NDArray[np.bool_]) -> str:
 
 def _text_problem(frame: DataFrame, text: Sequence[str]) -> str:
     """Text columns with the number of rows that hold text, and an example, for a message."""
-    shown, with_commas = [], False
+    shown, hints = [], []
     for name in text[:NAMES_SHOWN]:
         column = frame[name]
         is_text = (_as_numbers(column).isna() & column.notna()).to_numpy()
         row = int(is_text.argmax())
         example = str(column.iloc[row])
-        with_commas |= re.fullmatch(r"[+-]?\d+,\d+", example) is not None
+        hints += [hint for form, hint in _FORMS_OF_NUMBERS if re.fullmatch(form, example)][:1]
         rows = counted(int(is_text.sum()), "row")
         shown.append(f"{printable(name, 40)} ({rows}, {printable(repr(example), 40)} in row {row + 1:,})")
     more = " and more columns" if len(text) > NAMES_SHOWN else ""
-    hint = '; decimal commas are read with data.decimal = ","' if with_commas else ""
-    return f"text in {', '.join(shown)}{more}{hint}"
+    return f"text in {', '.join(shown)}{more}{''.join(f'; {hint}' for hint in dict.fromkeys(hints))}"
+
+
+_FORMS_OF_NUMBERS = (
+    (r"[+-]?\d+,\d+", 'decimal commas are read with data.decimal = ","'),
+    (r"[+-]?\d{1,3}([.,' ]\d{3})+([.,]\d+)?", "numbers must have no separators of thousands"),
+)
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------

@@ -24,6 +24,11 @@ LINE_CHARACTERS = 1 << 28  # limit of the header line, enough for ten million co
 PANDAS_INDEX = "pandas writes its index so; df.to_csv(file, index=False) leaves it out"
 
 
+def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of columns; a text is one name, and not a sequence of letters."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 def column_list(names: Sequence[str]) -> str:
     """Names of columns for a message, at most `NAMES_SHOWN` of them."""
     shown = ", ".join(printable(name, 40) for name in names[:NAMES_SHOWN])

@@ -17,7 +17,7 @@ from hybridnn.utils.text import shown_path
 from .dataset import Dataset
 from .rows import ArrayRows, Task, as_rows, class_count, constant_targets
 from .table_encoding import FEW_CLASSES, TableEncoding, TableOptions, fit_encoding
-from .table_file import NAMES_SHOWN, column_list, named_frame, read_table, require_columns
+from .table_file import NAMES_SHOWN, as_names, column_list, named_frame, read_table, require_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,9 +34,9 @@ Training = Callable[[int], NDArray[np.int64]]
 
 def load_file(
     path: str | Path,
-    targets: Sequence[str] = (),
+    targets: str | Sequence[str] = (),
     *,
-    inputs: Sequence[str] = (),
+    inputs: str | Sequence[str] = (),
     task: Task | None = None,
     options: TableOptions | None = None,
     encoding: TableEncoding | None = None,
@@ -49,9 +49,9 @@ def load_file(
     path : str or Path
         ``.npz`` with ``x_train``, ``y_train`` and optionally ``x_test``, ``y_test``, or a table: ``.csv`` with a header
         line, or ``.parquet``.
-    targets : sequence of str
+    targets : str or sequence of str
         Target columns of a table.
-    inputs : sequence of str
+    inputs : str or sequence of str
         Input columns of a table, in this order; if empty, all columns but the targets.
     task : {'classification', 'regression'}, optional
         By default, floats are regression targets, and integers are labels; in a table, one target column of text, truth
@@ -75,7 +75,7 @@ def load_file(
     if path.suffix not in SUFFIXES:
         raise SettingError("data.file", str(path), ENDINGS)
     _require_readable(path, f"data.file = {str(path)!r}")
-    options = options or TableOptions()
+    options, targets, inputs = options or TableOptions(), as_names(targets), as_names(inputs)
     if path.suffix in TABLES:
         if not targets:
             how = "a table needs the names of its target columns, as in --targets price"
@@ -95,9 +95,9 @@ def load_file(
 
 def load_frame(
     frame: DataFrame,
-    targets: Sequence[str],
+    targets: str | Sequence[str],
     *,
-    inputs: Sequence[str] = (),
+    inputs: str | Sequence[str] = (),
     task: Task | None = None,
     options: TableOptions | None = None,
     training: Training | None = None,
@@ -108,8 +108,10 @@ def load_frame(
     names the classes.
     """
     called = "the frame"
-    table = named_frame(frame, called)
-    return _dataset_from_table(table, "frame", called, targets, inputs, task, options or TableOptions(), None, training)
+    table, options = named_frame(frame, called), options or TableOptions()
+    return _dataset_from_table(
+        table, "frame", called, as_names(targets), as_names(inputs), task, options, None, training
+    )
 
 
 def _require_readable(path: Path, called: str) -> None:

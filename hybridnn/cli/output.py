@@ -95,7 +95,7 @@ def new_table(
 
     columns = [Column(title) for title in texts] + [Column(title, justify="right") for title in numbers]
     for column, footer in zip(columns, footers or [""] * len(columns), strict=True):
-        column.footer, column.vertical, column.no_wrap = footer, "bottom", not wraps
+        column.footer, column.vertical, column.no_wrap = footer, "top" if wraps else "bottom", not wraps
     table = Table(*columns, box=SIMPLE_HEAD, show_footer=bool(footers), **style)
     for row in rows:
         table.add_row(*row)

@@ -67,7 +67,13 @@ class Course:
     @classmethod
     def open(cls, folder: Path) -> Course:
         """Read a course; `DataError` if its settings or its key cannot be used."""
-        tables = read_toml(folder / SETTINGS)
+        try:
+            tables = read_toml(folder / SETTINGS)
+        except FileError as error:
+            if not error.is_missing:
+                raise
+            how = "`course new` makes the folder of a course, and --course names it"
+            raise DataError(f"{folder / SETTINGS}: no such file; {how}") from None
         try:
             settings = CourseSettings.model_validate(tables)
         except ValidationError as error:
@@ -95,7 +101,7 @@ class Course:
     def assignment(self, name: str) -> Assignment:
         """An assignment of the term; `SettingError` if it has none of this name."""
         if name not in self.settings.variants:
-            raise SettingError("assignment", name, f"of this course: {', '.join(self.assignments)}")
+            raise SettingError("assignment", name, f"this course has {', '.join(self.assignments)}")
         return load_assignment(name)
 
     def variant(self, assignment: Assignment, student: str = "") -> dict[str, str]:

@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
-from hybridnn.datasets import ArrayRows, as_rows
+from hybridnn.datasets import ArrayRows, Dataset, as_rows
 from hybridnn.datasets.rows import as_array, constant_targets
 from hybridnn.errors import DataError
 from hybridnn.kernels.backend import Array, Kernels
@@ -27,6 +27,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.distribution import Distributor
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
+from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from hybridnn.datasets import Rows
@@ -151,7 +152,8 @@ def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: 
 
 def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike) -> ArrayRows:
     if y is None:
-        raise DataError(f"{what}: samples came without targets")
+        hint = ": give a part of the data set, such as its train" if isinstance(x, Dataset) else ""
+        raise DataError(f"{what}: samples came without targets{hint}")
     task = {"cross_entropy": "classification", "mse": "regression", "auto": None}[model.loss]
     try:
         checked = as_rows(x, y, task, classes=None)  # type: ignore[arg-type]  # a str, not a Literal
@@ -163,8 +165,8 @@ def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype
     elif (largest := int(targets.max())) >= model.sizes[-1]:
         row = int(targets.argmax())
         raise DataError(
-            f"{what}: label {largest} in row {row}: the model has {model.sizes[-1]} outputs, labels are 0 to "
-            f"{model.sizes[-1] - 1}"
+            f"{what}: label {largest} in row {row}: the model has {counted(model.sizes[-1], 'output')}, one for each "
+            f"class, so labels are 0 to {model.sizes[-1] - 1}"
         )
     return ArrayRows(checked.x.astype(dtype, copy=False), targets)
 

@@ -19,6 +19,7 @@ from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
 
 if TYPE_CHECKING:
+    from hybridnn.datasets import Rows
     from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 
 
@@ -152,13 +153,13 @@ class TrainedNetwork:
         require_same_data(self.grid.world, what, facts)
 
     def _splits(
-        self, x: Any, y: HostArray | None, validation: tuple[Any, HostArray | None] | None
+        self, x: Any, y: HostArray | None, validation: tuple[Any, HostArray | None] | Rows | None
     ) -> tuple[DataSplit, DataSplit | None]:
         """The training split, and the test split or None."""
         train = self._split(x, y, "training data")
         if not has_validation(self.grid, self._distribution, validation is not None):
             return train, None
-        test_x, test_y = (None, None) if validation is None else validation
+        test_x, test_y = validation if isinstance(validation, (tuple, list)) else (validation, None)
         return train, self._split(test_x, test_y, "test data")
 
     def _split(self, x: Any, y: HostArray | None, what: str, *, cache: bool = True) -> DataSplit:

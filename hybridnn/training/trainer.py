@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hybridnn.checkpoints.manifest import Origin
     from hybridnn.checkpoints.reading import Checkpoint
     from hybridnn.checkpoints.writing import CheckpointWriter
+    from hybridnn.datasets import Rows
     from hybridnn.training.step_evaluations import StepEvaluations
 
 
@@ -224,7 +225,7 @@ class Trainer(TrainedNetwork):
         y: HostArray | None = None,
         *,
         epochs: int,
-        validation: tuple[Any, HostArray | None] | None = None,
+        validation: tuple[Any, HostArray | None] | Rows | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         on_epoch: Callable[[EpochRecord], None] | None = None,
         on_evaluation: Callable[[EvaluationRecord], None] | None = None,
@@ -242,8 +243,8 @@ class Trainer(TrainedNetwork):
             Integers are class labels; floats are regression targets.
         epochs : int
             Passes over the samples.
-        validation : tuple, optional
-            Test samples and targets, as `x` and `y`.
+        validation : tuple or Rows, optional
+            Test samples and targets, as `x` and `y`, or rows of a data set.
         on_step, on_epoch, on_evaluation : callable, optional
             Called on every rank with each record; with an asynchronous pipeline method, `on_step` and `on_evaluation`
             are called at the end of the epoch.

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 
 from course.made import allow_kit, course_of, reference_files, submission_zip
 from hybridnn.cli.course import student
+from hybridnn.cli.output import new_table
 from hybridnn.course.assignment import load_assignment
 from hybridnn.course.work_folder import WorkFolder
 from mpi_runner.slowness import deadline
@@ -220,17 +222,28 @@ def test_wrong_input_of_students(course: Course, tmp_path: Path) -> None:
     _refused(course("check", folder="a2"), "variant.longer_parts = 'middle': of a2: first, last")
 
 
+def test_a_name_is_beside_the_first_line_of_its_row(capsys: pytest.CaptureFixture[str]) -> None:
+    table = new_table(("assignment", "variant"), (), [("a5", "in_flight: fewest, messages: beside")], wraps=True)
+    Console(width=40).print(table)
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[3:5]] == [
+        ["a5", "in_flight:", "fewest,"],
+        ["messages:", "beside"],
+    ]
+
+
 def test_wrong_input_of_lecturers_and_assistants(course: Course, tmp_path: Path) -> None:
     _refused(course("new", "term", "a2"), "the name of the term")
     _refused(course("new", "term", "a2", "b2", "--term", "x"), "one of a1, a2")
     assert not (tmp_path / "term").exists()
     course_of(tmp_path / "term", "a2")
     _refused(course("new", "term", "a2", "--term", "x"), "there is a course already")
-    _refused(course("make", "a3", "--course", "term"), "of this course: a2")
+    _refused(course("make", "a3", "--course", "term"), "assignment = 'a3': this course has a2")
     _refused(course("make", "a2", "--course", "term", "--for", "moodle"), "one of students")
     (tmp_path / "roster.csv").write_text("name\nAda\n")
     _refused(course("make", "a2", "--course", "term", "--roster", "roster.csv"), "needs a column student")
-    _refused(course("grade", "a2", "in", "--course", "nowhere"), "cannot be read")
+    _refused(
+        course("grade", "a2", "in", "--course", "nowhere"), "nowhere/course.toml: no such file; `course new` makes"
+    )
     _refused(course("grade", "a2", "in", "--course", "term", "--isolation", "none"), "no such folder")
     (tmp_path / "in").mkdir()
     _refused(course("grade", "a2", "in", "--course", "term", "--isolation", "none"), "no zip files")

@@ -13,6 +13,8 @@ from hybridnn import SGD, Adam, AdamW, DeviceOptions, RMSprop, Step, Trainer
 from hybridnn.config.settings import Settings, load_settings, settings_from, to_toml, with_stages
 from hybridnn.errors import SettingError
 
+LIST = 'must be a list in brackets, as in [3, 4] or ["a", "b"]'
+
 
 def test_defaults_are_the_documented_ones() -> None:
     settings = load_settings(None)
@@ -49,7 +51,8 @@ def test_defaults_depend_on_the_optimizer(overrides: list[str], lr: float, weigh
         ("training.dtype=float16", "training.dtype = 'float16': must be 'float32', 'float64' or 'bfloat16'"),
         ("training.clip_norm=0", "training.clip_norm = 0: must be greater than 0"),
         ("model.hidden=[3, -1]", "model.hidden[1] = -1: must be at least 1"),
-        ("model.hidden=5", "model.hidden = 5: must be a list"),
+        ("model.hidden=5", "model.hidden = 5: " + LIST),
+        ("data.drop_columns=note", "data.drop_columns = 'note': " + LIST),
         ("model.activation=gelu", "must be 'relu', 'identity', 'tanh', 'sigmoid' or 'selu'"),
         ("data.test_fraction=1", "data.test_fraction = 1: must be less than 1"),
         ("data.file=3", "data.file = 3: must be text in quotes"),
@@ -87,14 +90,14 @@ def test_wrong_value_is_named_with_what_is_allowed(override: str, message: str) 
         ),
         (["optimizer.name=adam", "optimizer.betas=[0.9]"], "optimizer.betas = [0.9]: must be 2 numbers"),
         (["optimizer.name=adam", "optimizer.betas=[0.9, 1]"], "optimizer.betas[1] = 1: must be less than 1"),
-        (["optimizer.name=adam", "optimizer.betas=0.9"], "optimizer.betas = 0.9: must be a list"),
+        (["optimizer.name=adam", "optimizer.betas=0.9"], "optimizer.betas = 0.9: " + LIST),
         (["optimizer.nesterov=1"], "optimizer.nesterov = 1: must be true or false"),
         (["optimizer.lr='0.1'"], "optimizer.lr = '0.1': must be a number"),
         (
             ["schedule.name=step", "schedule.milestones=[1.5]"],
             "schedule.milestones[0] = 1.5: a whole number, 1 or more",
         ),
-        (["schedule.name=step", "schedule.milestones=3"], "schedule.milestones = 3: must be a list"),
+        (["schedule.name=step", "schedule.milestones=3"], "schedule.milestones = 3: " + LIST),
         (
             ["schedule.name=warmup-linear", "schedule.warmup_epochs=0"],
             "schedule.warmup_epochs = 0: name = 'warmup-linear' needs a number above 0",

@@ -314,6 +314,37 @@ def test_dropped_column_that_is_absent_or_used(people: pd.DataFrame) -> None:
         load_frame(people, ["answer"], options=TableOptions(drop_columns=("answer",)))
 
 
+def test_one_name_of_a_column_needs_no_list(tmp_path: Path, people: pd.DataFrame) -> None:
+    people.to_csv(tmp_path / "people.csv", index=False)
+    listed = load_frame(people, ["answer"], inputs=["age"], options=TableOptions(drop_columns=("city",)))
+    for named in (
+        load_frame(people, "answer", inputs="age", options=TableOptions(drop_columns="city")),
+        load_file(tmp_path / "people.csv", "answer", inputs="age", options=TableOptions(drop_columns="city")),
+    ):
+        assert named.inputs == listed.inputs == ("age",)
+        assert "city" not in named.ignored
+        assert named.encoding is not None
+        assert named.encoding.targets == ("answer",)
+        x, y, _ = named.encoding.encode(people, targets="answer")
+        np.testing.assert_array_equal(x[:, 0], people["age"])
+        assert y is not None
+        assert [named.class_name(label) for label in y] == list(people["answer"].astype(str))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"categories": "onehot"}, "data.categories = 'onehot': must be 'error' or 'one-hot'"),
+        ({"missing": "median"}, "data.missing = 'median': must be 'error', 'drop' or 'mean'"),
+        ({"decimal": ";"}, "data.decimal = ';': must be '.' or ','"),
+    ],
+)
+def test_options_that_do_not_exist(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        TableOptions(**options)
+    assert str(raised.value) == message
+
+
 def test_frames_and_series_are_arrays(people: pd.DataFrame) -> None:
     numbers = people[["age", "income", "member"]]
     expected = numbers.astype(float).to_numpy()

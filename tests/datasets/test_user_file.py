@@ -163,7 +163,11 @@ def test_csv_task_may_be_set(tmp_path: Path) -> None:
         ('a,b\n1,2.5\n"3,5",3\n', r'decimal commas are read with data.decimal = ","'),
         ("a,b\n1,2.5\nnan,1\n", r"missing values in 1 of 2 rows: a \(1 row\), first in row 2; set data.missing to"),
         ("a,b\n1,-inf\n", r"infinite values: b \(1 row\), first in row 1"),
-        ("a,b\n1,\n2,0.5\n", r"missing values in 1 of 2 rows: b \(1 row\), first in row 1"),
+        (
+            "a,b\n1,\n2,0.5\n",
+            r"in the target b \(1 row\), first in row 1: only inputs can be filled in; set data\.missing",
+        ),
+        ("a;b\n1.234,5;1\n2.000,0;2\n", "'1.234,5' in row 1\\); numbers must have no separators of thousands; set"),
         ("a,b\n1,2,3\n", "the first row has 3 cells, the header line has 2"),
         ("a,b\n1\n2\n", "the first row has 1 cells, the header line has 2"),
         ('a,b\n1,"2\n3,4\n', "row 1: a quotation mark is not closed"),

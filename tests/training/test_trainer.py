@@ -13,6 +13,7 @@ import pytest
 
 import hybridnn
 from hybridnn import MLP, SGD, Trainer
+from hybridnn.datasets import as_rows, load_dataset
 from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.in_process import run_ranks
 from hybridnn.parallel.grid import ProcessGrid
@@ -58,6 +59,20 @@ def test_a_script_fits_evaluates_and_predicts() -> None:
     assert metrics.accuracy == np.mean(it.predict(x).argmax(axis=1) == y)
     assert all(record.samples_per_second > 0 and record.compute_seconds > 0 for record in epochs)
     assert all(record.bytes_sent == 0 and record.communication_seconds == 0 for record in epochs)
+
+
+def test_validation_samples_may_be_rows_of_a_data_set() -> None:
+    x, y = classification()
+    pair = trainer().fit(x, y, epochs=2, validation=(x[:20], y[:20]))
+    rows = trainer().fit(x, y, epochs=2, validation=as_rows(x[:20], y[:20]))
+    assert [record.test_loss for record in rows.epochs] == [record.test_loss for record in pair.epochs]
+    with pytest.raises(DataError, match="test data: samples came without targets"):
+        trainer().fit(x, y, epochs=1, validation=x)  # type: ignore[arg-type]
+
+
+def test_two_classes_need_two_outputs() -> None:
+    with pytest.raises(DataError, match="the model has 1 output, one for each class, so labels are 0 to 0"):
+        Trainer(MLP([3, 4, 1]), SGD(lr=0.1)).fit(*classification(), epochs=1)
 
 
 def test_one_target_per_sample_may_be_a_vector() -> None:
@@ -189,6 +204,7 @@ WRONG_DATA: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "one-dimension": ((X[:, 0], Y), ("(60,)", "(samples, features)")),
     "no-samples": ((X[:0], Y[:0]), ("(0, 3)",)),
     "no-targets": ((X, None), ("without targets",)),
+    "data-set": ((load_dataset("digits"), None), ("without targets: give a part of the data set",)),
     "nothing": ((None, None), ("no samples",)),
 }
 
