@@ -151,8 +151,13 @@ def _draw_strong(lines: Sequence[ScalingLine], comparisons: Mapping[str, Compari
 
 def _format_efficiency(axes: Axes) -> None:
     axes.axhline(1, color=MUTED, linewidth=1)
-    axes.set_ylim(bottom=0)
+    _start_at_zero(axes)
     axes.set_ylabel("efficiency")
+
+
+def _start_at_zero(axes: Axes) -> None:
+    """Draw the values from 0, with room for the highest marker."""
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
 
 
 def _draw_weak(lines: Sequence[ScalingLine]) -> Figure:
@@ -163,7 +168,7 @@ def _draw_weak(lines: Sequence[ScalingLine]) -> Figure:
     for times, efficiencies, (unit, chosen) in zip(panels[::2], panels[1::2], by_unit.items(), strict=True):
         _draw_seconds(times, chosen, drawn)
         times.set_ylabel(f"seconds per {unit}")
-        times.set_ylim(bottom=0)
+        _start_at_zero(times)
         for number, line in enumerate(chosen, start=drawn):
             found = list(zip(line.ranks, line.weak_efficiency, strict=True))
             _draw_estimates(efficiencies, found, label=line.name, **_style(number))
@@ -225,7 +230,8 @@ def _draw_map(axes: Axes, grids: GridTimes) -> None:
         is_dark = seconds > least * (most / least) ** DARK  # the colors are those of the logarithm
         color = ON_DARK if is_dark else ON_LIGHT
         position = models.index(model), batches.index(batch)
-        axes.text(*position, f"{1e3 * seconds:.3g}", ha="center", va="center", bbox=box, color=color)
+        text = f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
+        axes.text(*position, text, ha="center", va="center", bbox=box, color=color)
     axes.set_xticks(range(len(models)), [str(model) for model in models])
     axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
     axes.set_xlabel("P_r (model ranks)")

@@ -18,7 +18,7 @@ from hybridnn.study.cell_table import csv_text
 from hybridnn.study.report_files import markdown_text, page_html, point_facts, point_rows, write_report
 from hybridnn.study.report_plots import curves_of, draw_plots
 from hybridnn.study.results import StudyResults, read_results
-from hybridnn.study.scaling import warnings_of
+from hybridnn.study.scaling import compare_points, warnings_of
 from hybridnn.study.study_folder import StudyFolder
 from hybridnn.utils.figures import FORMATS, figure_bytes
 from reference.finished_runs import made_study, prediction_line, strong_study, write_study
@@ -231,6 +231,19 @@ def test_plots_are_pictures(tmp_path: Path) -> None:
             assert caption.endswith(".")
             assert imread(BytesIO(figure_bytes(figure, "png"))).std() > 0
             assert least_points(figure) >= 6, caption
+
+
+def test_strong_scaling_shows_efficiencies_and_explains_all_lines(tmp_path: Path) -> None:
+    results = strong_study(tmp_path)
+    figure = draw_plots(results)["strong_scaling"][1]
+    _, speed_ups, efficiencies = figure.axes
+    assert efficiencies.get_ylabel() == "efficiency"
+    found = sorted(value for bars in efficiencies.containers for value in bars.lines[0].get_ydata())
+    assert found == pytest.approx(sorted(one.efficiency.value for one in compare_points(results).values()))
+    entries = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert entries[-2:] == ["predicted", "ideal"]
+    assert len(entries) == len(set(entries)) == 2 + len(efficiencies.containers)
+    assert speed_ups.yaxis.get_major_formatter()(2.0**-7) == "1/128"
 
 
 def test_equal_results_give_equal_small_files_with_text_as_text(tmp_path: Path) -> None:
