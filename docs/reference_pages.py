@@ -100,7 +100,8 @@ def _refusals(name: str, values: Mapping[str, Any], given: Callable[[object], ob
     first = _refusal(name, given(UNLIKELY), values)
     tried: tuple[object, ...] = (-(10**9), 10**30) if "number" in first else () if first else (5,)
     texts = [first, *(_refusal(name, given(value), values) for value in tried)]
-    texts = [re.sub(r"^.*?Allowed are |^must be (one of )?| \(and \d+ more\)$| = 10$", "", text) for text in texts]
+    around = r"^.*?Allowed are |^must be (one of )?|, as in .*$| \(and \d+ more\)$| = 10$"
+    texts = [re.sub(around, "", text) for text in texts]
     return list(dict.fromkeys(filter(None, texts)))
 
 

@@ -37,7 +37,7 @@ ALLOWED = {
     "string_too_short": "must not be empty",
     "string_type": "must be text in quotes",
     "too_long": "must have at most {max_length} values",
-    "tuple_type": 'must be a list in brackets, as in [3, 4] or ["a", "b"]',
+    "tuple_type": 'must be a list, as in [3, 4] or ["a", "b"]',
 }
 
 

@@ -13,7 +13,7 @@ from hybridnn import SGD, Adam, AdamW, DeviceOptions, RMSprop, Step, Trainer
 from hybridnn.config.settings import Settings, load_settings, settings_from, to_toml, with_stages
 from hybridnn.errors import SettingError
 
-LIST = 'must be a list in brackets, as in [3, 4] or ["a", "b"]'
+LIST = 'must be a list, as in [3, 4] or ["a", "b"]'
 
 
 def test_defaults_are_the_documented_ones() -> None:
