@@ -167,8 +167,10 @@ def _run_rank(start: Mapping[str, Any], assignment: Assignment, connection: sock
         return reply
 
     def stop(what: str) -> NoReturn:
-        _send_result(connection, _failed(Failure(FORBIDDEN, f"{what}: no task needs this, so the rank was ended")))
-        os._exit(0)
+        try:
+            _send_result(connection, _failed(Failure(FORBIDDEN, f"{what}: no task needs this, so the rank was ended")))
+        finally:
+            os._exit(0)
 
     task, paths = assignment.task(request["task"]), dict(start["paths"])
     warnings.simplefilter("ignore")  # NaN in receive buffers

@@ -43,8 +43,11 @@ built = Catcher.found["__glo" + "bals__"]["__buil" + "tins__"]
     "code objects from bytes": """
 import typing
 types = typing.types
-code = types.CodeType(0, 0, 0, 0, 2, 64, bytes([151, 0, 100, 0, 83, 0]), (None,), (), (), "x", "x", "x", 1, b"", b"")
-types.FunctionType(code, {})()
+try:
+    code = types.CodeType(0, 0, 0, 0, 2, 64, bytes(6), (None,), (), (), "x", "x", "x", 1, b"", b"")
+    function = types.FunctionType(code, {})
+except TypeError:  # the arguments are others in each version of Python
+    pass
 """
     + BUILT
     + SOLVE,

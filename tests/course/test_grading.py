@@ -18,7 +18,8 @@ import pytest
 
 from course.made import course_of, submission_zip, wrong_files
 from course.rewritten import LAYOUTS, rewritten_files
-from hybridnn.course import grading
+from hybridnn.cli.course.assistant import grade
+from hybridnn.course import grading, isolation
 from hybridnn.course.assignment import Assignment, Mistake, Task, load_assignment
 from hybridnn.course.batch import SUFFIX, Graded, grade_folder, read_outcomes, with_student_flags
 from hybridnn.course.checks import TaskKey, TrustedRunner, check_task
@@ -316,3 +317,16 @@ def test_a_solution_of_an_old_term_fails_and_is_flagged(tmp_path: Path) -> None:
     lost = {task.name for task in outcome.tasks if task.points < task.possible}
     assert lost == {"bounds", "minibatches", "buckets", "reducer"}
     assert len([flag for flag in outcome.flags if "variant" in flag]) >= 3
+
+
+def test_grade_says_first_what_the_isolation_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    course_of(tmp_path / "term", "a2")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "broken.zip").write_bytes(b"no zip")
+    monkeypatch.setattr(isolation, "missing_protection", lambda mode: f"{mode}: no namespaces")
+    grade("a2", tmp_path / "in", tmp_path / "term", tmp_path / "out", isolation="none")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "none: no namespaces"
+    assert lines[1].startswith("broken.zip: not gradable")
