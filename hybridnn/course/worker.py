@@ -36,7 +36,7 @@ class StoppedError(BaseException):
 
 
 class SubmittedFiles(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports the files of a submission from memory; their names have precedence over no other module."""
+    """Imports the files of a submission from memory, also where a folder of the path has a file of the same name."""
 
     def __init__(self, files: Mapping[str, str], paths: Mapping[str, str]) -> None:
         self._sources = {name.removesuffix(".py"): text for name, text in files.items() if name.endswith(".py")}
@@ -180,7 +180,7 @@ def _run_rank(start: Mapping[str, Any], assignment: Assignment, connection: sock
             function = partial(dict, start["files"])  # the texts of all files
         else:
             guard_process(paths.values(), assignment.imports, start["modules"], stop, trains=request["whole"])
-            sys.meta_path.append(SubmittedFiles(start["files"], paths))
+            sys.meta_path.insert(0, SubmittedFiles(start["files"], paths))
             function = getattr(importlib.import_module(task.file.removesuffix(".py")), task.function, None)
         if function is None:
             reply: dict[str, Any] = _failed(Failure("no function", f"{task.file} has no function {task.function}"))

@@ -245,6 +245,16 @@ def test_a_submission_may_have_several_files(assignment: Assignment) -> None:
         assert worker.run(assignment.tasks[0], _case(1), {}).outputs[0]["result"].tolist() == [2.0] * 4
 
 
+def test_a_file_of_the_same_name_on_the_path_is_not_imported(
+    assignment: Assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``python -m hybridnn`` has the current folder on its path, which may be that of a student's work."""
+    (tmp_path / "made.py").write_text("def allreduce(group, array):\n    return -array\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with _worker(assignment, "def allreduce(group, array):\n    return array\n") as (worker, task):
+        assert worker.run(task, _case(1), {}).outputs[0]["result"].tolist() == [1.0] * 4
+
+
 def test_an_endless_loop_ends_at_the_limit_and_the_next_case_runs(assignment: Assignment) -> None:
     body = "    while array[0] == 1 and len(array) == 4:\n        pass\n    return array\n"
     text = "import numpy as np\n\ndef allreduce(group, array):\n" + body
