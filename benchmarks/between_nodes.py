@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NETWORKS = (((256, 512, 512, 512, 512, 10), 64), ((128, *[256] * 7, 10), 128), ((64, *[128] * 7, 10), 512))
 """Sizes of the layers, and samples of a minibatch: most bytes in weights, in both, and in activations."""
 
-ROUNDS = 7
+ROUNDS = 5
 LEAST_STEPS = 3
 DRAWN = 14  # layouts of each network
 BUCKETS = (1 << 17, 1 << 21)  # bytes, besides the default of 2^19
