@@ -68,7 +68,8 @@ def without_solutions(assignment: Assignment) -> Assignment:
 def _calls_alone(task: Task) -> Task:
     whole = task.whole and dataclasses.replace(task.whole, expected=_in_the_grader)
     gone: Any = _in_the_grader
-    return dataclasses.replace(task, solution=gone, public=gone, hidden=gone, budget=None, whole=whole, mistakes=())
+    without = {"solution": gone, "public": gone, "hidden": gone, "budget": None, "mistakes": (), "picture": None}
+    return dataclasses.replace(task, whole=whole, **without)
 
 
 def _in_the_grader(*_: object) -> NoReturn:
