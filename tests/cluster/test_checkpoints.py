@@ -52,29 +52,39 @@ def undisturbed(four_nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder / "run"
 
 
-LAYOUTS: dict[str, tuple[list[str], list[str], list[str]]] = {
-    "grids": (["--batch", "4"], ["--batch", "2", "--model", "2"], ["--model", "2", "--split", "alternating"]),
-    "pipelines": (
-        ["--pipeline", "4", "--method", "1f1b"],
-        ["--pipeline", "2", "--batch", "2", "--method", "gpipe"],
-        ["--pipeline", "2", "--method", "zb-h1"],
-    ),
+LAYOUTS = {
+    "grids on fewer": {
+        4: ["--batch", "4"],
+        2: ["--batch", "2", "--model", "2"],
+        1: ["--model", "2", "--split", "alternating"],
+    },
+    "pipelines on more": {
+        1: ["--pipeline", "2", "--method", "zb-h1"],
+        2: ["--pipeline", "2", "--batch", "2", "--method", "gpipe"],
+        4: ["--pipeline", "4", "--method", "1f1b"],
+    },
 }
-"""Layouts on four nodes of one rank, two nodes of two, and one node of two."""
+"""Layouts of the parts of a run, by number of nodes."""
+
+STARTS = {
+    4: (4, APART, "4 on 4 nodes", (4, ["node1", "node2", "node3", "node4"], [1, 1, 1, 1])),
+    2: (4, (), "4 on 2 nodes", (2, ["node1", "node2"], [2, 2])),
+    1: (2, (), "2 on 1 node,", (1, ["node1"], [2])),
+}
+"""Ranks, options of mpirun, and what is printed and recorded, by number of nodes."""
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
-def test_a_run_goes_on_with_fewer_nodes(kind: str, four_nodes: Nodes, undisturbed: Path, tmp_path: Path) -> None:
-    first, second, third = LAYOUTS[kind]
-    printed = trained(four_nodes, tmp_path, *TRAIN, *first, "--epochs", "1", "--out", "run", options=APART)
-    assert "4 on 4 nodes" in printed
-    assert "4 on 2 nodes" in trained(four_nodes, tmp_path, "train", "--resume", "run", *second, "--epochs", "2")
-    assert "2 on 1 node," in trained(four_nodes, tmp_path, "train", "--resume", "run", *third, "--epochs", "3", ranks=2)
-    assert hosts_of(tmp_path / "run") == [
-        (4, ["node1", "node2", "node3", "node4"], [1, 1, 1, 1]),
-        (2, ["node1", "node2"], [2, 2]),
-        (1, ["node1"], [2]),
-    ]
+def test_a_run_goes_on_with_another_number_of_nodes(
+    kind: str, four_nodes: Nodes, undisturbed: Path, tmp_path: Path
+) -> None:
+    begin = [*TRAIN, "--out", "run"]
+    for epoch, (number, layout) in enumerate(LAYOUTS[kind].items(), 1):
+        ranks, options, printed, _ = STARTS[number]
+        arguments = [*begin, *layout, "--epochs", str(epoch)]
+        assert printed in trained(four_nodes, tmp_path, *arguments, ranks=ranks, options=options)
+        begin = ["train", "--resume", "run"]
+    assert hosts_of(tmp_path / "run") == [STARTS[number][-1] for number in LAYOUTS[kind]]
     assert_same_weights(tmp_path / "run", undisturbed, 1e-10)
     losses, expected = (
         [record["train_loss"] for record in records_of(folder, "epoch")] for folder in (tmp_path / "run", undisturbed)

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from cluster.conftest import made
-from cluster.nodes import Nodes
+from cluster.nodes import CANNOT, SCRIPT, Nodes
+from fault_drill.network_trials import missing_for_nodes
+from mpi_runner.launch import marked_processes
 from mpi_runner.slowness import deadline
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """End a process at the end of the block, also if the test fails."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
 
 FACTS = """
 import json, os, socket, time
@@ -53,14 +69,19 @@ def test_nodes_differ_as_machines_do(four_nodes: Nodes, tmp_path: Path) -> None:
     (four_nodes.root("node2") / "dev/shm/mark").unlink()
 
 
-def test_nodes_see_no_network_but_their_own(four_nodes: Nodes) -> None:
-    routes = four_nodes.run(["ip", "route"], node="node1")
-    assert [line.split()[0] for line in routes.stdout.splitlines()] == ["10.99.0.0/24"]
+@pytest.mark.parametrize("node", ["node1", None])
+def test_nodes_see_no_network_but_their_own(four_nodes: Nodes, node: str | None) -> None:
+    """Nor does the login node."""
+    for family in ("-4", "-6"):
+        routes = four_nodes.run(["ip", family, "route"], node=node)
+        assert routes.returncode == 0, routes.stderr
+        found = {line.split()[0] for line in routes.stdout.splitlines()} - {"fe80::/64"}
+        assert found == ({"10.99.0.0/24"} if family == "-4" else set())
 
 
 RECEIVE = """
-import socket, time
-with socket.create_server(("10.99.0.2", 5000)) as server:
+import socket, sys
+with socket.create_server((socket.gethostname(), 5000)) as server:
     print("ready", flush=True)
     connection, _ = server.accept()
     while connection.recv(1 << 20):
@@ -69,25 +90,27 @@ with socket.create_server(("10.99.0.2", 5000)) as server:
 """
 SEND = """
 import socket, sys, time
-connection = socket.create_connection(("node2", 5000))
+connection = socket.create_connection((sys.argv[1], 5000))
 start = time.perf_counter()
-connection.sendall(bytes(int(sys.argv[1])))
+connection.sendall(bytes(int(sys.argv[2])))
 connection.shutdown(socket.SHUT_WR)
 connection.recv(1)
 print(time.perf_counter() - start)
 """
 
 
-def test_links_have_their_rate(four_nodes: Nodes) -> None:
-    """The link sets the least time of a transfer, whatever else this machine does."""
+@pytest.mark.parametrize(("sender", "receiver"), [("node1", "node2"), ("node2", "node1")])
+def test_links_have_their_rate_in_both_directions(four_nodes: Nodes, sender: str, receiver: str) -> None:
+    """The link of one node sets the least time of a transfer, whatever else this machine does."""
     nbytes = 5_000_000
     four_nodes.set_rate("80mbit", "node2")
+    receive = four_nodes.enter([sys.executable, "-c", RECEIVE], receiver)
     try:
-        receiver = subprocess.Popen(four_nodes.enter([sys.executable, "-c", RECEIVE], "node2"), stdout=subprocess.PIPE)
-        assert receiver.stdout is not None
-        assert receiver.stdout.readline() == b"ready\n"
-        sent = four_nodes.run([sys.executable, "-c", SEND, str(nbytes)], node="node1")
-        assert receiver.wait(deadline(10)) == 0
+        with ended(subprocess.Popen(receive, stdout=subprocess.PIPE)) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            sent = four_nodes.run([sys.executable, "-c", SEND, receiver, str(nbytes)], node=sender)
+            assert process.wait(deadline(10)) == 0
     finally:
         four_nodes.set_rate("none", "node2")
     assert float(sent.stdout) > 0.95 * nbytes * 8 / 80e6
@@ -109,17 +132,16 @@ def test_nodes_have_their_part_of_a_core() -> None:
     assert 0 < float(found.stdout) < 0.25
 
 
-def _traces() -> dict[str, object]:
-    """What nodes could leave behind on this machine."""
+def _traces(temporary: Path) -> dict[str, object]:
+    """What nodes could leave behind on this machine, and in the folder of their temporary files."""
     network = subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True, check=True).stdout
-    names = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
     return {
         "links": [line.split(":")[1] for line in network.splitlines()],
-        "namespaces": names,
         "mounts": sorted(Path("/proc/self/mounts").read_text().splitlines()),
         "hosts": Path("/etc/hosts").read_text(),
         "run": sorted(os.listdir("/run")),
         "memory": sorted(os.listdir("/dev/shm")),
+        "temporary": sorted(os.listdir(temporary)),
     }
 
 
@@ -128,52 +150,115 @@ def _groups() -> set[Path]:
     return set(GROUPS.glob("hybridnn-nodes-*"))
 
 
-def _ended(nodes: Nodes, mark: str) -> bool:
-    return not [entry for entry in Path("/proc").glob("[0-9]*/environ") if mark.encode() in _read(entry)]
+def _namespaces(mark: str) -> set[str]:
+    """Numbers of the namespaces in which the processes with a mark are, without those of this process."""
+    found = {_number(path) for process in marked_processes(mark) for path in Path(f"/proc/{process}/ns").glob("*")}
+    return found - {"", *map(_number, Path("/proc/self/ns").glob("*"))}
 
 
-def _read(path: Path) -> bytes:
+def _number(namespace: Path) -> str:
     try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+        return re.sub(r"\D", "", os.readlink(namespace))
+    except OSError:  # the process has ended
+        return ""
+
+
+def _all_namespaces() -> set[str]:
+    """Numbers of the namespaces of this machine, also of those without a name."""
+    listed = subprocess.run(["lsns", "--noheadings", "--raw", "--output", "NS"], capture_output=True, text=True)
+    assert listed.returncode == 0, listed.stderr
+    return set(listed.stdout.split())
+
+
+def _wait_until(condition: Callable[[], bool], what: str) -> None:
+    limit = time.monotonic() + deadline(10)
+    while not condition():
+        assert time.monotonic() < limit, what
+        time.sleep(0.01)
 
 
 HOLD = """
-import os, sys, time
+import os, subprocess, sys, time
 sys.path[:0] = sys.argv[1:2]
 from cluster.nodes import Nodes
+from mpi_runner.launch import find_mpirun
 with Nodes(2, cores=float(sys.argv[2]) if sys.argv[2:] else None) as nodes:
-    import subprocess
-    for node in nodes.names:
-        subprocess.Popen(nodes.enter(["sleep", "1000"], node))
+    command = [find_mpirun(), "--allow-run-as-root", "-n", "4", "sh", "-c", "echo ready; exec sleep 1000"]
+    job = subprocess.Popen(nodes.enter(command), stdout=subprocess.PIPE)
+    for _ in range(4):
+        job.stdout.readline()
     print("ready", flush=True)
     time.sleep(1000)
 """
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_remains_of_them(end: signal.Signals, four_nodes: Nodes) -> None:
-    before, groups, mark = _traces(), _groups(), f"HYBRIDNN_REMAINS={end.name}-{os.getpid()}"
+@pytest.mark.parametrize(
+    ("end", "starts"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)],
+    ids=["SIGINT", "SIGTERM", "SIGKILL", "SIGKILL while they start"],
+)
+def test_nothing_remains_of_them(end: signal.Signals, starts: bool, tmp_path: Path) -> None:
+    """Of nodes with a job, or of some that are being made."""
+    if reason := missing_for_nodes():
+        pytest.skip(reason)
+    before, groups, mark = _traces(tmp_path), _groups(), f"HYBRIDNN_REMAINS={end.name}-{starts}-{os.getpid()}"
     name, _, value = mark.partition("=")
     tests = str(Path(__file__).parents[1])
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, tests, *(["0.5"] if (GROUPS / "cpu.shares").exists() else [])],
-        env={**os.environ, name: value},
+        env={**os.environ, name: value, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"ready\n"
-    holder.send_signal(end)
-    try:
+    with ended(holder):
+        assert holder.stdout is not None
+        if starts:
+            _wait_until(lambda: len(_namespaces(mark)) > 4, "no namespace is made")
+        else:
+            assert holder.stdout.readline() == b"ready\n"
+        namespaces = _namespaces(mark)
+        holder.send_signal(end)
         holder.wait(deadline(10))
-    finally:
-        holder.kill()
-    limit = time.monotonic() + deadline(10)
-    while not _ended(four_nodes, mark):
-        assert time.monotonic() < limit, "processes of the nodes live on"
-        time.sleep(0.05)
-    assert _traces() == before
+    _wait_until(lambda: not marked_processes(mark), "processes of the nodes live on")
+    assert namespaces
+    _wait_until(lambda: not namespaces & _all_namespaces(), "namespaces of the nodes remain")
+    assert _traces(tmp_path) == before
     assert not _groups() - groups
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("two", "none"), "NODES is 'two': it must be a number from 1 to 253"),
+        (("254", "none"), "NODES is '254': it must be a number from 1 to 253"),
+        (("2", "fast"), "RATE is 'fast': it must be none, or such as 500kbit, 200mbit or 1gbit"),
+        (("2", "0mbit"), "RATE is '0mbit': it must be none, or such as 500kbit, 200mbit or 1gbit"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(arguments: Sequence[str], problem: str) -> None:
+    refused = subprocess.run([SCRIPT, *arguments, "true"], capture_output=True, text=True, timeout=deadline(10))
+    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", f"nodes.sh: {problem}\n")
+
+
+def test_a_test_is_skipped_with_the_reason_where_no_nodes_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the command `ip`, and without root; the script has exit code 77."""
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        with pytest.raises(pytest.skip.Exception, match="nodes cannot be made here: there is no ip"), made(Nodes(1)):
+            pass
+    with open(SCRIPT) as script:  # another user may not read it
+        refused = subprocess.run(
+            ["bash", "-s", "1", "none", "true"],
+            stdin=script,
+            cwd="/",
+            user=65534 if os.geteuid() == 0 else None,
+            capture_output=True,
+            text=True,
+            timeout=deadline(10),
+        )
+    assert (refused.returncode, refused.stdout) == (CANNOT, "")
+    assert refused.stderr == "nodes cannot be made here: it needs root\n"

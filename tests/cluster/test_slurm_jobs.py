@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -195,8 +196,11 @@ def test_cells_of_a_study_run_on_their_nodes(cluster: Cluster, tmp_path: Path) -
 
 
 @pytest.fixture
-def odd_nodes(cluster: Cluster) -> Iterator[str]:
-    """Return a folder for PYTHONPATH, with another NumPy and one core on node2, and a broken package on node3."""
+def odd_nodes(cluster: Cluster, mpich: Mpich) -> Iterator[str]:
+    """Return a folder for PYTHONPATH, in which three nodes differ.
+
+    Node2 has another NumPy and one core, node3 a broken package, and node4 another MPI library.
+    """
     assert cluster.nodes is not None
     folder = "run/node/odd"
     files = {
@@ -205,6 +209,7 @@ def odd_nodes(cluster: Cluster) -> Iterator[str]:
             "sitecustomize.py": "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\n",
         },
         "node3": {"hybridnn.py": "import a_package_that_is_only_elsewhere\n"},
+        "node4": {"sitecustomize.py": f"import os; os.environ.update({dict(mpich.environment)!r})\n"},
     }
     for node, contents in files.items():
         for name, text in contents.items():
@@ -223,7 +228,10 @@ def test_doctor_names_the_nodes_that_differ(cluster: Cluster, odd_nodes: str, tm
     assert result.returncode == 1, result.stderr
     missing = "node3: ModuleNotFoundError: No module named 'a_package_that_is_only_elsewhere' ->"
     assert missing in lines["all nodes"]
-    assert f"node2: numpy 1.26.4, the other 2 have {np.__version__} ->" in lines["same software"]
+    assert f"node2: numpy 1.26.4, the other 2 have {np.__version__}; " in lines["same software"]
+    assert re.search(
+        r"; node4: MPI library MPICH Version: \S+, the other 2 have Open MPI \S+ ->", lines["same software"]
+    )
     if len(os.sched_getaffinity(0)) > 1:
         assert "node2: 1 core, the other 2 have 2 cores ->" in lines["same hardware"]
     assert [line.split()[0] for line in lines.values()].count("failure") == 2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from hybridnn.comm import mpi
 from hybridnn.comm.launch_check import launch_problem
 from hybridnn.comm.mpi import detect_launch, srun_option
 from mpi_runner.launch import run_mpi
@@ -95,3 +97,15 @@ def test_process_that_mpi_leaves_alone_is_refused() -> None:
     )
     assert wrong.returncode != 0
     assert "EnvironmentProblem: srun started 2 processes, but MPI sees 1 rank" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("Open MPI v5.0.11, package: Open MPI root@build Distribution, ident: 5.0.11\0", OPEN_MPI),
+        ("MPICH Version:      5.0.2\nMPICH Release date: Tue Mar 31\n\0", MPICH),
+    ],
+)
+def test_the_version_of_a_library_is_one_short_line(text: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "import_mpi", lambda: SimpleNamespace(Get_library_version=lambda: text))
+    assert mpi.library_version() == version

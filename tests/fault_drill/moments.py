@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 __all__ = ["MOMENTS", "PHASES", "START", "Moment", "watch"]
@@ -74,8 +75,14 @@ PHASES = {
 }
 
 
-def watch(moment: str, call: int, injection: Callable[[], None]) -> None:
-    """Call `injection` before the `call`-th call of the functions of a moment."""
+def watch(moment: str, call: int, injection: Callable[[], None], after: Path | None = None) -> None:
+    """Call `injection` before the `call`-th call of the functions of a moment.
+
+    Parameters
+    ----------
+    after : Path, optional
+        A run folder: only calls after its first checkpoint count.
+    """
     if moment == START:
         injection()
         return
@@ -85,9 +92,10 @@ def watch(moment: str, call: int, injection: Callable[[], None]) -> None:
         @wraps(original)
         def counted(*arguments: Any, **settings: Any) -> Any:
             nonlocal calls
-            calls += 1
-            if calls == call:
-                injection()
+            if calls or after is None or any(after.glob("checkpoints/step-*")):
+                calls += 1
+                if calls == call:
+                    injection()
             return original(*arguments, **settings)
 
         return counted

@@ -13,11 +13,18 @@ from fault_drill.damage import fill
 
 __all__ = ["FAST", "NETWORK_FAULTS", "NetworkFault"]
 
-FAST, SLOW = "none", "20kbit"
+FAST, CRAWL = "none", "20kbit"
 FULL_DISK_BYTES = 4096
 UNREACHED = (
-    r"host NODE cannot be reached|hosts (\S+, )*NODE\b.* do not reach each other|host NODE, process \d+.* gave no sign"
-    r"|no answer from NODE"
+    r"host NODE cannot be reached|hosts (\S+, )*NODE(, \S+)* do not reach each other"
+    r"|host NODE, process \d+[^)]*\) gave no sign|no answer from NODE \("
+)
+SLOW_LINK = r"host NODE is reached slowly|hosts (\S+, )*NODE(, \S+)* reach each other slowly"
+NO_DAEMON = r"(?s:failed to report back.{0,600}Remote host:\s+NODE\s)"
+LOST_DAEMON = r"(?s:lost communication with a remote daemon.{0,600} on node NODE\s)"
+NO_MEMORY = (
+    r"(?s:not enough space for /dev/shm.{0,600}Local host:\s+NODE\s)"
+    r"|Error on rank \d+ on NODE: the node's shared memory has no room"
 )
 
 
@@ -32,7 +39,8 @@ class NetworkFault:
     ends : bool or None
         Whether the run must end; None if it may.
     pattern : str
-        Regular expression of the output of a run that ends; NODE is the name of the node.
+        Regular expression of the output of a run that ends; NODE is the name of the node. Where the disk of the run is
+        full, no node is at fault.
     code : int or None
         Its exit code, by default any but 0.
     at_start : bool
@@ -45,7 +53,7 @@ class NetworkFault:
 
     act: Callable[[Nodes, str, Path], None]
     ends: bool | None
-    pattern: str = "NODE"
+    pattern: str = ""
     code: int | None = None
     at_start: bool = False
     loses_node: bool = False
@@ -70,7 +78,7 @@ def _cut_for_a_moment(nodes: Nodes, node: str, disk: Path) -> None:
 
 
 def _slow_down(nodes: Nodes, node: str, disk: Path) -> None:
-    nodes.set_rate(SLOW, node)
+    nodes.set_rate(CRAWL, node)
     time.sleep(4)
     nodes.set_rate(FAST, node)
 
@@ -101,18 +109,23 @@ NETWORK_FAULTS = {
     "link cut for 2 s": NetworkFault(_cut_for_a_moment, ends=False),
     "link slow": NetworkFault(_slow_down, ends=False),
     "link cut": NetworkFault(lambda nodes, node, disk: nodes.cut(node), True, UNREACHED, 1, stalls=True),
-    "node killed": NetworkFault(lambda nodes, node, disk: nodes.kill(node), True, loses_node=True),
+    "node killed": NetworkFault(
+        lambda nodes, node, disk: nodes.kill(node), True, f"{NO_DAEMON}|{LOST_DAEMON}|{UNREACHED}", loses_node=True
+    ),
     "node lost": NetworkFault(_lose, True, UNREACHED, 1, loses_node=True, stalls=True),
     "clock wrong": NetworkFault(_nothing, ends=False),
     "names gone at start": NetworkFault(_remove_names, ends=False, at_start=True),
     "names gone": NetworkFault(_remove_names, ends=False),
     "run disk full": NetworkFault(
-        lambda nodes, node, disk: fill(disk, FULL_DISK_BYTES), True, "No space left on device", 2
+        lambda nodes, node, disk: fill(disk, FULL_DISK_BYTES), True, "cannot be written: No space left on device", 2
     ),
-    "node disk full at start": NetworkFault(_fill_node_disk, True, at_start=True),
+    "node disk full at start": NetworkFault(_fill_node_disk, True, NO_DAEMON, at_start=True),
     "node disk full": NetworkFault(_fill_node_disk, ends=False),
-    "node memory full at start": NetworkFault(_fill_memory, None, at_start=True),
+    "node memory full at start": NetworkFault(_fill_memory, None, NO_MEMORY, at_start=True),
     "node memory full": NetworkFault(_fill_memory, ends=False),
-    "node memory small": NetworkFault(_nothing, None, at_start=True),
+    "node memory small": NetworkFault(_nothing, None, NO_MEMORY, at_start=True),
+    "link crawls": NetworkFault(
+        lambda nodes, node, disk: nodes.set_rate(CRAWL, node), None, f"{SLOW_LINK}|{UNREACHED}", 1, stalls=True
+    ),
 }
 """By name."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +21,7 @@ from fault_drill.damage import restore_size, small_disk
 from fault_drill.finished import Finished, checkpoints, differences, read_finished
 from fault_drill.launches import Launched, run_job
 from fault_drill.moments import MOMENTS
-from fault_drill.network_faults import NETWORK_FAULTS, NetworkFault
+from fault_drill.network_faults import FAST, NETWORK_FAULTS, NetworkFault
 from fault_drill.outcomes import Outcome
 from fault_drill.rank import HERE, OVER
 from fault_drill.recipes import Recipe, new_run
@@ -31,6 +33,9 @@ __all__ = ["NetworkDrill", "NetworkTrial", "draw_network_trial", "missing_for_no
 STALL_SECONDS = 2.5
 SILENT_SECONDS = 5.0
 """Time after which a lost host is given up, instead of 20 s."""
+
+REST_SECONDS = 10.0
+"""What remains of the half minute that a job may last, beyond twice the limit of a stall, without `SILENT_SECONDS`."""
 
 SMALL_MEMORY, SMALL_NODE_DISK = "1m", "16m"
 PROGRAM = "fault_drill.rank"
@@ -70,7 +75,7 @@ class NetworkTrial:
         Node of the fault.
     moment : str
     call : int
-        Number of the call of the moment, from 1.
+        Number of the call of the moment, from 1, after the first checkpoint.
     rank : int
         The rank that makes this call, and waits until the fault is there.
     hours : (float, float)
@@ -116,7 +121,7 @@ def draw_network_trial(seed: int, number: int, name: str) -> NetworkTrial:
         nodes,
         f"node{random.randint(1, 4 // PLACES[nodes])}",
         moment,
-        random.randint(1, min(MOMENTS[moment].calls, 20)),
+        random.randint(1, min(MOMENTS[moment].calls - 1, 20)),  # the first checkpoint may come after one evaluation
         0 if MOMENTS[moment].first_rank else random.randrange(4),
         (ahead, -ahead) if name == "clock wrong" else (0.0, 0.0),
         random.random() < 0.5,
@@ -179,10 +184,13 @@ class NetworkDrill:
             if memory == SMALL_MEMORY:
                 nodes = stack.enter_context(_made(trial, memory))
             self._first_run(trial, nodes, folder, outcome)
+            resumes = not outcome.ended and not NETWORK_FAULTS[trial.fault].at_start
             if not outcome.ended and not outcome.hung:
                 self._resume(trial, nodes, folder, outcome, stack)
             if outcome.ended:
                 self._compare(trial, disk / "run", expected, outcome)
+                if resumes and not outcome.resumed:
+                    outcome.complaints.append("run 1: it began anew, although there was a checkpoint before the fault")
             if outcome.complaints:
                 subprocess.run(["cp", "-a", disk, folder / "left"], check=False)
         return outcome
@@ -196,24 +204,30 @@ class NetworkDrill:
         def act(process: subprocess.Popen[bytes], markers: Path) -> float:
             now = time.monotonic()
             if interrupted:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # a process that enters a node is not its child there
             else:
                 fault.act(nodes, trial.node, disk)
             (markers / OVER).touch()
             return now
 
         stall = deadline(STALL_SECONDS if fault.stalls else 25)
+        limit = (2 * stall if fault.stalls else 0) + deadline(SILENT_SECONDS + REST_SECONDS)
         arguments = [*new_run(trial.recipe, "disk/run"), *trial.options, "--set", f"output.stall_seconds={stall}"]
         runs = _Runs(nodes, folder, self.limit, None if fault.at_start else trial, act)
         done = runs.run(trial.recipe, arguments, "run-0", {trial.node: trial.hours[0]})
         outcome.injected = fault.at_start or done.seconds_after_fault is not None
-        outcome.end_seconds = done.seconds_after_fault or 0.0
+        outcome.end_seconds = done.seconds if fault.at_start else done.seconds_after_fault or 0.0
+        outcome.ended = done.code == 0
         complaint = done.hung or (None if interrupted else fault.complaint(done.code, done.output, trial.node))
         outcome.hung = done.hung is not None
         if complaint:
             outcome.complaints.append(f"run 0: {complaint}")
             outcome.named = False
-        outcome.ended = done.code == 0
+        if not outcome.ended and outcome.end_seconds > limit:
+            outcome.complaints.append(
+                f"run 0: ended {outcome.end_seconds:.1f} s after the fault, not within {limit:g} s"
+            )
+            outcome.hung = True
 
     def _resume(
         self, trial: NetworkTrial, nodes: Nodes, folder: Path, outcome: Outcome, stack: contextlib.ExitStack
@@ -260,6 +274,7 @@ def _repaired(
         return (stack.enter_context(_made(trial, "64m")), trial.recipe) if fault.at_start else (nodes, trial.recipe)
     if not fault.loses_node:
         nodes.join(trial.node)
+        nodes.set_rate(FAST, trial.node)
         return nodes, trial.recipe
     remain = not trial.on_new_nodes and (trial.nodes == 3 or trial.recipe.exact)
     if not remain:
@@ -292,7 +307,7 @@ class _Runs:
             orders: dict[str, object] = {"markers": str(markers), "rank": -1, "hours": hours or {}}
             if trial is not None:
                 orders |= {"moment": trial.moment, "call": trial.call, "rank": trial.rank, "error": None}
-                orders |= {"waits": True}
+                orders |= {"waits": True, "after": str(self.folder / "disk" / "run")}
                 if NETWORK_FAULTS[trial.fault].stalls:
                     orders["silent_seconds"] = SILENT_SECONDS
             unset = [argument for variable in OVERSUBSCRIBED for argument in ("-u", variable)]

@@ -39,7 +39,8 @@ def main() -> None:
         _set_silent_seconds(orders["silent_seconds"])
     _disable_learning_curve()
     if rank == orders["rank"]:
-        watch(orders["moment"], orders["call"], _injection(markers, rank, orders["error"], waits=orders["waits"]))
+        injection = _injection(markers, rank, orders["error"], waits=orders["waits"])
+        watch(orders["moment"], orders["call"], injection, Path(orders["after"]) if "after" in orders else None)
     from hybridnn.cli.main import main as hybridnn
 
     hybridnn(sys.argv[2:])

@@ -22,7 +22,8 @@ from fault_drill.damage import DAMAGES, damage
 from fault_drill.finished import Finished, differences, read_finished
 from fault_drill.injections import FAULTS, Injection
 from fault_drill.launches import launch
-from fault_drill.moments import MOMENTS
+from fault_drill.moments import MOMENTS, Moment, watch
+from fault_drill.network_faults import NETWORK_FAULTS
 from fault_drill.outcomes import Outcome
 from fault_drill.recipes import RECIPES, Recipe
 from fault_drill.selection import EVERY_FAULT, KIND_OF, SHARES, draw
@@ -233,6 +234,80 @@ ALONE = next(recipe for recipe in RECIPES if not recipe.launched)
 )
 def test_every_fault_must_be_named(fault: str, recipe: Recipe, code: int, output: str, right: bool) -> None:
     assert (injection(fault).complaint(code, output, recipe) is None) == right
+
+
+NO_SIGN = "* ranks 2, 3 (host node2, process 29; host node2, process 28) gave no sign: stopped, dead or swapping"
+APART = "* hosts node1, node2 do not reach each other: nothing is acknowledged; ranks 1-3 sent data again and again"
+UNREACHED = "* host node2 cannot be reached: nothing is acknowledged between it and node1, node4"
+NO_DAEMON = "A daemon failed to report back after being spawned\n  Local host:  head\n  Remote host: node2\n"
+LOST_DAEMON = """PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-head-9@0,0] on node head
+  Remote daemon: [prterun-head-9@0,2] on node node2
+"""
+NO_MEMORY = "there is not enough space for /dev/shm/sm.node2.0.1\n\n  Local host:  node2\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "output", "named"),
+    [
+        ("link cut", 1, NO_SIGN, "node2"),
+        ("link cut", 1, APART, "node1 node2"),
+        ("link cut", 1, UNREACHED, "node2"),
+        ("node lost", 1, "=== no answer from node2 (10.99.0.2) for 5 s: it or its network is down", "node2"),
+        ("link cut", 2, UNREACHED, ""),
+        ("link cut", 0, UNREACHED, ""),
+        ("link cut", 1, "* all ranks entered allreduce 3 of group batch on node1, node2", ""),
+        ("node killed", 1, LOST_DAEMON, "node2"),
+        ("node killed", 1, NO_DAEMON, "node2"),
+        ("node killed", 0, LOST_DAEMON, ""),
+        ("node killed", 1, "mpirun -host node1,node2", ""),
+        ("node disk full at start", 213, NO_DAEMON, "node2"),
+        ("node disk full at start", 213, "Remote host: node2", ""),
+        ("node memory small", 1, NO_MEMORY, "node2"),
+        ("node memory small", 2, "Error on rank 2 on node2: the node's shared memory has no room for 3 bytes", "node2"),
+        ("node memory small", 0, "", "node1 node2"),
+        ("link slow", 1, UNREACHED, ""),
+        ("run disk full", 2, "Error: run: cannot be written: No space left on device", "node1 node2"),
+        ("run disk full", 1, "Error: run: cannot be written: No space left on device", ""),
+    ],
+)
+def test_the_node_of_a_fault_must_be_named(fault: str, code: int, output: str, named: str) -> None:
+    """Other nodes, other exit codes and the bare name of the node are errors."""
+    right = [node for node in ("node1", "node2") if NETWORK_FAULTS[fault].complaint(code, output, node) is None]
+    assert right == named.split()
+
+
+def test_faults_of_networks_come_after_the_first_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(Path, "touch", Path.touch)  # restored afterwards
+    monkeypatch.setitem(MOMENTS, "a file is touched", Moment("training", ("pathlib:Path.touch",)))
+    watch("a file is touched", 2, lambda: seen.append(number), after=tmp_path)
+    for number in range(6):
+        (tmp_path / "file").touch()
+        if number == 2:
+            (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
+    assert seen == [4]
+
+
+WRONG_CLOCK = """
+import os, sys, time
+from pathlib import Path
+from fault_drill.clocks import shift_clock
+right = time.time()
+shift_clock(-7.5)
+from datetime import datetime
+for number, rename in enumerate((os.replace, os.rename, Path.rename)):
+    Path("partial").touch()
+    rename(Path("partial"), Path(str(number)))
+times = [time.time(), datetime.now().timestamp(), *(Path(str(number)).stat().st_mtime for number in range(3))]
+print(*(round((found - right) / 360) for found in times))
+"""
+
+
+def test_a_wrong_clock_dates_records_and_files(tmp_path: Path) -> None:
+    done = launch(PROGRAM, [WRONG_CLOCK], None, tmp_path, "run", deadline(60))
+    assert (done.code, done.output) == (0, "-75 -75 -75 -75 -75\n")
 
 
 @pytest.mark.parametrize("how", DAMAGES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -27,6 +28,19 @@ def test_connections_have_the_addresses_of_both_ends(family: socket.AddressFamil
             pairs = {(connection.local, connection.remote, connection.is_silent) for connection in found}
             assert pairs == {("127.0.0.2", "127.0.0.3", False), ("127.0.0.3", "127.0.0.2", False)}
         assert set(open_connections()) == before
+
+
+def test_a_connection_waits_while_the_other_side_does_not_receive() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        client = socket.create_connection(server.getsockname(), source_address=("127.0.0.3", 0))
+        accepted, _ = server.accept()
+        with client, accepted:
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    client.send(bytes(1 << 16))
+            waiting = {connection.local: connection.is_waiting for connection in open_connections()}
+            assert (waiting["127.0.0.3"], waiting["127.0.0.2"]) == (True, False)
 
 
 def test_connections_of_other_processes_are_not_listed() -> None:

@@ -36,8 +36,8 @@ class StallFinding:
     """A cause of a stall, and its ranks."""
 
     # different collectives under one number; a rank that left; an ended process; no answer; on another node; hosts that
-    # do not reach each other; not in a communication call; ranks that wait for one another; all ranks entered a call
-    # that does not end
+    # do not reach each other, or slowly; not in a communication call; ranks that wait for one another; all ranks are in
+    # a call that does not end
     kind: Kind
     ranks: tuple[int, ...]  # the ranks that did not arrive, or called something else
     text: str  # the finding as a sentence
@@ -90,7 +90,10 @@ def diagnose(
         *diagnosis.without_state("unreachable", [rank for rank in missing if rank in unreachable]),
     ]
     if not mismatches:
-        findings += [*diagnosis.deadlocks(), *diagnosis.hangs()]
+        findings += diagnosis.deadlocks()
+        if not findings:  # data also waits for a rank that does not receive
+            findings += diagnosis.slow_network()
+        findings += diagnosis.hangs()
     return tuple(findings)
 
 
@@ -177,25 +180,45 @@ class _Diagnosis:
 
     def network(self) -> Iterator[StallFinding]:
         """Hosts that do not acknowledge what ranks send to them."""
+        return self._hosts_apart(
+            {rank: state.silent_addresses for rank, state in self._states.items()},
+            "cannot be reached: nothing is acknowledged",
+            "do not reach each other: nothing is acknowledged",
+            "sent data again and again",
+        )
+
+    def slow_network(self) -> Iterator[StallFinding]:
+        """Hosts that have not yet acknowledged all that ranks sent to them."""
+        return self._hosts_apart(
+            {rank: state.waiting_addresses for rank, state in self._states.items()},
+            "is reached slowly: data is on its way",
+            "reach each other slowly: data is on its way",
+            "sent more than was acknowledged",
+        )
+
+    def _hosts_apart(
+        self, addresses: Mapping[int, Sequence[str]], one: str, several: str, verb: str
+    ) -> Iterator[StallFinding]:
+        """Findings about hosts with these addresses, by rank; texts about one host, several hosts and ranks."""
         host_of = {address: state.host for state in self._states.values() for address in state.addresses}
-        silent: defaultdict[frozenset[str], set[int]] = defaultdict(set)
-        for rank, state in self._states.items():
-            for address in state.silent_addresses:
-                if (other := host_of.get(address, address)) != state.host:
-                    silent[frozenset((state.host, other))].add(rank)
-        while silent:
+        apart: defaultdict[frozenset[str], set[int]] = defaultdict(set)
+        for rank, of_rank in addresses.items():
+            for address in of_rank:
+                if (other := host_of.get(address, address)) != (own := self._states[rank].host):
+                    apart[frozenset((own, other))].add(rank)
+        while apart:
             # A host in several pairs is the one that the others do not reach.
-            common = Counter(host for pair in silent for host in pair).most_common()
+            common = Counter(host for pair in apart for host in pair).most_common()
             host, number = common[0]
             is_alone = number > max(count for _, count in common[1:])
-            pairs = [pair for pair in silent if host in pair]
+            pairs = [pair for pair in apart if host in pair]
             others = sorted({other for pair in pairs for other in pair if other != host})
-            ranks = sorted({rank for pair in pairs for rank in silent.pop(pair)})
+            ranks = sorted({rank for pair in pairs for rank in apart.pop(pair)})
             if is_alone:
-                text = f"host {host} cannot be reached: nothing is acknowledged between it and {', '.join(others)}"
+                text = f"host {host} {one} between it and {', '.join(others)}"
             else:
-                text = f"hosts {', '.join(sorted([host, *others]))} do not reach each other: nothing is acknowledged"
-            yield StallFinding("network", tuple(ranks), f"{text}; {name_ranks(ranks)} sent data again and again")
+                text = f"hosts {', '.join(sorted([host, *others]))} {several}"
+            yield StallFinding("network", tuple(ranks), f"{text}; {name_ranks(ranks)} {verb}")
 
     def outside(self) -> Iterator[StallFinding]:
         """Ranks in no communication call; first those that most ranks wait for."""

@@ -155,6 +155,7 @@ class RankState:
     can_print: bool = True  # whether one of its standard streams is open
     addresses: tuple[str, ...] = ()  # its own IP addresses in its TCP connections to other hosts
     silent_addresses: tuple[str, ...] = ()  # addresses that acknowledge nothing of what the rank sends
+    waiting_addresses: tuple[str, ...] = ()  # addresses that have not yet acknowledged all that the rank sent
 
     @property
     def is_waiting(self) -> bool:
@@ -267,6 +268,7 @@ def observe(recorder: Recorder, activity: Activity, rank: int, size: int) -> Ran
         can_print=streams_are_open(),
         addresses=tuple(sorted({connection.local for connection in connections})),
         silent_addresses=tuple(sorted({connection.remote for connection in connections if connection.is_silent})),
+        waiting_addresses=tuple(sorted({connection.remote for connection in connections if connection.is_waiting})),
     )
 
 
