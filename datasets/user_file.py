@@ -269,8 +269,6 @@ def _rows(path: Path, x: NDArray[Any], y: NDArray[Any], task: Task | None, **kno
 
 def _dataset(path: Path, train: ArrayRows, test: ArrayRows | None, why_regression: str) -> Dataset:
     if train.targets_shape:
-        if constant_targets(train.y).all():
-            raise DataError(f"{path}: y_train is the same in every row: there is nothing to learn")
         outputs, why = train.targets_shape[0], f"regression: {why_regression}"
         is_guessed = why_regression != LOSS_DECIDES
         warnings = _label_warnings(str(path), "y_train", train.y, "store integers") if is_guessed else ()

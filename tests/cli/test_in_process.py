@@ -315,8 +315,8 @@ def test_a_loss_that_is_not_finite_is_one_error(run_hybridnn: Run) -> None:
 
 
 def structure(text: str) -> list[str]:
-    """Lines of an output without times, versions and the device."""
-    varies = ("device", "versions", "folder", "steps", "time", "sent", "           ")
+    """Lines of an output without times, versions, the device, and what ranks of several processes have too few of."""
+    varies = ("device", "versions", "cores", "folder", "steps", "time", "sent", "           ")
     lines = [re.sub(r"[\d,]+ samples/s.*", "", line.rstrip()) for line in text.splitlines()]
     lines = [re.sub(r"^( +\d+( +\d\.\d{4}){3}) .*", r"\1", line) for line in lines]
     return [line for line in lines if line and not line.startswith(varies)]

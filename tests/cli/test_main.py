@@ -75,7 +75,7 @@ def test_version(run: Run) -> None:
         (["train", "--set", "training.epoch=3"], "unknown setting training.epoch; did you mean training.epochs?"),
         (["train", "--epochs", "many"], "training.epochs = 'many': must be a whole number"),
         (["train", "--batch-size", "-1"], "training.batch_size = -1: must be at least 1"),
-        (["train", "--hidden", "3,x"], "model.hidden = '[3,x]': must be a list"),
+        (["train", "--hidden", "3,x"], "model.hidden = '3,x': must be whole numbers"),
         (["train", "--lr", "0"], "optimizer.lr = 0: must be greater than 0"),
         (["train", "--split", "rows"], "parallel.model_split = 'rows': must be 'columns' or 'alternating'"),
         (["train", "--optimizer", "3"], "optimizer.name = '3': must be 'sgd', 'adam', 'adamw' or 'rmsprop'"),

@@ -151,7 +151,7 @@ REFUSED: list[tuple[list[str], int, type[HybridnnError], str]] = [
     (["parallel.pipeline=2", "parallel.method=pipedream", "training.clip_norm=1.0"], 2, SettingError, "clip"),
     (["parallel.pipeline=2", "parallel.method=spectrain", "optimizer.momentum=0.0"], 2, SettingError, "momentum"),
     (["parallel.pipeline=2", "data.distribution=scatter"], 2, SettingError, "local with a pipeline"),
-    (["parallel.pipeline=2", "parallel.method=pipedream", "parallel.microbatches=2"], 2, SettingError, "cuts no"),
+    (["parallel.pipeline=2", "parallel.method=pipedream", "parallel.microbatches=2"], 2, SettingError, "splits no"),
     (["parallel.pipeline=2", "parallel.partition=[3,2]"], 2, SettingError, "the counts add up to 5"),
     (["parallel.pipeline=2", "parallel.partition=profile"], 2, SettingError, "needs a machine file"),
 ]
