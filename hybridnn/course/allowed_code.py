@@ -58,7 +58,7 @@ FRAME = re.compile(r"(f|gi|cr|ag)_(back|frame|globals|locals|builtins|code)")
 DUNDER = re.compile(r"__\w+__")
 DUNDER_IN_TEXT = re.compile(r"(?:^|[.\[])\s*(__\w+__)")  # a whole text, or an attribute or item of a format string
 PLAIN_DUNDERS = frozenset(["__init__", "__name__", "__main__", "__all__", "__post_init__", "__len__", "__doc__"])
-METHODS = frozenset(
+SPECIAL_METHODS = frozenset(
     f"__{name}__"
     for name in (
         *("abs", "add", "and", "bool", "call", "contains", "divmod", "enter", "eq", "exit", "float", "floordiv", "ge"),
@@ -167,7 +167,7 @@ def _refused_names(node: ast.AST, imported: Collection[str]) -> Iterator[str]:
 
 def _identifiers(node: ast.AST) -> Iterator[str]:
     """Names of variables, attributes, arguments and functions, without those of methods that a class may define."""
-    if isinstance(node, ast.Constant) or (isinstance(node, ast.FunctionDef) and node.name in METHODS):
+    if isinstance(node, ast.Constant) or (isinstance(node, ast.FunctionDef) and node.name in SPECIAL_METHODS):
         return
     for field, value in ast.iter_fields(node):
         names = value if isinstance(value, list) else [value]

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 START_SECONDS = 60.0  # for a worker to import what it needs
 LEAST_SECONDS = 2.0  # for it to start or to end the ranks of a case; in a container, a rank may stop it
+END_SECONDS = 5.0  # for it to end after the last case; a rank in a container may have stopped it
 CARRIED_BYTES = 1 << 30  # of all arrays of a case
 CARRIED_CALLS = 100_000
 WHOLE_FACTOR = 4  # a training may take so many times the limit of a case
@@ -119,7 +120,7 @@ class Worker:
     def _end(self) -> None:
         self._control.close()
         try:
-            self._process.wait(15 if self._is_alive else LEAST_SECONDS)
+            self._process.wait(END_SECONDS if self._is_alive else LEAST_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -399,9 +399,9 @@ def global_gradient(group, weights, bias, x, labels):
     + """
 import os, time
 os.umask(0)
-def global_gradient(group, weights, x, labels):
+def global_gradient(group, weights, bias, x, labels):
     tag = int(abs(weights).sum() * 10 ** 6)
-    np.save(f"/tmp/part-{tag}-{group.rank}.npy", local(weights, x, labels))
+    np.save(f"/tmp/part-{tag}-{group.rank}.npy", local(weights, bias, x, labels))
     time.sleep(0.3)
     parts = [np.load(f"/tmp/part-{tag}-{rank}.npy") for rank in range(group.size)]
     return finish(weights, sum(parts))
@@ -414,8 +414,8 @@ libc.shmat.restype = ctypes.c_void_p
 def shared(tag, rank, size):
     place = libc.shmat(libc.shmget(tag + rank, 8 * size, 0o1666), None, 0)
     return np.ctypeslib.as_array((ctypes.c_double * size).from_address(place))
-def global_gradient(group, weights, x, labels):
-    own, tag = local(weights, x, labels), int(abs(weights).sum() * 10 ** 6) % 2 ** 29
+def global_gradient(group, weights, bias, x, labels):
+    own, tag = local(weights, bias, x, labels), int(abs(weights).sum() * 10 ** 6) % 2 ** 29
     shared(tag, group.rank, len(own))[:] = own
     time.sleep(0.3)
     return finish(weights, sum(shared(tag, rank, len(own)).copy() for rank in range(group.size)))
