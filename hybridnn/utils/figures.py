@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,18 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
     buffer = BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hybridnn", "font.sans-serif": ["DejaVu Sans"]}):
         figure.savefig(buffer, format=file_format, metadata=dates.get(file_format))
-    return for_dark_pages(buffer.getvalue()) if file_format == "svg" else buffer.getvalue()
+    return for_dark_pages(_with_stable_ids(buffer.getvalue())) if file_format == "svg" else buffer.getvalue()
+
+
+ID = re.compile(rb"\b([a-zA-Z])[0-9a-f]{10}\b")
+"""An identifier in an SVG of matplotlib: a letter, and a digest of numbers whose last bits differ from run to run."""
+
+
+def _with_stable_ids(svg: bytes) -> bytes:
+    """The SVG with identifiers that depend on nothing but its content, so that two in one page differ."""
+    digest = sha256(ID.sub(rb"\1", svg)).hexdigest()[:8].encode()
+    numbers: dict[bytes, int] = {}
+    return ID.sub(lambda found: b"%b%b-%d" % (found[1], digest, numbers.setdefault(found[0], len(numbers))), svg)
 
 
 def for_dark_pages(svg: bytes) -> bytes:

@@ -60,8 +60,11 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+LEFT_OUT = "PYTHON", "MPI4PY", "LD_", "MAKE", "MFLAGS"  # the last ones are of a make that runs the tests
+
+
 def run(folder: Path, command: Sequence[str], **changes: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MPI4PY", "LD_"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
     environment = inherited | {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""} | changes
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=deadline(120))
 
