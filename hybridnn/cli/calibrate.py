@@ -122,6 +122,7 @@ def _print_calibration(console: Console, found: Calibration, out: Path | None) -
             f"{overlap.compute_slowdown:.2f} times as long meanwhile; "
             f"without blocking it takes {overlap.nonblocking_factor:.2f} times as long"
         )
+        _print_overhead(console, found.machine)
     if found.compute_errors:
         console.print("\npasses of layers: errors on held-out networks, the mean weighted by time")
         print_table(console, _compute_table(found))
@@ -136,6 +137,20 @@ def _print_calibration(console: Console, found: Calibration, out: Path | None) -
         console.print("no machine file was written; measure again when the machine is idle, or write it with --force")
         return
     console.print(f"\n{out}: use it with `hybridnn plan SETTINGS.toml --ranks N --machine {out}`", soft_wrap=True)
+
+
+def _print_overhead(console: Console, machine: Machine) -> None:
+    """Print what a message between nodes takes from each of its ranks."""
+    from hybridnn.cost.calibration.fit import LARGE_BYTES
+
+    overhead = machine.overhead_between_nodes
+    if overhead is not None:
+        seconds, whole = overhead.seconds(LARGE_BYTES), machine.message_seconds(LARGE_BYTES, spans_nodes=True)
+        console.print(
+            f"a message of {LARGE_BYTES >> 10} KiB between nodes takes {1e6 * whole:.3g} us, and {1e6 * seconds:.3g} us "
+            "of them from each of its ranks if they compute meanwhile",
+            soft_wrap=True,
+        )
 
 
 def _print_pace(console: Console, machine: Machine) -> None:

@@ -50,8 +50,32 @@ class _Piecewise(Section):
         raise AssertionError("the last segment has no end")
 
 
+class MessageOverhead(Section):
+    """Time that a message takes from each of its two ranks while they compute.
+
+    It is the overhead o of LogGP (Alexandrov, Ionescu, Schauser and Scheiman 1995), with a part per byte, because over
+    TCP the processor copies and sends every byte.
+    """
+
+    message_seconds: AtLeastZero = 0.0
+    seconds_per_byte: AtLeastZero = 0.0
+
+    def seconds(self, nbytes: float) -> float:
+        """Seconds of a message, on each rank."""
+        return self.message_seconds + nbytes * self.seconds_per_byte
+
+
 class NetworkLink(_Piecewise):
-    """Messages from one rank to another (Hockney's model, piecewise)."""
+    """Messages from one rank to another (Hockney's model, piecewise).
+
+    Attributes
+    ----------
+    overhead : MessageOverhead or None
+        The part of a message's time in which its ranks cannot compute. If it is unknown, `Overlap.hidden_fraction`
+        tells how much of a message overlaps with computing.
+    """
+
+    overhead: MessageOverhead | None = None
 
     def seconds(self, nbytes: float) -> float:
         """Seconds from the call that sends a message to its arrival."""
@@ -206,6 +230,8 @@ class Compute(Section):
     updates : dict
         Per parameter, for the optimizers ``sgd``, ``momentum`` and ``adam``; a missing one costs what the most
         expensive does.
+    row_seconds : float
+        Per row that is copied to a part of a longer row, in addition to its elements.
     instruction_seconds : float
         Python around an instruction of a schedule.
     step_seconds : float
@@ -226,6 +252,7 @@ class Compute(Section):
     load: ElementCost
     packing: ElementCost
     updates: dict[str, ElementCost] = Field(min_length=1)
+    row_seconds: AtLeastZero = 0.0
     instruction_seconds: AtLeastZero = 0.0
     step_seconds: AtLeastZero = 0.0
     noise: AtLeastZero = 0.0
@@ -254,7 +281,7 @@ class Compute(Section):
         """All costs times `factor`, those of Python and of calls only with `calls`."""
         fixed = {"cache_bytes", "noise"}
         if not calls:
-            fixed |= {"call_seconds", "instruction_seconds", "step_seconds"}
+            fixed |= {"call_seconds", "row_seconds", "instruction_seconds", "step_seconds"}
 
         def scale(value: Any) -> Any:
             if isinstance(value, BaseModel):
@@ -414,6 +441,11 @@ class Machine(Section):
     def link(self, *, spans_nodes: bool) -> NetworkLink:
         """Link inside a node or between nodes."""
         return self.between_nodes if spans_nodes and self.between_nodes is not None else self.inside_node
+
+    @property
+    def overhead_between_nodes(self) -> MessageOverhead | None:
+        """What messages between nodes take from their ranks while these compute; None if it is unknown."""
+        return None if self.between_nodes is None else self.between_nodes.overhead
 
     def message_seconds(self, nbytes: float, *, spans_nodes: bool = False, flows: float = 1) -> float:
         """Seconds of a message; between nodes, `flows` messages share a node's bandwidth.

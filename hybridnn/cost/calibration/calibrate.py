@@ -17,9 +17,14 @@ from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.hosts import blas_library, proc_value, processor_name
 from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
-from hybridnn.cost.calibration.communication import measure_communication, measure_overlap, measure_reduction
+from hybridnn.cost.calibration.communication import (
+    measure_communication,
+    measure_overhead,
+    measure_overlap,
+    measure_reduction,
+)
 from hybridnn.cost.calibration.computation import ComputeError, StepTimer, calibrate_compute
-from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations
+from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations, fit_overhead
 from hybridnn.cost.machine import Compute, Machine, NetworkLink, Overlap, Quality, Segment
 from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
@@ -27,7 +32,7 @@ from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK
 from hybridnn.utils.text import counted
 
 DTYPES = ("float32", "float64")
-COMMUNICATION_SHARE, OVERLAP_SHARE = 0.5, 0.1  # fractions of the time; computing has the rest
+COMMUNICATION_SHARE, OVERLAP_SHARE, OVERHEAD_SHARE = 0.5, 0.1, 0.05  # fractions of the time; computing has the rest
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,11 @@ def calibrate(
         factor = next(fit.factor for fit in fits if fit.operation == "iallreduce")
         overlap = Overlap(hidden_fraction=hidden, compute_slowdown=slowdown, nonblocking_factor=factor)
         compute_share = 1 - COMMUNICATION_SHARE - OVERLAP_SHARE
+    overhead = None
+    if grid.nodes > 1:
+        report("messages between nodes beside matrix products")
+        overhead = fit_overhead(measure_overhead(grid, OVERHEAD_SHARE * seconds))
+        compute_share -= OVERHEAD_SHARE
     report("passes of layers and updates")
     compute, errors = calibrate_compute(grid, DTYPES, compute_share * seconds, seed, time_step)
     inside, between = _link(fits, spans_nodes=False), _link(fits, spans_nodes=True)
@@ -104,7 +114,7 @@ def calibrate(
         ranks_per_node=max(cores // threads, node_ranks),
         memory_bytes_per_rank=memory,
         inside_node=inside or between or NetworkLink(segments=(typical,)),
-        between_nodes=between,
+        between_nodes=between and between.model_copy(update={"overhead": overhead}),
         gamma_seconds_per_byte=measure_reduction(grid.world),
         overlap=overlap,
         collectives=tuple(fit.cost for fit in fits if fit.operation not in ("send", "iallreduce")),

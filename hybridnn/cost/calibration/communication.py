@@ -265,6 +265,8 @@ ACTIONS: Mapping[str, Callable[[Group, Array], Any]] = MappingProxyType(
 # -- reduction and overlap -------------------------------------------------------------------------------------------
 
 LAYERS = 16  # layers of the gradient for the overlap, with one bucket each
+OVERHEAD_BYTES = tuple(1 << power for power in range(11, 19))  # 2 to 256 KiB, messages of pipelines
+MESSAGES = 6  # in each direction, one after another
 WIDTH = 128  # rows and columns of the matrices; their product takes about a tenth of a millisecond
 
 
@@ -311,6 +313,28 @@ def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:
     return min(max(hidden, 0.0), 1.0), max(slowed / compute, 1.0)
 
 
+def measure_overhead(grid: ProcessGrid, seconds: float) -> list[tuple[int, float]]:
+    """Send messages both ways between two nodes during matrix products that take longer than the messages.
+
+    Collective over a grid on several nodes. The first ranks of the first two nodes measure, and the others sleep.
+
+    Returns
+    -------
+    list of (int, float)
+        Bytes, and seconds that a message of that size takes from each of its ranks, on every rank of the grid.
+    """
+    (pair,) = (
+        group for group in measured_groups(_nodes_of_ranks(grid)) if group.spans_nodes and len(group.members) == 2
+    )
+    group = grid.world.split(int(grid.rank in pair.members), "calibration")
+    found = np.zeros(len(OVERHEAD_BYTES))
+    if grid.rank in pair.members:
+        found[:] = _OverheadTrial(group).measure(seconds)
+    sleeping_barrier(grid.world)
+    grid.world.allreduce(found, "max")
+    return list(zip(OVERHEAD_BYTES, found.tolist(), strict=True))
+
+
 def _slowest(group: Group, *times: float) -> list[float]:
     slowest = np.array(times)
     group.allreduce(slowest, "max")
@@ -350,3 +374,56 @@ class _OverlapTrial:
         if communicates:
             reducer.finish()
         return compute, perf_counter() - start
+
+
+class _OverheadTrial:
+    """Messages between the two ranks of a group, both of which compute after each, as the stages of a pipeline do."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._sent, self._received = np.zeros((2, max(OVERHEAD_BYTES) // ITEMSIZE), np.float32)
+        generator = np.random.default_rng(0)
+        self._left, self._right = generator.standard_normal((2, WIDTH, WIDTH), np.float32)
+        self._product = np.empty_like(self._left)
+
+    def measure(self, seconds: float) -> list[float]:
+        """Seconds that a message of each size takes from a rank, the median over as many rounds as fit the time."""
+        products = [self._products_during(nbytes) for nbytes in OVERHEAD_BYTES]
+        start, rounds, elapsed = perf_counter(), [], 0.0
+        while len(rounds) < LEAST_ROUNDS or elapsed < seconds:
+            rounds.append(
+                [
+                    [self._time(nbytes, count, communicates) for communicates in (True, False)]
+                    for nbytes, count in zip(OVERHEAD_BYTES, products, strict=True)
+                ]
+            )
+            elapsed = _slowest(self._group, perf_counter() - start)[0]  # so that both ranks stop after the same round
+        with_messages, alone = np.median(rounds, axis=0).T
+        # Each rank sends and receives.
+        lost: list[float] = (np.maximum(with_messages - alone, 0.0) / (2 * MESSAGES)).tolist()
+        return lost
+
+    def _products_during(self, nbytes: int) -> int:
+        """Number of products that take half as long again as a message."""
+        array = self._sent[: nbytes // ITEMSIZE]
+        message = min(_time_turn(self._group, "send", array, 1) for _ in range(LEAST_ROUNDS))
+        product = min(self._time(nbytes, 1, communicates=False) for _ in range(LEAST_ROUNDS)) / MESSAGES
+        return max(1, ceil(1.5 * _slowest(self._group, message)[0] / _slowest(self._group, product)[0]))
+
+    def _time(self, nbytes: int, products: int, communicates: bool) -> float:
+        group, elements = self._group, nbytes // ITEMSIZE
+        requests = []
+        group.barrier()
+        start = perf_counter()
+        for _ in range(MESSAGES):
+            if communicates:
+                requests.append(group.ireceive(self._received[:elements], 1 - group.rank, TAG))
+                requests.append(group.isend(self._sent[:elements], 1 - group.rank, TAG))
+            for _ in range(products):
+                np.matmul(self._left, self._right, out=self._product)
+            # The last message but one, as a stage waits for a microbatch's input while the next one is on its way.
+            while len(requests) > 2:
+                requests.pop(0).wait()
+        for request in requests:
+            request.wait()
+        return perf_counter() - start

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import cycle, pairwise
+from math import ceil, prod
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -143,6 +144,7 @@ def measure_elements(
     while count < len(ELEMENT_KINDS) * len(SIZE_CLASSES) or _before(end, ranks):
         kind = ELEMENT_KINDS[count % len(ELEMENT_KINDS)]
         elements = _log_uniform(generator, *SIZE_CLASSES[count // len(ELEMENT_KINDS) % len(SIZE_CLASSES)])
+        elements = min(elements, MOST_JOINED) if kind == "joining" else elements
         action = _work(kind, elements, np.dtype(dtype), generator)
         found[kind].append((elements, median(_rounds(lambda: _seconds_of(action), ELEMENT_SECONDS))))  # noqa: B023
         count += 1
@@ -165,6 +167,13 @@ def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.G
     kind, _, name = kind.partition(" ")
     if kind == "packing":
         return lambda: kernels.copy(source, out)
+    if kind == "joining":
+        rows = elements // ROW
+        part, wide = source[: rows * ROW].reshape(rows, ROW), (rows, ROW * PARTS)
+        # Other arrays than the last, as passes between the copies leave the caches.
+        arrays = [np.zeros(wide, dtype) for _ in range(ceil(UNCACHED_BYTES / (prod(wide) * dtype.itemsize)))]
+        parts = cycle([array[:, first : first + ROW] for first in range(0, ROW * PARTS, ROW) for array in arrays])
+        return lambda: kernels.copy(part, next(parts))
     if kind == "forward":
         return lambda: ACTIVATIONS[name].apply(source, out)
     gradient, scratch = _normal(elements, dtype, generator), np.empty(elements, dtype)
@@ -172,8 +181,13 @@ def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.G
 
 
 _FUNCTIONS = tuple(name for name in ACTIVATIONS if name != "identity")
-ELEMENT_KINDS = ("packing", *(f"{kind} {name}" for kind in ("forward", "gradient") for name in _FUNCTIONS))
+ELEMENT_KINDS = ("packing", "joining", *(f"{kind} {name}" for kind in ("forward", "gradient") for name in _FUNCTIONS))
 """Kinds of element-wise work that are measured."""
+
+ROW, PARTS = 16, 8  # samples of a microbatch, and microbatches of a minibatch, when `Compute.row_seconds` is measured
+UNCACHED_BYTES = 1 << 23
+MOST_JOINED = 1 << 17
+"""Elements of a part; all of them take eight times the memory."""
 
 
 # -- training steps --------------------------------------------------------------------------------------------------
@@ -319,6 +333,7 @@ def _calibrate(
             if name != "identity"
         },
         packing=element_costs["packing"],
+        row_seconds=ROW * max(element_costs["joining"].number_seconds - element_costs["packing"].number_seconds, 0.0),
         noise=fit_noise([network.rounds for network in networks]),
         **pass_costs,
         **fit_steps(steps, cache),

@@ -20,7 +20,7 @@ from scipy.optimize import nnls
 
 from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, counts
-from hybridnn.cost.machine import CollectiveCost, Segment
+from hybridnn.cost.machine import CollectiveCost, MessageOverhead, Segment
 
 Timing = tuple[int, float]  # bytes and seconds
 SEGMENTS = 3  # eager, rendezvous and large messages
@@ -42,6 +42,7 @@ DEFAULT_ALGORITHM = {
 }
 """Algorithm of an operation if the measurements do not distinguish them: one size of group fits all equally well."""
 
+LEAST_OVERHEAD = 1e-6  # seconds; less than that is noise
 LARGE_BYTES = 1 << 16  # sizes for which the accuracy of a machine file is stated
 
 NONBLOCKING = {"iallreduce": "allreduce"}
@@ -77,6 +78,13 @@ def fit_linear(features: ArrayLike, seconds: ArrayLike) -> LinearFit:
     coefficients = solution / scale
     error = float(np.abs(rows @ coefficients - 1).mean())
     return LinearFit(tuple(coefficients.tolist()), error)
+
+
+def fit_overhead(timings: Sequence[Timing]) -> MessageOverhead:
+    """What a message takes from each of its ranks, from bytes and seconds."""
+    rows = [(1, nbytes) for nbytes, _ in timings]
+    message, byte = fit_linear(rows, [max(seconds, LEAST_OVERHEAD) for _, seconds in timings]).coefficients
+    return MessageOverhead(message_seconds=message, seconds_per_byte=byte)
 
 
 # -- alpha and beta by size ------------------------------------------------------------------------------------------

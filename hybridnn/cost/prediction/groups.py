@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of, one_per_node
-from hybridnn.cost.machine import Machine
+from hybridnn.cost.machine import Machine, MessageOverhead
 from hybridnn.pipeline.layout import Layout, NodeFilling, Placement, StagePlace, distinct_neighbours, grid_places
 
 
@@ -116,6 +116,11 @@ class Groups:
     def link_seconds(self, nbytes: float, sender: int, receiver: int) -> float:
         """Seconds in which a message between two stages occupies the link between their nodes; 0 inside a node."""
         return self._machine.link_seconds(nbytes, self.flows(sender, receiver))
+
+    def overhead(self, sender: int, receiver: int) -> MessageOverhead | None:
+        """What a message between two stages takes from its ranks while they compute; None if it is unknown."""
+        overhead = self._machine.overhead_between_nodes
+        return None if overhead is None or not self.flows(sender, receiver) else overhead
 
     def flows(self, sender: int, receiver: int) -> float:
         """Messages between two stages that leave or enter a node at the same time, on the node with most."""

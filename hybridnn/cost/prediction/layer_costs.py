@@ -93,8 +93,12 @@ class ChunkCosts:
 
     def joining_seconds(self, samples: int) -> float:
         """Copying a microbatch's inputs and gradients side by side, for one product over all microbatches."""
-        elements = sum(sum(split.weight_shape) for split in self.splits) * samples
-        return self.compute.packing.seconds(elements) + self.compute.packing.call_seconds * (2 * len(self.splits) - 1)
+        rows = sum(sum(split.weight_shape) for split in self.splits)
+        first, packing = self.splits[0], self.compute.packing
+        # Of the network's input, every sample is contiguous.
+        parts = rows - first.weight_shape[1] if first.layer.index == 0 else rows
+        calls = packing.call_seconds * (2 * len(self.splits) - 1)
+        return packing.seconds(rows * samples) + calls + parts * self.compute.row_seconds
 
     def collectives(self, split: LayerShard, samples: int, *, backward: bool = False) -> list[Collective]:
         """Collectives of a layer's pass in the model groups, with a number of samples."""

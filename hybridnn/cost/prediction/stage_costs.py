@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hybridnn.cost.machine import Compute, Machine
+from hybridnn.cost.machine import Compute, Machine, MessageOverhead
 from hybridnn.cost.prediction.groups import Collective, Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, overlapped
 from hybridnn.cost.prediction.times import TimeBreakdown
@@ -39,6 +39,18 @@ ROUNDING_COPIES = {"bfloat16": 12, "float16": 65}
 """Cost of rounding an element, adding, rounding again and reading it, as a number of copies in the cache; measured."""
 
 
+NeighbourOverheads = tuple[MessageOverhead | None, MessageOverhead | None]
+"""Of the messages between a stage and the ones before and after it; None where it is unknown."""
+
+
+class MessageTimes(NamedTuple):
+    """Seconds of a message between two stages."""
+
+    whole: float  # from the call that sends it to the end of the one that receives it
+    transit: float  # without the overheads of both ranks
+    link: float  # in which it occupies the link between their nodes
+
+
 class StageCosts:
     """Costs of the instructions of every stage, on the rank of the stage that has most to do.
 
@@ -50,6 +62,8 @@ class StageCosts:
         At the pace of the slowest of all ranks.
     chunks : tuple of tuple of ChunkCosts
         By stage and chunk.
+    overheads : tuple of NeighbourOverheads
+        By stage.
     equal_stages : tuple of int
         For every stage the first one with the same costs.
     """
@@ -59,14 +73,15 @@ class StageCosts:
         self._policy = METHODS[layout.method].policy
         self._fuses_update = workload.fuses_update(layout)
         self._overlap = machine.overlap if layout.overlap else None
-        self.hidden = machine.overlap.hidden_fraction
-        self.groups, self.compute, self.chunks, self.equal_stages = _unscheduled_costs(
+        self.groups, self.compute, self.chunks, self.overheads, self.equal_stages = _unscheduled_costs(
             workload, layout.without_schedule, machine
         )
+        # Where overheads are known, they are part of the computations, and nothing else occupies a receiver.
+        self.hidden = 1.0 if any(map(any, self.overheads)) else machine.overlap.hidden_fraction
         self._equal_microbatches = (*layout.equal_microbatches(workload.batch_size), ALL_MICROBATCHES)
         self._predicts = METHODS[layout.method].predicts
         self._breakdowns: dict[tuple[Any, ...], TimeBreakdown] = {}
-        self._messages: dict[tuple[Channel, int], tuple[float, float]] = {}
+        self._messages: dict[tuple[Channel, int], MessageTimes] = {}
 
     # -- times of a schedule -----------------------------------------------------------------------------------------
 
@@ -75,20 +90,24 @@ class StageCosts:
         return self.breakdown(stage, instruction).total
 
     def message(self, message: Message) -> float:
-        """Seconds of a message between two stages."""
-        return self._message_seconds(message)[0]
+        """Seconds of a message between two stages, without what it takes from them: that is part of `duration`."""
+        return self.message_times(message).transit
 
     def link(self, message: Message) -> float:
         """Seconds in which a message occupies the link between the nodes of two stages."""
-        return self._message_seconds(message)[1]
+        return self.message_times(message).link
 
-    def _message_seconds(self, message: Message) -> tuple[float, float]:
+    def message_times(self, message: Message) -> MessageTimes:
+        """Times of a message between two stages."""
         channel, _, microbatch = message
         key = channel, self._equal_microbatches[microbatch]
         if key not in self._messages:
             nbytes = self.message_bytes(message)
             between = channel.sender, channel.receiver
-            self._messages[key] = self.groups.message(nbytes, *between), self.groups.link_seconds(nbytes, *between)
+            whole, overhead = self.groups.message(nbytes, *between), self.groups.overhead(*between)
+            in_ranks = 0.0 if overhead is None else 2 * overhead.seconds(nbytes)
+            link = self.groups.link_seconds(nbytes, *between)
+            self._messages[key] = MessageTimes(whole, max(whole - in_ranks, 0.0), link)
         return self._messages[key]
 
     def barrier_seconds(self) -> float:
@@ -219,24 +238,27 @@ class StageCosts:
             overhead=self.compute.instruction_seconds + self.compute.load.seconds(gathered),
         )
 
-    def _pack(self, features: int, samples: int) -> TimeBreakdown:
-        """Copying a message to or from its buffer, with the instruction that sends or receives it."""
+    def _pack(self, features: int, samples: int, message: MessageOverhead | None) -> TimeBreakdown:
+        """Copying a message to or from its buffer, the instruction that sends or receives it, and its overhead."""
+        elements = features * samples
         return TimeBreakdown(
-            overhead=self.compute.instruction_seconds + self.compute.packing.seconds(features * samples)
+            communication=0.0 if message is None else message.seconds(elements * self.workload.itemsize),
+            overhead=self.compute.instruction_seconds + self.compute.packing.seconds(elements),
         )
 
     def _forward(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
         total = costs.forward(samples) + self._instruction()
         inputs, outputs = costs.splits[0].layer.inputs, costs.splits[-1].layer.outputs
+        before, after = self.overheads[stage]
         if self._is_first(stage, chunk):
             total += self._load(inputs, inputs * self.workload.itemsize, samples)
         else:
-            total += self._pack(inputs, samples)
+            total += self._pack(inputs, samples, before)
         if self._is_last(stage, chunk):
             total += self._load(1 if self.workload.classification else outputs, self.workload.target_bytes, samples)
         else:
-            total += self._pack(outputs, samples)
+            total += self._pack(outputs, samples, after)
         return total
 
     def _recompute(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
@@ -244,14 +266,14 @@ class StageCosts:
 
     def _around_backward(self, stage: int, chunk: int, samples: int) -> TimeBreakdown:
         """The loss or the received gradient of the outputs, and the message with the gradient of the inputs."""
-        costs = self.chunks[stage][chunk]
+        costs, (before, after) = self.chunks[stage][chunk], self.overheads[stage]
         total = self._instruction()
         if self._is_last(stage, chunk):
             total += TimeBreakdown(self._loss_seconds(stage, chunk, samples))
         else:
-            total += self._pack(costs.splits[-1].layer.outputs, samples)
+            total += self._pack(costs.splits[-1].layer.outputs, samples, after)
         if not self._is_first(stage, chunk):
-            total += self._pack(costs.splits[0].layer.inputs, samples)
+            total += self._pack(costs.splits[0].layer.inputs, samples, before)
         return total
 
     def _backward(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
@@ -368,6 +390,7 @@ class UnscheduledCosts(NamedTuple):
     groups: Groups
     compute: Compute
     chunks: tuple[tuple[ChunkCosts, ...], ...]
+    overheads: tuple[NeighbourOverheads, ...]
     equal_stages: tuple[int, ...]
 
 
@@ -377,7 +400,7 @@ def _unscheduled_costs(workload: Workload, layout: Layout, machine: Machine) -> 
     groups, overlap = Groups(layout, machine), machine.overlap if layout.overlap else None
     compute = _paced(machine, workload.dtype, groups.busy_ranks, layout.ranks)
     firsts: dict[Hashable, int] = {}
-    chunks, equal, last = [], [], len(layout.stages) - 1
+    chunks, overheads, equal, last = [], [], [], len(layout.stages) - 1
     for stage in range(len(layout.stages)):
         model = groups.model_groups(stage)
         chunks.append(
@@ -386,8 +409,19 @@ def _unscheduled_costs(workload: Workload, layout: Layout, machine: Machine) -> 
                 for layers in layout.layers_of(workload.model, stage)
             )
         )
-        equal.append(firsts.setdefault((chunks[-1], stage == 0, stage == last, groups.like(stage)), stage))
-    return UnscheduledCosts(groups, compute, tuple(chunks), tuple(equal))
+        overheads.append(_neighbour_overheads(groups, stage, last + 1))
+        known = tuple(item is not None for item in overheads[-1])
+        key = chunks[-1], stage == 0, stage == last, groups.like(stage), known
+        equal.append(firsts.setdefault(key, stage))
+    return UnscheduledCosts(groups, compute, tuple(chunks), tuple(overheads), tuple(equal))
+
+
+def _neighbour_overheads(groups: Groups, stage: int, stages: int) -> NeighbourOverheads:
+    """With several chunks, the last stage sends to the first."""
+    if stages == 1:
+        return None, None
+    before, after = (stage - 1) % stages, (stage + 1) % stages
+    return groups.overhead(before, stage), groups.overhead(stage, after)
 
 
 def _paced(machine: Machine, dtype: str, busy_ranks: int, ranks: int) -> Compute:
@@ -484,5 +518,5 @@ def _between_stages(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traff
         messages = [(channel, 0, number) for number in range(layout.microbatches)]
         features = costs.chunks[stage][chunk].splits[0].layer.inputs
         sent = features * workload.itemsize * workload.batch_size * layout.stages[receiver][1]
-        seconds = sum(costs.message(message) for message in messages)
+        seconds = sum(costs.message_times(message).whole for message in messages)
         yield Traffic("send", "pipeline", costs.message_bytes(messages[0]), seconds, sent)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import fsum, inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -245,10 +245,23 @@ def balanced_counts(
 ) -> tuple[int, ...]:
     """Counts of layers for unequal stages, for which the slowest stage or boundary is as fast as possible.
 
-    The same recurrence for given ranks of every stage. `seconds` takes a stage, its first layer and the one after its
-    last, and more layers take no less time; `boundaries` has the seconds of the boundary after each layer but the last.
-    There are at least as many layers as stages. Of several equally fast counts the same ones are always returned.
+    The same recurrence for given ranks of every stage. Where a boundary is slowest, the slowest stage is as fast as it
+    can be without a slower boundary. `seconds` takes a stage, its first layer and the one after its last, and more
+    layers take no less time; `boundaries` has the seconds of the boundary after each layer but the last. There are at
+    least as many layers as stages. Of several equally fast counts the same ones are always returned.
     """
+    slowest, counts = _least_slowest(seconds, boundaries, stages)
+    ends = list(accumulate(counts, initial=0))
+    if all(seconds(stage, *part) < slowest for stage, part in enumerate(pairwise(ends))):
+        free = [0.0 if boundary <= slowest else inf for boundary in boundaries]
+        _, counts = _least_slowest(seconds, free, stages)
+    return counts
+
+
+def _least_slowest(
+    seconds: Callable[[int, int, int], float], boundaries: Sequence[float], stages: int
+) -> tuple[float, tuple[int, ...]]:
+    """Seconds of the slowest part, and the counts; of equally fast counts those with more layers in front."""
     layers = len(boundaries) + 1
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
     for stage in range(stages):
@@ -268,4 +281,5 @@ def balanced_counts(
                     least, least_counts = slowest, (*counts, first - end)
             found[end] = least, least_counts
         best = found
-    return tuple(-count for count in best[layers][1])
+    slowest, counts = best[layers]
+    return slowest, tuple(-count for count in counts)

@@ -92,6 +92,11 @@ def test_two_nodes_are_measured_inside_and_between(
     machine = quick(grid).machine
     assert machine.nodes == 2
     assert machine.between_nodes is not None
+    assert machine.inside_node.overhead is None
+    assert machine.between_nodes.overhead is not None
+    assert machine.between_nodes.overhead.seconds(1 << 18) > 0
+    assert comm.allgather(machine.between_nodes) == [machine.between_nodes] * comm.size
+    assert calls[0][1] == pytest.approx(0.4 - 0.05 * 0.4 - 0.6 * 0.4)
     groups = {(cost.ranks, cost.spans_nodes) for cost in machine.collectives if cost.operation == "allreduce"}
     assert groups == {(2, False), (2, True), (3, True)}
 
@@ -103,7 +108,7 @@ def test_the_link_between_nodes_replaces_a_missing_one_inside(
     monkeypatch.setattr(communication, "_nodes_of_ranks", lambda grid: [0, 1])
     found = quick(ProcessGrid(comm))
     assert found.machine.between_nodes is not None
-    assert found.machine.inside_node == found.machine.between_nodes
+    assert found.machine.inside_node.segments == found.machine.between_nodes.segments
     assert found.missing == ("messages inside a node need 2 ranks there: those between nodes stand for them",)
 
 

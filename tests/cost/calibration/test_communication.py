@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from hybridnn.comm.recorder import Recorder
+from hybridnn.cost.calibration import communication
 from hybridnn.cost.calibration.communication import (
     LEAST_RANGE,
     MOST_BYTES,
     MeasuredGroup,
     largest_size,
     measure_communication,
+    measure_overhead,
     measure_overlap,
     measure_reduction,
     measured_groups,
@@ -75,6 +77,22 @@ def test_overlap_and_reduction_are_within_their_bounds(comm: MPI.Intracomm) -> N
     gamma = measure_reduction(grid.world)
     assert 1e-13 < gamma < 1e-6
     assert {(hidden, slowdown, gamma)} == set(comm.allgather((hidden, slowdown, gamma)))
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_overheads_are_measured_between_the_first_two_nodes(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(communication, "_nodes_of_ranks", lambda grid: [0, 1] if comm.size == 2 else [0, 0, 2])
+    grid = ProcessGrid(comm, recorder=Recorder(1 << 20))
+    found = measure_overhead(grid, 0.1)
+    assert [nbytes for nbytes, _ in found] == list(communication.OVERHEAD_BYTES)
+    assert all(0 <= seconds < 10 for _, seconds in found)
+    assert any(seconds > 0 for _, seconds in found)
+    assert comm.allgather(found) == [found] * comm.size
+    calls = Counter(event.name for event in grid.recorder.events if event.axis == "calibration")
+    measures = grid.rank in {2: (0, 1), 3: (0, 2)}[comm.size]
+    assert (calls["send"] > 0) == (calls["receive"] > 0) == measures
 
 
 # -- groups, operations and sizes --------------------------------------------------------------------------------------

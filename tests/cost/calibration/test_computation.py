@@ -69,7 +69,9 @@ def synthetic_elements(
 ) -> dict[str, list[tuple[float, float]]]:
     sizes = [int(2 ** generator.uniform(6, 22)) for _ in range(20)]
     kinds = enumerate(computation.ELEMENT_KINDS, 1)
-    return {kind: [(n, 1e-6 * number + n * 1e-9) for n in sizes] for number, kind in kinds}
+    found = {kind: [(n, 1e-6 * number + n * 1e-9) for n in sizes] for number, kind in kinds}
+    # 48 ns for each row of 16 elements, in addition to its elements.
+    return found | {"joining": [(n, seconds + n / 16 * 48e-9) for n, seconds in found["joining"]]}
 
 
 def test_known_costs_are_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +93,7 @@ def test_known_costs_are_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.instruction_seconds == pytest.approx(4e-6, rel=0.01)
     assert found.load.number_seconds == pytest.approx(1e-9, rel=0.01)
     assert found.packing.number_seconds == pytest.approx(1e-9, rel=0.01)
+    assert found.row_seconds == pytest.approx(48e-9, rel=0.01)
     place = computation.ELEMENT_KINDS.index("gradient tanh")
     assert found.activations["tanh"].gradient.call_seconds == pytest.approx(1e-6 * (place + 1), rel=0.01)
     for name, arrays in (("sgd", 2), ("momentum", 3), ("adam", 4)):

@@ -10,8 +10,15 @@ from math import ceil, log2
 import numpy as np
 import pytest
 
-from hybridnn.cost.calibration.communication import TimedCase
-from hybridnn.cost.calibration.fit import LARGE_BYTES, fit_collective, fit_linear, fit_operations, fit_segments
+from hybridnn.cost.calibration.communication import OVERHEAD_BYTES, TimedCase
+from hybridnn.cost.calibration.fit import (
+    LARGE_BYTES,
+    fit_collective,
+    fit_linear,
+    fit_operations,
+    fit_overhead,
+    fit_segments,
+)
 from hybridnn.cost.cost_plots import draw_fits
 from hybridnn.cost.machine import Segment
 from reference.pictures import least_points
@@ -241,6 +248,15 @@ def test_the_nonblocking_all_reduce_is_the_blocking_one_times_a_factor() -> None
 
 def test_no_samples_give_no_fits() -> None:
     assert fit_operations([]) == ()
+
+
+def test_overheads_of_messages_are_recovered() -> None:
+    known = {nbytes: 5e-6 + 2e-9 * nbytes for nbytes in OVERHEAD_BYTES}
+    found = fit_overhead(list(known.items()))
+    assert (found.message_seconds, found.seconds_per_byte) == (pytest.approx(5e-6), pytest.approx(2e-9))
+    assert found.seconds(10**6) == pytest.approx(5e-6 + 2e-3)
+    # Differences of two noisy times may be 0.
+    assert fit_overhead([(nbytes, 0.0) for nbytes in OVERHEAD_BYTES]).seconds(1 << 18) < 1e-5
 
 
 def test_the_plot_explains_lines_and_samples() -> None:

@@ -154,6 +154,18 @@ MACHINES = {
     "arithmetic": make_machine(),
     "messages": make_machine(alpha=1e-4, beta=1e-7, multiply_add=1e-12, call=1e-7),
     "mixed": make_machine(alpha=1e-5, beta=1e-9, call=1e-5, nodes=4, ranks_per_node=4, overlap=OVERLAP),
+    "overheads": make_machine(
+        alpha=1e-5,
+        beta=1e-9,
+        call=1e-5,
+        nodes=4,
+        ranks_per_node=3,
+        overlap=OVERLAP,
+        between_nodes={
+            "segments": [{"alpha_seconds": 5e-5, "beta_seconds_per_byte": 1e-8}],
+            "overhead": {"message_seconds": 2e-5, "seconds_per_byte": 6e-9},
+        },
+    ),
 }
 
 

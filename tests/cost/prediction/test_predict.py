@@ -12,12 +12,13 @@ import pytest
 from hybridnn import MLP, SGD
 from hybridnn.cost.machine import ElementCost, Machine, PassCost
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.stage_costs import StageCosts
+from hybridnn.cost.prediction.stage_costs import StageCosts, traffic_of
 from hybridnn.cost.prediction.times import compile_layout, makespan
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation import simulate_layout
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.clock import run
+from hybridnn.pipeline.schedules.instructions import Forward, InputGradient
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
 
@@ -255,6 +256,66 @@ def test_overlap_hides_its_fraction_and_slows_computing() -> None:
     assert beside.breakdown.communication_hidden == pytest.approx(0.5 * alone)
     assert beside.breakdown.communication == pytest.approx(0.5 * alone)
     assert beside.breakdown.computing == pytest.approx(apart.breakdown.computing + 0.2 * 0.5 * alone)
+
+
+@pytest.mark.parametrize("microbatches", [1, 3, 8])
+@pytest.mark.parametrize("overhead", [0.0, 0.5, 2.0])
+def test_overheads_of_messages_are_counted_on_both_ranks(overhead: float, microbatches: int) -> None:
+    """LogGP without computing: a message of 5 s takes o from both ranks, which send one after the other."""
+    message = 5.0
+    far = {
+        "segments": [{"alpha_seconds": message, "beta_seconds_per_byte": 0.0}],
+        "overhead": {
+            "message_seconds": overhead / 4,
+            "seconds_per_byte": 0.75 * overhead / (4 * 16 * 24 / microbatches),
+        },
+    }
+    overlap = {"hidden_fraction": 0.25}
+    machine = make_machine(multiply_add=0.0, nodes=2, ranks_per_node=1, between_nodes=far, overlap=overlap)
+    work = equal_stages(2)
+    made = layout((1, 1), (1, 1), layers=(2, 2), method="gpipe", microbatches=microbatches)
+    found = predict(work, made, machine)
+    one_way = message + (microbatches - 1) * overhead
+    assert found.seconds_per_step == pytest.approx(2 * one_way + message), "there and back, and the loss to all"
+    assert found.breakdown.communication == pytest.approx(message + 2 * microbatches * overhead)
+    # A message takes as long as before.
+    whole = {item.operation: item.seconds for item in traffic_of(StageCosts(work, made, machine))}
+    assert whole["send"] == pytest.approx(message * microbatches)
+
+
+def test_overheads_between_nodes_do_not_count_inside_a_node() -> None:
+    made = layout((1, 1), (1, 1), layers=(2, 2), method="gpipe", microbatches=4)
+    far = {"segments": [{"alpha_seconds": 1.0, "beta_seconds_per_byte": 0.0}]}
+    without, with_overhead = (
+        make_machine(alpha=1.0, nodes=2, ranks_per_node=2, between_nodes=far | more, overlap={"hidden_fraction": 0.25})
+        for more in ({}, {"overhead": {"message_seconds": 0.3}})
+    )
+    assert predict(equal_stages(2), made, with_overhead) == predict(equal_stages(2), made, without)
+
+
+def test_stages_differ_where_only_some_neighbours_are_on_another_node() -> None:
+    """Four stages on two nodes: one of the three boundaries is between nodes, and has all overheads."""
+    far = {
+        "segments": [{"alpha_seconds": 0.0, "beta_seconds_per_byte": 0.0}],
+        "overhead": {"message_seconds": 1.0},
+    }
+    machine = make_machine(multiply_add=0.0, nodes=2, ranks_per_node=2, between_nodes=far)
+    made = layout(*[(1, 1)] * 4, layers=(2,) * 4, method="gpipe", microbatches=3)
+    costs = StageCosts(equal_stages(4), made, machine)
+    overheads = [
+        [costs.breakdown(stage, kind).communication for kind in (Forward(0, 1), InputGradient(0, 1))]
+        for stage in range(4)
+    ]
+    assert overheads == [[0, 0], [1, 1], [1, 1], [0, 0]]
+
+
+def test_joined_microbatches_take_time_per_row() -> None:
+    """One product over all microbatches: the rows of inputs and gradients of every layer but the network's input."""
+    machine = make_machine(multiply_add=0.0)
+    entries = tuple(entry.model_copy(update={"row_seconds": 1.0}) for entry in machine.compute)
+    made = replace(layout((1, 1), layers=(5,), method="gpipe", microbatches=3), merges=True)
+    found = predict(workload(), made, machine.model_copy(update={"compute": entries}))
+    assert found.seconds_per_step == pytest.approx(3 * (sum(SIZES[:-1]) + sum(SIZES[1:]) - SIZES[0]))
 
 
 def test_instructions_add_up_to_the_computing_of_the_stages() -> None:

@@ -233,12 +233,19 @@ def test_counts_for_unequal_stages_equal_the_best_of_all(data: st.DataObject) ->
     costs = data.draw(st.lists(st.lists(whole, min_size=layers, max_size=layers), min_size=stages, max_size=stages))
     boundaries = data.draw(st.lists(whole, min_size=layers - 1, max_size=layers - 1))
 
-    def slowest(counts: tuple[int, ...]) -> float:
+    def slowest(counts: tuple[int, ...]) -> tuple[float, float]:
+        """Of all parts, and of the stages."""
         ends = [sum(counts[: stage + 1]) for stage in range(stages)]
-        parts = [sum(costs[stage][end - counts[stage] : end]) for stage, end in enumerate(ends)]
-        return max([*parts, *(boundaries[end - 1] for end in ends[:-1])])
+        slowest_stage = max(sum(costs[stage][end - counts[stage] : end]) for stage, end in enumerate(ends))
+        return max([slowest_stage, *(boundaries[end - 1] for end in ends[:-1])]), slowest_stage
 
     possible = [c for c in product(range(1, layers + 1), repeat=stages) if sum(c) == layers]
     found = balanced_counts(lambda stage, first, end: sum(costs[stage][first:end]), boundaries, stages)
     assert found in possible
     assert slowest(found) == min(map(slowest, possible))
+
+
+def test_slow_boundaries_do_not_unbalance_the_stages() -> None:
+    """Equal layers, and boundaries that all take longer than the whole network."""
+    assert balanced_counts(lambda _, first, end: end - first, [100.0] * 7, 2) == (4, 4)
+    assert balanced_counts(lambda _, first, end: end - first, [100.0] * 8, 3) == (3, 3, 3)
