@@ -147,8 +147,8 @@ def _print_overhead(console: Console, machine: Machine) -> None:
     if overhead is not None:
         seconds, whole = overhead.seconds(LARGE_BYTES), machine.message_seconds(LARGE_BYTES, spans_nodes=True)
         console.print(
-            f"a message of {LARGE_BYTES >> 10} KiB between nodes takes {1e6 * whole:.3g} us, and {1e6 * seconds:.3g} us "
-            "of them from each of its ranks if they compute meanwhile",
+            f"a message of {LARGE_BYTES >> 10} KiB between nodes takes {1e6 * whole:.3g} us, of which "
+            f"{1e6 * seconds:.3g} us are lost to computing on each of its ranks",
             soft_wrap=True,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import fsum, inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -251,8 +251,7 @@ def balanced_counts(
     least as many layers as stages. Of several equally fast counts the same ones are always returned.
     """
     slowest, counts = _least_slowest(seconds, boundaries, stages)
-    ends = list(accumulate(counts, initial=0))
-    if all(seconds(stage, *part) < slowest for stage, part in enumerate(pairwise(ends))):
+    if slowest in boundaries:
         free = [0.0 if boundary <= slowest else inf for boundary in boundaries]
         _, counts = _least_slowest(seconds, free, stages)
     return counts

@@ -262,17 +262,14 @@ def test_overlap_hides_its_fraction_and_slows_computing() -> None:
 @pytest.mark.parametrize("overhead", [0.0, 0.5, 2.0])
 def test_overheads_of_messages_are_counted_on_both_ranks(overhead: float, microbatches: int) -> None:
     """LogGP without computing: a message of 5 s takes o from both ranks, which send one after the other."""
-    message = 5.0
+    message, work = 5.0, equal_stages(2)
+    nbytes = 4 * 16 * work.batch_size / microbatches
     far = {
         "segments": [{"alpha_seconds": message, "beta_seconds_per_byte": 0.0}],
-        "overhead": {
-            "message_seconds": overhead / 4,
-            "seconds_per_byte": 0.75 * overhead / (4 * 16 * 24 / microbatches),
-        },
+        "overhead": {"message_seconds": overhead / 4, "seconds_per_byte": 0.75 * overhead / nbytes},
     }
     overlap = {"hidden_fraction": 0.25}
     machine = make_machine(multiply_add=0.0, nodes=2, ranks_per_node=1, between_nodes=far, overlap=overlap)
-    work = equal_stages(2)
     made = layout((1, 1), (1, 1), layers=(2, 2), method="gpipe", microbatches=microbatches)
     found = predict(work, made, machine)
     one_way = message + (microbatches - 1) * overhead
@@ -302,10 +299,8 @@ def test_stages_differ_where_only_some_neighbours_are_on_another_node() -> None:
     machine = make_machine(multiply_add=0.0, nodes=2, ranks_per_node=2, between_nodes=far)
     made = layout(*[(1, 1)] * 4, layers=(2,) * 4, method="gpipe", microbatches=3)
     costs = StageCosts(equal_stages(4), made, machine)
-    overheads = [
-        [costs.breakdown(stage, kind).communication for kind in (Forward(0, 1), InputGradient(0, 1))]
-        for stage in range(4)
-    ]
+    passes = Forward(0, 1), InputGradient(0, 1)
+    overheads = [[costs.breakdown(stage, item).communication for item in passes] for stage in range(4)]
     assert overheads == [[0, 0], [1, 1], [1, 1], [0, 0]]
 
 
