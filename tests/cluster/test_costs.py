@@ -61,3 +61,5 @@ def test_calibration_finds_the_rate_of_the_link(
         machine = read_machine(str(tmp_path / "machine.toml"))
         assert machine.between_nodes is not None
         assert (machine.nodes, machine.between_nodes.segments[-1].beta_seconds_per_byte) == (2, slopes["send"])
+        assert machine.between_nodes.overhead is not None
+        assert machine.between_nodes.overhead.seconds(1 << 18) > 0
