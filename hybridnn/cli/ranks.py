@@ -28,7 +28,17 @@ import typer
 from hybridnn.cli.options import count
 from hybridnn.comm.launcher import launched_rank
 from hybridnn.comm.mpi import INTERACTIVE_STEP, STEP_SIZE
-from hybridnn.diagnostics.failsafe import all_ranks_arrive, lower_rank_reports, notify_higher_ranks, running_world
+from hybridnn.diagnostics.failsafe import (
+    BEGUN,
+    ENDED,
+    FAILED,
+    PROGRESS_FILE,
+    all_ranks_arrive,
+    lower_rank_reports,
+    notify_higher_ranks,
+    progress_file,
+    running_world,
+)
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.runs.stop_signals import REPEAT_SECONDS
 from hybridnn.utils.connections import host_of, open_connections
@@ -43,11 +53,6 @@ FORWARDED = {signal.SIGINT: signal.SIGUSR2, signal.SIGTERM: signal.SIGUSR1, sign
 
 CHECK_SECONDS = 1.0  # between two looks at the connections of a launcher
 SILENT_SECONDS = 20.0  # after which a host that acknowledges nothing is lost for a launcher
-
-PROGRESS_FILE = "HYBRIDNN_PROGRESS_FILE"
-"""Environment variable: the file of `reported_progress`."""
-
-BEGUN, ENDED = b"begun", b"ended"
 
 PARENT_DEATH_SIGNAL = 1
 """``PR_SET_PDEATHSIG`` of Linux: option of ``prctl`` for the signal that is sent when the parent process ends."""
@@ -226,25 +231,37 @@ def _run_and_forward(command: Sequence[str], environment: Mapping[str, str]) -> 
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, forward)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        code = _wait(process)
-        if code == 0 and progress.read() == BEGUN:
+        code, reported = _wait(process, Path(progress.name)), progress.read()
+        if code == 0 and reported == BEGUN:
             _print_end("mpirun lost a host, and ended the training")
+            return 1
+        if reported == FAILED:
+            # The launcher's is that of the rank that it missed first, which may have lost its connections.
             return 1
     # Ranks without a handler yet ended on the signal that was sent instead.
     ended_by = next((number for _, number, to in sent if to == signal.SIGHUP or code == 128 + to), None)
     return 128 + ended_by if ended_by else code if code >= 0 else 128 - code
 
 
-def _wait(launcher: subprocess.Popen[bytes]) -> int:
-    """Wait for a launcher and return its exit code, or 1 where it is ended because it waits for a lost host.
+def _wait(launcher: subprocess.Popen[bytes], progress: Path) -> int:
+    """Wait for a launcher and return its exit code, or 1 where it is ended because it waits for a lost or slow host.
 
-    When a job ends, Open MPI's ``mpirun`` waits for an answer of every host, for a quarter of an hour if one is lost.
+    When a job ends, Open MPI's ``mpirun`` waits for an answer of every host, for a quarter of an hour if one is lost,
+    and for minutes if its network is so slow that the answer waits behind the data of the job.
     """
     silent_since: dict[str, float] = {}
+    failed_at: float | None = None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return launcher.wait(CHECK_SECONDS)
         now = monotonic()
+        if failed_at is None and progress.read_bytes() == FAILED:
+            failed_at = now
+        if failed_at is not None and now - failed_at >= SILENT_SECONDS:
+            _print_end(f"mpirun still waits for a host {SILENT_SECONDS:g} s after the ranks have ended; it was ended")
+            launcher.kill()
+            launcher.wait()
+            return 1
         silent = [connection for connection in open_connections(launcher.pid) if connection.is_silent]
         silent_since = {connection.inode: silent_since.get(connection.inode, now) for connection in silent}
         lost = [connection.remote for connection in silent if now - silent_since[connection.inode] >= SILENT_SECONDS]
@@ -266,12 +283,11 @@ def reported_progress() -> Iterator[None]:
 
     Open MPI's ``mpirun`` ends with exit code 0 if it has lost a host.
     """
-    file = Path(os.environ.get(PROGRESS_FILE, ""))
-    reports = launch_rank() == 0 and file.is_file()
-    if reports:
+    file = progress_file() if launch_rank() == 0 else None
+    if file is not None:
         file.write_bytes(BEGUN)
     yield
-    if reports:
+    if file is not None:
         file.write_bytes(ENDED)
 
 

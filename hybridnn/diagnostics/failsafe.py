@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -29,6 +30,17 @@ LEFT_BYTES = 400  # size of that message, which contains how the rank exits
 ERROR_SECONDS = 30.0  # time for a rank with an error to end the job
 SPINS = 200  # tests of a request without sleeping
 LAST_RESORT_SECONDS = 5.0  # time for the job to end; then this process ends by itself
+
+PROGRESS_FILE = "HYBRIDNN_PROGRESS_FILE"
+"""Environment variable: the file in which ranks report to the process that started their launcher how far they are."""
+
+BEGUN, ENDED, FAILED = b"begun", b"ended", b"failed"  # what they write
+
+
+def progress_file() -> Path | None:
+    """The file of `PROGRESS_FILE`; None if there is none, or on a node that does not share its folder."""
+    file = Path(os.environ.get(PROGRESS_FILE, ""))
+    return file if file.is_file() else None
 
 
 def running_world() -> Any:
@@ -46,7 +58,7 @@ def abort_job(error: BaseException, where: str = "") -> None:
         return
     rank, size = world.Get_rank(), world.Get_size()
     lines = traceback.format_exception(type(error), error, error.__traceback__)
-    _start_last_resort()
+    _begin_end()
     header = f"\n=== rank {rank} of {size} failed{where}; ending the job ===\n"
     _write_error_output(header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n")
     # Open MPI may crash where ranks that fail together end the job at the same moment.
@@ -56,7 +68,7 @@ def abort_job(error: BaseException, where: str = "") -> None:
 
 def end_job(message: str) -> NoReturn:
     """Print `message` and end every rank of the job with exit code 1, from any thread, also where MPI hangs."""
-    _start_last_resort()
+    _begin_end()
     _write_error_output(message)
     time.sleep(FORWARDING_SECONDS)
     world = running_world()
@@ -65,8 +77,11 @@ def end_job(message: str) -> NoReturn:
     exit_now(1)
 
 
-def _start_last_resort() -> None:
-    """End this process in any case: a pipe may be full, standard output locked, MPI stuck."""
+def _begin_end() -> None:
+    """Report the failure, and end this process in any case: a pipe may be full, standard output locked, MPI stuck."""
+    with contextlib.suppress(OSError):
+        if file := progress_file():
+            file.write_bytes(FAILED)
     last_resort = threading.Timer(LAST_RESORT_SECONDS, exit_now, (1,))
     last_resort.daemon = True
     last_resort.start()

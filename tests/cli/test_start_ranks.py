@@ -351,8 +351,15 @@ def test_a_pipe_of_a_rank_is_as_wide_as_the_terminal_of_its_launcher(
             assert make_console(stream).width == width
 
 
+@pytest.fixture
+def progress(tmp_path: Path) -> Path:
+    file = tmp_path / "progress"
+    file.touch()
+    return file
+
+
 def test_a_launcher_that_waits_for_a_lost_host_is_ended(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], progress: Path
 ) -> None:
     lost = Connection("10.0.0.1", "10.0.0.2", "77", is_silent=True)
     monkeypatch.setattr(ranks, "CHECK_SECONDS", 0.01)
@@ -360,14 +367,27 @@ def test_a_launcher_that_waits_for_a_lost_host_is_ended(
     monkeypatch.setattr(ranks, "open_connections", lambda process: (lost,))
     monkeypatch.setattr(ranks, "host_of", lambda address: f"node2 ({address})")
     with subprocess.Popen(["sleep", "1000"]) as launcher:
-        assert ranks._wait(launcher) == 1
+        assert ranks._wait(launcher, progress) == 1
         assert launcher.returncode == -signal.SIGKILL
     assert "=== no answer from node2 (10.0.0.2) for 0.05 s: it or its network is down; mpirun was ended ===" in (
         capsys.readouterr().err
     )
 
 
-def test_a_launcher_may_wait_for_a_host_that_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reported", ["failed", "begun", "ended"])
+def test_a_launcher_that_waits_for_a_slow_host_after_a_failure_is_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], progress: Path, reported: str
+) -> None:
+    monkeypatch.setattr(ranks, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(ranks, "SILENT_SECONDS", 0.05)
+    progress.write_text(reported)
+    with subprocess.Popen(["sleep", "1000" if reported == "failed" else "0.5"]) as launcher:
+        assert ranks._wait(launcher, progress) == (reported == "failed")
+    line = "=== mpirun still waits for a host 0.05 s after the ranks have ended; it was ended ==="
+    assert (line in capsys.readouterr().err) == (reported == "failed")
+
+
+def test_a_launcher_may_wait_for_a_host_that_answers_again(monkeypatch: pytest.MonkeyPatch, progress: Path) -> None:
     states = itertools.cycle((True, False))
     monkeypatch.setattr(ranks, "CHECK_SECONDS", 0.01)
     monkeypatch.setattr(ranks, "SILENT_SECONDS", 1e-6)
@@ -375,21 +395,40 @@ def test_a_launcher_may_wait_for_a_host_that_answers_again(monkeypatch: pytest.M
         ranks, "open_connections", lambda process: (Connection("10.0.0.1", "10.0.0.2", "77", next(states)),)
     )
     with subprocess.Popen(["sleep", "0.3"]) as launcher:
-        assert ranks._wait(launcher) == 0
+        assert ranks._wait(launcher, progress) == 0
+
+
+def ended_launcher(last: str | None, code: int) -> subprocess.CompletedProcess[str]:
+    """The end of a process whose launcher ends with `code`, after a rank has reported `last`."""
+    written = "pass" if last is None else f"open(os.environ['{ranks.PROGRESS_FILE}'], 'w').write('{last}')"
+    program = f"""
+import os, sys
+from hybridnn.cli.ranks import _run_and_forward
+sys.exit(_run_and_forward([sys.executable, "-c", {f"import os, sys; {written}; sys.exit({code})"!r}], os.environ))
+"""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=deadline(30))
 
 
 @pytest.mark.parametrize(("last", "code"), [("begun", 1), ("ended", 0), (None, 0)])
 def test_a_launcher_that_lost_a_host_without_an_error_is_one(last: str | None, code: int) -> None:
     """Open MPI's mpirun ends with exit code 0 if the connection to a host breaks."""
-    written = "" if last is None else f"open(os.environ['{ranks.PROGRESS_FILE}'], 'w').write('{last}')"
-    program = f"""
-import os, sys
-from hybridnn.cli.ranks import _run_and_forward
-sys.exit(_run_and_forward([sys.executable, "-c", {f"import os; {written}"!r}], os.environ))
-"""
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=deadline(30))
+    result = ended_launcher(last, 0)
     assert (result.returncode, bool(result.stderr)) == (code, bool(code))
     assert not code or "=== mpirun lost a host, and ended the training ===" in result.stderr
+
+
+def test_the_exit_code_of_a_failed_job_is_1() -> None:
+    """Open MPI's mpirun ends with 14 where it misses first a rank that has lost its connections."""
+    assert [ended_launcher(last, 14).returncode for last in ("failed", "begun")] == [1, 14]
+    assert ended_launcher("failed", 0).returncode == 1
+
+
+def test_a_rank_that_ends_the_job_reports_its_failure(progress: Path) -> None:
+    program = "from hybridnn.diagnostics.failsafe import end_job; end_job('the end')"
+    environment = os.environ | {ranks.PROGRESS_FILE: str(progress)}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=deadline(30))
+    assert (result.returncode, result.stderr, progress.read_text()) == (1, "the end", "failed")
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
