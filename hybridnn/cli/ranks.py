@@ -231,7 +231,7 @@ def _run_and_forward(command: Sequence[str], environment: Mapping[str, str]) -> 
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, forward)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        code, reported = _wait(process, Path(progress.name)), progress.read()
+        code, reported = _wait(process), progress.read()
         if code == 0 and reported == BEGUN:
             _print_end("mpirun lost a host, and ended the training")
             return 1
@@ -243,25 +243,16 @@ def _run_and_forward(command: Sequence[str], environment: Mapping[str, str]) -> 
     return 128 + ended_by if ended_by else code if code >= 0 else 128 - code
 
 
-def _wait(launcher: subprocess.Popen[bytes], progress: Path) -> int:
-    """Wait for a launcher and return its exit code, or 1 where it is ended because it waits for a lost or slow host.
+def _wait(launcher: subprocess.Popen[bytes]) -> int:
+    """Wait for a launcher and return its exit code, or 1 where it is ended because it waits for a lost host.
 
-    When a job ends, Open MPI's ``mpirun`` waits for an answer of every host, for a quarter of an hour if one is lost,
-    and for minutes if its network is so slow that the answer waits behind the data of the job.
+    When a job ends, Open MPI's ``mpirun`` waits for an answer of every host, for a quarter of an hour if one is lost.
     """
     silent_since: dict[str, float] = {}
-    failed_at: float | None = None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return launcher.wait(CHECK_SECONDS)
         now = monotonic()
-        if failed_at is None and progress.read_bytes() == FAILED:
-            failed_at = now
-        if failed_at is not None and now - failed_at >= SILENT_SECONDS:
-            _print_end(f"mpirun still waits for a host {SILENT_SECONDS:g} s after the ranks have ended; it was ended")
-            launcher.kill()
-            launcher.wait()
-            return 1
         silent = [connection for connection in open_connections(launcher.pid) if connection.is_silent]
         silent_since = {connection.inode: silent_since.get(connection.inode, now) for connection in silent}
         lost = [connection.remote for connection in silent if now - silent_since[connection.inode] >= SILENT_SECONDS]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from fault_drill.damage import fill
 __all__ = ["FAST", "NETWORK_FAULTS", "NetworkFault"]
 
 FAST, CRAWL = "none", "20kbit"
+CRAWL_SECONDS = 40.0
 FULL_DISK_BYTES = 4096
 UNREACHED = (
     r"host NODE cannot be reached|hosts (\S+, )*NODE(, \S+)* do not reach each other"
@@ -48,7 +52,7 @@ class NetworkFault:
     loses_node : bool
         Whether the node no longer exists.
     stalls : bool
-        Whether the stall watchdog has to end the run.
+        Whether the stall watchdog has to end the run, if `ends` is None as soon as nothing is finished for its time.
     """
 
     act: Callable[[Nodes, str, Path], None]
@@ -81,6 +85,19 @@ def _slow_down(nodes: Nodes, node: str, disk: Path) -> None:
     nodes.set_rate(CRAWL, node)
     time.sleep(4)
     nodes.set_rate(FAST, node)
+
+
+def _crawl(nodes: Nodes, node: str, disk: Path) -> None:
+    """Slow a link down for long: the run stalls, or goes on slowly until the link is repaired."""
+    nodes.set_rate(CRAWL, node)
+
+    def repair() -> None:
+        with contextlib.suppress(subprocess.SubprocessError, OSError):  # the nodes may be gone
+            nodes.set_rate(FAST, node)
+
+    timer = threading.Timer(CRAWL_SECONDS, repair)
+    timer.daemon = True
+    timer.start()
 
 
 def _lose(nodes: Nodes, node: str, disk: Path) -> None:
@@ -124,8 +141,6 @@ NETWORK_FAULTS = {
     "node memory full at start": NetworkFault(_fill_memory, None, NO_MEMORY, at_start=True),
     "node memory full": NetworkFault(_fill_memory, ends=False),
     "node memory small": NetworkFault(_nothing, None, NO_MEMORY, at_start=True),
-    "link crawls": NetworkFault(
-        lambda nodes, node, disk: nodes.set_rate(CRAWL, node), None, f"{SLOW_LINK}|{UNREACHED}", 1, stalls=True
-    ),
+    "link crawls": NetworkFault(_crawl, None, f"{SLOW_LINK}|{UNREACHED}", 1, stalls=True),
 }
 """By name."""

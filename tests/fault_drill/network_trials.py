@@ -217,6 +217,9 @@ class NetworkDrill:
         done = runs.run(trial.recipe, arguments, "run-0", {trial.node: trial.hours[0]})
         outcome.injected = fault.at_start or done.seconds_after_fault is not None
         outcome.end_seconds = done.seconds if fault.at_start else done.seconds_after_fault or 0.0
+        if fault.stalls and fault.ends is None and (verdict := disk / "run" / "stall" / "job.json").exists():
+            # A run may go on slowly for a while, so the time counts from when it stood still.
+            outcome.end_seconds = min(outcome.end_seconds, time.time() - verdict.stat().st_mtime + stall)
         outcome.ended = done.code == 0
         complaint = done.hung or (None if interrupted else fault.complaint(done.code, done.output, trial.node))
         outcome.hung = done.hung is not None
