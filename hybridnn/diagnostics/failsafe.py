@@ -58,9 +58,10 @@ def abort_job(error: BaseException, where: str = "") -> None:
         return
     rank, size = world.Get_rank(), world.Get_size()
     lines = traceback.format_exception(type(error), error, error.__traceback__)
-    _begin_end()
+    _start_last_resort()
     header = f"\n=== rank {rank} of {size} failed{where}; ending the job ===\n"
     _write_error_output(header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n")
+    _report_failure()
     # Open MPI may crash where ranks that fail together end the job at the same moment.
     time.sleep(FORWARDING_SECONDS + min(rank * TURN_SECONDS, FORWARDING_SECONDS))
     _abort(world)
@@ -68,8 +69,9 @@ def abort_job(error: BaseException, where: str = "") -> None:
 
 def end_job(message: str) -> NoReturn:
     """Print `message` and end every rank of the job with exit code 1, from any thread, also where MPI hangs."""
-    _begin_end()
+    _start_last_resort()
     _write_error_output(message)
+    _report_failure()
     time.sleep(FORWARDING_SECONDS)
     world = running_world()
     if world is not None:
@@ -77,11 +79,14 @@ def end_job(message: str) -> NoReturn:
     exit_now(1)
 
 
-def _begin_end() -> None:
-    """Report the failure, and end this process in any case: a pipe may be full, standard output locked, MPI stuck."""
+def _report_failure() -> None:
     with contextlib.suppress(OSError):
         if file := progress_file():
             file.write_bytes(FAILED)
+
+
+def _start_last_resort() -> None:
+    """End this process in any case: a pipe may be full, standard output locked, MPI stuck."""
     last_resort = threading.Timer(LAST_RESORT_SECONDS, exit_now, (1,))
     last_resort.daemon = True
     last_resort.start()
