@@ -47,7 +47,7 @@ def test_signals_of_the_parent_are_forwarded_once(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=tmp_path) as process:
         _wait_for(tmp_path / "ready")
         process.send_signal(signal.SIGUSR1)
-        _wait_for(tmp_path / "signals")
+        _wait_for(tmp_path / "signals", "SIGUSR1\n")
         process.send_signal(signal.SIGTERM)
         assert process.wait(deadline(60)) == 75
     assert (tmp_path / "signals").read_text().split() == ["SIGUSR1", "SIGTERM"]
@@ -65,8 +65,8 @@ def test_signals_of_other_processes_are_not_forwarded(tmp_path: Path) -> None:
     assert (tmp_path / "signals").read_text().split() == ["SIGTERM"]
 
 
-def _wait_for(file: Path) -> None:
+def _wait_for(file: Path, text: str = "") -> None:
     end = time.monotonic() + deadline(60)
-    while not file.exists():
+    while not file.exists() or text not in file.read_text():
         assert time.monotonic() < end
         time.sleep(0.02)
