@@ -389,7 +389,8 @@ class _OverheadTrial:
     def measure(self, seconds: float) -> list[float]:
         """Seconds that a message of each size takes from a rank, the median over as many rounds as fit the time."""
         products = [self._products_during(nbytes) for nbytes in OVERHEAD_BYTES]
-        start, rounds, elapsed = perf_counter(), [], 0.0
+        start, elapsed = perf_counter(), 0.0
+        rounds: list[list[list[float]]] = []
         while len(rounds) < LEAST_ROUNDS or elapsed < seconds:
             rounds.append(
                 [
