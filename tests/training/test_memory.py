@@ -105,7 +105,6 @@ def test_a_step_on_a_grid_allocates_nothing(comm: MPI.Intracomm) -> None:
                 model_split=split,
                 distribution=distribution,
                 clip_norm=0.1,
-                stall_seconds=0,  # the watchdog allocates at times of its own
             )
             tracemalloc.start()
             peaks = peaks_of_steps(trainer, x, y)
