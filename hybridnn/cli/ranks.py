@@ -37,6 +37,7 @@ from hybridnn.diagnostics.failsafe import (
     lower_rank_reports,
     notify_higher_ranks,
     progress_file,
+    report_failure,
     running_world,
 )
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
@@ -112,6 +113,7 @@ def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
             else:
                 where = f"rank {world.Get_rank()} on {socket.gethostname()}"
                 print(f"Error on {where}: {message}", file=sys.stderr, flush=True)
+        report_failure(exit_code)
         time.sleep(LEAD_SECONDS)  # for the launcher to forward the line
         world.Abort(exit_code)
     sys.exit(exit_code)
@@ -235,9 +237,9 @@ def _run_and_forward(command: Sequence[str], environment: Mapping[str, str]) -> 
         if code == 0 and reported == BEGUN:
             _print_end("mpirun lost a host, and ended the training")
             return 1
-        if reported == FAILED:
+        if reported.startswith(FAILED):
             # The launcher's is that of the rank that it missed first, which may have lost its connections.
-            return 1
+            return int(reported.removeprefix(FAILED))
     # Ranks without a handler yet ended on the signal that was sent instead.
     ended_by = next((number for _, number, to in sent if to == signal.SIGHUP or code == 128 + to), None)
     return 128 + ended_by if ended_by else code if code >= 0 else 128 - code

@@ -34,7 +34,7 @@ LAST_RESORT_SECONDS = 5.0  # time for the job to end; then this process ends by 
 PROGRESS_FILE = "HYBRIDNN_PROGRESS_FILE"
 """Environment variable: the file in which ranks report to the process that started their launcher how far they are."""
 
-BEGUN, ENDED, FAILED = b"begun", b"ended", b"failed"  # what they write
+BEGUN, ENDED, FAILED = b"begun", b"ended", b"failed"  # what they write; an exit code follows the last
 
 
 def progress_file() -> Path | None:
@@ -61,7 +61,7 @@ def abort_job(error: BaseException, where: str = "") -> None:
     _start_last_resort()
     header = f"\n=== rank {rank} of {size} failed{where}; ending the job ===\n"
     _write_error_output(header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n")
-    _report_failure()
+    report_failure(1)
     # Open MPI may crash where ranks that fail together end the job at the same moment.
     time.sleep(FORWARDING_SECONDS + min(rank * TURN_SECONDS, FORWARDING_SECONDS))
     _abort(world)
@@ -71,7 +71,7 @@ def end_job(message: str) -> NoReturn:
     """Print `message` and end every rank of the job with exit code 1, from any thread, also where MPI hangs."""
     _start_last_resort()
     _write_error_output(message)
-    _report_failure()
+    report_failure(1)
     time.sleep(FORWARDING_SECONDS)
     world = running_world()
     if world is not None:
@@ -79,10 +79,12 @@ def end_job(message: str) -> NoReturn:
     exit_now(1)
 
 
-def _report_failure() -> None:
+def report_failure(exit_code: int) -> None:
+    """Report the exit code of a rank that ends the job; the first report counts, since others follow from it."""
     with contextlib.suppress(OSError):
-        if file := progress_file():
-            file.write_bytes(FAILED)
+        file = progress_file()
+        if file and not file.read_bytes().startswith(FAILED):
+            file.write_bytes(FAILED + b" %d" % exit_code)
 
 
 def _start_last_resort() -> None:

@@ -17,6 +17,7 @@ import pytest
 from hybridnn._version import __version__
 from hybridnn.cli.main import main
 from hybridnn.datasets import catalogue
+from hybridnn.diagnostics.failsafe import PROGRESS_FILE
 from reference.command_line import Run, error_line
 
 if TYPE_CHECKING:
@@ -156,14 +157,19 @@ def test_only_rank_0_prints(run_mpi: Callable[..., JobResult], run_as_ranks: Run
 
 
 @pytest.mark.parametrize("wait", ["MPI.COMM_WORLD.Recv(bytearray(1), source=1, tag=0)", "hybridnn.ProcessGrid()"])
-def test_error_that_only_one_rank_has_ends_the_job(run_mpi: Callable[..., JobResult], wait: str) -> None:
+def test_error_that_only_one_rank_has_ends_the_job(
+    run_mpi: Callable[..., JobResult], tmp_path: Path, wait: str
+) -> None:
     program = (
         "from mpi4py import MPI\nimport hybridnn\nfrom hybridnn.cli.ranks import leave\n"
         f"if MPI.COMM_WORLD.rank == 1:\n    leave('only here', 2)\n{wait}"
     )
-    result = run_mpi(3, program, timeout=60)
+    progress = tmp_path / "progress"
+    progress.touch()
+    result = run_mpi(3, program, timeout=60, env={PROGRESS_FILE: str(progress)})
     assert not result.timed_out
     assert result.returncode == 2
+    assert progress.read_text() == "failed 2"
     assert result.stderr.count(f"Error on rank 1 on {socket.gethostname()}: only here") == 1
 
 

@@ -404,18 +404,21 @@ def test_a_launcher_that_lost_a_host_without_an_error_is_one(last: str | None, c
     assert not code or "=== mpirun lost a host, and ended the training ===" in result.stderr
 
 
-def test_the_exit_code_of_a_failed_job_is_1() -> None:
+def test_the_exit_code_of_a_failed_job_is_that_of_the_rank_that_ended_it() -> None:
     """Open MPI's mpirun ends with 14 where it misses first a rank that has lost its connections."""
-    assert [ended_launcher(last, 14).returncode for last in ("failed", "begun")] == [1, 14]
-    assert ended_launcher("failed", 0).returncode == 1
+    assert [ended_launcher(last, 14).returncode for last in ("failed 1", "failed 2", "begun")] == [1, 2, 14]
+    assert ended_launcher("failed 1", 0).returncode == 1
 
 
-def test_a_rank_that_ends_the_job_reports_its_failure(progress: Path) -> None:
+@pytest.mark.parametrize(("earlier", "reported"), [("begun", "failed 1"), ("failed 2", "failed 2")])
+def test_a_rank_that_ends_the_job_reports_its_exit_code(progress: Path, earlier: str, reported: str) -> None:
+    """The first report counts: ranks that lose the one that ended the job report 1 after it."""
+    progress.write_text(earlier)
     program = "from hybridnn.diagnostics.failsafe import end_job; end_job('the end')"
     environment = os.environ | {ranks.PROGRESS_FILE: str(progress)}
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=deadline(30))
-    assert (result.returncode, result.stderr, progress.read_text()) == (1, "the end", "failed")
+    assert (result.returncode, result.stderr, progress.read_text()) == (1, "the end", reported)
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
