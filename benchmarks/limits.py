@@ -15,7 +15,6 @@ from benchmarks.timing import Run, alternate, seconds_of
 from hybridnn.kernels import numpy_kernels
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_kernels import NUMPY, NumpyKernels
-from hybridnn.parallel.workspace import samples_are_contiguous
 
 __all__ = [
     "as_factor",
@@ -122,17 +121,16 @@ def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
     """The matrix products of a timed run alone, on arrays of the same shapes and layouts."""
     rng = np.random.default_rng(0)
     widths, n = case.sizes, case.batch_size
-    by_samples = kernels.on_host and samples_are_contiguous(n)
 
     def drawn(*shape: int) -> Array:
         return kernels.to_device(rng.standard_normal(shape, np.float32))
 
     def empty(width: int) -> Array:
-        return kernels.empty((n, width), np.float32).T if by_samples else kernels.empty((width, n), np.float32)
+        return kernels.empty((width, n), np.float32)
 
     activations = [
         drawn(n, widths[0]).T,
-        *(drawn(n, width).T if by_samples else drawn(width, n) for width in widths[1:]),
+        *(drawn(width, n) for width in widths[1:]),
     ]
     weights = [drawn(b, a) for a, b in pairwise(widths)]
     weight_gradients = [kernels.empty(weight.shape, np.float32) for weight in weights]

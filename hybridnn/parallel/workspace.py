@@ -29,13 +29,14 @@ NARROW = 48  # most samples for which input gradients are computed as a transpos
 WIDE, STEP = 128, 16
 
 
-def samples_are_contiguous(n: int) -> bool:
+def samples_are_contiguous(n: int, dtype: DTypeLike) -> bool:
     """Whether `n` samples are stored contiguously per sample rather than per feature, where the layout is free.
 
-    Matrix products work on blocks along the contiguous axis. If there are few samples, or no multiple of such a block,
-    the features are the better contiguous axis, as measured by ``benchmarks/sample_layout.py``.
+    Matrix products work on blocks along the contiguous axis. In float64, if there are few samples, or no multiple of
+    such a block, they are faster with whole samples; in float32 they are slower, as measured by
+    ``benchmarks/sample_layout.py``.
     """
-    return n < WIDE or n % STEP != 0
+    return np.dtype(dtype) == np.float64 and (n < WIDE or n % STEP != 0)
 
 
 def weight_gradient_input_sizes(shards: Sequence[LayerShard], capacity: int) -> list[int]:
@@ -139,7 +140,8 @@ class Workspace:
         input_height = 0 if role.loads_input else shards[0].layer.inputs
         height = max(input_height, *(_output_height(shard) for shard in shards))
         self._gradients = (self._allocate(height), self._allocate(height))
-        self._product = self._allocate(height) if features_contiguous and capacity <= NARROW else None
+        transposes = capacity <= NARROW and not self._is_by_sample(capacity)
+        self._product = self._allocate(height) if transposes else None
 
     def expect_targets(self, *, classification: bool) -> None:
         """Allocate the targets of a stage that loads them: integer labels, or arrays of the outputs' shape."""
@@ -227,8 +229,10 @@ class Workspace:
     def _features(self, flat: Array, height: int, n: int) -> Array:
         """Features of `n` samples, shape (height, n)."""
         elements = flat[: height * n]
-        by_sample = not self._features_contiguous and samples_are_contiguous(n)
-        return elements.reshape(n, height).T if by_sample else elements.reshape(height, n)
+        return elements.reshape(n, height).T if self._is_by_sample(n) else elements.reshape(height, n)
+
+    def _is_by_sample(self, n: int) -> bool:
+        return not self._features_contiguous and samples_are_contiguous(n, self._dtype)
 
     def _view_layer(self, index: int, x: Array, x_factor: Array, n: int, stored: _ActivationSet) -> LayerArrays:
         shard = self._shards[index]

@@ -12,7 +12,6 @@ from hybridnn.comm.mpi import import_mpi
 from hybridnn.cost.calibration.computation import StepCase, StepTime
 from hybridnn.cost.prediction.workload import OPTIMIZERS
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import make_split
 from hybridnn.training.engine import Engine, make_engine
@@ -31,14 +30,7 @@ class TrainingTimer:
 
     def __call__(self, case: StepCase) -> StepTime:
         """Train steps of `case`; the median time of a step."""
-        layout = Layout(
-            ((1, 1),),
-            (len(case.model.layers),),
-            overlap=False,
-            method="gpipe" if case.microbatches > 1 else "sequential",
-            microbatches=case.microbatches,
-        )
-        engine = self._engine(case, layout)
+        engine = self._engine(case)
         generator = np.random.default_rng(0)
         samples, sizes = MINIBATCHES * case.batch_size, case.model.sizes
         x = generator.standard_normal((samples, sizes[0]))
@@ -53,11 +45,11 @@ class TrainingTimer:
             train_epoch(engine, self._grid, split, minibatches, Progress(), hooks)
 
         train()  # warm-up
-        instructions = len(layout.schedule(1).orders[0])
+        instructions = len(case.layout.schedule(1).orders[0])
         rounds = sorted((self._timed(train, instructions) for _ in range(ROUNDS)), key=lambda time: time.overhead)
         return rounds[ROUNDS // 2]
 
-    def _engine(self, case: StepCase, layout: Layout) -> Engine:
+    def _engine(self, case: StepCase) -> Engine:
         config = TrainConfig(
             case.model,
             OPTIMIZERS[case.optimizer],
@@ -65,7 +57,9 @@ class TrainingTimer:
             dtype=case.dtype,
             shared_replicas=False,
         )
-        engine = make_engine(config, self._grid, layout, fused_update=False)  # so that the update is timed by itself
+        engine = make_engine(
+            config, self._grid, case.layout, fused_update=False
+        )  # so that the update is timed by itself
         engine.arrays.initialize(0)
         return engine
 

@@ -13,12 +13,19 @@ FEW, MANY = 7, 128
 
 
 @pytest.mark.parametrize(
-    ("features_contiguous", "samples", "by_sample"),
-    [(False, FEW, True), (False, MANY, False), (False, MANY - 1, True), (True, FEW, False), (True, MANY, False)],
+    ("features_contiguous", "dtype", "samples", "by_sample"),
+    [
+        (False, "float64", FEW, True),
+        (False, "float64", MANY, False),
+        (False, "float64", MANY - 1, True),
+        (False, "float32", FEW, False),
+        (True, "float64", FEW, False),
+        (True, "float64", MANY, False),
+    ],
 )
-def test_contiguous_axis(features_contiguous: bool, samples: int, by_sample: bool) -> None:
+def test_contiguous_axis(features_contiguous: bool, dtype: str, samples: int, by_sample: bool) -> None:
     shards = split_layers(MLP([5, 6, 4]).layers, "columns", 1, 0)
-    workspace = Workspace(shards, MANY, np.float32, StageRole(), features_contiguous=features_contiguous)
+    workspace = Workspace(shards, MANY, dtype, StageRole(), features_contiguous=features_contiguous)
     for layer in workspace.arrays(samples).layers:
         for name in ("activation", "y", "dy", "dz", "scratch"):
             array = getattr(layer, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from math import ceil, exp, log
 from time import perf_counter, sleep
 from types import MappingProxyType
@@ -267,6 +268,7 @@ ACTIONS: Mapping[str, Callable[[Group, Array], Any]] = MappingProxyType(
 LAYERS = 16  # layers of the gradient for the overlap, with one bucket each
 OVERHEAD_BYTES = tuple(1 << power for power in range(11, 19))  # 2 to 256 KiB, messages of pipelines
 MESSAGES = 6  # in each direction, one after another
+STAGE_LAYERS, STAGE_WIDTH, STAGE_SAMPLES = 8, 256, 64  # layers of a stage that computes between messages
 WIDTH = 128  # rows and columns of the matrices; their product takes about a tenth of a millisecond
 
 
@@ -383,8 +385,10 @@ class _OverheadTrial:
         self._group = group
         self._sent, self._received = np.zeros((2, max(OVERHEAD_BYTES) // ITEMSIZE), np.float32)
         generator = np.random.default_rng(0)
-        self._left, self._right = generator.standard_normal((2, WIDTH, WIDTH), np.float32)
-        self._product = np.empty_like(self._left)
+        # Several layers, because between messages the passes of a stage leave little of what MPI uses in the caches.
+        self._weights = cycle(generator.standard_normal((STAGE_LAYERS, STAGE_WIDTH, STAGE_WIDTH), np.float32))
+        self._input = generator.standard_normal((STAGE_WIDTH, STAGE_SAMPLES), np.float32)
+        self._output = np.empty_like(self._input)
 
     def measure(self, seconds: float) -> list[float]:
         """Seconds that a message of each size takes from a rank, the median over as many rounds as fit the time."""
@@ -421,7 +425,7 @@ class _OverheadTrial:
                 requests.append(group.ireceive(self._received[:elements], 1 - group.rank, TAG))
                 requests.append(group.isend(self._sent[:elements], 1 - group.rank, TAG))
             for _ in range(products):
-                np.matmul(self._left, self._right, out=self._product)
+                np.matmul(next(self._weights), self._input, out=self._output)
             # The last message but one, as a stage waits for a microbatch's input while the next one is on its way.
             while len(requests) > 2:
                 requests.pop(0).wait()

@@ -14,7 +14,8 @@ from itertools import cycle, pairwise
 from math import ceil, prod
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +23,24 @@ from numpy.typing import NDArray
 from hybridnn.comm.group import Group
 from hybridnn.cost.calibration.communication import sleeping_barrier
 from hybridnn.cost.calibration.fit import LinearFit, fit_linear
-from hybridnn.cost.machine import ActivationCost, Compute, ElementCost, PassCost
-from hybridnn.cost.prediction.workload import OPTIMIZERS
+from hybridnn.cost.machine import (
+    ActivationCost,
+    Compute,
+    ElementCost,
+    Machine,
+    NetworkLink,
+    PassCost,
+    Segment,
+)
+from hybridnn.cost.prediction.stage_costs import StageCosts
+from hybridnn.cost.prediction.workload import OPTIMIZERS, Workload
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS, CompressedFormat
 from hybridnn.nn.mlp import MLP
+from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds, layer_timer
 
 WIDTHS = 4, 2600  # widths of layers, drawn evenly on a logarithmic scale; the network's last layer may be narrower
@@ -48,6 +61,7 @@ PASS_SECONDS, ELEMENT_SECONDS = 0.08, 0.01
 """Time for the rounds of a network, and of element-wise work of one size, within `ROUNDS`."""
 
 MICROBATCHES = (1, 2, 1, 4, 1, 8, 1, 16)
+LEAST_ROWS = 4  # samples of a microbatch: products with one are others, of a matrix and a vector
 LEAST_STEPS = 6
 
 
@@ -137,14 +151,14 @@ def measure_elements(
 ) -> dict[str, list[tuple[float, float]]]:
     """Time element-wise work on arrays of random sizes until the budget is spent, at least once in each size class.
 
-    Returns elements and seconds of the samples of ``packing``, ``forward relu``, ``gradient tanh``, …
+    Returns elements and seconds of the samples of ``packing``, ``forward relu``, ``rounding bfloat16``, …
     """
     found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     end, count = perf_counter() + budget_seconds, 0
     while count < len(ELEMENT_KINDS) * len(SIZE_CLASSES) or _before(end, ranks):
         kind = ELEMENT_KINDS[count % len(ELEMENT_KINDS)]
         elements = _log_uniform(generator, *SIZE_CLASSES[count // len(ELEMENT_KINDS) % len(SIZE_CLASSES)])
-        elements = min(elements, MOST_JOINED) if kind == "joining" else elements
+        elements = min(elements, MOST_ELEMENTS.get(kind, elements))
         action = _work(kind, elements, np.dtype(dtype), generator)
         found[kind].append((elements, median(_rounds(lambda: _seconds_of(action), ELEMENT_SECONDS))))  # noqa: B023
         count += 1
@@ -174,20 +188,44 @@ def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.G
         arrays = [np.zeros(wide, dtype) for _ in range(ceil(UNCACHED_BYTES / (prod(wide) * dtype.itemsize)))]
         parts = cycle([array[:, first : first + ROW] for first in range(0, ROW * PARTS, ROW) for array in arrays])
         return lambda: kernels.copy(part, next(parts))
+    if kind == "rounding":
+        return _rounding(COMPRESSED_FORMATS[name], source, out)
     if kind == "forward":
         return lambda: ACTIVATIONS[name].apply(source, out)
     gradient, scratch = _normal(elements, dtype, generator), np.empty(elements, dtype)
     return lambda: ACTIVATIONS[name].gradient(source, gradient, out, scratch)
 
 
+def _rounding(words: CompressedFormat, source: NDArray[Any], out: NDArray[Any]) -> Action:
+    """What one of two ranks computes in a `CompressedAllreduce`."""
+    half, scratch = source.size // 2, np.empty((2, source.size), source.dtype)
+    encoded = np.zeros(words.header + source.size, np.uint16)
+    sent = encoded[: words.header + half]
+
+    def action() -> None:
+        words.encode(source, encoded, scratch)
+        words.decode(encoded, out)  # the own half, and that of the other rank
+        kernels.add(out[:half], source[:half], out[:half])
+        words.encode(out[:half], sent, scratch)
+        words.decode(encoded, out)
+
+    return action
+
+
 _FUNCTIONS = tuple(name for name in ACTIVATIONS if name != "identity")
-ELEMENT_KINDS = ("packing", "joining", *(f"{kind} {name}" for kind in ("forward", "gradient") for name in _FUNCTIONS))
+_ROUNDINGS = tuple(f"rounding {name}" for name in COMPRESSED_FORMATS)
+ELEMENT_KINDS = (
+    "packing",
+    "joining",
+    *(f"{kind} {name}" for kind in ("forward", "gradient") for name in _FUNCTIONS),
+    *_ROUNDINGS,
+)
 """Kinds of element-wise work that are measured."""
 
 ROW, PARTS = 16, 8  # samples of a microbatch, and microbatches of a minibatch, when `Compute.row_seconds` is measured
 UNCACHED_BYTES = 1 << 23
-MOST_JOINED = 1 << 17
-"""Elements of a part; all of them take eight times the memory."""
+MOST_ELEMENTS = MappingProxyType({"joining": 1 << 17, **dict.fromkeys(_ROUNDINGS, PIECE_ELEMENTS)})
+"""Limits of the elements of a part, as all of them take eight times the memory, and of a piece that is rounded."""
 
 
 # -- training steps --------------------------------------------------------------------------------------------------
@@ -203,6 +241,14 @@ class StepCase:
     dtype: str
     optimizer: str
     classification: bool
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of its single rank."""
+        method = "gpipe" if self.microbatches > 1 else "sequential"
+        return Layout(
+            ((1, 1),), (len(self.model.layers),), overlap=False, method=method, microbatches=self.microbatches
+        )
 
     @property
     def loaded_elements(self) -> int:
@@ -244,7 +290,7 @@ def measure_steps(
         if _multiply_adds(sizes, batch_size) > MOST_STEP_MULTIPLY_ADDS:
             continue
         number = len(found)
-        microbatches = min(MICROBATCHES[number % len(MICROBATCHES)], batch_size)
+        microbatches = min(MICROBATCHES[number % len(MICROBATCHES)], batch_size // LEAST_ROWS)
         optimizer = tuple(OPTIMIZERS)[number % len(OPTIMIZERS)]
         case = StepCase(MLP(sizes, "relu"), batch_size, microbatches, dtype, optimizer, number % 2 == 0)
         found.append((case, time_step(case)))
@@ -260,6 +306,8 @@ CACHES = tuple(2.0**power for power in range(17, 26))
 HELD_OUT = 4  # one network in so many is held out of the fit
 
 BUDGET_SHARES = {"passes": 0.5, "elements": 0.1, "steps": 0.4}
+
+Cost = TypeVar("Cost", PassCost, ElementCost)
 
 WEIGHTS = {"float32": 2, "float64": 1}  # most training is in float32, and so is most of the time
 LEAST_SECONDS = 1e-7  # replaces times below the resolution of the clock
@@ -333,13 +381,14 @@ def _calibrate(
             if name != "identity"
         },
         packing=element_costs["packing"],
+        rounding={name: element_costs[f"rounding {name}"] for name in COMPRESSED_FORMATS},
         row_seconds=ROW * max(element_costs["joining"].number_seconds - element_costs["packing"].number_seconds, 0.0),
         noise=fit_noise([network.rounds for network in networks]),
         **pass_costs,
         **fit_steps(steps, cache),
     )
     errors = [_error(compute, kind, fits[kind], held_out, cache) for kind in PASSES if held_out]
-    return compute, errors
+    return in_steps(compute, steps), errors
 
 
 # -- passes ----------------------------------------------------------------------------------------------------------
@@ -417,6 +466,50 @@ def fit_steps(samples: Sequence[StepSample], cache: float) -> dict[str, Any]:
         "load": ElementCost(number_seconds=element),
         "instruction_seconds": instruction,
         "step_seconds": step,
+    }
+
+
+def in_steps(compute: Compute, samples: Sequence[StepSample]) -> Compute:
+    """The costs of passes and activations in training steps, from those of passes that are timed one after another.
+
+    In a step more arrays share the caches, and code runs between the passes. A factor and seconds per pass of a layer
+    are fitted, for forward and for backward passes, which the gradients of inputs and of weights share.
+    """
+    predicted = [_predicted_passes(compute, case) for case, _ in samples]
+    rows = [(case.microbatches * len(case.model.layers), time.computing) for case, time in samples]
+    found = {}
+    for kind, per_layer in (("forward", 1), ("backward", 2)):
+        features = [(seconds[kind], per_layer * layers) for seconds, (layers, _) in zip(predicted, rows, strict=True)]
+        found[kind] = fit_linear(features, [computing[kind] for _, computing in rows]).coefficients
+    kinds = {"forward": "forward", "input_gradient": "backward", "weight_gradient": "backward"}
+    passes = {name: _in_step(getattr(compute, name), *found[kind]) for name, kind in kinds.items()}
+    activations = {
+        name: ActivationCost(
+            forward=_in_step(cost.forward, found["forward"][0]), gradient=_in_step(cost.gradient, found["backward"][0])
+        )
+        for name, cost in compute.activations.items()
+    }
+    return compute.model_copy(update={**passes, "activations": activations})
+
+
+def _in_step(cost: Cost, factor: float, call_seconds: float = 0.0) -> Cost:
+    scaled = {name: value * factor for name, value in cost}
+    return cost.model_copy(update=scaled | {"call_seconds": scaled["call_seconds"] + call_seconds})
+
+
+def _predicted_passes(compute: Compute, case: StepCase) -> dict[str, float]:
+    """Seconds of the passes of a step."""
+    link = NetworkLink(segments=(Segment(alpha_seconds=0.0, beta_seconds_per_byte=0.0),))  # which a single rank lacks
+    without_noise = compute.model_copy(update={"noise": 0.0})  # as what is measured is a median
+    machine = Machine(
+        name="one rank", ranks_per_node=1, memory_bytes_per_rank=1, inside_node=link, compute=(without_noise,)
+    )
+    workload = Workload(case.model, case.batch_size, case.batch_size, case.dtype, classification=case.classification)
+    ((costs,),) = StageCosts(workload, case.layout, machine).chunks
+    samples = [case.layout.microbatch_samples(0, number, case.batch_size) for number in range(case.microbatches)]
+    return {
+        "forward": sum(costs.forward(rows).computing for rows in samples),
+        "backward": sum(costs.backward(rows, accumulate=number > 0).computing for number, rows in enumerate(samples)),
     }
 
 

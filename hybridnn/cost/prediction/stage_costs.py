@@ -35,9 +35,6 @@ LOSS_BYTES = 8  # the loss, which the last stage of an exact pipeline broadcasts
 COMPRESSED_ALLREDUCE = ("alltoall", "allgather")
 """Collectives of `hybridnn.parallel.compressed_allreduce`."""
 
-ROUNDING_COPIES = {"bfloat16": 12, "float16": 65}
-"""Cost of rounding an element, adding, rounding again and reading it, as a number of copies in the cache; measured."""
-
 
 NeighbourOverheads = tuple[MessageOverhead | None, MessageOverhead | None]
 """Of the messages between a stage and the ones before and after it; None where it is unknown."""
@@ -296,9 +293,9 @@ class StageCosts:
     # -- gradient reduction and update -------------------------------------------------------------------------------
 
     def _rounding_seconds(self, stage: int, elements: int) -> float:
-        """Computing that an all-reduce of rounded gradients adds; it is done in pieces that fit the cache."""
+        """Computing that an all-reduce of rounded gradients adds."""
         words = self.layout.rounding(stage)
-        return 0.0 if words is None else ROUNDING_COPIES[words.name] * self.compute.packing.seconds(elements)
+        return 0.0 if words is None else self.compute.rounding_seconds(words.name, elements)
 
     def _reduce(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         """All-reduce of all chunks' gradients; with overlap, during the last microbatch's backward pass."""

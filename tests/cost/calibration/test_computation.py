@@ -34,14 +34,53 @@ CACHE_ELEMENTS = 2**20 // 4
 """The synthetic cache holds 1 MiB."""
 
 
+FORWARD_FACTOR, BACKWARD_FACTOR = 1.2, 1.1
+CALLS = {"forward": 3e-6, "input_gradient": 4e-6, "weight_gradient": 5e-6}
+
+
+def pass_alone(kind: str, outputs: int, inputs: int, samples: int) -> float:
+    """Seconds of a pass; the passes differ in the price of a call."""
+    weights = outputs * inputs
+    uncached = 3e-10 * weights * (weights >= CACHE_ELEMENTS)
+    prices = samples * (5e-10 * outputs + 2e-10 * inputs) + 4e-10 * weights + 2e-11 * weights * samples
+    return CALLS[kind] + prices + uncached
+
+
+def element_work(kind: str, elements: int) -> float:
+    """Seconds of element-wise work; the kinds differ in the price of a call."""
+    return 1e-6 * (computation.ELEMENT_KINDS.index(kind) + 1) + elements * 1e-9
+
+
+def passes_alone(case: StepCase) -> tuple[float, float]:
+    """Seconds of the forward and the backward passes of a step, if they took as long as alone."""
+    forward = backward = 0.0
+    for number in range(case.microbatches):
+        samples = case.batch_size // case.microbatches + (number < case.batch_size % case.microbatches)
+        for index, layer in enumerate(case.model.layers):
+            shape = layer.outputs, layer.inputs, samples
+            activated = layer.activation == "relu"
+            forward += pass_alone("forward", *shape)
+            forward += activated * element_work("forward relu", layer.outputs * samples)
+            backward += pass_alone("weight_gradient", *shape)
+            backward += activated * element_work("gradient relu", layer.outputs * samples)
+            if index:
+                backward += pass_alone("input_gradient", *shape)
+            if number:  # the gradient is added to those of earlier microbatches
+                backward += element_work("packing", layer.outputs * layer.inputs)
+    return forward, backward
+
+
 def synthetic_step(case: StepCase) -> StepTime:
     """A step with 50 µs of overhead, 4 µs more per instruction, and 1 ns per loaded element."""
     outputs, instructions = case.batch_size * case.model.sizes[-1], 6 * case.microbatches
     parameters, arrays = case.model.parameters, {"sgd": 2, "momentum": 3, "adam": 4}[case.optimizer]
     per_output = 3e-9 if case.classification else 1e-9
     per_parameter = arrays * 1e-10 * (1.5 if parameters * arrays >= CACHE_ELEMENTS else 1)
+    forward, backward = passes_alone(case)
+    layers = case.microbatches * len(case.model.layers)
     computing = {
-        "forward": 1e-3,
+        "forward": FORWARD_FACTOR * forward + layers * 2e-6,
+        "backward": BACKWARD_FACTOR * backward + layers * 6e-6,
         "loss": 20e-6 * case.microbatches + outputs * per_output,
         "update": 10e-6 + parameters * per_parameter,
     }
@@ -52,12 +91,8 @@ def synthetic_step(case: StepCase) -> StepTime:
 def synthetic_passes(dtype: str, budget: float, generator: np.random.Generator, ranks: Group) -> list[TimedNetwork]:
     def sample() -> PassSample:
         outputs, inputs, samples = (int(2 ** generator.uniform(2, 11)) for _ in range(3))
-        weights = outputs * inputs
-        uncached = 3e-10 * weights * (weights >= CACHE_ELEMENTS)
-        # Prices of call, outputs, inputs, weights and multiply-adds; the passes differ in the first.
-        rest = samples * (5e-10 * outputs + 2e-10 * inputs) + 4e-10 * weights + uncached + 2e-11 * weights * samples
-        noise = generator.lognormal(0, 0.02, 3)
-        return PassSample(outputs, inputs, samples, False, LayerSeconds(*((np.array([3, 4, 5]) * 1e-6 + rest) * noise)))
+        seconds = np.array([pass_alone(kind, outputs, inputs, samples) for kind in CALLS])
+        return PassSample(outputs, inputs, samples, False, LayerSeconds(*(seconds * generator.lognormal(0, 0.02, 3))))
 
     # The quartiles of 1, 1 and 2 seconds are half a second apart; those of three exponential delays of mean 1, whose
     # expectations are 1/3, 5/6 and 11/6, are 3/4 apart.
@@ -68,8 +103,7 @@ def synthetic_elements(
     dtype: str, budget: float, generator: np.random.Generator, ranks: Group
 ) -> dict[str, list[tuple[float, float]]]:
     sizes = [int(2 ** generator.uniform(6, 22)) for _ in range(20)]
-    kinds = enumerate(computation.ELEMENT_KINDS, 1)
-    found = {kind: [(n, 1e-6 * number + n * 1e-9) for n in sizes] for number, kind in kinds}
+    found = {kind: [(n, element_work(kind, n)) for n in sizes] for kind in computation.ELEMENT_KINDS}
     # 48 ns for each row of 16 elements, in addition to its elements.
     return found | {"joining": [(n, seconds + n / 16 * 48e-9) for n, seconds in found["joining"]]}
 
@@ -79,14 +113,18 @@ def test_known_costs_are_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computation, "measure_elements", synthetic_elements)
     (found,), errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, synthetic_step)
     assert found.cache_bytes == 2**20
-    for kind, call in (("forward", 3e-6), ("input_gradient", 4e-6), ("weight_gradient", 5e-6)):
+    for kind, factor, per_layer in (
+        ("forward", FORWARD_FACTOR, 2e-6),
+        ("input_gradient", BACKWARD_FACTOR, 3e-6),
+        ("weight_gradient", BACKWARD_FACTOR, 3e-6),
+    ):
         cost = getattr(found, kind)
-        assert cost.call_seconds == pytest.approx(call, rel=0.25)
-        assert cost.output_seconds == pytest.approx(5e-10, rel=0.1)
-        assert cost.input_seconds == pytest.approx(2e-10, rel=0.2)
-        assert cost.weight_seconds == pytest.approx(4e-10, rel=0.1)
-        assert cost.uncached_weight_seconds == pytest.approx(3e-10, rel=0.2)
-        assert cost.multiply_add_seconds == pytest.approx(2e-11, rel=0.02)
+        assert cost.call_seconds == pytest.approx(factor * CALLS[kind] + per_layer, rel=0.25)
+        assert cost.output_seconds == pytest.approx(factor * 5e-10, rel=0.1)
+        assert cost.input_seconds == pytest.approx(factor * 2e-10, rel=0.2)
+        assert cost.weight_seconds == pytest.approx(factor * 4e-10, rel=0.1)
+        assert cost.uncached_weight_seconds == pytest.approx(factor * 3e-10, rel=0.2)
+        assert cost.multiply_add_seconds == pytest.approx(factor * 2e-11, rel=0.04)
     assert all(error.mean < 0.03 for error in errors)
     assert found.noise == pytest.approx(0.5 / 0.75)
     assert found.step_seconds == pytest.approx(50e-6, rel=0.01)
@@ -94,8 +132,12 @@ def test_known_costs_are_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.load.number_seconds == pytest.approx(1e-9, rel=0.01)
     assert found.packing.number_seconds == pytest.approx(1e-9, rel=0.01)
     assert found.row_seconds == pytest.approx(48e-9, rel=0.01)
-    place = computation.ELEMENT_KINDS.index("gradient tanh")
-    assert found.activations["tanh"].gradient.call_seconds == pytest.approx(1e-6 * (place + 1), rel=0.01)
+    for name, rounding in found.rounding.items():
+        seconds = element_work(f"rounding {name}", 10**5)
+        assert rounding.seconds(10**5) == found.rounding_seconds(name, 10**5) == pytest.approx(seconds, rel=0.01)
+    tanh = found.activations["tanh"].gradient
+    assert tanh.call_seconds == pytest.approx(BACKWARD_FACTOR * element_work("gradient tanh", 0), rel=0.04)
+    assert tanh.number_seconds == pytest.approx(BACKWARD_FACTOR * 1e-9, rel=0.04)
     for name, arrays in (("sgd", 2), ("momentum", 3), ("adam", 4)):
         update = found.updates[name]
         assert update.call_seconds == pytest.approx(10e-6, rel=0.01)
@@ -169,6 +211,7 @@ def test_cases_of_steps_are_of_all_kinds() -> None:
     assert {case.optimizer for case in seen} == {"sgd", "momentum", "adam"}
     assert {case.classification for case in seen} == {True, False}
     assert {1, 2, 4, 8} <= {case.microbatches for case in seen}
+    assert min(case.batch_size // case.microbatches for case in seen) >= 4
 
 
 @pytest.mark.mpi(ranks=[2])
