@@ -15,6 +15,7 @@ from benchmarks.timing import Run, alternate, seconds_of
 from hybridnn.kernels import numpy_kernels
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_kernels import NUMPY, NumpyKernels
+from hybridnn.parallel.workspace import NARROW
 
 __all__ = [
     "as_factor",
@@ -128,13 +129,11 @@ def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
     def empty(width: int) -> Array:
         return kernels.empty((width, n), np.float32)
 
-    activations = [
-        drawn(n, widths[0]).T,
-        *(drawn(width, n) for width in widths[1:]),
-    ]
+    activations = [drawn(n, widths[0]).T, *(drawn(width, n) for width in widths[1:])]
     weights = [drawn(b, a) for a, b in pairwise(widths)]
     weight_gradients = [kernels.empty(weight.shape, np.float32) for weight in weights]
     gradients = [empty(width) for width in widths]
+    transposed = [empty(width).reshape(n, width) if kernels.on_host and n <= NARROW else None for width in widths]
     activations, weights = ([as_factor(kernels, array) for array in arrays] for arrays in (activations, weights))
 
     def run() -> None:
@@ -143,7 +142,9 @@ def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
                 kernels.matmul(weight, activations[layer], gradients[layer + 1])
             for layer in reversed(range(len(weights))):
                 if layer:
-                    kernels.matmul_transposed(weights[layer], activations[layer + 1], gradients[layer], None)
+                    kernels.matmul_transposed(
+                        weights[layer], activations[layer + 1], gradients[layer], transposed[layer]
+                    )
                 kernels.matmul(activations[layer + 1], activations[layer].T, weight_gradients[layer])
 
     return run

@@ -225,7 +225,7 @@ ELEMENT_KINDS = (
 ROW, PARTS = 16, 8  # samples of a microbatch, and microbatches of a minibatch, when `Compute.row_seconds` is measured
 UNCACHED_BYTES = 1 << 23
 MOST_ELEMENTS = MappingProxyType({"joining": 1 << 17, **dict.fromkeys(_ROUNDINGS, PIECE_ELEMENTS)})
-"""Limits of the elements of a part, as all of them take eight times the memory, and of a piece that is rounded."""
+"""Most elements of a part that is joined, because all parts take eight times its memory, and of a rounded piece."""
 
 
 # -- training steps --------------------------------------------------------------------------------------------------
