@@ -171,7 +171,7 @@ def test_only_a_grid_of_the_batch_axis_recovers(ulfm: tuple[str, ...], tmp_path:
     result = run_with_faults(tmp_path, ranks, *every, axis, str(ranks), launcher=ulfm, deaths={1: 11})
     assert_ended(tmp_path, result)
     reason = "Error: rank 1 was lost, and to go on without takes a grid of the batch axis alone, on one node. "
-    assert result.stderr.count(reason + RESUME_ADVICE) == 1
+    assert result.stderr.count(reason + RESUME_ADVICE) == 1, result.stderr
 
 
 def assert_ended(folder: Path, result: JobResult) -> None:
