@@ -109,9 +109,9 @@ def test_archive_that_claims_what_it_does_not_hold(tmp_path: Path, little_memory
     entry = content.index(b"PK\x01\x02")
     content[entry + 20 : entry + 28] = struct.pack("<II", size, size)  # compressed, and not
     path.write_bytes(content)
-    found = refused(path)
-    # Newer versions of Python compare the entries of an archive themselves.
-    assert "4,294,966,912 bytes; the file holds " in found or "Overlapped entries" in found
+    # Newer versions of Python, and older ones that are patched, know where an entry ends and compare it with the next.
+    compares = hasattr(zipfile.ZipInfo, "_end_offset")
+    assert ("Overlapped entries" if compares else "4,294,966,912 bytes; the file holds ") in refused(path)
 
 
 def test_archive_that_expands_beyond_the_memory(
