@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["mpi_runner.plugin"]
+from hermetic import isolate, needs_the_machine
+
+pytest_plugins = ["mpi_runner.plugin", "selection"]
 
 # Without bytecode, each of the hundreds of processes of the tests would compile the whole package.
 sys.dont_write_bytecode = False
@@ -22,14 +26,27 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell starts commands in the background with SIGINT ignored, and their processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+ISOLATED = "HYBRIDNN_TEST_FOLDER"
+"""Environment variable of the folder that `isolate` uses."""
+
 OFFICIAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 if find_spec("hypothesis") is not None:  # the tests on a GPU run without hypothesis
     from hypothesis import settings
 
     # Ranks with different examples would wait for one another; a shared machine has no deadlines.
-    settings.register_profile("same-on-every-rank", derandomize=True, deadline=None)
-    settings.load_profile("same-on-every-rank")
+    settings.register_profile("few", derandomize=True, deadline=None, max_examples=25)
+    settings.register_profile("many", derandomize=True, deadline=None, max_examples=500)
+    settings.load_profile("few")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Isolate the first process of a run; the processes that it starts inherit its environment."""
+    if ISOLATED not in os.environ and not needs_the_machine(config.option.markexpr):
+        folder = tempfile.mkdtemp(prefix="hybridnn-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        isolate(os.environ, Path(folder))
+        os.environ[ISOLATED] = folder
 
 
 @pytest.fixture(scope="session", autouse=True)

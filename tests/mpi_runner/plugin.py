@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from .launch import JobResult
 from .launch import run_mpi as run_mpi_job
 from .outer import MpiJobs, ranks_of
 from .rank import RECORDS_FOLDER, RankRecorder
-from .slowness import SLOWNESS, deadline, slowness
+from .slowness import deadline
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -44,8 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure the machine, and register the plugin of a rank or of the outer process."""
-    os.environ.setdefault(SLOWNESS, f"{slowness():.2f}")  # all processes of this run use the same deadlines
+    """Register the plugin of a rank or of the outer process."""
     for name, value in mpirun_settings().items():
         os.environ.setdefault(name, value)  # serial tests import MPI too, or start programs that do
     if not _under_mpi(config):
@@ -70,23 +69,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
-def pytest_report_header() -> str:
-    """Return the factor of the deadlines for the header."""
-    return f"deadlines: x {slowness():.1f}, the slowness of this machine relative to an idle one ({SLOWNESS})"
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    """Multiply the time limits of all tests by the slowness, unless the command line sets a limit."""
-    usual = None if config.getoption("timeout") is not None else config.getini("timeout")
-    for item in items:
-        mark = item.get_closest_marker("timeout")
-        if mark is not None:
-            seconds = float(mark.args[0] if mark.args else mark.kwargs["timeout"])
-            others = {name: value for name, value in mark.kwargs.items() if name != "timeout"}
-            item.add_marker(pytest.mark.timeout(deadline(seconds), *mark.args[1:], **others), append=False)
-        elif usual and (ranks_of(item) is None or _under_mpi(config)):
-            item.add_marker(pytest.mark.timeout(deadline(float(usual))), append=False)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Multiply the time limit of a test by the slowness when it begins, unless the command line sets a limit."""
+    mark = item.get_closest_marker("timeout")
+    usual = float(item.config.getini("timeout") or 0)
+    if mark is not None:
+        seconds = float(mark.args[0] if mark.args else mark.kwargs["timeout"])
+        others = {name: value for name, value in mark.kwargs.items() if name != "timeout"}
+        item.add_marker(pytest.mark.timeout(deadline(seconds), *mark.args[1:], **others), append=False)
+    elif usual and item.config.getoption("timeout") is None and (ranks_of(item) is None or _under_mpi(item.config)):
+        item.add_marker(pytest.mark.timeout(deadline(usual)), append=False)
+    return (yield)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,40 +1,48 @@
-"""Slowness of this machine relative to an idle one, by which the deadlines of all tests are multiplied."""
+"""Slowness of this machine relative to an idle one, by which the deadlines of tests are multiplied."""
 
 from __future__ import annotations
 
 import functools
 import os
-import subprocess
-import sys
 import time
 
 __all__ = ["SLOWNESS", "deadline", "measure", "slowness"]
 
 SLOWNESS = "HYBRIDNN_TEST_SLOWNESS"
-"""Environment variable of the factor, which the first process of a run sets for its child processes."""
+"""Environment variable that sets the factor; without it, the factor is measured when a deadline is set."""
 
-NOMINAL_SECONDS = 0.2
-"""Seconds of the work below on an idle machine of 2024, including the start of the process."""
+WORK = 500_000
+NOMINAL_SECONDS = 0.03
+"""Seconds of the sum of the first `WORK` integers in a process that has a core of an idle machine for itself."""
 
-WORK = "import numpy; sum(range(100_000))"
-ATTEMPTS = 3
+FRESH_SECONDS = 5.0
+"""Age from which a measurement is repeated: thousands of tests set a deadline."""
+
 MOST = 50.0
 """Limit of the factor."""
 
 
 def measure() -> float:
-    """Time of a small process, the slowest of three, in units of `NOMINAL_SECONDS`, between 1 and 50."""
-    taken = []
-    for _ in range(ATTEMPTS):
-        start = time.monotonic()
-        subprocess.run([sys.executable, "-c", WORK], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        taken.append(time.monotonic() - start)
-    return min(max(1.0, max(taken) / NOMINAL_SECONDS), MOST)
+    """Measure the slowness now, between 1 and 50.
+
+    Other processes slow this one down, or will: the time of a piece of work shows the first, the load of the cores
+    over the last minute the second.
+    """
+    start = time.monotonic()
+    sum(range(WORK))
+    taken = time.monotonic() - start
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(1.0, taken / NOMINAL_SECONDS, os.getloadavg()[0] / cores), MOST)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
+def _measured_in(period: int) -> float:
+    """The factor of a period of `FRESH_SECONDS`."""
+    return measure()
+
+
 def slowness() -> float:
-    """The factor of this run, from the environment variable or measured once.
+    """The factor now, from the environment variable or measured in the last `FRESH_SECONDS`.
 
     Raises
     ------
@@ -42,14 +50,14 @@ def slowness() -> float:
         If the environment variable is not a number of at least 1.
     """
     text = os.environ.get(SLOWNESS)
-    if text is None:
-        return measure()
-    factor = float(text)
-    if not 1.0 <= factor < float("inf"):
-        raise ValueError(f"{SLOWNESS}={text}: must be a number of at least 1")
-    return factor
+    if text is not None:
+        factor = float(text)
+        if not 1.0 <= factor < float("inf"):
+            raise ValueError(f"{SLOWNESS}={text}: must be a number of at least 1")
+        return factor
+    return _measured_in(int(time.monotonic() / FRESH_SECONDS))
 
 
 def deadline(seconds: float) -> float:
-    """Convert a time limit in seconds on an idle machine into seconds on this machine."""
+    """Convert a time limit in seconds on an idle machine into seconds on this machine, as busy as it is now."""
     return seconds * slowness()
