@@ -1,9 +1,10 @@
 # hybridnn: `make train` and `make test` set up everything they need in .venv and then do what they say.
 #
 #   make train                 train digits with 4 ranks as a 2 x 2 grid (more options: make train ARGS="--set training.epochs=3")
+#   make test-core             what an engineer runs after every change: whole trainings first, then the quick tests of training
 #   make test                  all that an installation has to pass, two tests at a time  (one test: make test ARGS="-k name -n 0")
-#   make test-slow             what else the library has to pass: sweeps of more than 4 ranks, long drills, compilers
-#   make test-all              test, test-slow, test-slurm and test-cluster
+#   make test-all              everything: test with all cases, test-slow, test-slurm and test-cluster
+#   make test-slow             sweeps of more than 4 ranks, long drills, compilers, pages
 #   make test-slurm            batch scripts and pages on a real Slurm, started on this machine and ended afterwards; as root
 #   make test-cluster          what happens between nodes, on nodes of network namespaces on this machine; as root
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
@@ -24,6 +25,14 @@
 PYTHON ?= python3
 MPI ?= openmpi
 ARGS ?=
+# Of tests with many cases, and of tests that are not run every time, DRAW=third takes a third, drawn by SEED, a hexadecimal
+# number such as the hash of a commit (default: the number of the day).
+test test-core: DRAW ?= third
+DRAW ?= all
+SEED ?=
+DRAWN = $(if $(filter third,$(DRAW)),--third $(if $(SEED),--seed=$(SEED)),--hypothesis-profile=many)
+# pytest's exit code where no test of a kind is drawn
+NOTHING_DRAWN := 5
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,29 +40,33 @@ comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
 
-.PHONY: train test test-slow test-all test-slurm test-cluster test-gpu bench-gpu gpu-day gpu-wheels lint types bench cost-check fault-drill papers outputs docs man clean
+.PHONY: train test test-core test-slow test-all test-slurm test-cluster test-gpu bench-gpu gpu-day gpu-wheels lint types bench cost-check fault-drill papers outputs docs man clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
 	$(BIN)/hybridnn train -n 4 --batch 2 --model 2 $(ARGS)
 
+CORE := $(addprefix tests/,core nn comm parallel pipeline training checkpoints cost)
+test-core: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "not slow and not mpi" -n 2 $(DRAWN) $(CORE) $(ARGS)
+
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow" -n 2 $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 2 $(DRAWN) $(ARGS)
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m slow -n 2 $(ARGS)
+	$(BIN)/python -m pytest -m slow -n 2 $(DRAWN) $(ARGS)
 
 test-all:
-	$(MAKE) test
+	$(MAKE) test DRAW=all
 	$(MAKE) test-slow
 	$(MAKE) test-slurm
 	$(MAKE) test-cluster
 
 test-slurm: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
+	$(BIN)/python -m pytest -m slurm tests/slurm $(DRAWN) $(ARGS) || [ $$? -eq $(NOTHING_DRAWN) -a $(DRAW) = third ]
 
 test-cluster: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m cluster -n 2 tests/cluster $(ARGS)
+	$(BIN)/python -m pytest -m cluster -n 2 tests/cluster $(DRAWN) $(ARGS) || [ $$? -eq $(NOTHING_DRAWN) -a $(DRAW) = third ]
 
 # $(call link_tree,folder) shows the tree in a folder as it is installed.
 define link_tree
