@@ -32,8 +32,8 @@ def answer(folder: Path, **programs: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-INSTALLS = """echo "$@" >> {log}
-if [[ $1 == install ]]; then printf '#!/bin/bash\\n' > {folder}/chromium; chmod +x {folder}/chromium; fi"""
+INSTALLS = """echo "$@" >> "{log}"
+if [[ $1 == install ]]; then printf '#!/bin/bash\\n' > "{folder}/chromium"; chmod +x "{folder}/chromium"; fi"""
 
 
 def test_a_browser_that_is_there_is_required(tmp_path: Path) -> None:

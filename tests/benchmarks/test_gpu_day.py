@@ -1,153 +1,110 @@
-"""`make gpu-day`: which pieces run, in which order, and what a call knows of earlier ones."""
+"""`make gpu-day`: what runs, what is kept of it, how another call continues, and what it needs on the machine."""
 
 from __future__ import annotations
 
-import json
+import os
+import shutil
+import signal
+import subprocess
 import sys
+import venv
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
-from benchmarks import gpu_day, gpu_report
+from benchmarks import gpu_day, gpu_pieces, gpu_report
 from benchmarks.gpu_day import pieces_of_the_day, read_state, run_day
-from benchmarks.gpu_pieces import Piece
-from benchmarks.gpu_report import verdicts_of
-from hybridnn.errors import DataError
+from benchmarks.gpu_needs import required_packages
+from benchmarks.gpu_pieces import Piece, run_piece
+from benchmarks.gpu_report import NOT_MEASURED, verdicts_of, write_report
 from mpi_runner.slowness import deadline
 
-LONG = deadline(30)
+ROOT = Path(__file__).parents[2]
 GPU = "NVIDIA H200"
-
-
-def written(name: str, figures: Any, code: int = 0) -> Piece:
-    """A piece that writes its results and ends with an exit code."""
-    text = f"import sys; open(sys.argv[1], 'w').write({json.dumps(figures)!r}); print('ran'); sys.exit({code})"
-    return Piece(name, ("-c", text, "{results}"), LONG)
-
-
-def outcomes(state: dict[str, Any], device: str = GPU) -> dict[str, str]:
-    return {name: piece["outcome"] for name, piece in state["devices"][device].items()}
-
-
-def test_a_day_goes_on_after_a_failure_and_continues_where_it_stopped(tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    broken = Piece("broken", ("-c", f"open({str(runs)!r}, 'a').write('x'); raise ValueError('no such kernel')"), LONG)
-    pieces = [broken, written("one", {"device": "GPU 1"})]
-    state = run_day(pieces, tmp_path, GPU, commit="abc1")
-    assert outcomes(state) == {"broken": "failed", "one": "done"}
-    assert "no such kernel" in "".join(state["devices"][GPU]["broken"]["output"])
-    assert state == read_state(tmp_path / "gpu-day.json")
-    report = (tmp_path / "gpu-day.md").read_text()
-    assert "| broken | failed |" in report
-    assert "ValueError: no such kernel" in report
-    # What is done does not run again; what was never tried precedes what failed.
-    again = run_day([*pieces, written("two", {})], tmp_path, GPU, commit="abc2")
-    assert again["devices"][GPU]["one"] == state["devices"][GPU]["one"]
-    assert {name: piece["commit"] for name, piece in again["devices"][GPU].items()} == {
-        "broken": "abc2",
-        "one": "abc1",
-        "two": "abc2",
-    }
-    assert "| abc1 |" in (tmp_path / "gpu-day.md").read_text()
-    assert runs.read_text() == "xx"
-    log = (tmp_path / "gpu-day.log").read_text()
-    assert [line for line in log.splitlines() if line.startswith("==")] == [
-        "== broken",
-        "== one",
-        "== two",
-        "== broken",
-    ]
-
-
-def test_a_call_starts_from_a_file_of_an_earlier_one_and_leaves_it_as_it_is(tmp_path: Path) -> None:
-    runs, folders = tmp_path / "runs", [tmp_path / name for name in ("first", "second")]
-    text = f"import sys; open({str(runs)!r}, 'a').write('x'); open(sys.argv[1], 'w').write('{{}}')"
-    pieces = [Piece("one", ("-c", text, "{results}"), LONG), written("two", {})]
-    run_day(pieces[:1], folders[0], GPU, earlier=tmp_path / "none")
-    earlier = folders[0] / "gpu-day.json"
-    before = earlier.read_bytes()
-    earlier.chmod(0o444)
-    folders[0].chmod(0o555)
-    state = run_day(pieces, folders[1], GPU, earlier=earlier)
-    assert outcomes(state) == {"one": "done", "two": "done"}
-    assert state == read_state(folders[1] / "gpu-day.json")
-    assert "| one | done |" in (folders[1] / "gpu-day.md").read_text()
-    assert runs.read_text() == "x"
-    assert earlier.read_bytes() == before
-    # In the same folder, its own file is the newer one.
-    assert run_day(pieces, folders[1], GPU, earlier=tmp_path / "none")["devices"] == state["devices"]
-
-
-def test_what_another_device_has_done_counts_for_it_alone(tmp_path: Path) -> None:
-    run_day([written("one", {"n": 1}), written("two", {"n": 2})], tmp_path, "NVIDIA H100")
-    state = run_day([written("one", {"n": 3})], tmp_path, GPU)
-    figures = {name: {key: piece["figures"] for key, piece in of.items()} for name, of in state["devices"].items()}
-    assert figures == {"NVIDIA H100": {"one": {"n": 1}, "two": {"n": 2}}, GPU: {"one": {"n": 3}}}
-    report = (tmp_path / "gpu-day.md").read_text()
-    assert [report.count(f"# Measurements on {name}\n") for name in ("NVIDIA H100", GPU)] == [1, 1]
-
-
-def test_one_piece_can_be_repeated(tmp_path: Path) -> None:
-    run_day([written("one", {"n": 1}), written("two", {"n": 1})], tmp_path, GPU)
-    state = run_day([written("one", {"n": 2}), written("two", {"n": 2})], tmp_path, GPU, only=["two"])
-    assert [piece["figures"]["n"] for piece in state["devices"][GPU].values()] == [1, 2]
-
-
-def test_a_piece_without_its_tool_is_left_out_and_told_of(tmp_path: Path) -> None:
-    piece = Piece("checked", ("-c", "raise OSError"), LONG, left_out="no checker on PATH")
-    state = run_day([piece], tmp_path, GPU)
-    assert outcomes(state) == {"checked": "left out"}
-    report = (tmp_path / "gpu-day.md").read_text()
-    assert "| checked | left out |" in report
-    assert "no checker on PATH" in report
-
-
-def test_the_day_goes_on_without_its_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(*_: Any) -> None:
-        raise ValueError("no such font")
-
-    monkeypatch.setattr(gpu_report, "write_report", fails)
-    state = run_day([written("one", {}), written("two", {})], tmp_path, GPU)
-    assert outcomes(state) == {"one": "done", "two": "done"}
-    assert "no such font" in capsys.readouterr().err
-
-
-def test_pieces_start_only_if_they_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_day, "GRACE", 0.0)
-    pieces = [written(name, {}) for name in ("one", "two")]
-    assert outcomes(run_day(pieces, tmp_path / "a", GPU, seconds=LONG)) == {}
-    assert outcomes(run_day(pieces, tmp_path / "a", GPU, seconds=LONG * 9)) == {"one": "done", "two": "done"}
+LONG = deadline(30)
+ONE, TWO, BROKEN = (Piece(name, ("{results}",), 100, 10) for name in ("one", "two", "broken"))
 
 
 class Clock:
-    """Time that passes only in pieces, which take as long as expected."""
+    """Stands in for the programs of the pieces: each takes the expected time, and only that time passes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
+        self.now, self.ran = 0.0, list[str]()
         monkeypatch.setattr(gpu_day, "monotonic", lambda: self.now)
         monkeypatch.setattr(gpu_day, "run_piece", self.run)
 
     def run(self, piece: Piece, log: Path) -> dict[str, Any]:
         assert 0 < piece.expected < piece.seconds
         self.now += piece.expected
-        return {"outcome": "done", "seconds": piece.expected, "date": "2026-01-02"}
+        self.ran.append(piece.name)
+        end = {"outcome": "failed", "output": ["no such kernel"]} if piece is BROKEN else {"outcome": "done"}
+        return {**end, "seconds": piece.expected, "date": "2026-01-02", "figures": {"run": len(self.ran)}}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def outcomes(state: dict[str, Any], device: str = GPU) -> dict[str, str]:
+    return {name: piece["outcome"] for name, piece in state["devices"][device].items()}
+
+
+def test_a_day_goes_on_after_a_failure_and_continues_where_it_stopped(tmp_path: Path, clock: Clock) -> None:
+    checked = Piece("checked", (), 1, left_out="no checker on PATH")
+    state = run_day([BROKEN, checked, ONE], tmp_path, GPU, commit="abc1")
+    assert outcomes(state) == {"broken": "failed", "checked": "left out", "one": "done"}
+    assert state == read_state(tmp_path / "gpu-day.json")
+    report = (tmp_path / "gpu-day.md").read_text()
+    assert "| broken | failed |" in report
+    assert "no such kernel" in report
+    assert "no checker on PATH" in report
+    # What is done does not run again; what was never tried precedes what failed.
+    again = run_day([BROKEN, ONE, TWO], tmp_path, GPU, commit="abc2")
+    assert clock.ran == ["broken", "one", "two", "broken"]
+    commits = {name: piece["commit"] for name, piece in again["devices"][GPU].items() if name != "checked"}
+    assert commits == {"broken": "abc2", "one": "abc1", "two": "abc2"}
+    assert "| abc1 |" in (tmp_path / "gpu-day.md").read_text()
+    # What a device has done counts for it alone; what is asked for is repeated.
+    run_day([ONE], tmp_path, "NVIDIA H100")
+    repeated = run_day([ONE, TWO], tmp_path, GPU, only=["two"])
+    assert clock.ran[4:] == ["one", "two"]
+    assert repeated["devices"]["NVIDIA H100"]["one"]["figures"] == {"run": 5}
+    assert repeated["devices"][GPU]["one"] == state["devices"][GPU]["one"]
+    assert "# Measurements on NVIDIA H100\n" in (tmp_path / "gpu-day.md").read_text()
+
+
+def test_a_call_starts_from_a_file_of_an_earlier_one_and_leaves_it_as_it_is(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setattr(gpu_report, "write_report", lambda *_: 1 / 0)  # the day goes on without its report
+    run_day([ONE], first, GPU, earlier=tmp_path / "none")
+    earlier = first / "gpu-day.json"
+    before = earlier.read_bytes()
+    state = run_day([ONE, TWO], second, GPU, earlier=earlier)
+    assert clock.ran == ["one", "two"]
+    assert state == read_state(second / "gpu-day.json")
+    assert earlier.read_bytes() == before
+    # In the same folder, its own file is the newer one.
+    assert run_day([ONE, TWO], second, GPU, earlier=earlier)["devices"] == state["devices"]
 
 
 def test_a_day_fits_into_half_an_hour_of_calls_of_less_than_ten_minutes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine is started once, in two minutes; between two calls it waits for half a minute at most."""
-    clock = Clock(monkeypatch)
     monkeypatch.setattr(gpu_day.shutil, "which", lambda name: name)
     pieces = pieces_of_the_day()
-    folders = [tmp_path / str(number) for number in range(9)]
     total = 120.0
-    for number, folder in enumerate(folders):
-        before = clock.now
-        state = run_day(pieces, folder, GPU, seconds=570, earlier=folders[number - 1] / "gpu-day.json")
+    for number in range(9):
+        before, earlier = clock.now, tmp_path / f"{number - 1}" / "gpu-day.json"
+        state = run_day(pieces, tmp_path / f"{number}", GPU, seconds=570, earlier=earlier)
         assert clock.now - before < 600
         assert len(state["devices"][GPU]) > number, "every call runs a piece"
         total += clock.now - before
@@ -157,51 +114,292 @@ def test_a_day_fits_into_half_an_hour_of_calls_of_less_than_ten_minutes(
     assert set(outcomes(state)) == {piece.name for piece in pieces}
     assert total < 1800
     assert state["seconds"] == clock.now, "the time of all calls is known"
-
-
-def test_no_piece_starts_that_exceeds_the_time_of_all_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, pieces = Clock(monkeypatch), pieces_of_the_day()
+    clock.now = 0.0
     for _ in range(9):
-        state = run_day(pieces, tmp_path, GPU, seconds=570, total_seconds=900)
-    assert 900 - 310 < clock.now <= 900
-    assert "tests of training, several ranks" not in outcomes(state)
+        run_day(pieces, tmp_path / "total", GPU, seconds=570, total_seconds=900)
+    assert 900 - 310 < clock.now <= 900, "no piece starts that may exceed the time of all calls"
 
 
-def test_pieces_are_shorter_than_ten_minutes_and_cover_the_targets() -> None:
-    pieces = pieces_of_the_day()
-    names = [piece.name for piece in pieces]
+def test_pieces_cover_the_targets() -> None:
+    pieces = pieces_of_the_day("no mpirun")
     assert all(piece.seconds < 570 for piece in pieces)
-    assert len(set(names)) == len(names)
-    assert {verdict.what for verdict in verdicts_of({})} <= set(names)
+    assert {verdict.what for verdict in verdicts_of({})} <= {piece.name for piece in pieces}
     assert all(any("{results}" in argument for argument in piece.arguments) for piece in pieces)
-    several = [name for name in names if "several ranks" in name]
-    assert [piece.name for piece in pieces_of_the_day("no mpirun") if piece.left_out == "no mpirun"] == several
-    assert names[-len(several) :] == several
+    several = ["several ranks" in piece.name for piece in pieces]
+    assert several == sorted(several) == [piece.left_out == "no mpirun" for piece in pieces]
 
 
 def test_the_program_prints_its_report_and_begins_anew_if_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu_day, "require_device", lambda: GPU)
     monkeypatch.setattr(gpu_day, "mpi_problem", lambda: "")
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    (tmp_path / "gpu-day.json").write_text("{")
-    words = ["--fresh"], [], ["--fresh"], ["--only", "one", "--commit", "abc"], ["--only", "two"]
-    for code, given, outcome, exit_code in zip(
-        (0, 3, 3, 0, 0), words, ("done", "done", "failed", "done", ""), (0, 0, 1, 0, 2), strict=True
-    ):
-        monkeypatch.setattr(gpu_day, "pieces_of_the_day", lambda _, code=code: [written("one", {}, code)])
-        monkeypatch.setattr(sys, "argv", ["gpu_day", "--results", str(tmp_path), *given])
+
+    def call(piece: Piece, *words: str) -> tuple[Any, str]:
+        monkeypatch.setattr(gpu_day, "pieces_of_the_day", lambda _: [piece])
+        monkeypatch.setattr(sys, "argv", ["gpu_day", "--results", str(tmp_path), *words])
         with pytest.raises(SystemExit) as ended:
             gpu_day.main()
-        assert ended.value.code == exit_code
-        printed = capsys.readouterr()
-        assert f"| one | {outcome} |" in printed.out if outcome else "the pieces are one" in printed.err
-    assert read_state(tmp_path / "gpu-day.json")["devices"][GPU]["one"]["commit"] == "abc"
+        return ended.value.code, "".join(capsys.readouterr())
 
-
-def test_a_damaged_file_of_results_is_named(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"devices": 3}', '{"devices": {"a": 3}}', '{"devices": {}, "seconds": "x"}'):
         (tmp_path / "gpu-day.json").write_text(text)
-        with pytest.raises(DataError, match=r"gpu-day\.json is damaged"):
-            run_day([], tmp_path, GPU)
+        code, printed = call(ONE)
+        assert (code, "gpu-day.json is damaged" in printed) == (2, True)
+    code, printed = call(ONE, "--fresh", "--commit", "abc")
+    assert (code, "| one | done | 10 | 2026-01-02 | abc |" in printed) == (0, True)
+    assert call(BROKEN)[0] == 1
+    assert call(ONE, "--only", "two")[0] == 2
+    assert clock.ran == ["one", "broken"]
+
+
+# -- programs of pieces ------------------------------------------------------------------------------------------------
+
+
+def runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    last = monotonic() + deadline(20)
+    while not holds():
+        assert monotonic() < last
+        sleep(0.02)
+
+
+@pytest.fixture
+def out_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with which a piece has reached its limit of `LONG` seconds."""
+    path = tmp_path / "out-of-time"
+
+    class Program(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout != LONG:
+                return super().wait(timeout)
+            wait_until(path.exists)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Program)
+    monkeypatch.setattr(gpu_pieces, "GRACE", deadline(1))
+    return path
+
+
+def test_a_piece_ends_at_its_limit_and_leaves_its_results_its_stack_and_no_child(
+    tmp_path: Path, out_of_time: Path
+) -> None:
+    child = tmp_path / "child"
+    text = (
+        "import signal, subprocess, sys, time\nopen(sys.argv[1], 'w').write('{\"device\": 1}')\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(child)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); print('not flushed')\n"
+        f"def waits_for_ever():\n    open({str(out_of_time)!r}, 'w').close(); time.sleep(600)\nwaits_for_ever()"
+    )
+    found = run_piece(Piece("slow", ("-c", text, "{results}"), LONG), tmp_path / "log")
+    assert (found["outcome"], found["figures"]) == ("out of time", {"device": 1})
+    assert "not flushed" in found["output"]
+    assert "in waits_for_ever" in "\n".join(found["output"])
+    assert "in waits_for_ever" in (tmp_path / "log").read_text()
+    wait_until(lambda: not runs(int(child.read_text())))
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("pass", "failed"),
+        ("import sys; open(sys.argv[1], 'w').write('{')", "failed"),
+        ("import sys; open(sys.argv[1], 'w').write('{}'); sys.exit(3)", "failed"),
+        ("import os, sys; open(sys.argv[1], 'w').write(os.environ['AROUND'])", "done"),
+    ],
+)
+def test_results_that_are_missing_or_damaged_are_failures(tmp_path: Path, text: str, outcome: str) -> None:
+    piece = Piece("one", ("-S", "-c", text, "{results}"), LONG, program=("env", "AROUND=3"))
+    found = run_piece(piece, tmp_path / "log")
+    assert (found["outcome"], outcome == "failed" or found["figures"] == 3) == (outcome, True)
+
+
+PYTEST = ("-m", "pytest", "-c", os.devnull, "-p", "no:cacheprovider", "-v", "--junitxml={results}")
+TESTS = """
+import signal, time, pytest
+import numpy as np
+def test_passes(): pass
+@pytest.mark.skip(reason="none")
+def test_skipped(): pass
+def test_wrong(): assert 1 == 2
+"""
+OTHER_ENDS = """
+def test_wrong_array(): np.testing.assert_array_equal([1], [2])
+def test_lacks(): import no_such_module
+@pytest.fixture
+def broken(): raise OSError
+def test_fixture(broken): pass
+"""
+
+
+def test_tests_are_counted_by_what_they_tell(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS + OTHER_ENDS)
+    found = run_piece(Piece("tests", (*PYTEST, str(tmp_path)), LONG), tmp_path / "log")
+    figures = found["figures"]
+    assert (found["outcome"], figures["passed"], figures["skipped"]) == ("failed", 1, {"none": 1})
+    ends = {end: [name.rpartition("::")[2] for name in figures[end]] for end in ("failed", "errors")}
+    assert ends == {"failed": ["test_wrong", "test_wrong_array"], "errors": ["test_lacks", "test_fixture"]}
+
+
+@pytest.mark.parametrize(
+    "handler", ["lambda *_: pytest.exit('ended')", pytest.param("signal.SIG_IGN", marks=pytest.mark.slow)]
+)
+def test_tests_that_are_ended_keep_what_was_finished(tmp_path: Path, out_of_time: Path, handler: str) -> None:
+    """Whether pytest handles SIGTERM or cannot, because C code waits. The test that was ended has not passed."""
+    ended = f"    signal.signal(signal.SIGTERM, {handler}); open({str(out_of_time)!r}, 'w').close(); time.sleep(600)\n"
+    (tmp_path / "test_some.py").write_text(f"{TESTS}def test_ended():\n{ended}")
+    found = run_piece(Piece("tests", (*PYTEST, str(tmp_path)), LONG), tmp_path / "log")
+    figures = found["figures"]
+    assert (found["outcome"], figures["passed"], figures["skipped"]) == ("out of time", 1, {"": 1})
+    assert next(name.rpartition("::")[2] for name in figures["errors"]) == "test_wrong"
+    assert "test_ended" in "\n".join(found["output"])
+
+
+DAY = """
+import signal, sys
+from pathlib import Path
+from benchmarks.gpu_day import run_day
+from benchmarks.gpu_pieces import Piece
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+child = Path(sys.argv[1], "child")
+text = f"import os, sys, time; open(sys.argv[1], 'w').write('[1]'); print('half'); " \\
+       f"open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+pieces = [Piece("long", ("-c", text, "{results}"), 900), Piece("next", ("-c", "pass"), 900)]
+run_day(pieces, Path(sys.argv[1]), "GPU")
+"""
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGKILL])
+def test_a_day_that_is_ended_leaves_no_piece_and_tells_of_it(tmp_path: Path, name: signal.Signals) -> None:
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    command = [sys.executable, "-c", DAY, str(tmp_path)]
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.DEVNULL) as day:
+        child = tmp_path / "child"
+        wait_until(lambda: child.exists() and child.read_text() != "")
+        day.send_signal(name)
+        day.wait(deadline(30))
+    wait_until(lambda: not runs(int(child.read_text())))
+    state = read_state(tmp_path / "gpu-day.json")
+    assert outcomes(state, "GPU") == {"long": "interrupted"}
+    assert "half" in (tmp_path / "gpu-day.log").read_text()
+    if name == signal.SIGTERM:
+        assert state["devices"]["GPU"]["long"]["figures"] == [1]
+    else:
+        assert state["seconds"] >= 900, "the time of a piece counts if nobody could measure it"
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_has_verdicts_tables_and_a_chart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = "4-64-64-64-1"
+    ratios = {f"{name}{end}": 2.0 for name in ("ratio", "ratio_compiled") for end in ("", "_min", "_max", "_plain")}
+    whole = {"case": case, "precision": "fp32", "batch_size": 1, "our_samples_per_second": 2.0, **ratios}
+    part = {"case": case, "precision": "bf16", "batch_size": 1, "errors": {"compiled": "RuntimeError: no\ncompiler"}}
+    tests = {"passed": 3, "skipped": {}, "failed": [], "errors": ["c"]}
+    about = {"seconds": 1.0, "date": "2026-01-01", "commit": "abc"}
+    pieces = {
+        "training": {"outcome": "done", "figures": {"training": [whole, part]}, **about},
+        "tests of kernels": {"outcome": "failed", "figures": tests, **about},
+        "tests of training": {"outcome": "failed", "figures": tests | {"failed": ["a", "b"]}, **about},
+    }
+    verdicts = [one.verdict for one in verdicts_of(pieces) if one.what == f"{case}, fp32"]
+    assert verdicts == ["met, 82% above", "missed by 33.3%", "met, 100% above"]
+    of_tests = [one.verdict for one in verdicts_of(pieces) if one.what.startswith("tests of")]
+    assert of_tests == [f"{NOT_MEASURED}: failed", "missed by 2 tests", NOT_MEASURED]
+    write_report({"devices": {GPU: pieces}}, ["training", "later"], tmp_path)
+    for line in (
+        f"| {case}, batch 1, fp32 | 2 |  | 2.00 (2.00-2.00) | 2.00 | 2.00 |  |  |  |  |  |",
+        f"* {case}, bf16, compiled: RuntimeError: no compiler",
+        "| training | done | 1 | 2026-01-01 | abc |",
+        "| later | not run |  |  |  |",
+    ):
+        assert f"\n{line}\n" in (tmp_path / "gpu-day.md").read_text()
+    assert (tmp_path / "gpu-day.png").read_bytes().startswith(b"\x89PNG")
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    write_report({"devices": {GPU: pieces}}, [], tmp_path)
+    assert "gpu-day.png is not drawn" in capsys.readouterr().err
+
+
+# -- a machine that has only the required packages ---------------------------------------------------------------------
+
+TREE = ("Makefile", "hybridnn", "datasets", "hpc_jobs", "assignments", "tests", "benchmarks")
+LEFT_OUT = "PYTHON", "MPI4PY", "LD_", "MAKE", "MFLAGS"  # the last ones are of a make that runs the tests
+
+needs_make = pytest.mark.skipif(
+    shutil.which("make") is None or sys.version_info < (3, 11), reason="needs make, and PYTHONSAFEPATH of Python 3.11"
+)
+
+
+def with_requirements(names: Iterable[str]) -> set[str]:
+    """Packages with all that they require, as pip would install them."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            required = map(Requirement, metadata.requires(name) or ())
+            waiting += [one.name for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tree, and an interpreter that has only the required packages."""
+    folder = tmp_path_factory.mktemp("bare")
+    for name in TREE:
+        (folder / name).symlink_to(ROOT / name)
+    venv.create(folder / "env", symlinks=True)
+    (site,) = folder.glob("env/lib/python*/site-packages")
+    for name in with_requirements([*required_packages(), "torch"]):
+        tops = {file.parts[0] for file in metadata.files(name) or () if file.parts[0] not in ("..", "__pycache__")}
+        for top in tops - {link.name for link in site.iterdir()}:
+            (site / top).symlink_to(metadata.distribution(name).locate_file(top))
+    assert not (site / "hypothesis").exists()
+    return folder
+
+
+def run(folder: Path, command: Sequence[str], **changes: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
+    environment = inherited | {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""} | changes
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=deadline(120))
+
+
+def make(folder: Path, target: str, arguments: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, ["make", target, f"PYTHON={folder}/env/bin/python", f"ARGS={arguments}"], **changes)
+
+
+@needs_make
+def test_the_tests_of_a_gpu_are_collected_and_without_one_skipped(bare: Path) -> None:
+    done = make(bare, "test-gpu", "-q -p no:cacheprovider")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("kernels", "training", "transports"):
+        assert f"test_gpu_{name}.py" in done.stdout
+    assert "a GPU was asked for" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert (" skipped" in last, "deselected" in last) == (True, False)
+
+
+@needs_make
+def test_everything_that_is_missing_is_named_before_any_piece(bare: Path, tmp_path: Path) -> None:
+    missing = ("greenlet", "pytest_mpi", "scipy")
+    for name in missing:
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('there is no {name}')\n")
+    done = make(bare, "gpu-day", f"--results {tmp_path / 'results'}", PYTHONPATH=str(tmp_path))
+    assert "Error 2" in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert all(f"there is no {name}" in line for name in missing)
+    assert "a GPU was asked for" in line
+    assert "pydantic" not in line
+    assert not (tmp_path / "results").exists()

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
+from fault_drill.forgeries import forge
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.reading import newest_valid
+from hybridnn.comm.agreement import gather_texts
 from hybridnn.errors import DataError
 from reference.checkpoint_cases import Layout, LocalArrays, laid_out, progress_at
+from reference.damaged_files import replace
 
 ONE = laid_out(((1, 1),))
 FILE = "layers.2.weight.npy"
@@ -33,24 +36,12 @@ def three_checkpoints(folder: Path, comm: MPI.Intracomm = MPI.COMM_SELF, layout:
 def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
-    path.write_bytes(bytes(data))
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def lengthen(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"x")
+    path.write_bytes(data)
 
 
 def replace_by_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
-
-
-def claim_another_step(path: Path) -> None:
-    path.write_text(path.read_text().replace('"step": 30', '"step": 31'))
 
 
 def remove_a_key(path: Path) -> None:
@@ -59,46 +50,37 @@ def remove_a_key(path: Path) -> None:
     path.write_text(json.dumps(values))
 
 
-DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "cut": (FILE, cut, "bytes"),
-    "longer": (FILE, lengthen, "bytes"),
-    "empty": (FILE, lambda path: path.write_bytes(b"") and None, "has 0 bytes"),
-    "missing": (FILE, Path.unlink, "the file is missing"),
-    "first byte": (FILE, lambda path: flip(path, 0), "SHA-256"),
-    "last byte": (FILE, lambda path: flip(path, -1), "SHA-256"),
-    "a folder": (FILE, replace_by_folder, "bytes"),
-    "manifest cut": ("manifest.json", cut, "SHA-256"),
-    "manifest empty": ("manifest.json", lambda path: path.write_bytes(b"") and None, "SHA-256"),
-    "manifest half": ("manifest.json", lambda path: path.write_bytes(path.read_bytes()[:99]) and None, "not JSON"),
-    "manifest no text": ("manifest.json", lambda path: path.write_bytes(b"\xff\xfe") and None, "cannot be read"),
-    "manifest a list": ("manifest.json", lambda path: path.write_text("[]") and None, "should be an object"),
-    "manifest changed": ("manifest.json", claim_another_step, "SHA-256"),
-    "manifest lacks": ("manifest.json", remove_a_key, "origin.seed"),
-    "manifest missing": ("manifest.json", Path.unlink, "missing"),
-    "sums missing": ("SHA256SUMS", Path.unlink, "missing"),
-}
+MANIFEST, SUMS = "manifest.json", "SHA256SUMS"
+DAMAGES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
+    (FILE, lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes"),
+    (FILE, lambda path: path.write_bytes(path.read_bytes() + b"x"), "bytes"),
+    (FILE, lambda path: path.write_bytes(b""), "has 0 bytes"),
+    (FILE, Path.unlink, "the file is missing"),
+    (FILE, lambda path: flip(path, 0), "SHA-256"),
+    (FILE, lambda path: flip(path, -1), "SHA-256"),
+    (FILE, replace_by_folder, "bytes"),
+    (MANIFEST, lambda path: path.write_bytes(path.read_bytes()[:-1]), "SHA-256"),
+    (MANIFEST, lambda path: path.write_bytes(b""), "SHA-256"),
+    (MANIFEST, lambda path: path.write_bytes(path.read_bytes()[:99]), "not JSON"),
+    (MANIFEST, lambda path: path.write_bytes(b"\xff\xfe"), "cannot be read"),
+    (MANIFEST, lambda path: path.write_text("[]"), "should be an object"),
+    (MANIFEST, lambda path: path.write_text(path.read_text().replace('"step": 30', '"step": 31')), "SHA-256"),
+    (MANIFEST, remove_a_key, "origin.seed"),
+    # with valid digests
+    (MANIFEST, lambda path: forge(path, ["progress", "step"], 31), "progress.step = 31"),
+    (MANIFEST, lambda path: forge(path, ["arrays"], {}), "the array layers.0.bias.npy is missing"),
+    (MANIFEST, lambda path: forge(path, ["arrays", FILE, "dtype"], "float16"), "dtype"),
+    (MANIFEST, Path.unlink, "missing"),
+    (SUMS, Path.unlink, "missing"),
+)
+"""Damaged file, damage, and what is said about it."""
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named_and_the_older_checkpoint_used(tmp_path: Path, damage: str) -> None:
-    local = three_checkpoints(tmp_path)
-    file, harm, message = DAMAGES[damage]
-    harm(tmp_path / "step-00000030" / file)
-    checkpoint, problems = newest_valid(tmp_path)
-    assert checkpoint is not None
-    assert checkpoint.path.name == "step-00000020"
-    assert len(problems) == 1
-    assert f"{tmp_path / 'step-00000030' / file}: " in problems[0]
-    assert message in problems[0]
-    checkpoint.read_into(local.stages, local.states)
-    local.check(shift=20, updates=20)
-
-
-@pytest.mark.mpi(ranks=[2, 3])
-def test_all_ranks_find_the_same_damage(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+@pytest.mark.in_process(ranks=[1, 3])
+def test_all_ranks_find_the_same_damage_and_use_an_older_checkpoint(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     local = three_checkpoints(mpi_tmp_path, comm, laid_out(((comm.size, 1),)))
-    for damage, (file, harm, message) in DAMAGES.items():
-        folder = mpi_tmp_path.with_name(f"{mpi_tmp_path.name}-{damage.replace(' ', '-')}")
+    for number, (file, harm, message) in enumerate(DAMAGES):
+        folder = mpi_tmp_path.with_name(f"{mpi_tmp_path.name}-{number}")
         if comm.rank == 0:
             shutil.copytree(mpi_tmp_path, folder)
             harm(folder / "step-00000030" / file)
@@ -108,9 +90,10 @@ def test_all_ranks_find_the_same_damage(comm: MPI.Intracomm, mpi_tmp_path: Path)
         assert checkpoint is not None
         assert checkpoint.path.name == "step-00000010"
         assert len(problems) == 2
+        assert f"{folder / 'step-00000030' / file}: " in problems[0]
         assert message in problems[0]
         assert "layers.4.bias.npy" in problems[1]
-        assert comm.allgather(problems) == [problems] * comm.size
+        assert gather_texts(local.grid.world, repr(problems)) == [repr(problems)] * comm.size
         checkpoint.read_into(local.stages, local.states)
         local.check(shift=10, updates=10)
 
@@ -144,14 +127,14 @@ def test_without_a_valid_checkpoint_all_problems_are_returned(tmp_path: Path) ->
     assert [step in problem for step, problem in zip(steps, problems, strict=True)] == [True] * 4
 
 
-@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.in_process(ranks=[1, 2])
 def test_no_folder_and_an_empty_one_have_no_checkpoint(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     world = LocalArrays.of(comm, laid_out(((comm.size, 1),)), "sgd", "float32").grid.world
     assert newest_valid(mpi_tmp_path / "nothing", world) == (None, [])
     assert newest_valid(mpi_tmp_path, world) == (None, [])
 
 
-@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.in_process(ranks=[1, 2])
 def test_a_newer_version_is_an_error_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     local = three_checkpoints(mpi_tmp_path, comm, laid_out(((comm.size, 1),)))
     if comm.rank == 0:
@@ -181,6 +164,20 @@ def test_other_names_are_left_alone(tmp_path: Path) -> None:
     writer = local.writer(tmp_path, keep=1)
     writer.write(progress_at(40))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*other_names, "step-00000040"])
+
+
+@pytest.mark.parametrize("kind", ["nothing", "a folder", "a FIFO", "a link to itself", "4 TB of zeros"])
+def test_a_checkpoint_is_written_in_place_of_anything(tmp_path: Path, kind: str) -> None:
+    local = three_checkpoints(tmp_path)
+    replace(tmp_path / "step-00000030", kind)
+    checkpoint, problems = newest_valid(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.path.name == "step-00000020"
+    assert len(problems) == (0 if kind == "nothing" else 1)
+    path = local.writer(tmp_path).write(progress_at(30))
+    checkpoint, problems = newest_valid(tmp_path)
+    assert checkpoint is not None
+    assert (checkpoint.path, problems) == (path, [])
 
 
 def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hybridnn.cli.main import main
-from reference.command_line import Run
+from hybridnn.cli.train_view import TrainView
+from hybridnn.training.records import StepRecord
+from reference.command_line import Run, SignalAt
 
 
 @pytest.fixture
@@ -22,6 +28,26 @@ def run_hybridnn(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
         return end.value.code, *capsys.readouterr()
 
     return run_arguments
+
+
+@pytest.fixture
+def signal_at(monkeypatch: pytest.MonkeyPatch) -> SignalAt:
+    """Send signals to this process while it trains."""
+    original = TrainView.on_step
+
+    def arm(step: int, number: int) -> None:
+        sent: list[int] = []
+
+        def on_step(view: TrainView, record: StepRecord) -> None:
+            original(view, record)
+            if record.step == step and not sent:
+                sent.append(number)
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(TrainView, "on_step", on_step)
+        monkeypatch.setattr("hybridnn.runs.hooks.AGREEMENT_SECONDS", 0.0)
+
+    return arm
 
 
 @pytest.fixture
@@ -51,3 +77,23 @@ def run_as_ranks(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: P
             return result
 
     return run_arguments
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Train with some arguments, once for all tests of a module; returns the run folder, which nobody may change."""
+    folders: dict[tuple[str, ...], Path] = {}
+
+    def train(*arguments: str) -> Path:
+        if arguments not in folders:
+            folder = tmp_path_factory.mktemp("trained")
+            printed = io.StringIO()
+            with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+                patch.chdir(folder)
+                with pytest.raises(SystemExit) as end:
+                    main(("train", *arguments, "-q", "--out", "run"))
+            assert end.value.code == 0
+            folders[arguments] = folder / "run"
+        return folders[arguments]
+
+    return train

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -20,84 +19,73 @@ from hybridnn.cost.machine_file import read_machine
 from mpi_runner.launch import JobResult
 from reference.command_line import Run, error_line
 
-TWICE = """
+THRICE = """
 import sys
 from pathlib import Path
 from hybridnn.cli.main import main
 from hybridnn.cli.ranks import launch_rank
 
-command = sys.argv[1:]
-try:
-    main([*command, "--plot", "fit.png", "--name", "here", "--force"])
-except SystemExit as end:
-    assert end.code == 0, end.code
+command = ["calibrate", "--out", "two.toml", "--seconds", "0.5"]
+for more in (["--plot", "fit.png", "--name", "here", "--force"], ["--force", "--memory", "1e9", "--format", "json"]):
+    try:
+        main([*command, *more])
+    except SystemExit as end:
+        assert end.code == 0, end.code
+    if launch_rank() == 0:
+        print("", "-" * 30)
 before = Path("two.toml").read_bytes() if launch_rank() == 0 else None
 try:
     main(command)
 finally:
     assert before is None or Path("two.toml").read_bytes() == before
 """
-WITHOUT_COMPUTING = """
-from hybridnn.cli.main import main
-from hybridnn.cost.calibration import calibrate
-from hybridnn.cost.machine_file import read_machine
-
-calibrate.calibrate_compute = lambda *arguments: (read_machine("cluster-1024").compute, [])
-main()
-"""
+"""A program that calibrates with a table, as JSON, and without ``--force``."""
 
 
 @pytest.mark.timeout(240)
 def test_two_ranks_write_one_file_and_print_once(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
     # Forced: so short a time on a busy machine gives no good figures.
-    command = [sys.executable, "-c", TWICE, "calibrate", "--out", "two.toml", "--seconds", "0.5"]
-    result = run_mpi(2, command, timeout=180, cwd=tmp_path)
+    result = run_mpi(2, THRICE, timeout=180, cwd=tmp_path)
     assert result.returncode == 2, result.stderr
+    assert result.stderr.count("Error: --out = 'two.toml': is there already; --force replaces it") == 1
+    text, json_text, rest = result.stdout.split(f" {'-' * 30}\n")
+    assert rest == ""
     machine = read_machine(tmp_path / "two.toml")
-    assert machine.name == "here"
     assert {cost.operation for cost in machine.collectives} == {"allreduce", "allgather", "broadcast", "barrier"}
     assert {entry.dtype for entry in machine.compute} == {"float32", "float64"}
     assert (tmp_path / "fit.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fit.png", "two.toml"]
-    assert result.stdout.count("two.toml: use it with `hybridnn plan SETTINGS.toml --ranks N --machine two.toml`") == 1
-    first_words = [line.split()[0] for line in result.stdout.splitlines() if line.strip()]
-    for operation in ("send", "allreduce", "allgather", "broadcast", "iallreduce", "overlap:"):
+    assert text.count("two.toml: use it with `hybridnn plan SETTINGS.toml --ranks N --machine two.toml`") == 1
+    first_words = [line.split()[0] for line in text.splitlines() if line.strip()]
+    for operation in ("send", "allreduce", "allgather", "broadcast", "iallreduce", "overlap:", "verdict:"):
         assert first_words.count(operation) == 1
-    assert max(len(line) for line in result.stdout.splitlines() if not line.startswith("verdict: ")) <= 100
-    assert result.stdout.count("\nverdict: ") == 1
-    assert result.stderr.count("Error: --out = 'two.toml': is there already; --force replaces it") == 1
-
-
-def test_json_has_the_machine_of_the_file(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
-    options = ["--seconds", "0.5", "--memory", "1e9", "--format", "json", "--force"]
-    result = run_mpi(3, [sys.executable, "-c", WITHOUT_COMPUTING, "calibrate", *options], timeout=60, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    machine = read_machine(tmp_path / "machine.toml")
+    assert max(len(line) for line in text.splitlines() if not line.startswith("verdict: ")) <= 100
+    found = json.loads(json_text)
     assert found["machine"] == json.loads(machine.model_dump_json())
     assert machine.quality is not None
-    assert (found["file"], found["verdict"]) == ("machine.toml", machine.quality.summary)
+    assert (found["file"], found["verdict"]) == ("two.toml", machine.quality.summary)
     assert machine.memory_bytes_per_rank == 1e9
     for fit in found["communication"]:
-        assert fit["ranks"] in (2, 3)
+        assert fit["ranks"] == 2
         assert all(segment["alpha_seconds"] >= 0 for segment in fit["segments"])
-        fitted = [one["nbytes"] for one in fit["samples"] if not one["held_out"]]
         held_out = [one["nbytes"] for one in fit["samples"] if one["held_out"]]
-        assert fitted
+        assert len(held_out) < len(fit["samples"])
         if fit["operation"] != "barrier":
             assert fit["held_out_error"]["sizes"] == len(held_out) > 0
 
 
 def test_one_rank_prints_what_cannot_be_measured(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     known = read_machine("cluster-1024").compute
-    monkeypatch.setattr("hybridnn.cost.calibration.calibrate.calibrate_compute", lambda *arguments: (known, []))
-    Path("machine.toml").write_text("")
-    code, out, err = run_hybridnn("calibrate", "--seconds", "0.5", "--force")
+    right = [ComputeError("float32", 1, "forward", 9, 0.2, 3.0)]
+    monkeypatch.setattr("hybridnn.cost.calibration.calibrate.calibrate_compute", lambda *arguments: (known, right))
+    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 20.0, 20.0))
+    code, out, err = run_hybridnn("calibrate", "--seconds", "0.5", "--name", "here")
     assert (code, err) == (0, "")
     for what in ("messages need 2 ranks", "collectives need 2 ranks", "overlap needs 2 ranks"):
         assert f"not measured: {what}" in out
+    assert "verdict: good: held-out error up to 20% (passes in float32 with 1 busy rank), noise 0%, load" in out
     machine = read_machine("machine.toml")
-    assert machine.collectives == ()
+    assert (machine.name, machine.collectives) == ("here", ())
     assert "messages need 2 ranks" in machine.about["not_measured"]
 
 
@@ -125,52 +113,34 @@ def test_doubtful_calibrations_are_written_only_with_force(run_hybridnn: Run, mo
     quality = read_machine("bad.toml").quality
     assert quality is not None
     assert (quality.held_out_error, quality.noise, quality.load_average) == (pytest.approx(1.05), 0.85, 20.0)
-    for command in (
-        ("plan", "--ranks", "1"),
-        ("simulate", "bad.toml", "--ranks", "1"),
-        ("simulate", "bad.toml", "--ranks", "1", "--curve", "weak"),
-    ):
-        Path("settings.toml").write_text("[model]\nhidden = [8]\n")
-        words = [word if word != "bad.toml" else "settings.toml" for word in command]
-        code, out, err = run_hybridnn(*words, "--machine", "bad.toml")
+    Path("settings.toml").write_text("[model]\nhidden = [8]\n")
+    for command in (("plan",), ("simulate", "settings.toml"), ("simulate", "settings.toml", "--curve", "weak")):
+        code, out, err = run_hybridnn(*command, "--ranks", "1", "--machine", "bad.toml")
         assert (code, err) == (0, "")
         assert out.count("machine file: doubtful: held-out error 105%") == 1
-
-
-def test_good_calibrations_are_written(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = read_machine("cluster-1024").compute
-    right = [ComputeError("float32", 1, "forward", 9, 0.2, 3.0)]
-    monkeypatch.setattr("hybridnn.cost.calibration.calibrate.calibrate_compute", lambda *arguments: (known, right))
-    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 20.0, 20.0))
-    code, out, err = run_hybridnn("calibrate", "--seconds", "0.5")
-    assert (code, err) == (0, "")
-    assert "verdict: good: held-out error up to 20% (passes in float32 with 1 busy rank), noise 0%, load" in out
-    assert Path("machine.toml").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seconds", "0"], "--seconds = 0.0: above 0"),
-        (["--seconds", "nan"], "--seconds = nan: above 0"),
-        (["--memory", "-5"], "--memory = -5.0: bytes, 1 or more"),
+        (["--seconds", "0"], "--seconds = 0.0: "),
+        (["--seconds", "nan"], "--seconds = nan: "),
+        (["--memory", "-5"], "--memory = -5.0: "),
         (["--out", "machine.yaml"], "--out = 'machine.yaml': the name of the file must end in .toml"),
         (["--out", "no/machine.toml"], "--out = 'no/machine.toml': there is no folder no"),
         (["--out", "folder.toml"], "--out = 'folder.toml': is a folder, not a file"),
-        (["--out", "old.toml"], "--out = 'old.toml': is there already"),
         (["--plot", "fit.gif"], "--plot = 'fit.gif': a name that ends with .png, .svg, .pdf"),
-        (["--plot", "fit.png"], "--plot = 'fit.png': there are no messages to plot with one rank"),
-        (["--name", ""], "--name = '': must not be empty"),
+        (["--plot", "fit.png"], "--plot = 'fit.png': there are no messages"),
+        (["--name", ""], "--name = '': "),
         (["--seed", "-1"], "--seed"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(run_hybridnn: Run, arguments: list[str], message: str) -> None:
     Path("folder.toml").mkdir()
-    Path("old.toml").write_text("")
     assert message in error_line(run_hybridnn("calibrate", *arguments))
 
 
-@pytest.mark.parametrize("width", [40, 80, 100])
+@pytest.mark.parametrize("width", [40, 80])
 def test_the_table_is_complete_in_a_narrow_log(width: int) -> None:
     """Groups on several nodes and sizes of many digits, in the 80 columns of a batch job or fewer."""
     console = Console(file=StringIO(), width=width)

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,32 +15,37 @@ from hybridnn.datasets import catalogue
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.study.study_file import ready_studies
 from mpi_runner.slowness import deadline
+from reference.command_line import Run
 
 CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 
 
-def hybridnn(**variables: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "hybridnn"],
-        cwd=tempfile.gettempdir(),  # in a checkout, Python 3.10 would import its folder
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=deadline(30),
-    )
-    assert done.stderr == ""
-    return done.stdout
+FILES = {
+    "bash": ".bash_completions/hybridnn.sh",
+    "zsh": ".zfunc/_hybridnn",
+    "fish": ".config/fish/completions/hybridnn.fish",
+}
 
 
-def completions(line: str) -> list[str]:
-    return hybridnn(
-        _HYBRIDNN_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(line.split(" ")) - 1)
-    ).split()
+@pytest.fixture
+def complete(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run ``hybridnn`` as the completion of a shell does, with these variables; returns its output."""
+
+    def run(**variables: str) -> str:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        _, out, err = run_hybridnn()
+        assert err == ""
+        return out
+
+    return run
 
 
 @pytest.mark.parametrize("shell", CHECKS)
-def test_the_script_of_a_shell_names_the_command_and_parses(shell: str, tmp_path: Path) -> None:
-    text = hybridnn(_HYBRIDNN_COMPLETE=f"source_{shell}")
+def test_the_script_of_a_shell_parses_and_is_installed(
+    shell: str, tmp_path: Path, complete: Callable[..., str]
+) -> None:
+    text = complete(_HYBRIDNN_COMPLETE=f"source_{shell}")
     assert f"_HYBRIDNN_COMPLETE=complete_{shell}" in text
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
@@ -48,33 +53,21 @@ def test_the_script_of_a_shell_names_the_command_and_parses(shell: str, tmp_path
     script.write_text(text, encoding="utf-8")
     done = subprocess.run([*CHECKS[shell], str(script)], capture_output=True, text=True, timeout=deadline(30))
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("shell", "file"),
-    [
-        ("bash", ".bash_completions/hybridnn.sh"),
-        ("zsh", ".zfunc/_hybridnn"),
-        ("fish", ".config/fish/completions/hybridnn.fish"),
-    ],
-)
-def test_completion_is_installed_for_the_shell_of_the_command(shell: str, file: str, tmp_path: Path) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    text = f"{sys.executable} -m hybridnn --install-completion; true"  # a shell becomes its last command
+    install = f"{sys.executable} -m hybridnn --install-completion; true"  # a shell becomes its last command
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config")}
+    del environment["_HYBRIDNN_COMPLETE"]
     done = subprocess.run(
-        [shell, "-c", text], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(30)
+        [shell, "-c", install], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(30)
     )
     assert "completion installed in" in done.stdout, done.stderr
-    assert "_HYBRIDNN_COMPLETE=complete" in (tmp_path / file).read_text(encoding="utf-8")
+    assert "_HYBRIDNN_COMPLETE=complete" in (tmp_path / FILES[shell]).read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_completes_a_command_with_the_script(tmp_path: Path) -> None:
+def test_bash_completes_a_command_with_the_script(tmp_path: Path, complete: Callable[..., str]) -> None:
     """As readline calls the function that the script registers."""
     script = tmp_path / "completion"
-    script.write_text(hybridnn(_HYBRIDNN_COMPLETE="source_bash"), encoding="utf-8")
+    script.write_text(complete(_HYBRIDNN_COMPLETE="source_bash"), encoding="utf-8")
     program = tmp_path / "hybridnn"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m hybridnn "$@"\n', encoding="utf-8")
     program.chmod(0o755)
@@ -99,6 +92,6 @@ def test_bash_completes_a_command_with_the_script(tmp_path: Path) -> None:
         ("hybridnn study run ", set(ready_studies())),
     ],
 )
-def test_commands_options_and_names_are_completed(line: str, expected: set[str]) -> None:
-    assert expected
-    assert set(completions(line)) == expected
+def test_commands_options_and_names_are_completed(line: str, expected: set[str], complete: Callable[..., str]) -> None:
+    word = str(len(line.split(" ")) - 1)
+    assert set(complete(_HYBRIDNN_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=word).split()) == expected

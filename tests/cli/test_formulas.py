@@ -48,12 +48,9 @@ def test_laugier_by_hand(run: Run) -> None:
     assert rows["7 integrated", 4, 1]["paper_bytes"] is None
     scatter = next(row for row in found["scatters"] if row["batch_ranks"] == row["model_ranks"] == 2)
     part = 32 * 1024
-    assert scatter["process_bytes"] == part
-    assert scatter["direct_seconds"] == 1 + 4 * part / 2
-    assert scatter["scatter_broadcast_seconds"] == 2 + 4 * part / 2
-    assert scatter["paper_scatter_broadcast_seconds"] == 2 + 2 * part / 2
-    assert scatter["threshold_bytes"] is None  # always
-    assert scatter["paper_threshold_bytes"] == 1
+    assert (scatter["process_bytes"], scatter["threshold_bytes"]) == (part, None)  # always
+    assert (scatter["direct_seconds"], scatter["scatter_broadcast_seconds"]) == (1 + 2 * part, 2 + 2 * part)
+    assert (scatter["paper_scatter_broadcast_seconds"], scatter["paper_threshold_bytes"]) == (2 + part, 1)
 
 
 def test_laugier_as_text(run: Run) -> None:
@@ -107,44 +104,37 @@ def test_map_of_formulas_and_of_a_machine(run: Run) -> None:
         )
         wanted = {"pipeline": 1, "shared_replicas": False}
         assert tuple(cell["grid"]) == best_exact(workload, require_machine("cluster-1024"), 8, wanted).layout.stages[0]
-    text = run("map", *options)[1]
-    assert text.count("width \\ minibatch") == 2
+    assert run("map", *options)[1].count("width \\ minibatch") == 2
 
 
-def test_cells_without_a_grid_are_empty(run: Run) -> None:
+def test_maps_have_empty_cells_and_are_drawn(run: Run, run_as_ranks: Run) -> None:
     (found,) = facts(run, "map", "--ranks", "8", "--widths", "2,4", "--batches", "2")
     assert [cell["grid"] for cell in found["cells"]] == [None, [2, 4]]
     assert re.search(r"^ +2 +- *$", run("map", "--ranks", "8", "--widths", "2", "--batches", "2")[1], re.MULTILINE)
-
-
-@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")])
-def test_maps_are_drawn(run: Run, name: str, start: bytes) -> None:
-    code, text, err = run("map", "--ranks", "4", "--widths", "2,8", "--batches", "2,64", "--plot", name)
-    assert (code, err) == (0, "")
-    assert text.endswith(f"{name}\n")
-    assert Path(name).read_bytes().startswith(start)
+    for name, start in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")):
+        code, text, err = run_as_ranks(
+            "formulas", "map", "--ranks", "4", "--widths", "2,8", "--batches", "2,64", "--plot", name
+        )
+        assert (code, text.count("ranks:"), err) == (0, 1, "")
+        assert text.endswith(f"{name}\n")
+        assert Path(name).read_bytes().startswith(start)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["laugier", "--network", "16"], "--network = '16': the input width and the outputs"),
-        (["laugier", "--network", "16-0-2"], "--network = '16-0-2': widths like"),
-        (["laugier", "--network", "16-axb"], "--network = '16-axb': widths like"),
-        (["laugier", "--network", "999999999x2-2"], "widths like"),
-        (["laugier", "--ranks", "0"], "--ranks"),
-        (["laugier", "--ranks", "9999999999"], "--ranks = 9999999999: a whole number from 1"),
-        (["laugier", "--alpha", "-1"], "--alpha"),
+        (["laugier", "--network", "16"], "--network = '16': "),
+        (["laugier", "--network", "16-0-2"], "--network = '16-0-2': "),
+        (["laugier", "--network", "999999999x2-2"], "--network"),
+        (["laugier", "--ranks", "9999999999"], "--ranks = 9999999999: "),
         (["laugier", "--alpha", "nan"], "--alpha"),
-        (["laugier", "--beta", "inf"], "--beta = inf"),
         (["kang", "--forward", "inf"], "--forward = inf"),
         (["kang", "--stages", "100000"], "--stages = 100000"),
         (["chen", "--ranks", "40"], "--ranks = 40: at most 33, the layers"),
         (["book", "--gpus", "0"], "--gpus"),
-        (["map", "--widths", "64,0"], "--widths = '64,0': whole numbers"),
-        (["map", "--batches", "a"], "--batches = 'a': whole numbers"),
-        (["map", "--plot", "a.gif"], "--plot = 'a.gif': a name that ends with .png, .svg, .pdf"),
-        (["map", "--plot", "no/a.png"], "--plot = 'no/a.png': there is no folder no"),
+        (["map", "--widths", "64,0"], "--widths = '64,0': "),
+        (["map", "--batches", "a"], "--batches = 'a': "),
+        (["map", "--plot", "a.gif"], "--plot = 'a.gif': "),
         (["map", "--machine", "no.toml"], "no.toml"),
         (["gholami"], "gholami"),
     ],
@@ -158,11 +148,3 @@ def test_without_a_paper_the_papers_are_listed(run: Run) -> None:
     code, text, _ = run()
     assert code == 0
     assert all(name in text for name in ("laugier", "kang", "chen", "book", "map"))
-
-
-def test_several_ranks_print_and_write_once(run_as_ranks: Run) -> None:
-    code, text, _ = run_as_ranks(
-        "formulas", "map", "--ranks", "2", "--widths", "8", "--batches", "8", "--plot", "a.svg"
-    )
-    assert (code, text.count("ranks:")) == (0, 1)
-    assert run_as_ranks("formulas", "laugier", "--network", "x")[2].count("\n") == 1

@@ -26,28 +26,27 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 COMMANDS = dict(commands(parser()))
-OPTIONS = [
-    pytest.param(option, id=" ".join((*path, option.opts[-1])))
-    for path, command in COMMANDS.items()
-    for option in command.params
-    if option.param_type_name == "option" and not getattr(option, "hidden", False)
-]
 WITHOUT = re.compile(r"\b(without|by default|in place of|may be given|required|instead)\b", re.IGNORECASE)
 
 
-def test_there_are_commands() -> None:
+def has_default(option: Any) -> bool:
+    has_value = not (option.default is None or option.default is False or option.default == ())
+    return has_value or isinstance(option.show_default, str)
+
+
+def test_help_of_an_option_is_a_sentence_with_a_default() -> None:
     assert {("train",), ("data", "list"), ("study", "run"), ("course", "check")} <= set(COMMANDS)
-    assert len(OPTIONS) > 100
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_help_of_an_option_is_a_sentence_with_a_default(option: Any) -> None:
-    text = option.help or ""
-    assert re.fullmatch(r"[A-Z0-9].*[.)]", text, re.DOTALL), text
-    has_default = not (option.default is None or option.default is False or option.default == ()) or isinstance(
-        option.show_default, str
-    )
-    assert option.is_flag or option.required or has_default or WITHOUT.search(text), text
+    options = {
+        (*path, option.opts[-1]): option
+        for path, command in COMMANDS.items()
+        for option in command.params
+        if option.param_type_name == "option" and not getattr(option, "hidden", False)
+    }
+    assert len(options) > 100
+    for words, option in options.items():
+        text = option.help or ""
+        assert re.fullmatch(r"[A-Z0-9].*[.)]", text, re.DOTALL), (words, text)
+        assert option.is_flag or option.required or has_default(option) or WITHOUT.search(text), (words, text)
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

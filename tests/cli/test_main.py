@@ -1,4 +1,4 @@
-"""The command line: help, version, exit codes, and `hybridnn data`."""
+"""The command line: help, version, exit codes, `hybridnn data`, and commands on the ranks of a job."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from hybridnn._version import __version__
@@ -19,77 +20,40 @@ from hybridnn.cli.main import main
 from hybridnn.datasets import catalogue
 from hybridnn.diagnostics.failsafe import PROGRESS_FILE
 from reference.command_line import Run, error_line
+from reference.traces import trace_document, two_stages
 
 if TYPE_CHECKING:
     from mpi_runner.launch import JobResult
 
-COMMAND = [sys.executable, "-c", "from hybridnn.cli.main import main; main()"]
+LOADED = """
+import sys
+from hybridnn.cli.main import main
+commands = ["--help"], ["--version"], [], ["train", "--help"], ["data", "--help"], ["trace", "--help"], ["schedule"]
+for command in *commands, ["schedule", "--help"], ["schedule", "gpipe"], ["trace", "trace.json"]:
+    try:
+        main(command)
+    except SystemExit as end:
+        assert end.code == 0, end.code
+    print(f"LOADED {' '.join(command)}:", *sorted({name.partition(".")[0] for name in sys.modules}))
+"""
 
 
-@pytest.fixture
-def run(run_hybridnn: Run) -> Run:
-    """The command line as it is."""
-    return run_hybridnn
+def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+    content = json.dumps(trace_document([(1, 1), (1, 1)], two_stages(), "pipedream"))
+    (tmp_path / "trace.json").write_text(content)
+    done = subprocess.run([sys.executable, "-c", LOADED], cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = re.findall(r"^LOADED (.*): (.*)$", done.stdout, re.MULTILINE)
+    loaded = {command: set(names.split()) for command, names in found}
+    assert all("typer" in names for names in loaded.values())
+    assert "mpi4py" not in loaded.pop("trace trace.json")
+    for command, names in loaded.items():
+        assert names & {"numpy", "scipy", "matplotlib", "mpi4py", "pooch"} == set(), command
+    # For the help of a command, some versions of typer load pydantic on their own account.
+    assert "pydantic" not in loaded["--help"] | loaded["--version"]
 
 
-HEAVY = {"numpy", "scipy", "matplotlib", "mpi4py", "pooch"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "heavy"),
-    [
-        (["--help"], HEAVY | {"pydantic"}),
-        (["--version"], HEAVY | {"pydantic"}),
-        # Here some versions of typer load pydantic on their own account.
-        (["train", "--help"], HEAVY),
-        (["data", "--help"], HEAVY),
-        (["trace", "--help"], HEAVY),
-        (["schedule", "--help"], HEAVY),
-        (["schedule", "gpipe"], HEAVY),
-        ([], HEAVY),
-    ],
-)
-def test_help_loads_nothing_heavy(arguments: list[str], heavy: set[str]) -> None:
-    program = (
-        "import sys\nfrom hybridnn.cli.main import main\n"
-        "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
-        "print('LOADED', *sorted({name.partition('.')[0] for name in sys.modules}))"
-    )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
-    text, _, loaded = done.stdout.partition("LOADED")
-    assert text
-    assert "typer" in loaded.split()
-    assert heavy & set(loaded.split()) == set()
-
-
-def test_version(run: Run) -> None:
-    assert run("--version") == (0, f"hybridnn {__version__}\n", "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["trian"], "No such command 'trian'."),
-        (["train", "--epoch", "3"], "No such option: --epoch"),
-        (["train", "--format", "xml"], "xml"),
-        (["train", "no.toml"], "settings file = 'no.toml': cannot be read: No such file or directory"),
-        (["train", "--set", "training.epoch=3"], "unknown setting training.epoch; did you mean training.epochs?"),
-        (["train", "--epochs", "many"], "training.epochs = 'many': must be a whole number"),
-        (["train", "--batch-size", "-1"], "training.batch_size = -1: must be at least 1"),
-        (["train", "--hidden", "3,x"], "model.hidden = '3,x': must be whole numbers"),
-        (["train", "--lr", "0"], "optimizer.lr = 0: must be greater than 0"),
-        (["train", "--split", "rows"], "parallel.model_split = 'rows': must be 'columns' or 'alternating'"),
-        (["train", "--optimizer", "3"], "optimizer.name = '3': must be 'sgd', 'adam', 'adamw' or 'rmsprop'"),
-        (["data", "info", "digit"], "data.name = 'digit': no such data set; did you mean digits?"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str], message: str) -> None:
-    assert message in error_line(run(*arguments))
-
-
-def test_wrong_input_leaves_no_run_folder(run: Run) -> None:
-    run("train", "--epochs", "0", "--out", "here")
-    assert list(Path.cwd().iterdir()) == []
+def test_version(run_as_ranks: Run) -> None:
+    assert run_as_ranks("--version") == (0, f"hybridnn {__version__}\n", "")
 
 
 def test_other_exceptions_propagate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,81 +67,100 @@ def test_other_exceptions_propagate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.excepthook is hook
 
 
-def test_interrupt_is_exit_code_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_is_exit_code_130(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("hybridnn.datasets.catalogue", interrupted)
-    assert run("data", "list")[0] == 130
+    assert run_hybridnn("data", "list")[0] == 130
 
 
-def test_data_list_names_every_data_set(run: Run) -> None:
-    code, text, _ = run("data", "list")
+def test_data_lists_shows_and_fetches_data_sets(run_hybridnn: Run) -> None:
+    code, text, _ = run_hybridnn("data", "list")
     assert code == 0
     assert all(re.search(rf"^ *{name} ", text, re.MULTILINE) for name in catalogue())
-    entries = json.loads(run("data", "list", "--format", "json")[1])
+    entries = json.loads(run_hybridnn("data", "list", "--format", "json")[1])
     assert [entry["name"] for entry in entries] == list(catalogue())
-
-
-def test_data_info_shows_shape_licence_and_source(run: Run) -> None:
     info = catalogue()["digits"]
-    text = run("data", "info", "digits")[1]
+    text = run_hybridnn("data", "info", "digits")[1]
     assert "1,797" in text
     assert info.licence in text
-    entry = json.loads(run("data", "info", "digits", "--format", "json")[1])
+    entry = json.loads(run_hybridnn("data", "info", "digits", "--format", "json")[1])
     assert (entry["train_samples"], entry["licence"], entry["citation"]) == (1797, info.licence, info.citation)
-
-
-def test_data_fetch_prints_the_paths(run: Run) -> None:
-    code, text, _ = run("data", "fetch", "digits")
-    assert code == 0
-    assert Path(text.strip()).name == "digits.npz"
+    code, text, _ = run_hybridnn("data", "fetch", "digits")
+    assert (code, Path(text.strip()).name) == (0, "digits.npz")
     assert Path(text.strip()).is_file()
-    assert json.loads(run("data", "fetch", "digits", "--format", "json")[1])["paths"] == [text.strip()]
+    assert json.loads(run_hybridnn("data", "fetch", "digits", "--format", "json")[1])["paths"] == [text.strip()]
 
 
-def test_wrong_input_is_reported_once_on_any_number_of_ranks(
-    run: Run, run_mpi: Callable[..., JobResult], tmp_path: Path
+COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
+    ("train", "--epochs", "0"): (2, "Error: training.epochs = 0: must be at least 1"),
+    ("train", "--file", "labels.npz"): (2, "Error: labels.npz: y_train: label -1 in row 0"),
+    ("train", "--out", "/proc/no-folder"): (2, "Error: output.folder = '/proc/no-folder'"),
+    ("train", "-n", "2"): (2, "Error: -n 2 starts the ranks itself: call it without mpirun or srun"),
+    ("data", "info", "digit"): (2, "Error: data.name = 'digit': no such data set"),
+    ("study", "run", "laugier-figure-5"): (2, "Error: study run starts the launcher itself"),
+    ("data", "fetch", "digits"): (0, "digits.npz"),
+}
+"""Exit code and only line of commands. Rank 0 alone reads data, makes folders, and runs `data` and `study`."""
+
+ON_RANKS = f"""
+import sys
+import hybridnn
+from mpi4py import MPI
+from hybridnn.cli.main import main
+hybridnn.ProcessGrid()
+MPI.Win.Allocate(8, comm=MPI.COMM_WORLD).Free()
+for number, (command, (code, _)) in enumerate({COMMANDS!r}.items()):
+    sys.argv = ["hybridnn", *command]
+    try:
+        main(command)
+    except SystemExit as end:
+        assert end.code == code or (end.code, command[0]) in ((0, "data"), (0, "study")) and MPI.COMM_WORLD.rank
+    MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_commands_of_a_job_print_once_and_its_mpirun_no_warning(
+    run_mpi: Callable[..., JobResult], tmp_path: Path
 ) -> None:
-    expected = "Error: training.epochs = 0: must be at least 1"
-    assert error_line(run("train", "--epochs", "0")).startswith(expected)
-    result = run_mpi(3, [*COMMAND, "train", "--epochs", "0"], cwd=tmp_path)
-    assert not result.timed_out
-    assert result.returncode == 2
-    assert result.stdout.count("Error:") + result.stderr.count("Error:") == 1
-    assert expected in result.stderr
-    assert os.listdir(tmp_path) == []
+    """The settings for root and for more ranks than cores have to be given to mpirun itself, and no others."""
+    np.savez(tmp_path / "labels.npz", x_train=np.ones((30, 4)), y_train=np.arange(30) % 3 - 1)
+    unset = {name: None for name in os.environ if name.startswith(("OMPI_", "PRTE_"))}
+    root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+    settings = unset | root | {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    result = run_mpi(3, ON_RANKS, cwd=tmp_path, env=settings)
+    assert (result.timed_out, result.returncode) == (False, 0), result.stderr
+    found = [line for line in (result.stderr + result.stdout).splitlines() if line.strip()]
+    for line, (_, expected) in zip(found, COMMANDS.values(), strict=True):
+        assert expected in line
+    assert os.listdir(tmp_path) == ["labels.npz"]
 
 
-def test_only_rank_0_prints(run_mpi: Callable[..., JobResult], run_as_ranks: Run) -> None:
-    result = run_mpi(3, [*COMMAND, "data", "fetch", "digits"])
-    assert result.returncode == 0
-    assert result.stdout.count("digits.npz") == 1
-    assert run_as_ranks("--version") == (0, f"hybridnn {__version__}\n", "")
+ALONE = """
+from mpi4py import MPI
+from hybridnn.cli import ranks
+ranks.DEADLINE = 1.0
+if MPI.COMM_WORLD.rank in {ranks}:
+    ranks.leave(f"found on rank {{MPI.COMM_WORLD.rank}}", 2)
+{wait}
+"""
 
 
-@pytest.mark.parametrize("wait", ["MPI.COMM_WORLD.Recv(bytearray(1), source=1, tag=0)", "hybridnn.ProcessGrid()"])
-def test_error_that_only_one_rank_has_ends_the_job(
-    run_mpi: Callable[..., JobResult], tmp_path: Path, wait: str
+@pytest.mark.parametrize(
+    ("ranks", "wait"),
+    [([1], "MPI.COMM_WORLD.Recv(bytearray(1), source=1, tag=0)"), ([1, 2], "import hybridnn; hybridnn.ProcessGrid()")],
+)
+def test_error_that_not_all_ranks_have_ends_the_job(
+    run_mpi: Callable[..., JobResult], tmp_path: Path, ranks: list[int], wait: str
 ) -> None:
-    program = (
-        "from mpi4py import MPI\nimport hybridnn\nfrom hybridnn.cli.ranks import leave\n"
-        f"if MPI.COMM_WORLD.rank == 1:\n    leave('only here', 2)\n{wait}"
-    )
     progress = tmp_path / "progress"
     progress.touch()
-    result = run_mpi(3, program, timeout=60, env={PROGRESS_FILE: str(progress)})
-    assert not result.timed_out
-    assert result.returncode == 2
-    assert progress.read_text() == "failed 2"
-    assert result.stderr.count(f"Error on rank 1 on {socket.gethostname()}: only here") == 1
-
-
-def test_an_error_of_a_job_whose_command_needs_one_rank_is_one_line(run_mpi: Callable[..., JobResult]) -> None:
-    result = run_mpi(3, [*COMMAND, "data", "info", "digit"], timeout=60)
-    assert not result.timed_out
-    assert result.returncode == 2
-    assert sum(line.startswith("Error") for line in result.stderr.splitlines()) == 1
+    result = run_mpi(3, ALONE.format(ranks=ranks, wait=wait), env={PROGRESS_FILE: str(progress)})
+    assert (result.timed_out, result.returncode, progress.read_text()) == (False, 2, "failed 2")
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error")]
+    assert errors == [f"Error on rank 1 on {socket.gethostname()}: found on rank 1"]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +169,9 @@ def test_an_error_of_a_job_whose_command_needs_one_rank_is_one_line(run_mpi: Cal
         ["data", "info", "digit"],
         ["partition", "--profile", "absent.json", "--stages", "2"],
         ["schedule", "gpipe", "--out", "/proc/nothing-can-be-written.svg"],
+        ["schedule", "gpip"],
         ["trace", "absent"],
+        ["formulas", "laugier", "--network", "x"],
     ],
 )
 def test_an_error_of_a_command_that_needs_one_rank_does_not_wait_for_others(

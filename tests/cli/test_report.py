@@ -38,14 +38,10 @@ def test_one_run_shows_measured_beside_predicted(run_hybridnn: Run, tmp_path: Pa
     assert "limited by: communication: 45% of the step" in out
     assert "predicted for laptop, ms per step: computing 150, communication 50" in out
     assert "2 x 1 (batch x model)" in out
-
-
-def test_run_without_prediction_shows_dashes(run_hybridnn: Run, tmp_path: Path) -> None:
-    write_run(tmp_path / "run", seconds=[2.0])
-    code, out, _ = run_hybridnn("report", "run")
-    assert code == 0
+    write_run(tmp_path / "plain", seconds=[2.0])
+    code, out, _ = run_hybridnn("report", "plain")
+    assert (code, "predicted for" in out) == (0, False)
     assert ["whole step", "200", "-", "-"] in _rows(out)
-    assert "predicted for" not in out
 
 
 def test_several_runs_make_a_scaling_table(run_hybridnn: Run, tmp_path: Path) -> None:
@@ -92,10 +88,9 @@ def test_json_has_the_same_figures_with_units(run_hybridnn: Run, tmp_path: Path)
     ("arguments", "message"),
     [
         (["foreign"], "foreign is not a run folder"),
-        (["absent"], "absent is not a run folder"),
         (["done", "unfinished"], "unfinished: the run did not end well, or is still running"),
-        (["done", "--out", "bars.gif"], "--out = 'bars.gif': a name that ends with .png, .svg, .pdf"),
-        (["done", "--out", "no/bars.png"], "there is no folder no"),
+        (["done", "--out", "bars.gif"], "--out = 'bars.gif': "),
+        (["done", "--out", "no/bars.png"], "--out = 'no/bars.png': "),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_two(
@@ -107,28 +102,21 @@ def test_mistakes_are_one_line_and_exit_code_two(
     assert message in error_line(run_hybridnn("report", *arguments))
 
 
-def test_runs_that_differ_in_more_than_the_layout_have_tables_of_their_own(run_hybridnn: Run, tmp_path: Path) -> None:
-    write_run(tmp_path / "one", seconds=[4.0])
-    write_run(tmp_path / "two", ranks=2, seconds=[2.0])
+def test_runs_that_differ_in_more_than_the_layout_have_tables_of_their_own_or_warnings(
+    run_hybridnn: Run, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "one", seconds=[7.9], threads=2)
+    write_run(tmp_path / "two", ranks=2, seconds=[1.0])
     write_run(tmp_path / "small", ranks=2, seconds=[1.0], batch_size=50)
     code, out, _ = run_hybridnn("report", "one", "two", "small")
     assert code == 0
-    titles = [line for line in out.splitlines() if "speed-up against" in line]
     network = "64-64-64-10 on digits (1,000 training samples)"
-    assert titles == [
+    assert [line for line in out.splitlines() if "speed-up against" in line] == [
         f"{network}, training.batch_size = 100; speed-up against 1 rank, one",
         f"{network}, training.batch_size = 50; speed-up against 2 ranks, small",
     ]
-
-
-def test_speed_up_above_the_ideal_is_a_warning(run_hybridnn: Run, tmp_path: Path) -> None:
-    write_run(tmp_path / "one", seconds=[7.9], threads=2)
-    write_run(tmp_path / "two", ranks=2, seconds=[1.0])
-    code, out, _ = run_hybridnn("report", "one", "two")
-    assert code == 0
-    assert "warning: 2 ranks, 2x1: efficiency 395%, more than ranks alone can give; perhaps " in out
-    assert "warning: the runs differ in BLAS threads per rank (1, 2): speed-ups compare different numbers" in out
-    code, out, _ = run_hybridnn("report", "one", "two", "--format", "json")
-    (group,) = json.loads(out)["groups"]
+    assert "warning: 2 ranks, 2x1: efficiency 395%, " in out
+    assert "warning: the runs differ in BLAS threads per rank (1, 2): " in out
+    (group,) = json.loads(run_hybridnn("report", "one", "two", "--format", "json")[1])["groups"]
     assert len(group["warnings"]) == 2
     assert [run["threads_per_rank"] for run in group["runs"]] == [2, 1]

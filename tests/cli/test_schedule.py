@@ -37,7 +37,7 @@ def facts(run: Run, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (2, 2), (3, 7), (4, 2), (5, 16)])
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (3, 7), (4, 2)])
 def test_json_figures_are_the_closed_forms(run: Run, method: str, stages: int, microbatches: int) -> None:
     durations = ["--forward", "1.5", "--backward", "2.5"]
     found = facts(run, method, "--stages", str(stages), "--microbatches", str(microbatches), *durations)
@@ -45,20 +45,16 @@ def test_json_figures_are_the_closed_forms(run: Run, method: str, stages: int, m
     assert summary["makespan"] == pytest.approx((microbatches + stages - 1) * 4)
     assert summary["bubble_fraction"] == pytest.approx((stages - 1) / (microbatches + stages - 1))
     peaks = [microbatches if method == "gpipe" else min(stages - k, microbatches) for k in range(stages)]
-    assert [stage["peak_live_activations"] for stage in summary["stages"]] == peaks
-    assert [stage["peak_weight_versions"] for stage in summary["stages"]] == [1] * stages
-    assert [stage["stage"] for stage in summary["stages"]] == list(range(stages))
+    names = ("stage", "peak_live_activations", "peak_weight_versions")
+    shown = [tuple(stage[name] for name in names) for stage in summary["stages"]]
+    assert shown == [(k, peak, 1) for k, peak in enumerate(peaks)]
     assert found["durations"] == {"forward": 1.5, "backward": 2.5, "weight": 1.25, "message": 0.0}
 
 
 def test_json_holds_every_instruction_with_its_versions_and_times(run: Run) -> None:
     found = facts(run, "pipedream", "--stages", "3", "--minibatches", "5", "--backward", "1")
-    assert (found["method"], len(found["stages"]), found["minibatches"], found["microbatches"]) == (
-        "pipedream",
-        3,
-        5,
-        1,
-    )
+    about = (found["method"], len(found["stages"]), found["minibatches"], found["microbatches"])
+    assert about == ("pipedream", 3, 5, 1)
     assert [rank["stage"] for rank in found["stages"]] == [0, 1, 2]
     for rank in found["stages"]:
         k = rank["stage"]
@@ -135,17 +131,12 @@ def test_text_shows_drawing_figures_lint_and_versions(run: Run) -> None:
     assert "same weights: yes" in text
 
 
-def test_text_tells_whether_forward_and_backward_weights_agree(run: Run) -> None:
+def test_versions_are_shown_where_they_differ_or_on_demand(run: Run) -> None:
     assert "same weights: no" in run("vanilla", "--stages", "3")[1]
     assert "same weights: yes" in run("spectrain", "--stages", "3")[1]
-
-
-def test_versions_of_exact_methods_are_shown_on_demand(run: Run) -> None:
     assert "weights read" not in run("gpipe")[1]
     assert re.search(r"^ +2 +1/1 +1/1 *$", run("gpipe", "--stages", "2", "--minibatches", "2", "--versions")[1], re.M)
-
-
-def test_the_table_of_versions_is_bounded(run: Run) -> None:
+    # The table is bounded.
     short = run("ddg", "--stages", "3", "--minibatches", "30")[1]
     assert "shown: 3 of 3 stages and 12 of 30 minibatches" in short
     assert re.search(r"^ +30 +26/26", run("ddg", "--minibatches", "30", "--versions")[1], re.MULTILINE)
@@ -170,10 +161,10 @@ def test_without_a_method_the_methods_are_listed(run: Run) -> None:
     assert all(method.summary in text for method in METHODS.values())
 
 
-def test_files_of_every_format_by_their_names(run: Run) -> None:
+def test_files_of_every_format_by_their_names(run: Run, run_as_ranks: Run) -> None:
     arguments = ("1f1b", "--stages", "2", "--microbatches", "3")
     for name in ("a.svg", "a.png", "a.pdf", "a.json", "a.txt"):
-        assert run(*arguments, "--out", name) == (0, f"{name}\n", "")
+        assert run_as_ranks("schedule", *arguments, "--out", name) == (0, f"{name}\n", "")
     assert ElementTree.parse("a.svg").getroot().attrib["viewBox"]
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
     assert Path("a.pdf").read_bytes().startswith(b"%PDF")
@@ -203,29 +194,20 @@ def test_pictures_show_versions_messages_and_a_width(run: Run, tmp_path: Path) -
     [
         (["pipdream"], "parallel.method = 'pipdream': did you mean pipedream?"),
         (["gpipe", "--stages", "0"], "--stages"),
-        (["gpipe", "--stages", "two"], "--stages"),
         (["gpipe", "--microbatches", "0"], "--microbatches"),
         (["pipedream", "--minibatches", "-1"], "--minibatches"),
-        (["pipedream", "--microbatches", "2"], "parallel.microbatches = 2"),
         (["gpipe", "--chunks", "2"], "parallel.chunks = 2"),
-        (["interleaved", "--stages", "3", "--microbatches", "4"], "parallel.microbatches = 4: a multiple of"),
-        (["interleaved", "--chunks", "1"], "parallel.chunks = 1"),
-        (["zb-h1", "--weight-grad", "merged"], "parallel.weight_grad = 'merged'"),
         (["gpipe", "--vertical-sync"], "parallel.vertical_sync = True"),
         (["gpipe", "--weight", "3"], "weight = 3.0: at most 2.0"),
         (["gpipe", "--message", "inf"], "message = inf"),
         (["gpipe", "--forward", "-1"], "--forward"),
         (["gpipe", "--format", "gif"], "gif"),
         (["gpipe", "--format", "png"], "--format = 'png': needs a file"),
-        (["gpipe", "--messages"], "--messages = True: needs a picture: give --out FILE.svg, .png or .pdf"),
-        (["gpipe", "--width", "8"], "--width = 8.0: needs a picture: give --out FILE.svg, .png or .pdf"),
+        (["gpipe", "--messages"], "--messages = True: needs a picture"),
+        (["gpipe", "--width", "8"], "--width = 8.0: needs a picture"),
         (["gpipe", "--width", "1", "--out", "a.svg"], "--width = 1.0: 5 to 150 centimetres"),
-        (["gpipe", "--width", "nan", "--out", "a.svg"], "--width = nan: 5 to 150 centimetres"),
-        (["gpipe", "--format", "pdf"], "--format = 'pdf': needs a file"),
-        (
-            ["gpipe", "--out", "a.gif"],
-            "--out = 'a.gif': the name of the file must end in .txt, .json, .svg, .png, .pdf",
-        ),
+        (["gpipe", "--width", "nan", "--out", "a.svg"], "--width = nan: "),
+        (["gpipe", "--out", "a.gif"], "--out = 'a.gif': the name of the file must end in .txt, .json, .svg"),
         (
             ["gpipe", "--format", "svg", "--out", "a.png"],
             "--out = 'a.png': with --format svg the file must end in .svg",
@@ -233,6 +215,8 @@ def test_pictures_show_versions_messages_and_a_width(run: Run, tmp_path: Path) -
         (["gpipe", "--out", "no/a.svg"], "--out = 'no/a.svg': there is no folder no"),
         (["gpipe", "--out", "."], "--out = '.': is a folder"),
         (["gpipe", "--format", "svg", "--out", "/dev/full"], "--out = '/dev/full': cannot be written: No space left"),
+        (["1f1b", "--animate", "page.svg"], "--animate"),
+        (["1f1b", "--animate", "missing/page.html"], "--animate"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str], message: str) -> None:
@@ -244,11 +228,9 @@ def test_a_schedule_that_fails_the_linter_is_refused(run: Run, monkeypatch: pyte
     good = make_schedule("gpipe", stages=2, minibatches=1, microbatches=2)
     broken = replace(good, orders=(good.orders[0][:-1], good.orders[1]))
     monkeypatch.setattr("hybridnn.pipeline.timelines.make_schedule", lambda *_, **__: broken)
-    code, out, err = run("gpipe", "--out", "a.svg")
-    assert (code, out) == (2, "")
-    assert err.startswith("Error: stage 0, ")
-    assert "update" in err
-    assert err.count("\n") == 1
+    line = error_line(run("gpipe", "--out", "a.svg"))
+    assert line.startswith("Error: stage 0, ")
+    assert "update" in line
     assert not Path("a.svg").exists()
 
 
@@ -267,42 +249,11 @@ def test_terminals_show_colours_and_the_same_text() -> None:
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
 
 
-def test_several_ranks_print_and_write_once(run_as_ranks: Run) -> None:
-    assert run_as_ranks("schedule", "ddg", "--stages", "2", "--out", "a.svg") == (0, "a.svg\n", "")
-    assert ElementTree.parse("a.svg").getroot().attrib["viewBox"]
-
-
-def test_wrong_input_is_reported_once_on_several_ranks(run_as_ranks: Run) -> None:
-    code, text, err = run_as_ranks("schedule", "gpip")
-    assert (code, text, err.count("\n")) == (2, "", 1)
-    assert err.startswith("Error: ")
-    assert "did you mean gpipe?" in err
-
-
-def test_animate_writes_a_page_in_place_of_printing(run: Run) -> None:
-    code, out, err = run("pipedream", "--stages", "3", "--animate", "page.html")
-    assert (code, out, err) == (0, "page.html\n", "")
+def test_animate_writes_a_page_in_place_of_printing_or_beside_another_file(run: Run) -> None:
+    assert run("pipedream", "--stages", "3", "--animate", "page.html") == (0, "page.html\n", "")
     page = Path("page.html").read_text(encoding="utf-8")
     assert "<title>pipedream: 3 stages, 6 minibatches</title>" in page
     assert page == html_page(make_timeline("pipedream", stages=3).animation)
-
-
-def test_animate_and_another_format_write_both(run: Run) -> None:
-    code, out, err = run("1f1b", "--animate", "page.html", "--out", "picture.svg")
-    assert (code, out, err) == (0, "page.html\npicture.svg\n", "")
+    both = ("--animate", "page.html", "--out", "picture.svg")
+    assert run("1f1b", *both) == (0, "page.html\npicture.svg\n", "")
     ElementTree.parse("picture.svg")
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("page.svg", "ends with .html"),
-        ("missing/page.html", "there is no folder missing"),
-        ("folder.html", "is a folder, not a file"),
-    ],
-)
-def test_a_page_that_cannot_be_written_is_one_line(run: Run, name: str, reason: str) -> None:
-    Path("folder.html").mkdir()
-    line = error_line(run("1f1b", "--animate", name))
-    assert line.startswith("Error: --animate")
-    assert reason in line

@@ -38,16 +38,14 @@ def test_what_the_command_writes_is_read_as_the_same_schedule(run_hybridnn: Run,
     made = schedule(method, stages=3).timeline.schedule
     found = read_schedule("a.json")
     assert found.orders == made.orders
-    assert (found.stages, found.chunks, found.minibatches, found.microbatches, found.policy, found.method) == (
-        *(made.stages, made.chunks, made.minibatches, made.microbatches, made.policy),
-        method,
-    )
+    for name in ("stages", "chunks", "minibatches", "microbatches", "policy", "method"):
+        assert getattr(found, name) == getattr(made, name)
     assert run_hybridnn("schedule", "a.json", "--format", "json", "--out", "b.json")[0] == 0
     first, second = (json.loads(Path(name).read_text()) for name in ("a.json", "b.json"))
     assert first == second
 
 
-@pytest.mark.parametrize("method", ["gpipe", "1f1b", "zb-h1", "interleaved", "pipedream", "spectrain"])
+@pytest.mark.parametrize("method", ["zb-h1", "interleaved", "spectrain"])
 def test_computations_as_texts_get_their_messages(tmp_path: Path, method: str) -> None:
     microbatches = 6 if METHODS[method].cuts_minibatches else 1
     chunks = 2 if method == "interleaved" else 1
@@ -81,7 +79,6 @@ PASSES = ["forward 0", "backward 0", "reduce gradients 0", "update 0"]
     ("content", "message"),
     [
         ([], "not a schedule: it must be an object with"),
-        ({"stages": []}, "not a schedule"),
         ({"stages": [3]}, "stage 0: not a list of at most 1,000,000 instructions"),
         ({"stages": [[]]}, "there is no instruction"),
         ({"stages": [["forwrd 0"]]}, "stage 0, instruction 0: no instruction 'forwrd'; did you mean forward?"),
@@ -91,7 +88,6 @@ PASSES = ["forward 0", "backward 0", "reduce gradients 0", "update 0"]
         ({"stages": [[{"instruction": "forward", "chunk": True}]]}, "chunk = True: must be a whole number"),
         ({"stages": [FORWARD], "weight_policy": "none"}, "weight_policy = 'none': must be one of exact, stashed"),
         ({"stages": [FORWARD], "minibatches": 0}, "minibatches = 0: must be a whole number from 1"),
-        ({"stages": [FORWARD, []]}, "stage 1: forward 0 is missing"),
         ({"stages": [PASSES, FORWARD]}, "stage 1: backward 0 is missing"),
     ],
 )
@@ -102,29 +98,17 @@ def test_file_that_is_no_schedule(tmp_path: Path, content: Any, message: str) ->
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        (
-            [PASSES, ["backward 0", "forward 0", "reduce gradients 0", "update 0"]],
-            "stage 1, instruction 0 (backward 0): comes before forward 0, which it needs",
-        ),
+def test_a_schedule_that_does_not_work_is_refused_by_the_linter(run_hybridnn: Run) -> None:
+    for stages, message in (
+        ([PASSES, ["backward 0", "forward 0", *PASSES[2:]]], "stage 1, instruction 0 (backward 0): comes before fo"),
         ([PASSES, PASSES[:-1]], "stage 1, end of the list: update 0 is missing"),
         ([[*PASSES, "forward 0"], PASSES], "stage 0, "),
-    ],
-)
-def test_a_schedule_that_does_not_work_is_refused_by_the_linter(
-    run_hybridnn: Run, stages: list[list[str]], message: str
-) -> None:
-    write(Path("mine.json"), {"stages": stages})
-    assert message in error_line(run_hybridnn("schedule", "mine.json"))
-
-
-def test_numbers_beside_a_file_are_refused(run_hybridnn: Run) -> None:
-    write(Path("mine.json"), TWO_STAGES)
+    ):
+        write(Path("mine.json"), {"stages": stages})
+        assert message in error_line(run_hybridnn("schedule", "mine.json"))
+    assert "none.json: cannot be read" in error_line(run_hybridnn("schedule", "none.json"))
     line = error_line(run_hybridnn("schedule", "mine.json", "--chunks", "2"))
     assert line == "Error: chunks = 2: mine.json has the instructions of every stage"
-    assert "none.json: cannot be read" in error_line(run_hybridnn("schedule", "none.json"))
     with pytest.raises(SettingError, match="microbatches = 3"):
         schedule("mine.json", microbatches=3)
 
@@ -142,7 +126,7 @@ TEXTS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.lists(TEXTS | INSTRUCTIONS, max_size=8) | st.permutations(PASSES), min_size=1, max_size=3),
     st.sampled_from(["exact", "stashed", "current", "predicted", "vertical sync", "double-buffered"]),

@@ -72,24 +72,19 @@ def test_events_of_a_resumed_run_are_those_of_its_history(
     assert [step for step, _ in found["loss/train"]] == [15, 30, 45, 60, 75]
 
 
-def test_a_validation_split_names_its_curves(run_hybridnn: Run) -> None:
-    assert run_hybridnn(*SMALL, *BOARD, "--set", "data.validation_fraction=0.2")[0] == 0
-    assert {"loss/validation", "accuracy/validation"} <= set(scalars(Path("run/tensorboard")))
-
-
-def test_without_the_setting_there_are_no_events(run_hybridnn: Run) -> None:
+def test_a_validation_split_names_its_curves_and_without_the_setting_there_are_none(run_hybridnn: Run) -> None:
     assert run_hybridnn(*SMALL)[0] == 0
     assert not Path("run/tensorboard").exists()
+    assert run_hybridnn(*SMALL, *BOARD, "--set", "data.validation_fraction=0.2", "--out", "parts")[0] == 0
+    assert {"loss/validation", "accuracy/validation"} <= set(scalars(Path("parts/tensorboard")))
 
 
-@pytest.mark.parametrize("ranks", [(), ("--in-process", "2")])
-def test_without_the_package_one_line_names_it(
-    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, ranks: tuple[str, ...]
-) -> None:
+def test_without_the_package_one_line_names_it(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     find: Callable[..., Any] = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *args: None if name == "tensorboard" else find(name, *args)
     )
-    line = error_line(run_hybridnn(*SMALL, *BOARD, *ranks))
-    assert line == "Error: output.tensorboard = True: needs the package tensorboard: pip install tensorboard"
+    for ranks in ((), ("--in-process", "2")):
+        line = error_line(run_hybridnn(*SMALL, *BOARD, *ranks))
+        assert line == "Error: output.tensorboard = True: needs the package tensorboard: pip install tensorboard"
     assert not Path("run").exists()

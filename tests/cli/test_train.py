@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -11,10 +10,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hybridnn.cli.main import main
 from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_view import MOST_ROWS, TrainView, epoch_table
 from hybridnn.comm.hosts import Hosts
@@ -28,7 +27,7 @@ from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, run_status
 from hybridnn.training.records import EpochRecord, Speed, StepRecord
 from mpi_runner.slowness import deadline
-from reference.command_line import Run, records_of
+from reference.command_line import Run, error_line, read_terminal
 
 HEADER = RunHeader(
     ranks=4,
@@ -95,63 +94,50 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
 
 
 def test_waiting_time_of_a_pipeline_is_its_bubble(capsys: pytest.CaptureFixture[str]) -> None:
-    epochs = [
-        _epoch(1, compute_seconds=1.0, communication_seconds=3.0, waiting_seconds=2.5),
-        _epoch(2, compute_seconds=1.0, communication_seconds=5.0, waiting_seconds=4.0),
-    ]
-    two_stages = Layout.uniform([(1, 1)] * 2, 2)
-    for header, shown in (
-        (
-            replace(HEADER, layout=two_stages, memory=HEADER.memory * 2),
-            "20% compute, 15% communication, 65% bubble (rank 0)",
-        ),
-        (HEADER, "20% compute, 80% communication (rank 0)"),
-    ):
+    times = ((1.0, 3.0, 2.5), (1.0, 5.0, 4.0))
+    names = ("compute_seconds", "communication_seconds", "waiting_seconds")
+    epochs = [_epoch(number, **dict(zip(names, taken, strict=True))) for number, taken in enumerate(times, 1)]
+    summary = RunSummary("run", epochs, 12.5, "test accuracy", 0.5, 30)
+    two_stages = replace(HEADER, layout=Layout.uniform([(1, 1)] * 2, 2), memory=HEADER.memory * 2)
+    texts = []
+    for header in (two_stages, HEADER):
         view = TrainView(quiet=True)
         view.on_header(header)
-        view.on_end(RunSummary("run", epochs, 12.5, "test accuracy", 0.5, 30))
-        out = capsys.readouterr().out
-        assert f"time           {shown}" in out
-        titles, rows = out.splitlines()[1:3], [line.split() for line in out.splitlines() if line.startswith("     ")]
-        if len(header.layout.stages) > 1:
-            assert "bubble" in titles[0] + titles[1]
-            assert [row[5:8] for row in rows if row[0] in "12"] == [
-                ["1.000", "0.500", "2.500"],
-                ["1.000", "1.000", "4.000"],
-            ]
-        else:
-            assert "bubble" not in out
-    TrainView(as_json=True).on_end(RunSummary("run", epochs, 12.5, "test accuracy", 0.5, 30))
+        view.on_end(summary)
+        texts.append(capsys.readouterr().out)
+    assert "time           20% compute, 15% communication, 65% bubble (rank 0)" in texts[0]
+    rows = [line.split() for line in texts[0].splitlines() if line.startswith("     ")]
+    assert [row[5:8] for row in rows if row[0] in "12"] == [["1.000", "0.500", "2.500"], ["1.000", "1.000", "4.000"]]
+    assert "time           20% compute, 80% communication (rank 0)" in texts[1]
+    assert "bubble" not in texts[1]
+    TrainView(as_json=True).on_end(summary)
     assert json.loads(capsys.readouterr().out)["waiting_seconds"] == 6.5
 
 
-def test_header_has_device_and_transport_with_reasons(capsys: pytest.CaptureFixture[str]) -> None:
-    on_gpu = {"device": "gpu", "device_why": "Imaginary, GPU 0 of 1", "transport": "nccl", "transport_why": "one each"}
-    TrainView().on_header(replace(HEADER, **on_gpu))
-    TrainView().on_header(replace(HEADER, device_why="CuPy is not installed; install it"))
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "device gpu (Imaginary, GPU 0 of 1)" in lines
-    assert "transport nccl (one each)" in lines
-    assert "device cpu (CuPy is not installed)" in lines
-    assert not any(line.startswith("wire") for line in lines)
+HOSTS = Hosts(("n1",), (4,), ("CPU",), (2,), "none", "mpirun", "blas")
+CROWDED = "cores 4 ranks of 1 thread share 2 cores of a node and take turns: their times are no scaling"
 
 
-@pytest.mark.parametrize(("cores", "in_process", "shown"), [(2, False, True), (4, False, False), (2, True, False)])
-def test_header_says_that_ranks_share_cores(
-    capsys: pytest.CaptureFixture[str], cores: int, in_process: bool, shown: bool
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"device": "gpu", "device_why": "Imaginary, GPU 0 of 1"}, "device gpu (Imaginary, GPU 0 of 1)"),
+        ({"transport": "nccl", "transport_why": "one each"}, "transport nccl (one each)"),
+        ({"device_why": "CuPy is not installed; install it"}, "device cpu (CuPy is not installed)"),
+        ({"wire": "gradients travel as bfloat16"}, "wire gradients travel as bfloat16"),
+        ({"hosts": HOSTS}, CROWDED),
+        ({"hosts": replace(HOSTS, cores=(4,))}, None),
+        ({"hosts": HOSTS, "in_process": True}, None),
+    ],
+)
+def test_header_has_lines_where_there_is_something_to_say(
+    capsys: pytest.CaptureFixture[str], changes: dict[str, Any], line: str | None
 ) -> None:
-    hosts = Hosts(("n1",), (4,), ("CPU",), (cores,), "none", "mpirun", "blas")
-    TrainView().on_header(replace(HEADER, hosts=hosts, in_process=in_process))
+    TrainView().on_header(replace(HEADER, **changes))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    line = "cores 4 ranks of 1 thread share 2 cores of a node and take turns: their times are no scaling"
-    assert (line in lines) == shown
-    assert any(line.startswith("cores") for line in lines) == shown
-
-
-def test_header_has_the_wire_format_where_one_is_set(capsys: pytest.CaptureFixture[str]) -> None:
-    TrainView().on_header(replace(HEADER, wire="gradients travel between nodes as bfloat16"))
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "wire gradients travel between nodes as bfloat16" in lines
+    assert line is None or line in lines
+    for word in ("wire", "cores"):
+        assert any(shown.startswith(word) for shown in lines) == (line or "").startswith(word)
 
 
 def test_quiet_shows_only_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,30 +149,23 @@ def test_quiet_shows_only_the_tables(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_json_is_one_object_with_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    epochs = [_epoch(1, 0.75), _epoch(2, 0.625, train_loss=float("nan"))]
-    _play(TrainView(as_json=True), epochs)
+    _play(TrainView(as_json=True), [_epoch(1, 0.75), _epoch(2, 0.625, train_loss=float("nan"))])
     result = json.loads(capsys.readouterr().out)
     assert result["header"]["sizes"] == [64, 256, 10]
     assert [epoch["train_loss"] for epoch in result["epochs"]] == [1.0, None]
     assert (result["metric"], result["best_metric"], result["best_epoch"]) == (0.625, 0.75, 1)
     assert (result["compute_seconds"], result["communication_seconds"]) == (6.0, 2.0)
-    assert (result["samples_per_second"], result["bytes_sent"], result["folder"]) == (
-        1000.0,
-        3_000_000,
-        "runs/[odd] name",
-    )
+    assert (result["samples_per_second"], result["bytes_sent"]) == (1000.0, 3_000_000)
+    assert result["folder"] == "runs/[odd] name"
+    _play(TrainView(as_json=True), [_epoch(1, None)])  # without test data
+    result = json.loads(capsys.readouterr().out)
+    assert (result["best_metric"], result["best_epoch"]) == (None, None)
 
 
 def test_totals_weight_the_speed_of_an_epoch_by_its_time() -> None:
     slow = _epoch(1, samples_per_second=100.0, compute_seconds=9.0, communication_seconds=1.0)
     fast = _epoch(2, samples_per_second=1000.0, compute_seconds=1.0, communication_seconds=0.0)
     assert Speed.of_epochs([slow, fast]).samples_per_second == pytest.approx(2000 / 11)
-
-
-def test_totals_of_a_run_without_test_data(capsys: pytest.CaptureFixture[str]) -> None:
-    _play(TrainView(as_json=True), [_epoch(1, None)])
-    result = json.loads(capsys.readouterr().out)
-    assert (result["best_metric"], result["best_epoch"]) == (None, None)
 
 
 def test_table_of_a_long_run_stays_short_and_shows_best_and_last() -> None:
@@ -196,23 +175,11 @@ def test_table_of_a_long_run_stays_short_and_shows_best_and_last() -> None:
     assert {"1", "77", "501"} <= set(shown)
 
 
-def test_stream_without_a_terminal_has_no_width() -> None:
-    assert terminal_width(io.StringIO()) is None
-
-
-def _read_all(descriptor: int) -> str:
-    """Read a pseudo-terminal until its other end is closed, which Linux reports as an error."""
-    chunks = []
-    with contextlib.suppress(OSError):
-        while chunk := os.read(descriptor, 4096):
-            chunks.append(chunk)
-    return b"".join(chunks).decode()
-
-
 def test_progress_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal_width(io.StringIO()) is None
     controller, terminal = pty.openpty()
     with ThreadPoolExecutor(1) as reader:
-        shown = reader.submit(_read_all, controller)
+        shown = reader.submit(read_terminal, controller)
         with os.fdopen(terminal, "w") as stream:
             assert terminal_width(stream) == 80
             monkeypatch.setattr(sys, "stdout", stream)
@@ -230,68 +197,49 @@ def test_one_rank_trains_and_leaves_a_finished_folder(
     run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(run_report, "draw_learning_curve", draw_learning_curve)  # not the fixture's substitute
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     options = ["--epochs", "2", "--hidden", "16", "--out", "here", "--format", "json"]
     code, text, err = run_hybridnn("train", *options)
     assert (code, err) == (0, "")
     result = json.loads(text)
     folder = tmp_path / "here"
     assert (result["header"]["sizes"], result["folder"]) == ([64, 16, 10], "here")
+    assert (result["header"]["threads_per_rank"], result["header"]["threads_why"]) == (1, "small products")
     assert run_status(folder) == "finished"
-    assert [record.test_accuracy for record in read_epochs(folder)[0]] == [
-        epoch["test_accuracy"] for epoch in result["epochs"]
-    ]
+    accuracies = [record.test_accuracy for record in read_epochs(folder)[0]]
+    assert accuracies == [epoch["test_accuracy"] for epoch in result["epochs"]]
     assert {"config.toml", "weights.npz"} <= set(os.listdir(folder))
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-    code, _, err = run_hybridnn("train", "--out", "here")
-    assert code == 2
-    assert "already holds a finished run" in err
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--file", "x.npz", "--data", "airfoil"],
-        ["--file", "x.npz", "--set", "data.name=airfoil"],
-        ["--data", "airfoil", "--set", " data.file = x.npz"],
-    ],
-)
-def test_two_sources_of_data_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["train", *options])
-    assert caught.value.code == 2
-    expected = "data.file = 'x.npz': give either data.name (now 'airfoil') or data.file, not both"
-    assert expected in capsys.readouterr().err
+    assert "already holds a finished run" in error_line(run_hybridnn("train", "--out", "here"))
 
 
 @pytest.mark.parametrize(
     ("config", "options", "source"),
     [
+        ("", ["--file", "x.npz", "--data", "airfoil"], None),
+        ("", ["--file", "x.npz", "--set", "data.name=airfoil"], None),
+        ("", ["--data", "airfoil", "--set", " data.file = x.npz"], None),
         ('name = "airfoil"', ["--file", "x.npz"], (None, "x.npz")),
         ('name = "airfoil"', ["--set", "data.file=x.npz"], (None, "x.npz")),
         ('file = "x.npz"', ["--data", "airfoil"], ("airfoil", None)),
         ('file = "x.npz"', ["--data", "airfoil", "--set", "data.name=digits"], ("airfoil", None)),
     ],
 )
-def test_an_option_replaces_the_source_in_the_settings_file(
+def test_an_option_replaces_the_source_in_the_settings_file_and_two_are_refused(
     config: str,
     options: list[str],
-    source: tuple[str | None, str | None],
-    tmp_path: Path,
+    source: tuple[str | None, str | None] | None,
+    run_hybridnn: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs: list[Settings] = []
     monkeypatch.setattr("hybridnn.runs.run.run_training", lambda settings, _, **how: runs.append(settings))
-    (tmp_path / "c.toml").write_text(f"[data]\n{config}\n")
-    with pytest.raises(SystemExit) as caught:
-        main(["train", str(tmp_path / "c.toml"), *options])
-    assert caught.value.code == 0
-    assert [(settings.data.name, settings.data.file) for settings in runs] == [source]
-
-
-def test_header_of_a_run_has_its_threads_with_the_reason(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in THREAD_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    code, _, error = run_hybridnn("train", "-q", "--epochs", "1", "--out", "run")
-    assert (code, error) == (0, "")
-    header = records_of("run")[0]
-    assert (header["threads_per_rank"], header["threads_why"]) == (1, "small products")
+    Path("c.toml").write_text(f"[data]\n{config}\n")
+    result = run_hybridnn("train", "c.toml", *options)
+    if source is None:
+        expected = "data.file = 'x.npz': give either data.name (now 'airfoil') or data.file, not both"
+        assert expected in error_line(result)
+    else:
+        assert result[0] == 0
+        assert [(settings.data.name, settings.data.file) for settings in runs] == [source]

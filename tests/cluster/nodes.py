@@ -35,25 +35,12 @@ class NodesCannotBeMade(RuntimeError):  # noqa: N818 - the name is the problem
 
 
 class Nodes:
-    """Nodes with a login node, from the start of a ``with`` block to its end.
+    """Nodes with a login node, from the start of a ``with`` block, which raises `NodesCannotBeMade`, to its end.
 
-    Parameters
-    ----------
-    count : int
-        Number of nodes, which are called node1, node2 and so on.
-    rate : str
-        Rate of every link in both directions, as ``tc`` writes it; ``"none"`` for no limit.
-    slots : int
-        Ranks of a node before mpirun fills the next.
-    shm, local : str
-        Sizes of ``/dev/shm`` and of ``/run/node`` of every node.
-    cores : float, optional
-        Part of a core, less than 1, that the processes which mpirun or the agent starts on a node have together.
-
-    Raises
-    ------
-    NodesCannotBeMade
-        At the start of the block.
+    They are called node1, node2 and so on. `rate` is that of every link in both directions, as ``tc`` writes it;
+    ``"none"`` for no limit. A node has so many slots before mpirun fills the next, and sizes of ``/dev/shm`` and
+    ``/run/node``. `cores` is the part of a core, less than 1, that the processes which mpirun or the agent starts on a
+    node have together.
     """
 
     def __init__(
@@ -101,13 +88,7 @@ class Nodes:
         return tuple(f"node{number + 1}" for number in range(self.count))
 
     def enter(self, command: Sequence[str], node: str | None = None, folder: Path | None = None) -> list[str]:
-        """Return the command that runs `command` on a node, by default on the login node.
-
-        Parameters
-        ----------
-        folder : Path, optional
-            Working directory, by default that of this process.
-        """
+        """Return the command that runs `command` on a node, by default on the login node, in a folder."""
         at = command if node is None else [f"/{SHARED}/agent", node, shlex.join(command)]
         script = f"cd {shlex.quote(str(folder or Path.cwd()))} && exec /{SHARED}/login {shlex.join(at)}"
         return [*self._nsenter, "bash", "-c", script]

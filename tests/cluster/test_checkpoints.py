@@ -92,14 +92,6 @@ def test_a_run_goes_on_with_another_number_of_nodes(
     np.testing.assert_allclose(losses, expected, rtol=1e-10)
 
 
-def test_the_same_layout_goes_on_to_the_last_bit(four_nodes: Nodes, tmp_path: Path) -> None:
-    layout = ["--pipeline", "2", "--batch", "2", "--method", "pipedream"]
-    trained(four_nodes, tmp_path, *TRAIN, *layout, "--epochs", "2", "--out", "whole")
-    trained(four_nodes, tmp_path, *TRAIN, *layout, "--epochs", "1", "--out", "run")
-    trained(four_nodes, tmp_path, "train", "--resume", "run", "--epochs", "2")
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
-
-
 def on_node(nodes: Nodes, node: str, *command: str | Path) -> str:
     """Run a command on a node, and return what it prints."""
     result = nodes.run([*map(str, command)], node=node)
@@ -151,34 +143,6 @@ def test_a_run_that_other_nodes_do_not_see_is_not_resumed(
     assert line.endswith("it is not seen by node2")
 
 
-CHECKPOINT = """
-import sys
-from pathlib import Path
-import hybridnn
-trainer = hybridnn.Trainer(hybridnn.MLP([4, 3]), grid=hybridnn.ProcessGrid())
-try:
-    trainer.checkpoint_writer(Path(sys.argv[1]), "numbers")
-except hybridnn.HybridnnError as error:
-    if trainer.grid.rank in (0, 3):
-        print(error, flush=True)
-    sys.exit(error.exit_code)
-"""
-
-
-def test_a_script_is_refused_checkpoints_that_other_nodes_do_not_see(
-    four_nodes: Nodes, local_folders: Path, tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(CHECKPOINT)
-    result = four_nodes.run([*COMMAND, "run", "-n", "4", str(script), str(local_folders / "new")], folder=tmp_path)
-    assert result.returncode == 2, result.stderr
-    line = (
-        f"checkpoint folder {local_folders}/new: must be on a file system that all nodes share; it is not seen by node2"
-    )
-    assert result.stdout.splitlines() == [line, line]
-    assert on_node(four_nodes, "node1", "ls", "-A", local_folders) == ""
-
-
 def test_files_that_some_nodes_lack_name_these_nodes(
     four_nodes: Nodes, local_folders: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -197,13 +161,3 @@ def test_files_that_some_nodes_lack_name_these_nodes(
     line = refusal(started(four_nodes, tmp_path, "train", settings))
     assert line.startswith("Error on rank 2 on node2: ")
     assert str(settings) in line
-
-
-def test_a_data_folder_that_some_nodes_lack_names_these_nodes(
-    four_nodes: Nodes, local_folders: Path, unpacked: Path, tmp_path: Path
-) -> None:
-    cache = local_folders / "cache"
-    on_node(four_nodes, "node1", "ln", "-s", unpacked, cache)
-    program = ["env", f"HYBRIDNN_DATA={cache}", *COMMAND, "train", "--data", "airfoil", "--hidden", "5"]
-    line = refusal(four_nodes.run_ranks(4, program, folder=tmp_path))
-    assert line == f"Error: on node2: HYBRIDNN_DATA = '{cache}': no such folder"

@@ -17,18 +17,7 @@ from cluster.nodes import Nodes
 from hybridnn.runs.run_files import run_status
 from mpi_runner.launch import run_mpi
 from slurm.cluster import Cluster, wait_until
-from slurm.runs import (
-    EPOCHS,
-    LONG,
-    RUN,
-    assert_same,
-    checkpoints,
-    epochs,
-    records,
-    submit_run,
-    wait_until_it_trains,
-    weights,
-)
+from slurm.runs import EPOCHS, LONG, RUN, assert_same, checkpoints, epochs, records, submit_run, weights
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -45,18 +34,9 @@ def cluster(slurm_on_nodes: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the same training by one process."""
-    return _train_alone(tmp_path_factory.mktemp("alone"), RUN)
-
-
-@pytest.fixture(scope="module")
-def alone_short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the training of `SHORT` by one process."""
-    return _train_alone(tmp_path_factory.mktemp("alone_short"), SHORT)
-
-
-def _train_alone(folder: Path, settings: str) -> Path:
-    (folder / "config.toml").write_text(settings)
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "config.toml").write_text(SHORT)
     options = ["--batch", "1", "--model", "1", "--out", "run"]
     result = run_mpi(1, [sys.executable, "-m", "hybridnn", "train", "config.toml", *options], cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -79,39 +59,14 @@ def undisturbed(slurm_on_nodes: Cluster, tmp_path_factory: pytest.TempPathFactor
     return run
 
 
-def test_ranks_train_on_two_nodes(undisturbed: Path, alone: Path) -> None:
-    header = records(undisturbed)[0]
-    assert (header["ranks"], header["layout"]["stages"], header["nodes"]) == (4, [[2, 2]], 2)
-    _assert_like_one_process(undisturbed, alone)
-
-
-def test_ranks_train_on_four_nodes(cluster: Cluster, tmp_path: Path, alone_short: Path) -> None:
-    job, run = submit_run(cluster, tmp_path, PMIX, "--nodes=4", "--ntasks-per-node=1", settings=SHORT)
-    job.wait(LONG)
-    header = records(run)[0]
-    assert (header["ranks"], header["layout"]["stages"], header["nodes"]) == (4, [[2, 2]], 4)
-    _assert_like_one_process(run, alone_short)
-
-
-def test_stages_of_different_widths_train_on_three_nodes(cluster: Cluster, tmp_path: Path, alone_short: Path) -> None:
+def test_stages_of_different_widths_train_on_three_nodes(cluster: Cluster, tmp_path: Path, alone: Path) -> None:
     """The third stage has its model ranks on two nodes."""
     settings = SHORT.replace("{batch = 2, model = 2}", "{stages = [{batch = 2}, {}, {model = 2}]}")
     job, run = submit_run(cluster, tmp_path, PMIX, "--nodes=3", "--ntasks=5", settings=settings)
     job.wait(LONG)
     header = records(run)[0]
     assert (header["layout"]["stages"], header["nodes"]) == ([[2, 1], [1, 1], [1, 2]], 3)
-    _assert_like_one_process(run, alone_short)
-
-
-def test_warning_requeues_the_run(cluster: Cluster, tmp_path: Path, undisturbed: Path) -> None:
-    job, run = submit_run(cluster, tmp_path, PMIX)
-    wait_until_it_trains(job, run)
-    cluster.run("scancel", "--batch", "--signal=USR1", job.number)
-    wait_until(lambda: "requeue: " in job.text(), LONG, "the run is requeued", job.text)
-    assert checkpoints(run)
-    job.wait(LONG)
-    assert job.facts()["Restarts"] == "1"
-    assert_same(run, undisturbed)
+    _assert_like_one_process(run, alone)
 
 
 NO_PMIX = """#!/bin/bash
@@ -136,7 +91,7 @@ def test_mpirun_starts_the_ranks_where_srun_cannot(cluster: Cluster, tmp_path: P
     assert_same(run, undisturbed)
 
 
-def test_mpich_ranks_train(cluster: Cluster, mpich: Mpich, tmp_path: Path, alone_short: Path) -> None:
+def test_mpich_ranks_train(cluster: Cluster, mpich: Mpich, tmp_path: Path, alone: Path) -> None:
     """Under ``srun``, which the batch script finds; MPICH's ``mpirun`` in a job starts its ranks on all nodes."""
     check = [mpich.mpirun, "-n", "4", sys.executable, "-m", "hybridnn.comm.launch_check", "4", "2"]
     usual = dict(cluster.environment)
@@ -152,7 +107,7 @@ def test_mpich_ranks_train(cluster: Cluster, mpich: Mpich, tmp_path: Path, alone
     header = records(run)[0]
     assert (header["ranks"], header["layout"]["stages"], header["nodes"]) == (4, [[2, 2]], 2)
     assert header["versions"]["MPI"].startswith("MPICH")
-    _assert_like_one_process(run, alone_short)
+    _assert_like_one_process(run, alone)
 
 
 def test_run_goes_on_when_nodes_fail(tmp_path: Path, undisturbed: Path) -> None:
@@ -171,28 +126,6 @@ def test_run_goes_on_when_nodes_fail(tmp_path: Path, undisturbed: Path) -> None:
         job.wait(LONG)
     assert [record["kind"] for record in records(run)].count("resumed") == 2
     assert_same(run, undisturbed)
-
-
-STUDY = """
-name = "tiny"
-base.training = {epochs = 1, batch_size = 16}
-base.model.hidden = [8]
-base.data = {name = "synthetic", synthetic = {samples = 64, test_samples = 16}}
-axes = {ranks = [1, 2, 4], ranks_per_node = [1], seeds = [0]}
-"""
-
-
-def test_cells_of_a_study_run_on_their_nodes(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(STUDY)
-    submit = [sys.executable, "-m", "hybridnn", "study", "submit", "tiny.toml", "--time", "5"]
-    result = cluster.run(*submit, folder=tmp_path)
-    assert result.returncode == 0, result.stderr
-    study = tmp_path / "runs" / "studies" / "tiny"
-    wait_until(lambda: not cluster.queued(), 150, "the arrays and the report are over")
-    headers = [records(cell)[0] for cell in (study / "cells").iterdir() if run_status(cell) == "finished"]
-    found = sorted((header["ranks"], header["nodes"]) for header in headers)
-    assert found == [(1, 1), (2, 2), (4, 4)], [path.read_text() for path in (study / "slurm" / "1").glob("*.out")]
-    assert (study / "report" / "index.html").is_file()
 
 
 @pytest.fixture

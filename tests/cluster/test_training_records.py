@@ -63,25 +63,6 @@ def test_a_trace_has_one_clock_for_all_nodes(four_nodes: Nodes, tmp_path: Path) 
         assert first_of(stage + 1, ReceiveActivations) > first_of(stage, SendActivations) - 0.1
 
 
-def test_a_run_on_two_nodes_is_traced_and_reported(four_nodes: Nodes, tmp_path: Path) -> None:
-    options = ["--hidden", "20,18,16", "--pipeline", "2", "--batch", "2", "--epochs", "2", "--set", "output.trace=true"]
-    result = started(four_nodes, tmp_path, "train", "-n", "4", "--data", "digits", *options, "--out", "run")
-    assert result.returncode == 0, result.stderr
-    (line,) = (line for line in result.stdout.splitlines() if line.startswith("ranks "))
-    assert "4 on 2 nodes, 1 thread per rank" in line
-    (header,) = records_of(tmp_path / "run", "header")
-    assert header["hosts"]["names"] == ["node1", "node2"]
-    assert header["hosts"]["ranks"] == [2, 2]
-    trace = json.loads((tmp_path / "run" / "trace.json").read_text())
-    assert trace["otherData"]["nodes"] == 2
-    epochs = [read_trace(tmp_path / "run").epoch(number) for number in (1, 2)]
-    assert all(0 < epoch.stop - epoch.start < result.seconds for epoch in epochs)
-    for command in (["trace", "run"], ["report", "run"]):
-        shown = started(four_nodes, tmp_path, *command)
-        assert shown.returncode == 0, shown.stderr
-        assert shown.stdout
-
-
 STALLING = """
 import time
 import numpy as np

@@ -1,9 +1,8 @@
 """Job of trainings between nodes: each is compared with one process, and rank 0 prints a line for it.
 
-    mpirun -n 4 python -m cluster.training_job 2,2 [--few]
+    mpirun -n 4 python -m cluster.training_job 2,2 1
 
-The argument is the number of ranks on each node. Two nodes of two ranks train all cases, others a drawn half of those
-of the large groups, with every grid, method and value of an option. ``--few`` are the cases for another MPI library.
+The arguments are the number of ranks on each node, and a step: of the groups with many cases, every case that it hits.
 """
 
 from __future__ import annotations
@@ -19,18 +18,12 @@ from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from mpi4py import MPI
 
-from cluster.selection import half
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
-from hybridnn.parallel import gradient_reduction
-from hybridnn.parallel.compressed_allreduce import CompressedReducer, CompressionWorkspace
-from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
 from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
 from hybridnn.training.config import Pipelining
@@ -38,17 +31,13 @@ from reference.cases import OPTIMIZERS, Case, assert_arrays_same, check_against_
 from reference.pipeline_cases import (
     ADAM,
     COSINE,
-    DELAYED_CASES,
-    MOMENTUM,
-    ODD,
     PipelineCase,
     check_pipelined,
-    exact_cases,
     few_of_each,
     short_training,
 )
 from reference.rounded_trainings import CASES, WORDS, Sharers, alone, check_rounded
-from reference.sweeps import SPLITS, grid_shapes, layouts, sizes_for, trainings
+from reference.sweeps import SPLITS, grid_shapes, layouts, trainings
 
 Check = Callable[[], object]
 """Collective; raises an error if something is wrong."""
@@ -69,7 +58,6 @@ class Nodes:
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = tuple(counts)
-        self.has_all_cases = self.counts == (2, 2)
         self.hosts = [f"node{number}" for number, ranks in enumerate(counts, 1) for _ in range(ranks)]
 
     def check(self) -> None:
@@ -95,26 +83,6 @@ def grids_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
             yield f"{batch} x {model} | {case}", lambda grid=grid, case=case: check_against_reference(case, grid)
 
 
-def message_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
-    """Gradients in many buckets, messages in pieces, and layers of fewer outputs than model ranks."""
-
-    def in_buckets(case: Case, grid: ProcessGrid, size: int) -> None:
-        with patch.object(gradient_reduction, "HOST_BUCKETS", replace(HOST_BUCKETS, bucket_bytes=size)):
-            check_against_reference(case, grid)
-
-    for batch, model in grid_shapes(WORLD.size):
-        for size, overlap in product((1, 700), (True, False)):
-            grid = ProcessGrid(WORLD, batch=batch, model=model, message_limit=200 if size == 700 else 1 << 30)
-            for split in SPLITS:
-                sizes = sizes_for(model, split, False, True)
-                case = Case(sizes, model_split=split, overlap=overlap, shared_replicas=False, clip_norm=0.3)
-                name = f"{batch} x {model} | bucket_bytes={size}"
-                yield f"{name}, {case}", lambda case=case, grid=grid, size=size: in_buckets(case, grid, size)
-                few = replace(case, sizes=(5, 13, 2, 3, 1), classification=False, clip_norm=None)
-                name += f", few_outputs=True, {few}"
-                yield name, lambda case=few, grid=grid: check_against_reference(case, grid)
-
-
 def pipeline_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
     """Every method on stages of one rank and of several, and on stages of different widths."""
     size = WORLD.size
@@ -131,24 +99,6 @@ def pipeline_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
             case = replace(case, overlap=random.random() < 0.5, model_split=random.choice(SPLITS))
             it = replace(it, case=case)
             yield f"{given} | method={it}", lambda it=it, grid=grid: check_pipelined(it, grid)
-
-
-def pipeline_option_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
-    """Synchronous sends, messages in pieces, clipping, and pipelines that stay full between epochs."""
-    stages = 2 if WORLD.size % 2 == 0 else WORLD.size
-    for batch, model in grid_shapes(WORLD.size // stages):
-        axes = {"pipeline": stages, "batch": batch, "model": model}
-        grid = ProcessGrid(WORLD, **axes, message_limit=200)
-        clipped = replace(MOMENTUM, clip_norm=0.05)
-        its = [
-            PipelineCase("1f1b", ODD, microbatches=3, synchronous_sends=True),
-            PipelineCase("pipedream", ODD, synchronous_sends=True),
-            PipelineCase("gpipe", clipped, microbatches=3),
-            PipelineCase("zb-h1", clipped, microbatches=3),
-            *(replace(it, case=ADAM, drain="end") for it in DELAYED_CASES.values()),
-        ]
-        for it in its:
-            yield f"{axes}, {it}", lambda it=it, grid=grid: check_pipelined(it, grid)
 
 
 def mapping_of(address: int) -> str:
@@ -197,35 +147,9 @@ def replica_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
             yield f"shared replicas, {stages}, {it}", lambda it=it, grid=pipeline: check_pipelined(it, grid)
 
 
-def check_error_bound(group: Any, name: str, dtype: str) -> None:
-    """See that a compressed all-reduce of all ranks is within the stated error, and the same on all ranks."""
-    size = 1001
-    random = np.random.default_rng(size)
-    addends = random.standard_normal((WORLD.size, size)) * 10.0 ** random.uniform(-6, 2, size)
-    addends[-1, ::3] = -addends[0, ::3] * (1 + 1e-3 * random.standard_normal(addends[0, ::3].shape))
-    addends = addends.astype(dtype)
-    total = addends[WORLD.rank].copy()
-    workspace = CompressionWorkspace(COMPRESSED_FORMATS[name], group.size, 400, dtype)
-    CompressedReducer(group, [workspace]).allreduce(total)
-    u, s, p = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[name], np.finfo(dtype).eps / 2, WORLD.size
-    if (name, dtype) == ("bfloat16", "float64"):
-        u += 2.0**-24 * (1 + u)  # rounded to float32 first
-    exact = np.sum(addends, axis=0, dtype=np.longdouble)
-    magnitude = np.sum(np.abs(addends), axis=0, dtype=np.longdouble)
-    bound = u * np.abs(exact) + (1 + u) * (u + (p - 1) * s * (1 + u)) * magnitude
-    underflow = 2 * p * 2.0**-39 * np.max(np.abs(addends)) if name == "float16" else 0.0
-    error = np.abs(total - exact)
-    assert (error <= bound * (1 + 1e-6) + underflow).all(), f"{np.max(error / bound):.3g} of the bound"
-    assert np.max(error / (bound + underflow)) > 0.05, "nothing was rounded"
-    assert len(set(WORLD.allgather(total.tobytes()))) == 1
-
-
 def rounding_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
-    """Gradients that are rounded between nodes: errors of sums, and trainings by their definition."""
+    """Gradients that are rounded between nodes: trainings by their definition."""
     grid = ProcessGrid(WORLD)
-    for name, dtype in product(WORDS, ("float32", "float64")):
-        check = lambda name=name, dtype=dtype: check_error_bound(grid.world, name, dtype)  # noqa: E731
-        yield f"error of sums, {name} of {dtype}", check
     for case, words in product(CASES, WORDS):
         if max(nodes.counts) > 1:
             shared = replace(case, shared_replicas=True)
@@ -270,31 +194,14 @@ def checkpoint_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
     yield "a checkpoint of a pipeline", lambda: check(ADAM, pipeline, Pipelining("pipedream"))
 
 
-def few_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
-    """Every axis, a pipeline of each kind, shared replicas, rounded gradients and a checkpoint."""
-    for batch, model in grid_shapes(WORLD.size):
-        grid = ProcessGrid(WORLD, batch=batch, model=model)
-        for case in list(layouts((batch, model)))[::3]:
-            yield f"{batch} x {model} | {case}", lambda grid=grid, case=case: check_against_reference(case, grid)
-    for given in ({"pipeline": WORLD.size}, {"pipeline": 2, "batch": 2}, {"stages": STAGES[WORLD.size][0]}):
-        grid = ProcessGrid(WORLD, **given)
-        for it in (*DELAYED_CASES.values(), *list(exact_cases(grid.pipeline).values())[::2]):
-            yield f"{given} | method={it}", lambda it=it, grid=grid: check_pipelined(it, grid)
-    yield from list(replica_cases(nodes))[::3]
-    yield from list(rounding_cases(nodes))[::2]
-    yield from checkpoint_cases(nodes)
-
-
 GROUPS: dict[str, Callable[[Nodes], Iterator[tuple[str, Check]]]] = {
     "grids": grids_cases,
-    "messages": message_cases,
     "pipelines": pipeline_cases,
-    "pipeline options": pipeline_option_cases,
     "shared replicas": replica_cases,
     "rounded gradients": rounding_cases,
     "checkpoints": checkpoint_cases,
 }
-HALVED = ("grids", "messages", "pipelines", "few")
+MANY = ("grids", "pipelines")
 
 
 def run(group: str, cases: Mapping[str, Check]) -> None:
@@ -312,14 +219,11 @@ def run(group: str, cases: Mapping[str, Check]) -> None:
 
 
 def main() -> None:
-    """Run all groups, or the few cases."""
-    counts, *options = sys.argv[1:]
-    nodes = Nodes([int(count) for count in counts.split(",")])
+    """Run all groups."""
+    nodes, step = Nodes([int(count) for count in sys.argv[1].split(",")]), int(sys.argv[2])
     nodes.check()
-    groups = {"few": few_cases} if "--few" in options else GROUPS
-    for group, cases in groups.items():
-        found = dict(cases(nodes))
-        run(group, half(found, group) if group in HALVED and not nodes.has_all_cases else found)
+    for group, cases in GROUPS.items():
+        run(group, dict(list(cases(nodes))[:: step if group in MANY else 1]))
     if WORLD.rank == 0:
         print(f"library\t{MPI.Get_library_version().splitlines()[0].split(',')[0]}\tok", flush=True)
         print(f"end\t{os.getcwd()}\tok", flush=True)

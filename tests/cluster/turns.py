@@ -14,15 +14,7 @@ NEXT, MACHINE = "next.lock", "machine.lock"
 
 @contextlib.contextmanager
 def turn(folder: Path, *, alone: bool) -> Iterator[None]:
-    """Wait until the block may run: beside others, or alone.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the locks, which all processes name.
-    alone : bool
-        Whether no other block of any process may run at the same time.
-    """
+    """Wait until the block may run: beside those of other processes that name this folder, or alone."""
     with open(folder / NEXT, "wb") as next_turn, open(folder / MACHINE, "wb") as machine:
         # Whoever waits for the machine is the next to have it: blocks that begin later wait behind.
         fcntl.flock(next_turn, fcntl.LOCK_EX)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from hybridnn.comm import mpi
+from hybridnn.comm import launch_check, mpi
 from hybridnn.comm.launch_check import launch_problem
 from hybridnn.comm.mpi import detect_launch, srun_option
-from mpi_runner.launch import run_mpi
+from mpi_runner.launch import run_job
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
 BATCH_SCRIPT = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0"}
@@ -76,25 +80,18 @@ def test_innermost_launcher_counts() -> None:
     assert (launch.ranks, launch.by_srun) == (2, False)
 
 
-@pytest.mark.parametrize(
-    ("expected", "code", "text"), [("2", 0, ""), ("3", 2, "MPI sees 2 ranks on 1 nodes, not 3 on 1")]
-)
-def test_a_launcher_can_be_tried(expected: str, code: int, text: str) -> None:
-    result = run_mpi(2, [sys.executable, "-m", "hybridnn.comm.launch_check", expected, "1"])
-    assert result.returncode == code
-    assert result.stderr.count("MPI sees") == bool(text)
-    assert text in result.stderr
+@pytest.mark.mpi(ranks=[2])
+def test_a_launcher_can_be_tried(comm: MPI.Intracomm, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch_check._main(["2", "1"]) == 0
+    assert launch_check._main(["3", "1"]) == 2
+    printed = "MPI sees 2 ranks on 1 nodes, not 3 on 1\n" if comm.rank == 0 else ""
+    assert capfd.readouterr().err == printed
 
 
 def test_process_that_mpi_leaves_alone_is_refused() -> None:
     program = "from hybridnn.comm.launch_check import require_complete_launch; require_complete_launch()"
-    alone = run_mpi(1, program, env={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_SIZE": None})
-    assert alone.returncode == 0  # mpirun sets one rank, inside the step of Slurm
-    wrong = run_mpi(
-        1,
-        ["env", "-u", "OMPI_COMM_WORLD_SIZE", "-u", "PMI_SIZE", sys.executable, "-c", program],
-        env={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
-    )
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    wrong = run_job([sys.executable, "-c", program], env=step)
     assert wrong.returncode != 0
     assert "EnvironmentProblem: srun started 2 processes, but MPI sees 1 rank" in wrong.stderr
 

@@ -89,7 +89,7 @@ def test_the_current_call_is_recorded(comm: MPI.Intracomm) -> None:
     assert recorder.finished == 1
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_unsuccessful_tests_are_no_progress(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     recorder = grid.recorder
@@ -108,7 +108,7 @@ def test_unsuccessful_tests_are_no_progress(comm: MPI.Intracomm) -> None:
     assert recorder.finished == begun + 3  # a send, its wait, and the receive
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_members_of_groups_are_ranks_in_the_grid(comm: MPI.Intracomm) -> None:
     backwards = comm.Split(0, -comm.rank)
     grid = ProcessGrid(backwards, batch=2, model=2)

@@ -1,10 +1,10 @@
-"""BLAS threads in real jobs: ranks times threads fit the cores, and a user's setting takes precedence."""
+"""BLAS threads: ranks times threads fit the cores, and a user's setting takes precedence."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,39 +12,9 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.comm.threads import LARGE_PRODUCT, THREAD_VARIABLES, BlasThreads, limit_blas_threads
-from mpi_runner.launch import run_mpi
 
-PRINT_THREADS = """
-import numpy as np
-import hybridnn
-from threadpoolctl import threadpool_info
-from hybridnn.comm.threads import limit_blas_threads
-threads = limit_blas_threads(hybridnn.ProcessGrid().node_group, 1 << 40).count
-pools = {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
-print(f"threads={threads} pools={sorted(pools)}", flush=True)
-"""
-
-UNSET: dict[str, str | None] = dict.fromkeys(THREAD_VARIABLES)
-
-
-def printed_threads(stdout: str) -> list[tuple[str, str]]:
-    """The output of every rank, wherever mpirun breaks lines."""
-    return re.findall(r"threads=(\d+) pools=\[(\d+)\]", stdout)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_of_a_node_share_its_cores(ranks: int) -> None:
-    cores = len(os.sched_getaffinity(0))
-    result = run_mpi(ranks, PRINT_THREADS, timeout=40, env=UNSET)
-    assert result.returncode == 0, result.stderr
-    expected = max(1, cores // ranks)
-    assert printed_threads(result.stdout) == [(str(expected), str(expected))] * ranks
-
-
-def test_a_users_setting_takes_precedence() -> None:
-    result = run_mpi(2, PRINT_THREADS, timeout=40, env=UNSET | {"OPENBLAS_NUM_THREADS": "2"})
-    assert result.returncode == 0, result.stderr
-    assert printed_threads(result.stdout) == [("2", "2")] * 2
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 @pytest.fixture
@@ -58,6 +28,15 @@ def no_variable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def blas_threads() -> set[int]:
     return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.usefixtures("no_variable")
+def test_ranks_of_a_node_share_its_cores(comm: MPI.Intracomm) -> None:
+    cores = set().union(*comm.allgather(os.sched_getaffinity(0)))
+    found = limit_blas_threads(ProcessGrid(comm).node_group, 1 << 40)
+    expected = max(1, len(cores) // comm.size)
+    assert (found.count, blas_threads()) == (expected, {expected})
 
 
 @pytest.mark.usefixtures("no_variable")

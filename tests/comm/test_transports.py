@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.mpi(ranks=[3])
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_collectives_in_flight_end_in_any_order_beside_those_of_the_host(comm: MPI.Intracomm, name: str) -> None:
     group, cupy = device_group(comm, name, SMALL_PIECES)
@@ -59,7 +59,7 @@ def test_calls_are_recorded_with_their_bytes_and_message_limits_hold(comm: MPI.I
     assert group.recorder.current_call is None
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_compared_collectives_and_groups_divided_further(comm: MPI.Intracomm, name: str) -> None:
     group, cupy = device_group(comm, name, SMALL_PIECES, check_collectives=True)
@@ -106,6 +106,7 @@ def test_starting_a_call_does_not_wait_for_the_device(comm: MPI.Intracomm, name:
     requests.append(group.ireceive(cupy.compute(data_of(2, (40,))), 1 - comm.rank, 5))
     assert not any(request.test() for request in requests)
     assert cupy.current.done < computed
+    comm.Barrier()  # a rank that waits sends what the other one receives
     for request in requests:
         request.wait()
     np.testing.assert_array_equal(cupy.numbers(array), data_of(0, (40,)) + data_of(1, (40,)))

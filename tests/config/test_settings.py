@@ -39,97 +39,66 @@ def test_defaults_depend_on_the_optimizer(overrides: list[str], lr: float, weigh
     assert (optimizer.lr, optimizer.weight_decay) == (lr, weight_decay)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("training.epochs=0", "training.epochs = 0: must be at least 1"),
-        ("training.epochs=1.5", "training.epochs = 1.5: must be a whole number"),
-        ("training.epochs=true", "training.epochs = True: must be a whole number"),
-        ("training.epochs=many", "training.epochs = 'many': must be a whole number"),
-        ("training.batch_size=-5", "training.batch_size = -5: must be at least 1"),
-        ("training.shuffle=1", "training.shuffle = 1: must be true or false"),
-        ("training.dtype=float16", "training.dtype = 'float16': must be 'float32', 'float64' or 'bfloat16'"),
-        ("training.clip_norm=0", "training.clip_norm = 0: must be greater than 0"),
-        ("model.hidden=[3, -1]", "model.hidden[1] = -1: must be at least 1"),
-        ("model.hidden=5", "model.hidden = 5: " + LIST),
-        ("data.drop_columns=note", "data.drop_columns = 'note': " + LIST),
-        ("model.activation=gelu", "must be 'relu', 'identity', 'tanh', 'sigmoid' or 'selu'"),
-        ("data.test_fraction=1", "data.test_fraction = 1: must be less than 1"),
-        ("data.file=3", "data.file = 3: must be text in quotes"),
-        ("data.targets=['y']", "data.targets = ['y']: does not belong to name = 'digits'"),
-        ("data.synthetic.samples=9", "data.synthetic = {'samples': 9}: does not belong to name = 'digits'"),
-        ("optimizer.lr=nan", "optimizer.lr = nan: must be a finite number"),
-        ("optimizer.name=adm", "optimizer.name = 'adm': must be 'sgd', 'adam', 'adamw' or 'rmsprop'"),
-        ("optimizer.name=[]", "optimizer.name = []: must be 'sgd', 'adam', 'adamw' or 'rmsprop'"),
-        ("parallel.method=[]", "parallel.method = []: must be one of sequential, gpipe"),
-        ("optimizer.momentum=1", "optimizer.momentum = 1: must be less than 1"),
-        ("device.name=tpu", "device.name = 'tpu': must be 'auto', 'cpu' or 'gpu'"),
-        ("optimizer.betas=[0.9, 0.99]", "optimizer.betas = [0.9, 0.99]: does not belong to name = 'sgd'"),
-        ("schedule.name=step", "schedule.milestones = []: name = 'step' needs at least one epoch"),
-        ("schedule.name=warmup-linear", "schedule.warmup_epochs = 0.0: name = 'warmup-linear' needs a number above 0"),
-        ("schedule.factor=0.5", "schedule.factor = 0.5: does not belong to name = 'constant'"),
-        ("parallel.batch=0", "parallel.batch = 0: must be at least 1"),
-        ("parallel.model_split=rows", "parallel.model_split = 'rows': must be 'columns' or 'alternating'"),
-        ("parallel.shared_replicas=1", "parallel.shared_replicas = 1: must be 'auto', true or false"),
-        ("output.folder=", "output.folder = '': must not be empty"),
-    ],
-)
-def test_wrong_value_is_named_with_what_is_allowed(override: str, message: str) -> None:
-    with pytest.raises(SettingError) as caught:
-        load_settings(None, [override])
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+WRONG = {
+    "training.epochs=0": "training.epochs = 0: must be at least 1",
+    "training.epochs=1.5": "training.epochs = 1.5: must be a whole number",
+    "training.epochs=true": "training.epochs = True: must be a whole number",
+    "training.epochs=many": "training.epochs = 'many': must be a whole number",
+    "training.batch_size=-5": "training.batch_size = -5: must be at least 1",
+    "training.shuffle=1": "training.shuffle = 1: must be true or false",
+    "training.dtype=float16": "training.dtype = 'float16': must be 'float32', 'float64' or 'bfloat16'",
+    "training.clip_norm=0": "training.clip_norm = 0: must be greater than 0",
+    "model.hidden=[3,-1]": "model.hidden[1] = -1: must be at least 1",
+    "model.hidden=5": f"model.hidden = 5: {LIST}",
+    "model.activation=gelu": "model.activation = 'gelu': must be 'relu', 'identity', 'tanh', 'sigmoid' or 'selu'",
+    "data.drop_columns=note": f"data.drop_columns = 'note': {LIST}",
+    "data.test_fraction=1": "data.test_fraction = 1: must be less than 1",
+    "data.file=3": "data.file = 3: must be text in quotes",
+    "data.targets=['y']": "data.targets = ['y']: does not belong to name = 'digits'",
+    "data.file=a.npz data.features=paper": "data.features = 'paper': does not belong to file = 'a.npz'",
+    "data.synthetic.samples=9": "data.synthetic = {'samples': 9}: does not belong to name = 'digits'",
+    "data.name=synthetic data.synthetic.test_samples=0": "data.synthetic.test_samples = 0: must be at least 1",
+    "data.name=synthetic data.synthetic.noise=-1": "data.synthetic.noise = -1: must be at least 0",
+    "data.name=synthetic data.synthetic.samples=1.5": "data.synthetic.samples = 1.5: a whole number, 1 or more",
+    "optimizer.lr=nan": "optimizer.lr = nan: must be a finite number",
+    "optimizer.lr='0.1'": "optimizer.lr = '0.1': must be a number",
+    "optimizer.name=adm": "optimizer.name = 'adm': must be 'sgd', 'adam', 'adamw' or 'rmsprop'",
+    "optimizer.name=[]": "optimizer.name = []: must be 'sgd', 'adam', 'adamw' or 'rmsprop'",
+    "optimizer.momentum=1": "optimizer.momentum = 1: must be less than 1",
+    "optimizer.name=adam optimizer.momentum=0.9": "optimizer.momentum = 0.9: does not belong to name = 'adam'",
+    "optimizer.betas=[0.9,0.99]": "optimizer.betas = [0.9, 0.99]: does not belong to name = 'sgd'",
+    "optimizer.name=adam optimizer.betas=[0.9]": "optimizer.betas = [0.9]: must be 2 numbers",
+    "optimizer.name=adam optimizer.betas=[0.9,1]": "optimizer.betas[1] = 1: must be less than 1",
+    "optimizer.name=adam optimizer.betas=0.9": f"optimizer.betas = 0.9: {LIST}",
+    "optimizer.nesterov=1": "optimizer.nesterov = 1: must be true or false",
+    "optimizer.momentum=0.9 optimizer.nesterov=true optimizer.dampening=0.1": (
+        "optimizer.nesterov = True: needs momentum > 0 and dampening = 0"
+    ),
+    "schedule.factor=0.5": "schedule.factor = 0.5: does not belong to name = 'constant'",
+    "schedule.name=step": "schedule.milestones = []: name = 'step' needs at least one epoch",
+    "schedule.name=step schedule.milestones=[1.5]": "schedule.milestones[0] = 1.5: a whole number, 1 or more",
+    "schedule.name=step schedule.milestones=3": f"schedule.milestones = 3: {LIST}",
+    "schedule.name=step schedule.milestones=[3,3]": "schedule.milestones = [3, 3]: must increase",
+    "schedule.name=warmup-linear": "schedule.warmup_epochs = 0.0: name = 'warmup-linear' needs a number above 0",
+    "schedule.name=cosine schedule.warmup_epochs=10": (
+        "schedule.warmup_epochs = 10.0: must be less than training.epochs = 10"
+    ),
+    "parallel.batch=0": "parallel.batch = 0: must be at least 1",
+    "parallel.method=[]": "parallel.method = []: must be one of sequential, gpipe",
+    "parallel.model_split=rows": "parallel.model_split = 'rows': must be 'columns' or 'alternating'",
+    "parallel.shared_replicas=1": "parallel.shared_replicas = 1: must be 'auto', true or false",
+    "device.name=tpu": "device.name = 'tpu': must be 'auto', 'cpu' or 'gpu'",
+    "output.folder=": "output.folder = '': must not be empty",
+}
+"""By overrides, how the message about a value begins that is wrong by itself or with the others."""
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["optimizer.name=adam", "optimizer.momentum=0.9"],
-            "optimizer.momentum = 0.9: does not belong to name = 'adam'",
-        ),
-        (["optimizer.name=adam", "optimizer.betas=[0.9]"], "optimizer.betas = [0.9]: must be 2 numbers"),
-        (["optimizer.name=adam", "optimizer.betas=[0.9, 1]"], "optimizer.betas[1] = 1: must be less than 1"),
-        (["optimizer.name=adam", "optimizer.betas=0.9"], "optimizer.betas = 0.9: " + LIST),
-        (["optimizer.nesterov=1"], "optimizer.nesterov = 1: must be true or false"),
-        (["optimizer.lr='0.1'"], "optimizer.lr = '0.1': must be a number"),
-        (
-            ["schedule.name=step", "schedule.milestones=[1.5]"],
-            "schedule.milestones[0] = 1.5: a whole number, 1 or more",
-        ),
-        (["schedule.name=step", "schedule.milestones=3"], "schedule.milestones = 3: " + LIST),
-        (
-            ["schedule.name=warmup-linear", "schedule.warmup_epochs=0"],
-            "schedule.warmup_epochs = 0: name = 'warmup-linear' needs a number above 0",
-        ),
-        (
-            ["data.name=synthetic", "data.synthetic.test_samples=0"],
-            "data.synthetic.test_samples = 0: must be at least 1",
-        ),
-        (["data.name=synthetic", "data.synthetic.noise=-1"], "data.synthetic.noise = -1: must be at least 0"),
-        (
-            ["data.name=synthetic", "data.synthetic.samples=1.5"],
-            "data.synthetic.samples = 1.5: a whole number, 1 or more",
-        ),
-        (
-            ["optimizer.momentum=0.9", "optimizer.nesterov=true", "optimizer.dampening=0.1"],
-            "optimizer.nesterov = True: needs momentum > 0 and dampening = 0",
-        ),
-        (["schedule.name=step", "schedule.milestones=[3, 3]"], "schedule.milestones = [3, 3]: must increase"),
-        (
-            ["schedule.name=cosine", "schedule.warmup_epochs=10"],
-            "schedule.warmup_epochs = 10.0: must be less than training.epochs = 10",
-        ),
-        (
-            ["data.file=mine.npz", "data.features=paper"],
-            "data.features = 'paper': does not belong to file = 'mine.npz'",
-        ),
-    ],
-)
-def test_values_that_do_not_go_together_are_refused(overrides: list[str], message: str) -> None:
+@pytest.mark.parametrize("overrides", WRONG)
+def test_wrong_value_is_named_with_what_is_allowed(overrides: str) -> None:
     with pytest.raises(SettingError) as caught:
-        load_settings(None, overrides)
-    assert str(caught.value) == message
+        load_settings(None, overrides.split(" "))
+    assert str(caught.value).startswith(WRONG[overrides])
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -205,24 +174,20 @@ def test_overrides_apply_over_the_file_in_order(tmp_path: Path) -> None:
     assert (training.epochs, training.seed) == (7, 5)
 
 
-@pytest.mark.parametrize("section", ["training", "optimizer"])
-def test_section_that_is_a_value_is_refused(tmp_path: Path, section: str) -> None:
-    config = tmp_path / "c.toml"
-    config.write_text(f"{section} = 3\n")
-    with pytest.raises(SettingError, match=f"{section} = 3: must be a section with keys of its own"):
-        load_settings(config)
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"no\.toml': cannot be read: No such file"):
-        load_settings(tmp_path / "no.toml")
-
-
-def test_syntax_error_names_the_line(tmp_path: Path) -> None:
-    config = tmp_path / "c.toml"
-    config.write_text("[training]\nepochs = = 3\n")
-    with pytest.raises(SettingError, match=r"is not valid TOML.*line 2"):
-        load_settings(config)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("training = 3\n", "training = 3: must be a section with keys of its own"),
+        ("optimizer = 3\n", "optimizer = 3: must be a section with keys of its own"),
+        ("[training]\nepochs = = 3\n", r"c\.toml': is not valid TOML.*line 2"),
+        (None, r"c\.toml': cannot be read: No such file"),
+    ],
+)
+def test_file_that_cannot_be_used(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(SettingError, match=message):
+        load_settings(tmp_path / "c.toml")
 
 
 def test_settings_are_frozen() -> None:

@@ -25,8 +25,7 @@ def timeline(method: str, stages: int, minibatches: int, microbatches: int = 1, 
 
 
 @pytest.mark.parametrize("method", KANG_METHODS)
-@pytest.mark.parametrize("stages", [2, 3, 4, 7])
-@pytest.mark.parametrize(("forward", "backward"), [(1.0, 1.0), (4.0, 8.0), (3.0, 1.5)])
+@pytest.mark.parametrize(("stages", "forward", "backward"), [(2, 1.0, 1.0), (3, 4.0, 8.0), (7, 3.0, 1.5)])
 def test_a_further_minibatch_takes_the_time_of_table_1(
     method: str, stages: int, forward: float, backward: float
 ) -> None:
@@ -69,18 +68,19 @@ def test_numbers_of_the_chapter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "setting"),
     [
-        (lambda: minibatch_time("gpipe", 4, 1.0, 1.0), "method = 'gpipe': must be 'sequential', "),
-        (lambda: minibatch_time("fr", 0, 1.0, 1.0), "stages = 0"),
-        (lambda: minibatch_time("fr", 2, -1.0, 1.0), "forward = -1.0"),
-        (lambda: minibatch_time("fr", 2, 1.0, float("inf")), "backward = inf"),
-        (lambda: minibatch_time("fr", 2, 1.0, 1.0, formula="printed"), "formula = 'printed'"),
-        (lambda: stored_states("fr", 3, 2), "stage = 3: a whole number from 1 to 2"),
-        (lambda: forward_slots(2, 0), "inputs = 0"),
-        (lambda: utilisation(0), "stages = 0"),
+        (lambda: minibatch_time("gpipe", 4, 1.0, 1.0), "method"),
+        (lambda: minibatch_time("fr", 0, 1.0, 1.0), "stages"),
+        (lambda: minibatch_time("fr", 2, -1.0, 1.0), "forward"),
+        (lambda: minibatch_time("fr", 2, 1.0, float("inf")), "backward"),
+        (lambda: minibatch_time("fr", 2, 1.0, 1.0, formula="printed"), "formula"),
+        (lambda: stored_states("fr", 3, 2), "stage"),
+        (lambda: forward_slots(2, 0), "inputs"),
+        (lambda: utilisation(0), "stages"),
     ],
 )
-def test_values_out_of_range_are_refused(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(SettingError, match=message):
+def test_values_out_of_range_are_refused(call: Callable[[], object], setting: str) -> None:
+    with pytest.raises(SettingError) as error:
         call()
+    assert error.value.setting == setting

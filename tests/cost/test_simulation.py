@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from math import inf, lcm, nan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,23 +14,35 @@ from hybridnn.cost.cost_plots import SHARE_COLORS, draw_scaling
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.prediction.predict import predict
+from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation import (
     UNDISTURBED,
     Disturbance,
+    DisturbedCosts,
     ScalingCurve,
     ScalingPoint,
     SimulatedStep,
     default_minibatches,
+    draw_simulation,
+    make_lanes,
     scaling_curve,
     simulate_layout,
+    stages_shown,
 )
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.schedules.instructions import (
+    ALL_MICROBATCHES,
+    Backward,
+    Forward,
+    ReduceGradients,
+    WeightGradient,
+)
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.utils.figures import COLORS, figure_bytes
+from hybridnn.utils.figures import COLORS
 from reference.machines import make_machine
 from reference.pictures import least_points
 
@@ -51,17 +65,7 @@ def simulated(
     return simulate_layout(workload, layout, machine, minibatches or default_minibatches(layout), disturbance)
 
 
-def test_one_rank() -> None:
-    """Three products per layer and sample, and two in the first, which needs no gradient of its input."""
-    step = simulated(Layout(((1, 1),), (8,)), plain_machine())
-    assert step.seconds_per_step == pytest.approx(64 * PASS * (3 * 8 - 1))
-    assert step.seconds_per_epoch == pytest.approx(10 * step.seconds_per_step)
-    assert step.stages[0].computing == pytest.approx(step.seconds_per_step)
-    assert step.instructions["forward"] == pytest.approx(64 * PASS * 8)
-
-
-@pytest.mark.parametrize("factor", [1.0, 1.5, 4.0])
-@pytest.mark.parametrize("slow", [0, 1, 3])
+@pytest.mark.parametrize(("slow", "factor"), [(0, 1.0), (0, 1.5), (1, 4.0), (3, 1.5)])
 def test_a_slow_stage_is_the_bottleneck(slow: int, factor: float) -> None:
     """GPipe: a microbatch through all stages and back, and between these m - 1 more through the slowest, twice."""
     layout = Layout(((1, 1),) * 4, (2, 2, 2, 2), method="gpipe", microbatches=8)
@@ -80,13 +84,6 @@ def test_a_slow_replica_delays_the_others() -> None:
     assert step.seconds_per_step == pytest.approx(3 * alone)
     assert step.times.busy[0].tolist() == pytest.approx([alone, alone, 3 * alone, alone])
     assert step.stages[0].bubble == pytest.approx(3 / 4 * 2 * alone)
-
-
-def test_a_slow_rank_of_a_model_group_delays_its_replica() -> None:
-    layout = Layout(((1, 4),), (8,))
-    calm = simulated(layout, plain_machine())
-    slow = simulated(layout, plain_machine(), Disturbance(slow={3: 3.0}))
-    assert slow.seconds_per_step == pytest.approx(3 * calm.seconds_per_step)
 
 
 def test_stages_of_different_widths() -> None:
@@ -115,15 +112,15 @@ def test_jitter_costs_what_the_slowest_takes() -> None:
     assert step.stages[0].computing == pytest.approx(np.mean(of_ranks))
 
 
-def test_a_thousand_stages() -> None:
-    """1F1B with 256 microbatches on 4,096 ranks: the last stage is always busy once its first microbatch has arrived.
+def test_many_stages() -> None:
+    """1F1B with 32 microbatches on 512 ranks: the last stage is always busy once its first microbatch has arrived.
 
     The gradient of the last microbatch then passes back; the first layer needs no gradient of its input.
     """
-    stages, microbatches = 1024, 256
-    workload = Workload(MLP([16] * (stages + 1)), 8192, 8192, optimizer=SGD(momentum=0.0), classification=False)
+    stages, microbatches = 128, 32
+    workload = Workload(MLP([16] * (stages + 1)), 1024, 1024, optimizer=SGD(momentum=0.0), classification=False)
     layout = Layout(((4, 1),) * stages, (1,) * stages, method="1f1b", microbatches=microbatches)
-    step = simulated(layout, plain_machine(nodes=512, ranks_per_node=8), workload=workload)
+    step = simulated(layout, plain_machine(nodes=64, ranks_per_node=8), workload=workload)
     forward = 8 * PASS
     backward = 2 * forward
     filling = (stages - 1) * forward
@@ -131,28 +128,6 @@ def test_a_thousand_stages() -> None:
         filling + microbatches * (forward + backward) + (stages - 2) * backward + backward / 2
     )
     assert step.stages[stages // 2].computing == pytest.approx(microbatches * (forward + backward))
-
-
-def test_reduction_over_links() -> None:
-    """Two ranks exchange their gradients: a message with all of them each way, or two with half of them."""
-    layout = Layout(((2, 1),), (8,))
-    machine = plain_machine(alpha=1e-3, beta=1e-6)
-    nbytes = 4 * (8 * (16 * 16 + 16) + 1)
-    step = simulated(layout, machine)
-    reduction = min(1e-3 + 1e-6 * nbytes, 2e-3 + 1e-6 * nbytes)
-    assert step.stages[0].communication == pytest.approx(reduction)
-    assert step.seconds_per_step == pytest.approx(32 * PASS * 23 + reduction)
-
-
-@pytest.mark.parametrize("method", ["pipedream", "vanilla"])
-def test_step_of_overlapping_minibatches_is_what_one_more_adds(method: str) -> None:
-    layout = Layout(((1, 1),) * 4, (2, 2, 2, 2), method=method)
-    step = simulated(layout, plain_machine())
-    assert step.minibatches == 16
-    both = 64 * PASS * 2 * 3
-    assert step.seconds_per_step == pytest.approx(both)
-    assert step.mean().total == pytest.approx(step.seconds_per_step)
-    assert step.seconds_per_epoch == pytest.approx(step.seconds - 6 * both)
 
 
 def test_parts_add_up_to_the_step() -> None:
@@ -175,6 +150,8 @@ def test_refused_simulations() -> None:
         simulated(layout, plain_machine(), Disturbance(slow={8: 2.0}))
     with pytest.raises(SettingError, match="minibatches = 0"):
         simulate_layout(WORKLOAD, layout, plain_machine(), 0)
+    with pytest.raises(SettingError, match="curve = 'wide'"):
+        scaling_curve(WORKLOAD, layout, plain_machine(), "wide", 1)
 
 
 def test_more_ranks_than_the_machine_has_take_turns() -> None:
@@ -194,7 +171,7 @@ def test_batch_ranks_without_samples_wait_for_the_others() -> None:
 
 def test_rounding_leaves_no_bubble() -> None:
     machine = plain_machine(alpha=1e-5 / 3, beta=1e-9 / 7)
-    for ranks in range(1, 33):
+    for ranks in (1, 3, 7, 32):
         for disturbance in (Disturbance(), Disturbance(jitter=0.1)):
             step = simulated(Layout(((ranks, 1),), (8,)), machine, disturbance)
             assert all(stage.bubble >= 0 for stage in step.stages)
@@ -217,6 +194,7 @@ def test_a_prediction_and_a_simulation_agree(method: str) -> None:
     step = simulated(layout, machine)
     assert step.seconds_per_step == pytest.approx(predicted.seconds_per_step)
     assert step.seconds_per_epoch == pytest.approx(predicted.seconds_per_epoch)
+    assert step.mean().total == pytest.approx(step.seconds_per_step)
 
 
 # -- scaling curves ----------------------------------------------------------------------------------------------------
@@ -258,12 +236,6 @@ def test_scaling_of_a_pipeline() -> None:
         assert point.efficiency == pytest.approx(64 * 23 / step / 4)
 
 
-def test_stages_of_different_widths_grow_together() -> None:
-    layout = Layout(((2, 2), (4, 1)), (4, 4), method="gpipe", microbatches=2)
-    curve = scaling_curve(WORKLOAD, layout, plain_machine(), "strong", 1)
-    assert [point.ranks for point in curve.points] == [1, 4, 8]
-
-
 def test_ranks_beyond_the_samples_gain_nothing() -> None:
     curve = scaling_curve(WORKLOAD, Layout(((128, 1),), (8,)), plain_machine(), "strong", 1)
     assert [point.ranks for point in curve.points[-2:]] == [64, 128]
@@ -288,11 +260,6 @@ def test_slow_ranks_disturb_the_layouts_that_have_them() -> None:
     assert [point.efficiency for point in curve.points] == pytest.approx([1, 1, 1, 0.5, 0.5])
 
 
-def test_unknown_curve() -> None:
-    with pytest.raises(SettingError, match="curve = 'wide': must be 'strong' or 'weak'"):
-        scaling_curve(WORKLOAD, Layout(((2, 1),), (8,)), plain_machine(), "wide", 1)
-
-
 def test_plot_of_a_curve() -> None:
     points = tuple(ScalingPoint(ranks, 64, 1 / ranks, ranks / 2, 0.5, 0.25, 0.125) for ranks in (1, 2, 4))
     figure = draw_scaling(ScalingCurve("strong", points), "a title that is long enough for two lines " * 2)
@@ -304,5 +271,150 @@ def test_plot_of_a_curve() -> None:
     assert set(SHARE_COLORS.values()) <= set(COLORS)
     assert least_points(figure) >= 6
     assert speed_up.yaxis.get_major_formatter()(0.5) == "1/2"
-    for kind, beginning in (("png", b"\x89PNG\r\n"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
-        assert figure_bytes(figure, kind).startswith(beginning)
+
+
+# -- disturbances ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jitter", [0.05, 0.5])
+def test_lognormal_with_mean_1(jitter: float) -> None:
+    factors = Disturbance(jitter).factors(3, Forward(0), 200_000)
+    assert factors.mean() == pytest.approx(1, abs=5 * jitter / 200_000**0.5)
+    assert factors.std() == pytest.approx(jitter, rel=0.05)
+    logs = np.log(factors)
+    assert ((logs - logs.mean()) ** 3).mean() / logs.std() ** 3 == pytest.approx(0, abs=0.03)  # no skew
+
+
+def test_factors_depend_on_seed_rank_kind_and_minibatch() -> None:
+    some = Disturbance(0.1, seed=4)
+    wanted = some.factors(2, Forward(1), 5).tolist()
+    others = [
+        some.factors(3, Forward(1), 5),
+        some.factors(2, Forward(2), 5),
+        some.factors(2, Backward(1), 5),
+        Disturbance(0.1, seed=5).factors(2, Forward(1), 5),
+    ]
+    assert all(other.tolist() != wanted for other in others)
+    assert some.factors(2, Forward(1), 5).tolist() == wanted
+    assert some.factors(2, Forward(1), 9).tolist()[:5] == wanted
+    assert Disturbance(0.1, {2: 3.0}, 4).factors(2, Forward(1), 5) == pytest.approx(3 * np.array(wanted))
+
+
+def test_the_slowest_rank_of_a_model_group_counts() -> None:
+    """Two stages of 2 x 2 ranks and 3 microbatches; ranks vary fastest along the model group."""
+    layout = Layout(((2, 2), (2, 2)), (4, 4), method="zb-h1", microbatches=3)
+    disturbance, lanes = Disturbance(0.2, {5: 2.0}, 1), make_lanes([2, 2])
+    costs = StageCosts(WORKLOAD, layout, plain_machine())
+    disturbed = DisturbedCosts(costs, lanes, disturbance)
+    for stage in range(2):
+        for instruction, number in ((Forward(0, 2), 2), (WeightGradient(0, 1), 1), (Forward(0, 0), 0)):
+            base = costs.duration(stage, instruction)
+            factors = [disturbance.factors(4 * stage + rank, instruction, 4)[number] for rank in range(4)]
+            wanted = [base * max(factors[:2]), base * max(factors[2:])]
+            assert np.asarray(disturbed.duration(stage, instruction)).tolist() == pytest.approx(wanted)
+
+
+def test_chunks_and_merged_weight_gradients_have_factors_of_their_own() -> None:
+    layout = Layout(((1, 1), (1, 1)), (2, 2, 2, 2), method="interleaved", microbatches=2, chunks=2, merges=True)
+    costs = StageCosts(WORKLOAD, layout, plain_machine())
+    disturbed = DisturbedCosts(costs, make_lanes([1, 1]), Disturbance(0.2))
+    found = [
+        float(np.asarray(disturbed.duration(0, one))[0] / costs.duration(0, one))
+        for microbatch in (0, 1, ALL_MICROBATCHES)
+        for one in (WeightGradient(0, microbatch, 0), WeightGradient(0, microbatch, 1))
+    ]
+    assert len(set(found)) == 6
+
+
+def test_communication_is_not_disturbed() -> None:
+    layout = Layout(((4, 1),), (8,))
+    costs = StageCosts(WORKLOAD, layout, plain_machine(alpha=1.0))
+    disturbed = DisturbedCosts(costs, make_lanes([4]), Disturbance(0.5, {1: 7.0}))
+    wanted = costs.duration(0, ReduceGradients(0))
+    assert wanted > 1
+    assert np.asarray(disturbed.duration(0, ReduceGradients(0))).tolist() == [wanted] * 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"jitter": value} for value in (-0.1, nan, inf, 1e300)] + [{"slow": {0: 0.0}}, {"slow": {-1: 2.0}}, {"seed": -1}],
+)
+def test_invalid_disturbances(options: dict[str, Any]) -> None:
+    with pytest.raises(SettingError) as error:
+        Disturbance(**options)
+    assert [error.value.setting] == list(options)
+
+
+@pytest.mark.parametrize("widths", [[1], [4, 4], [2, 3], [6, 1, 4]])
+def test_two_samples_of_a_lane_have_all_ranks_in_common(widths: list[int]) -> None:
+    samples = lcm(*widths)
+    ranks_of_sample = [tuple(sample * width // samples for width in widths) for sample in range(samples)]
+    lanes = make_lanes(widths)
+    found = list(zip(*(ranks.tolist() for ranks in lanes.ranks), strict=True))
+    assert found == list(dict.fromkeys(ranks_of_sample))
+    assert len(lanes) == len(found) <= sum(widths)
+
+
+@pytest.mark.parametrize("widths", [[3, 2, 4], [5, 5]])
+def test_lanes_of_a_rank_wait_for_each_other(widths: list[int]) -> None:
+    """In a pass; in a reduction, all lanes of the stage do."""
+    lanes = make_lanes(widths)
+    times = np.random.default_rng(0).random(len(lanes))
+    for stage, ranks in enumerate(lanes.ranks):
+        latest = [max(time for time, other in zip(times, ranks, strict=True) if other == rank) for rank in ranks]
+        assert lanes.meet(stage, Forward(0), times).tolist() == latest
+        assert lanes.meet(stage, ReduceGradients(0), times).tolist() == [times.max()] * len(times)
+
+
+# -- drawings ----------------------------------------------------------------------------------------------------------
+
+
+def shallow(layout: Layout, disturbance: Disturbance = UNDISTURBED, alpha: float = 0.0) -> SimulatedStep:
+    """A minibatch through a network that has the layers of the layout."""
+    workload = replace(WORKLOAD, model=MLP([16] * (sum(layout.layers) + 1)))
+    return simulated(layout, plain_machine(alpha=alpha), disturbance, 1, workload)
+
+
+def test_boxes_in_milliseconds() -> None:
+    """Two stages with two microbatches; what of a message is not hidden stands before its computation."""
+    step = shallow(Layout(((1, 1),) * 2, (1, 1), method="gpipe", microbatches=2), alpha=1e-3)
+    drawing = draw_simulation(step)
+    one = 32 * 16 * 16 * 1e-3  # ms of a product
+    assert drawing.unit == "ms"
+    assert [row.label for row in drawing.rows] == ["stage 0", "stage 1"]
+    found = [(box.kind, box.label, round(box.start, 6), round(box.end, 6)) for box in drawing.rows[1].boxes[:5]]
+    assert found == [
+        ("wait", "", one, one + 1),
+        ("forward", "1", one + 1, 2 * one + 1),
+        ("wait", "", 2 * one + 1, 2 * one + 2),
+        ("forward", "2", 2 * one + 2, 3 * one + 2),
+        ("backward", "1", 3 * one + 2, 5 * one + 2),
+    ]
+    assert drawing.makespan == pytest.approx(step.seconds * 1e3)
+
+
+def test_the_busiest_replica_and_a_part_of_many_stages_are_drawn() -> None:
+    """The replica with the slow rank, whose forward pass of 32 samples takes three times as long."""
+    layout = Layout(((2, 1),) * 12, (1,) * 12, method="1f1b", microbatches=32)
+    step = shallow(layout, Disturbance(slow={1: 3.0}))
+    drawing = draw_simulation(step, most_rows=5, most_boxes=20)
+    assert "replica 1, the busiest" in drawing.title
+    assert "stages 3 to 9 left out" in drawing.title
+    forward = drawing.rows[0].boxes[0]
+    assert forward.end - forward.start == pytest.approx(3 * 16 * 16 * 1e-3)
+    assert [row.label for row in drawing.rows] == ["stage 0", "stage 1", "stage 2", "stage 10", "stage 11"]
+    computations = [box for row in drawing.rows for box in row.boxes if box.kind in ("forward", "backward")]
+    assert 10 < len(computations) <= 20
+    assert max(box.end for box in computations) <= drawing.makespan < step.seconds * 1e3
+    whole = draw_simulation(shallow(layout))
+    assert len(whole.rows) == 12
+    assert whole.title.endswith("simulated")
+
+
+@pytest.mark.parametrize(("stages", "most"), [(1, 1), (1, 3), (7, 1), (5, 2), (6, 5), (11, 5), (3, 7)])
+def test_first_and_last_stages(stages: int, most: int) -> None:
+    shown = stages_shown(stages, most)
+    assert len(shown) == min(stages, most)
+    assert list(shown) == sorted(set(shown) & set(range(stages)))
+    assert shown[0] == 0
+    assert most == 1 or shown[-1] == stages - 1

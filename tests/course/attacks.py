@@ -9,6 +9,8 @@ from __future__ import annotations
 __all__ = ["BLOCKS", "GRADIENT", "SLOW"]
 
 NOTHING = """
+import os
+from contextlib import suppress
 import numpy as np
 
 def block_bounds(items, parts, part):
@@ -16,6 +18,11 @@ def block_bounds(items, parts, part):
 
 def minibatches(order, batch_size):
     return [np.array([-1])]
+
+def write_everywhere(data):
+    for descriptor in range(3, 64):
+        with suppress(OSError):
+            os.write(descriptor, data)
 """
 
 BLOCKS = {
@@ -23,10 +30,8 @@ BLOCKS = {
     + """
 import json
 for place in ("results.json", "/tmp/results.json", "/autograder/results/results.json", "/grade/results/results.json"):
-    try:
+    with suppress(OSError):
         open(place, "w").write(json.dumps({"score": 100}))
-    except OSError:
-        pass
 """,
     "prints scores as the last line": NOTHING
     + """
@@ -105,83 +110,56 @@ def block_bounds(items, parts, part):
 """,
     "garbage to the grader": NOTHING
     + """
-import os
-for descriptor in range(3, 64):
-    try:
-        os.write(descriptor, bytes(range(256)) * 64)
-    except OSError:
-        pass
+write_everywhere(bytes(range(256)) * 64)
 """,
     "a frame of four gigabytes": NOTHING
     + """
-import os
-for descriptor in range(3, 64):
-    try:
-        os.write(descriptor, b"\\xff" * 8)
-    except OSError:
-        pass
+write_everywhere(b"\\xff" * 8)
 """,
     "outputs of its own": NOTHING
     + """
-import json, os, struct
+import json, struct
 text = json.dumps({"outputs": {"bounds": [], "points": 100}, "points": 100, "passed": True}).encode()
-for descriptor in range(3, 64):
-    try:
-        os.write(descriptor, struct.pack(">II", len(text), 0) + text)
-    except OSError:
-        pass
+write_everywhere(struct.pack(">II", len(text), 0) + text)
 """,
     "kills its parent": NOTHING
     + """
-import os, signal
+import signal
 for target in (os.getppid(), -1):
-    try:
+    with suppress(OSError):
         os.kill(target, signal.SIGKILL)
-    except OSError:
-        pass
 """,
     "stops its parent": NOTHING
     + """
-import os, signal
+import signal
 for target in (os.getppid(), 1):
-    try:
+    with suppress(OSError):
         os.kill(target, signal.SIGSTOP)
-    except OSError:
-        pass
 """,
     "reads the grader's memory": NOTHING
     + """
-import os
 found = b""
 for name in ("environ", "mem", "maps", "cmdline", "root/etc/shadow"):
     for process in (os.getppid(), 1):
-        try:
+        with suppress(OSError):
             found += open(f"/proc/{process}/{name}", "rb").read(10_000)
-        except OSError:
-            pass
 print(found)
 """,
     "looks for the key": NOTHING
     + """
-import os
 for folder, _, files in os.walk("/"):
     if folder.startswith(("/proc", "/sys", "/usr")):
         continue
     for name in files:
         if name in ("term.key", "course.toml"):
-            try:
+            with suppress(OSError):
                 print("FOUND", open(os.path.join(folder, name)).read())
-            except OSError:
-                pass
 """,
     "becomes root": NOTHING
     + """
-import os
 for call in (lambda: os.setuid(0), lambda: os.setresuid(0, 0, 0), lambda: os.chown("/tmp", 0, 0)):
-    try:
+    with suppress(OSError):
         call()
-    except OSError:
-        pass
 open("/root/owned", "w").write("x")
 """,
     "talks to the network": NOTHING
@@ -202,16 +180,15 @@ def block_bounds(items, parts, part):
 """,
     "fork bomb": """
 import os
+from contextlib import suppress
 def block_bounds(items, parts, part):
     while True:
-        try:
+        with suppress(OSError):
             os.fork()
-        except OSError:
-            pass
 """,
     "leaves a process behind": NOTHING
     + """
-import os, time
+import time
 for _ in range(3):
     if os.fork() == 0:
         os.setsid()
@@ -221,33 +198,28 @@ for _ in range(3):
 """,
     "fills the disk": NOTHING
     + """
-import os
 for folder in ("/tmp", "/var/tmp", "/dev/shm", "."):
-    try:
+    with suppress(OSError):
         for number in range(10_000):
             with open(os.path.join(folder, f"left-{number}"), "wb") as file:
                 file.write(bytes(10 ** 6))
-    except OSError:
-        pass
 """,
     "forks and allocates together": NOTHING
     + """
-import os, time
+import time
 import numpy as np
 children = 0
-try:
+with suppress(OSError):
     while children < 100:
         if os.fork() == 0:
             kept = np.ones(10 ** 5)
             time.sleep(1000)
         children += 1
-except OSError:
-    pass
 print("CHILDREN", children)
 """,
     "waits for the results, and replaces them": NOTHING
     + """
-import ctypes, os, time
+import ctypes, time
 libc = ctypes.CDLL(None)
 watch = libc.inotify_init()
 folders = ("/autograder/results", "/grade/results", "/tmp", "/var/tmp", "/dev/shm", "/", ".")
@@ -258,24 +230,18 @@ if os.fork() == 0:
     while True:
         for folder in folders:
             for act in (os.unlink, lambda place: os.symlink("/etc/passwd", place)):
-                try:
+                with suppress(OSError):
                     act(os.path.join(folder, "results.json"))
-                except OSError:
-                    pass
         time.sleep(0.001)
 """,
     "prints from a grandchild": NOTHING
     + """
-import os, time
+import time
 if os.fork() == 0:
     if os.fork() == 0:
         os.setsid()
         while True:
-            for descriptor in range(64):
-                try:
-                    os.write(descriptor, b'{"scores": {"bounds": 20}}\\n')
-                except OSError:
-                    pass
+            write_everywhere(b'{"scores": {"bounds": 20}}\\n')
             time.sleep(0.01)
     os._exit(0)
 """,
@@ -305,7 +271,7 @@ def block_bounds(items, parts, part):
 """,
     "traces its parent": NOTHING
     + """
-import ctypes, os
+import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 buffer = ctypes.create_string_buffer(64)
 for process in (os.getppid(), *map(int, filter(str.isdigit, os.listdir("/proc")))):
@@ -353,17 +319,18 @@ SLOW = {
     "stops itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n",
     "ignores signals": """
 import signal, time
+from contextlib import suppress
 for number in range(1, 32):
-    try:
+    with suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_IGN)
-    except (OSError, ValueError):
-        pass
 time.sleep(1000)
 """,
 }
 """Texts of ``blocks.py`` that end only by the time limit."""
 
 _GRADIENT = """
+import os
+from contextlib import suppress
 import numpy as np
 
 def local(weights, bias, x, labels):
@@ -383,21 +350,19 @@ def finish(weights, total):
 GRADIENT = {
     "meet in a file": _GRADIENT
     + """
-import os, time
+import time
 def global_gradient(group, weights, bias, x, labels):
     for folder in ("/tmp", "/var/tmp", "/dev/shm", "."):
-        try:
+        with suppress(OSError):
             np.save(f"{folder}/part-{group.rank}.npy", local(weights, bias, x, labels))
             time.sleep(0.3)
             parts = [np.load(f"{folder}/part-{rank}.npy") for rank in range(group.size)]
             return finish(weights, sum(parts))
-        except OSError:
-            pass
     raise ValueError("no folder")
 """,
     "meet in a file for all": _GRADIENT
     + """
-import os, time
+import time
 os.umask(0)
 def global_gradient(group, weights, bias, x, labels):
     tag = int(abs(weights).sum() * 10 ** 6)
@@ -459,7 +424,7 @@ def global_gradient(group, weights, bias, x, labels):
 """,
     "read another rank's memory": _GRADIENT
     + """
-import os, re
+import re
 def global_gradient(group, weights, bias, x, labels):
     total = local(weights, bias, x, labels)
     for process in filter(str.isdigit, os.listdir("/proc")):

@@ -1,4 +1,4 @@
-"""A2: the references against finite differences, brute force, NumPy and one rank; the reducer in processes."""
+"""A2: the references against finite differences, brute force and NumPy."""
 
 from __future__ import annotations
 
@@ -13,22 +13,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from course.rewritten import rewritten_files
 from hybridnn.assignments.a2_batch.solution import GradientReducer
 from hybridnn.course.answers import Call
-from hybridnn.course.assignment import Variant, load_assignment
-from hybridnn.course.carrier import Worker
+from hybridnn.course.assignment import load_assignment
 from hybridnn.course.checks import TaskKey, TrustedRunner, check_task
 from hybridnn.course.execution import make_group
 from hybridnn.course.handout import render_handout
-from hybridnn.course.outcome import TaskOutcome
-from hybridnn.course.stubs import require_same_signature
-from hybridnn.course.whole_run import train_digits
+from hybridnn.course.outcome import CheckOutcome
 from hybridnn.in_process import RunResult, run_ranks
 
 A2 = load_assignment("a2")
 STANDARD = A2.standard
-VARIANTS = [dict(zip(A2.axes, choice, strict=True)) for choice in product(*A2.axes.values())]
 KEY = b"0123456789abcdef"
 
 
@@ -211,31 +206,32 @@ class _TestsOnTheWay(GradientReducer):
         super().ready(layer)
 
 
-def _checked(task: str, function: Any, variant: Variant = STANDARD) -> TaskOutcome:
-    return check_task(TrustedRunner({task: function}), TaskKey(A2, A2.task(task), variant, KEY), whole=False)
+def _failed(reducer: Any) -> list[CheckOutcome]:
+    """Checks of the reducer, but the training, without all their points."""
+    task = A2.task("reducer")
+    outcome = check_task(TrustedRunner({"reducer": reducer}), TaskKey(A2, task, STANDARD, KEY), whole=False)
+    return [check for check in outcome.checks if not check.passed]
 
 
 def test_a_reducer_that_completes_sums_early_has_all_points() -> None:
-    assert [check.message for check in _checked("reducer", _TestsOnTheWay).checks if not check.passed] == []
+    assert _failed(_TestsOnTheWay) == []
+
+
+class _Barriers(GradientReducer):
+    """Calls barriers of its own, and waits for each sum at once."""
+
+    def ready(self, layer: int) -> None:
+        super().ready(layer)
+        self._group.barrier()
+        super().finish()
 
 
 def test_only_the_overlap_is_lost_where_each_sum_is_waited_for_at_once() -> None:
+    """Barriers of the student's own do not count as passes."""
     wrong = next(mistake for mistake in A2.task("reducer").mistakes if mistake.name == "waits-at-once")
-    failed = [check for check in _checked("reducer", wrong.function(STANDARD)).checks if not check.passed]
-    assert [check.name for check in failed] == ["buckets that no backward pass overlaps"]
-    assert failed[0].points == 0
-
-
-def test_barriers_of_the_students_own_do_not_count_as_passes() -> None:
-    class Barriers(GradientReducer):
-        def ready(self, layer: int) -> None:
-            super().ready(layer)
-            self._group.barrier()
-            super().finish()
-
-    failed = [check for check in _checked("reducer", Barriers).checks if not check.passed]
-    assert [check.name for check in failed] == ["buckets that no backward pass overlaps"]
-    assert failed[0].points == 0
+    for reducer in (wrong.function(STANDARD), _Barriers):
+        failed = [(check.name, check.points) for check in _failed(reducer)]
+        assert failed == [("buckets that no backward pass overlaps", 0)]
 
 
 def test_calls_without_passes_overlap_nothing() -> None:
@@ -250,66 +246,7 @@ def test_calls_without_passes_overlap_nothing() -> None:
     assert _beside_a_pass(calls, 3) == 0
 
 
-# -- all tasks --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant.values()))
-def test_the_references_earn_all_points(variant: Variant) -> None:
-    assert A2.points == 100
-    for task in A2.tasks:
-        require_same_signature(task, task.solution(variant))
-        outcome = _checked(task.name, task.solution(variant), variant)
-        assert [check.name for check in outcome.checks if not check.passed] == []
-
-
-@pytest.mark.parametrize(
-    ("longer", "short", "size", "place"), [("first", "last", "at least", "last"), ("last", "first", "at most", "first")]
-)
-def test_trainings_with_the_references_equal_one_rank(longer: str, short: str, size: str, place: str) -> None:
-    variant = {"longer_parts": longer, "short_minibatch": short, "bucket_size": size, "loss_place": place}
-    for task in A2.tasks:
-        assert task.whole is not None
-        found, expected = task.whole.run(task.solution(variant), variant), task.whole.expected(variant)
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            for own, right in zip(
-                *(one if isinstance(one, list) else [one] for one in (found[name], value)), strict=True
-            ):
-                np.testing.assert_allclose(own, right, rtol=0, atol=1e-10, err_msg=f"{task.name}: {name}")
-
-
-def test_the_training_reduces_with_the_students_reducer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    import hybridnn.parallel.gradient_reduction as library
-
-    def unused(*_: Any, **__: Any) -> None:
-        pytest.fail("the library's reducer was made")
-
-    monkeypatch.setattr(library.GradientReducer, "__init__", unused)
-    begun: list[int] = []
-
-    class Counted(GradientReducer):
-        def ready(self, layer: int) -> None:
-            begun.append(layer)
-            super().ready(layer)
-
-    whole = A2.task("reducer").whole
-    assert whole is not None
-    found = whole.run(Counted, STANDARD)
-    assert begun[:3] == [2, 1, 0]
-    np.testing.assert_allclose(found["losses"], train_digits(sizes=(64, 24, 16, 10))["losses"], atol=1e-10)
-
-
-def test_the_training_asks_the_students_function_for_the_buckets() -> None:
-    plans = []
-
-    def plan_buckets(*arguments: Any) -> Any:
-        plans.append(_solution("buckets")(*arguments))
-        return plans[-1]
-
-    whole = A2.task("buckets").whole
-    assert whole is not None
-    whole.run(plan_buckets, STANDARD)
-    assert [list(plan) for plan in plans] == [[1, 0]] * 4  # of each rank
+# -- handout ----------------------------------------------------------------------------------------------------------
 
 
 def test_examples_of_the_handout() -> None:
@@ -328,58 +265,3 @@ def test_examples_of_the_handout() -> None:
             solution = _solution("buckets", bucket_size=choice, loss_place=place)
             plan = solution(ast.literal_eval(ends), int(size), 10)
             assert str(plan) == shown
-
-
-# -- submissions in processes of their own ----------------------------------------------------------------------------
-
-
-def test_a_submission_of_the_references_earns_100_points() -> None:
-    variant = {"longer_parts": "last", "short_minibatch": "first", "bucket_size": "at most", "loss_place": "first"}
-    with Worker(A2, rewritten_files(A2, variant, {}, 1)) as worker:
-        outcomes = [check_task(worker, TaskKey(A2, task, variant, KEY)) for task in A2.tasks]
-    assert sum(outcome.points for outcome in outcomes) == pytest.approx(100)
-
-
-PLAIN_REDUCER = """
-class GradientReducer:
-    def __init__(self, group, buffer, buckets):
-        self.group, self.buffer, self.buckets = group, buffer, buckets
-        self.current = []
-        self.started = set()
-
-    def ready(self, layer):
-        for lowest, (first, last) in self.buckets.items():
-            if {condition}:
-                self.started.add(lowest)
-                self.current.append(self.group.iallreduce(self.buffer[first:last]))
-        {after_ready}
-
-    def finish(self):
-        {in_finish}
-        self.current, self.started = [], set()
-        return float(self.buffer[-1])
-"""
-WAIT = "for request in self.current: request.wait()"
-RIGHT = {"condition": "lowest == layer", "after_ready": "pass", "in_finish": WAIT}
-TOO_EARLY = (
-    "lowest not in self.started and lowest <= layer and all(b in self.started or b <= lowest for b in self.buckets)"
-)
-
-
-@pytest.mark.parametrize(
-    ("changed", "mistake"),
-    [
-        ({}, ""),
-        ({"in_finish": "pass"}, "finish-does-not-wait"),
-        ({"in_finish": "self.current[-1].wait()"}, "last-bucket-waited-for"),
-        ({"after_ready": WAIT}, "waits-at-once"),
-        ({"condition": "lowest == layer + 1"}, "last-bucket-left-out"),
-        ({"condition": TOO_EARLY}, "begins-too-early"),
-    ],
-)
-def test_reducers_of_another_style_are_recognized(changed: dict[str, str], mistake: str) -> None:
-    files = {"blocks.py": "", "gradient.py": PLAIN_REDUCER.format(**{**RIGHT, **changed})}
-    with Worker(A2, files) as worker:
-        outcome = check_task(worker, TaskKey(A2, A2.task("reducer"), STANDARD, KEY))
-    assert {check.mistake for check in outcome.checks if not check.passed} - {""} == ({mistake} if mistake else set())
-    assert (outcome.points == A2.task("reducer").points.total) == (not mistake)

@@ -1,15 +1,14 @@
-"""A4: references against whole layers, finite differences and one rank; budgets against closed forms."""
+"""A4: references against whole layers and finite differences; budgets against closed forms."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -22,198 +21,37 @@ from hybridnn.assignments.a4_model.layer_cases import (
     expected_collectives,
     make_case,
 )
-from hybridnn.course.assignment import Task, Variant
-from hybridnn.course.carrier import Worker
+from hybridnn.course.assignment import Variant
 from hybridnn.course.checks import TaskKey, TrustedRunner, check_task
 from hybridnn.course.execution import run_trusted
-from hybridnn.course.handout import render_handout
-from hybridnn.course.injection import find
-from hybridnn.course.stubs import require_same_signature
 from hybridnn.nn.mlp import DenseLayer
-from hybridnn.parallel.dense import ColumnDense, RowDense, split_layers
 
 Array = NDArray[np.float64]
 
 VARIANTS = [dict(zip(ASSIGNMENT.axes, choice, strict=True)) for choice in product(*ASSIGNMENT.axes.values())]
 AFTER = ASSIGNMENT.standard
 BEFORE = {**AFTER, "residual": "before activation"}
+OTHER = {"first_split": "inputs", "bias_owner": "last rank", "residual": "before activation"}
 KEY = b"a key of a term."
 
 
-def _different(task: Task) -> list[dict[str, str]]:
-    """One variant for each combination of the task's axes."""
-    found = {tuple(variant[axis] for axis in task.axes): variant for variant in reversed(VARIANTS)}
-    return list(found.values())
+# -- methods ----------------------------------------------------------------------------------------------------------
 
 
-# -- points -----------------------------------------------------------------------------------------------------------
+def test_methods_count_one_by_one() -> None:
+    task = ASSIGNMENT.task("columns")
 
+    class Unwritten(task.solution(OTHER)):  # type: ignore[misc]
+        def backward_input(self, *_: Any, **__: Any) -> None:
+            raise NotImplementedError("a4 columns")
 
-def test_there_are_100_points() -> None:
-    assert ASSIGNMENT.points == 100
-
-
-@pytest.mark.parametrize(
-    ("name", "variant"), [(task.name, variant) for task in ASSIGNMENT.tasks for variant in _different(task)]
-)
-def test_the_reference_earns_all_points(name: str, variant: Variant) -> None:
-    task = ASSIGNMENT.task(name)
-    solution = task.solution(variant)
-    require_same_signature(task, solution)
-    outcome = check_task(TrustedRunner({name: solution}), TaskKey(ASSIGNMENT, task, variant, KEY))
-    assert [check.name for check in outcome.checks if check.points < check.possible] == []
-
-
-@pytest.mark.parametrize(("name", "function"), [("split", split_layers), ("columns", ColumnDense), ("rows", RowDense)])
-def test_the_library_earns_all_points_in_the_standard_variant(name: str, function: Any) -> None:
-    task = ASSIGNMENT.task(name)
-    key = TaskKey(ASSIGNMENT, task, AFTER, KEY)
-    outcome = check_task(TrustedRunner({name: function}), key, whole=False)
-    assert outcome.points == pytest.approx(task.points.total - task.points.whole)
-
-
-@pytest.mark.parametrize("name", ["columns", "rows"])
-def test_methods_have_the_signatures_of_the_library(name: str) -> None:
-    task = ASSIGNMENT.task(name)
-    solution, target = task.solution(AFTER), find(task.target)
-    for method in ("forward", "backward_input", "backward_weight"):
-        own, library = (inspect.signature(getattr(item, method)) for item in (solution, target))
-        assert [(item.name, item.kind) for item in own.parameters.values()] == [
-            (item.name, item.kind) for item in library.parameters.values()
-        ]
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_handout_has_no_unknown_names(variant: Variant) -> None:
-    text = render_handout(ASSIGNMENT, variant)
-    assert all(ASSIGNMENT.axes[axis][choice] in text for axis, choice in variant.items())
-
-
-# -- a submission -----------------------------------------------------------------------------------------------------
-
-OTHER = {"first_split": "inputs", "bias_owner": "last rank", "residual": "before activation"}
-
-SPLIT = """
-from hybridnn.comm.blocks import block_slice
-from hybridnn.nn.parameters import LayerShard
-
-def split_layers(layers, split, ranks, rank):
-    shards = []
-    for i, layer in enumerate(layers):
-        ins, outs = block_slice(layer.inputs, ranks, rank), block_slice(layer.outputs, ranks, rank)
-        if split == "alternating" and i % 2 == 0:
-            bias = slice(0, layer.outputs) if rank == ranks - 1 else slice(0, 0)
-            shards.append(LayerShard(layer, slice(0, layer.outputs), ins, bias, True, False))
-        else:
-            paired = split == "alternating" and i < len(layers) - 1
-            shards.append(LayerShard(layer, outs, slice(0, layer.inputs), outs, False, not paired))
-    return shards
-"""
-
-LAYERS = """
-import numpy as np
-from hybridnn.comm.group import DONE
-
-class ColumnDense:
-    def __init__(self, shard, group, overlap, kernels):
-        self.shard, self.layer, self.group, self.overlap, self.kernels = shard, shard.layer, group, overlap, kernels
-
-    def forward(self, p, s):
-        z = p.weight @ s.x + p.bias_column
-        if self.layer.residual:
-            z = z + s.x[self.shard.rows]
-        s.activation[...] = z
-        self.kernels.activate(self.layer.activation, s.activation, s.scratch)
-        s.local_y[...] = s.activation
-        if self.shard.gathers:
-            self.group.allgather_rows(s.y)
-
-    def backward_input(self, p, s, bias_gradient=None):
-        dz = np.empty_like(s.activation)
-        self.kernels.gradient_of_activation(self.layer.activation, s.activation, s.own_dy.copy(), dz, s.scratch)
-        s.dz[...] = dz
-        if bias_gradient is not None:
-            bias_gradient[...] = dz @ s.ones
-        if s.dx is None:
-            return DONE
-        s.dx[...] = p.weight.T @ dz
-        if self.layer.residual:
-            s.dx[self.shard.rows] += dz
-        request = self.group.iallreduce(s.dx)
-        if self.overlap:
-            return request
-        request.wait()
-        return DONE
-
-    def backward_weight(self, s, gradient, *, biases=True):
-        gradient.weight[...] = s.dz @ s.x.T
-        if biases:
-            gradient.bias[...] = s.dz @ s.ones
-
-class RowDense:
-    def __init__(self, shard, group, kernels):
-        self.shard, self.layer, self.group, self.kernels = shard, shard.layer, group, kernels
-
-    def forward(self, p, s):
-        s.activation[...] = p.weight @ s.x
-        s.activation[self.shard.bias_rows] += p.bias_column
-        if self.layer.residual:
-            s.activation[self.shard.columns] += s.x
-        self.group.allreduce(s.activation)
-        self.kernels.activate(self.layer.activation, s.activation, s.scratch)
-        s.y[...] = s.activation
-
-    def backward_input(self, p, s, bias_gradient=None):
-        self.kernels.gradient_of_activation(self.layer.activation, s.activation, s.dy, s.dz, s.scratch)
-        if bias_gradient is not None:
-            bias_gradient[...] = (s.dz @ s.ones)[self.shard.bias_rows]
-        if s.dx is not None:
-            s.dx[...] = p.weight.T @ s.dz
-            if self.layer.residual:
-                s.dx += s.dz[self.shard.columns]
-        return DONE
-
-    def backward_weight(self, s, gradient, *, biases=True):
-        gradient.weight[...] = s.dz @ s.x.T
-        if biases:
-            gradient.bias[...] = (s.dz @ s.ones)[self.shard.bias_rows]
-"""
-
-NORM = """
-import numpy as np
-
-def global_norm(group, gradients, is_replicated):
-    split = np.array([sum((g ** 2).sum() for g, same in zip(gradients, is_replicated) if not same)], float)
-    group.allreduce(split)
-    return np.sqrt(split[0] + sum((g ** 2).sum() for g, same in zip(gradients, is_replicated) if same))
-"""
-
-
-def test_a_submission_written_from_the_handout_earns_all_points() -> None:
-    with Worker(ASSIGNMENT, {"split.py": SPLIT, "layers.py": LAYERS, "norm.py": NORM}, limit=30) as worker:
-        outcomes = [check_task(worker, TaskKey(ASSIGNMENT, task, OTHER)) for task in ASSIGNMENT.tasks]
-    assert [
-        (check.name, check.message) for item in outcomes for check in item.checks if check.points < check.possible
-    ] == []
-
-
-def test_mistakes_of_a_submission_are_named_and_methods_count_one_by_one() -> None:
-    key = TaskKey(ASSIGNMENT, ASSIGNMENT.task("columns"), OTHER)
-    always = LAYERS.replace("if self.shard.gathers:", "if True:")
-    with Worker(ASSIGNMENT, {"layers.py": always}, limit=30) as worker:
-        outcome = check_task(worker, key, whole=False)
-    wrong = [check for check in outcome.checks if check.kind == "public" and not check.passed]
-    assert {check.mistake for check in wrong} == {"gathers-without-need"}
-    unwritten = LAYERS.replace("dz = np.empty_like(s.activation)", "raise NotImplementedError('a4 columns')")
-    with Worker(ASSIGNMENT, {"layers.py": unwritten}, limit=30) as worker:
-        outcome = check_task(worker, key, whole=False)
+    outcome = check_task(TrustedRunner({"columns": Unwritten}), TaskKey(ASSIGNMENT, task, OTHER), whole=False)
     assert {check.name.partition(",")[0] for check in outcome.checks if check.passed} == {"forward"}
 
 
 # -- split ------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(1, 13), min_size=1, max_size=6),
     st.integers(1, 5),

@@ -1,19 +1,18 @@
-"""A7: the reference solutions against independent computations, and through the grader's processes."""
+"""A7: the reference solutions against independent computations."""
 
 from __future__ import annotations
 
-import inspect
 from itertools import combinations, pairwise, product
 from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridnn.assignments.a7_cost import solution
 from hybridnn.assignments.a7_cost.assignment import ASSIGNMENT
-from hybridnn.assignments.a7_cost.predictions import MAP, calibrated, mapped, planned
+from hybridnn.assignments.a7_cost.predictions import MAP, calibrated, mapped
 from hybridnn.assignments.a7_cost.solution import (
     cuts_solution,
     fit_solution,
@@ -31,49 +30,9 @@ from hybridnn.cost.calibration.fit import fit_linear
 from hybridnn.cost.collectives import counts
 from hybridnn.cost.formulas import best_grid, integrated_step
 from hybridnn.cost.grid_map import map_of_formulas
-from hybridnn.course.assignment import load_assignment
-from hybridnn.course.carrier import Worker
-from hybridnn.course.checks import TaskKey, TrustedRunner, check_task
+from hybridnn.course.checks import TaskKey
 from hybridnn.course.handout import render_handout
-from hybridnn.course.stubs import require_same_signature
 from hybridnn.pipeline.partition.stage_partition import balanced_counts
-
-KEY = b"a key of 16 byte"
-VARIANTS = [
-    ASSIGNMENT.standard,
-    *(
-        {**ASSIGNMENT.standard, axis: choice}
-        for axis, choices in ASSIGNMENT.axes.items()
-        for choice in list(choices)[1:]
-    ),
-]
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: ", ".join(variant.values()))
-def test_the_reference_earns_everything(variant):
-    assert load_assignment("a7").points == 100
-    changed = {axis for axis, choice in variant.items() if choice != ASSIGNMENT.standard[axis]}
-    for task in ASSIGNMENT.tasks:
-        if changed and not changed & set(task.axes):
-            continue
-        require_same_signature(task, task.solution(variant))
-        outcome = check_task(
-            TrustedRunner({task.name: task.solution(variant)}), TaskKey(ASSIGNMENT, task, variant, KEY)
-        )
-        assert outcome.points == pytest.approx(task.points.total), [
-            check for check in outcome.checks if not check.passed
-        ]
-
-
-def test_the_reference_earns_everything_as_a_submission():
-    # The file of the stubs' docstrings has the solution of the standard variant.
-    source = inspect.getsource(solution)
-    files = dict.fromkeys(ASSIGNMENT.files, source)
-    with Worker(ASSIGNMENT, files, modules=["hybridnn"]) as worker:
-        for task in ASSIGNMENT.tasks:
-            outcome = check_task(worker, TaskKey(ASSIGNMENT, task, ASSIGNMENT.standard, KEY))
-            failed = [check for check in outcome.checks if not check.passed]
-            assert outcome.points == pytest.approx(task.points.total), failed
 
 
 def test_the_handout_has_the_numbers_of_its_examples():
@@ -149,6 +108,7 @@ def test_the_fit_without_repetitions_is_that_of_the_library():
     np.testing.assert_allclose(solution.fit_costs(features, seconds), fit_linear(features, seconds).coefficients)
 
 
+@pytest.mark.slow
 def test_the_whole_run_of_the_fit_meets_sizes_that_were_held_out():
     errors = [values[2]["mean error on held-out sizes"] for values in calibrated().values()]
     assert max(errors) <= 0.08  # as the handout says
@@ -163,7 +123,6 @@ def test_the_ring_is_that_of_the_library(nbytes, ranks):
     assert ring_counts(nbytes, ranks) == (own.messages, own.nbytes, own.reduced)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 24).map(lambda half: 2 * half))
 def test_neighbour_exchange_brings_every_block_to_every_rank(nbytes, ranks):
     size = [block_size(nbytes, ranks, number) for number in range(ranks)]
@@ -200,12 +159,6 @@ def test_two_levels_are_the_librarys_collectives_one_after_another(nbytes, ranks
     found = [counts(operation, name, nbytes, size) for operation, name, size in parts]
     expected = found[0] + found[1] + found[2]
     assert two_level(nbytes, ranks) == (expected.messages, expected.nbytes, expected.reduced)
-
-
-def test_the_whole_run_of_the_ring_depends_on_its_counts():
-    run = ASSIGNMENT.task("ring").whole.run
-    assert run(lambda nbytes, ranks: (2 * ranks - 2, nbytes, nbytes), ASSIGNMENT.standard) != planned()
-    assert run(ring_counts, ASSIGNMENT.standard) == planned()
 
 
 # -- cuts -------------------------------------------------------------------------------------------------------------
@@ -258,5 +211,6 @@ def test_sharded_weights_pass_the_batch_axis_once_more():
     assert sharded[1] - replicated[1] == pytest.approx(weights * 3 / 4)
 
 
+@pytest.mark.slow
 def test_the_expected_map_is_that_of_the_library():
     assert mapped(ASSIGNMENT.standard) == {"map": map_of_formulas(*MAP).names()}

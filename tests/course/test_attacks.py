@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import os
-import subprocess
-import sys
 import time
-import zipfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import hybridnn
 from course.attacks import BLOCKS, GRADIENT, SLOW
-from course.made import course_of, course_with, submission_zip
+from course.made import course_with, submission_zip
+from course.tried import Tried
 from hybridnn.course import carrier, isolation, submission
-from hybridnn.course.answers import Answer
-from hybridnn.course.assignment import Task, load_assignment
-from hybridnn.course.carrier import Worker
+from hybridnn.course.assignment import load_assignment
 from hybridnn.course.grading import Grader, Limits
 from hybridnn.course.isolation import choose_isolation
-from hybridnn.course.outcome import Outcome
+from hybridnn.course.outcome import TaskOutcome
+from hybridnn.course.term import Course
 from hybridnn.errors import HybridnnError
 from mpi_runner.slowness import deadline
 
@@ -31,6 +26,7 @@ A2 = load_assignment("a2")
 CASE_SECONDS = 2.0
 NAMES = ("left-", "part-", "meet-", "bomb", "results.json")
 FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+OWNED = Path("/root/owned")
 UNWATCHED = "from hybridnn.course import isolation, worker; worker.guard_process = lambda *_, **__: None"
 WITHOUT_NAMESPACES = (
     f"{UNWATCHED}; isolation.CLONE_NEWNET = isolation.CLONE_NEWIPC = 0; closed = isolation._closed_folder; "
@@ -45,6 +41,42 @@ MEETS = {
 }
 """How ranks of one submission can exchange data without the grader, by isolation."""
 
+RIGHT = """
+def block_bounds(items, parts, part):
+    size, longer = divmod(items, parts)
+    first = part * size + min(part, longer)
+    return first, first + size + (part < longer)
+
+def minibatches(order, batch_size):
+    return [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
+"""
+RIGHT_GRADIENT = """
+import numpy as np
+
+def global_gradient(group, weights, bias, x, labels):
+    e = np.exp(x @ weights.T + bias)
+    p, rows = e / e.sum(axis=1, keepdims=True), np.arange(len(labels))
+    loss = -np.log(p[rows, labels]).sum()
+    p[rows, labels] -= 1
+    total = np.concatenate([(p.T @ x).ravel(), p.sum(axis=0), [loss, len(labels)]])
+    group.allreduce(total)
+    mean = total[:-1] / total[-1]
+    return mean[: weights.size].reshape(weights.shape), mean[weights.size : -1], float(mean[-1])
+"""
+
+HEAVY = (
+    *("memory hog", "fork bomb", "forks and allocates together", "looks for the key", "floods the grader"),
+    *("prints without end", "meet in a file", "meet in shared memory", "deep outputs"),
+    *("endless loop", "endless import", "stops itself", "ignores signals"),
+)
+"""Attacks that only `make test-all` tries, as they need a processor for seconds."""
+
+
+def _patient(text: str) -> str:
+    """An attack whose ranks meet also where the machine is slow."""
+    text = text.replace("sleep(0.3)", f"sleep({deadline(0.3)})")
+    return text.replace("settimeout(0.5)", f"settimeout({deadline(0.5)})")
+
 
 def _missing(mode: str) -> str:
     try:
@@ -54,53 +86,87 @@ def _missing(mode: str) -> str:
     return ""
 
 
-MODES = [
-    pytest.param(mode, marks=pytest.mark.skipif(bool(reason := _missing(mode.split()[0])), reason=reason), id=mode)
-    for mode in MEETS
-]
+def _modes() -> Iterator[Any]:
+    for number, mode in enumerate(MEETS):
+        reason = _missing(mode.split()[0])
+        marks = [pytest.mark.skipif(bool(reason), reason=reason), *([pytest.mark.slow] if number else [])]
+        yield pytest.param(mode, marks=marks, id=mode)
 
 
-@pytest.fixture
-def users(monkeypatch: pytest.MonkeyPatch) -> range:
+def _attacks(texts: dict[str, str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow if name in HEAVY else [], id=name) for name in texts]
+
+
+@pytest.fixture(scope="module")
+def users() -> Iterator[range]:
     """Users that no other process of tests on this machine has at the same time."""
     first = 100_000 + 1_000 * (os.getpid() % 1_000_000)
-    monkeypatch.setattr(isolation, "FIRST_USER", first)
-    monkeypatch.setattr(isolation, "LOCK", f"\0hybridnn-course-test-{first}-")
-    return range(first, first + 1_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "FIRST_USER", first)
+        patch.setattr(isolation, "LOCK", f"\0hybridnn-course-test-{first}-")
+        yield range(first, first + 1_000)
 
 
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    return course_with(tmp_path_factory.mktemp("attacks") / "course", A2, A2.standard)
+
+
+@pytest.fixture(scope="module", params=_modes())
+def mode(request: pytest.FixtureRequest, users: range) -> Iterator[str]:
     """An isolation alone: all code is taken, as if it did what it does so that nothing notices, and nothing watches."""
-    monkeypatch.setattr(submission, "refusals", lambda *_: ())
     removed = WITHOUT_NAMESPACES if "without" in request.param else UNWATCHED
     program = carrier.PROGRAM.replace("from hybridnn.course.worker import main", removed)
-    monkeypatch.setattr(carrier, "PROGRAM", program.replace("main()", "worker.main()"))
-    return str(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(submission, "refusals", lambda *_: ())
+        patch.setattr(carrier, "PROGRAM", program.replace("main()", "worker.main()"))
+        yield request.param
 
 
-@pytest.fixture
-def grader(mode: str, tmp_path: Path, users: range) -> Grader:
-    """A grader with that isolation."""
-    limits = Limits(case=deadline(CASE_SECONDS), submission=deadline(30))
-    return Grader(course_with(tmp_path / "course", A2, A2.standard), A2, mode.split()[0], limits)
+class Attacks:
+    """Attacks whose cases leave nothing behind, take at most twice their limit, and read no secret."""
 
+    def __init__(self, mode: str, users: range, course: Course) -> None:
+        self.mode, self._users, self._secret = mode, users, course.key.hex()
+        self._children = _children()
+        texts = {"right": RIGHT, "right gradient": RIGHT_GRADIENT, **BLOCKS, **SLOW}
+        texts |= {name: _patient(text) for name, text in GRADIENT.items()}
+        self.limit = deadline(CASE_SECONDS)
+        self.tried = Tried(texts, isolation=mode.split()[0], limit=self.limit)
 
-@pytest.fixture
-def took(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
-    """Limit and seconds of every case and training that was tried."""
-    found: list[tuple[float, float]] = []
-    carry = Worker._carry
-
-    def timed(worker: Worker, task: Task, inputs: Any, variant: Any, limit: float, *, whole: bool) -> Answer:
+    def check(self, name: str, task: str) -> TaskOutcome:
+        """The outcome of a case."""
+        before = self._files()
+        OWNED.unlink(missing_ok=True)
         start = time.monotonic()
-        try:
-            return carry(worker, task, inputs, variant, limit, whole=whole)
-        finally:
-            found.append((limit, time.monotonic() - start))
+        outcome = self.tried.check(name, task)
+        assert time.monotonic() - start < 2 * self.limit + deadline(1)
+        assert [process for process, (_, user) in _status_of_processes().items() if user in self._users] == []
+        assert len(_children() - self._children) == 1  # the process that starts the ranks
+        assert self._files() <= before
+        assert _shared_memory(self._users) == []
+        self._assert_nothing_read(name)
+        return outcome
 
-    monkeypatch.setattr(Worker, "_carry", timed)
-    return found
+    def _assert_nothing_read(self, name: str) -> None:
+        assert self._secret not in self.tried.printed
+        assert not OWNED.exists()
+        words = ["ATTACHED"] if self.mode.startswith("user") else []  # in a container, all its processes are alike
+        if "without" not in self.mode:  # there, folders that all may read are seen, and the network
+            words += ["FOUND", "CONNECTED"]
+        assert not any(word in self.tried.printed for word in words), self.tried.printed
+
+    def _files(self) -> set[str]:
+        """Files of the users of ranks; without users of their own, such with names that attacks give."""
+        found = set()
+        for path in (Path(folder, name) for folder in FOLDERS if os.path.isdir(folder) for name in os.listdir(folder)):
+            try:
+                is_named = not self.mode.startswith("user") and path.name.startswith(NAMES)
+                if is_named or path.lstat().st_uid in self._users:
+                    found.add(str(path))
+            except OSError:
+                continue
+        return found
 
 
 def _status_of_processes() -> dict[int, tuple[int, int]]:
@@ -115,18 +181,8 @@ def _status_of_processes() -> dict[int, tuple[int, int]]:
     return found
 
 
-def _files(users: range) -> set[str]:
-    """Files of the users of ranks, and such with names that attacks give."""
-    found = set()
-    for folder in FOLDERS:
-        for name in os.listdir(folder) if os.path.isdir(folder) else ():
-            path = os.path.join(folder, name)
-            try:
-                if os.lstat(path).st_uid in users or name.startswith(NAMES):
-                    found.add(path)
-            except OSError:
-                continue
-    return found
+def _children() -> set[int]:
+    return {process for process, (parent, _) in _status_of_processes().items() if parent == os.getpid()}
 
 
 def _shared_memory(users: range) -> list[str]:
@@ -138,95 +194,65 @@ def _shared_memory(users: range) -> list[str]:
     return found
 
 
-class Attack:
-    """Submissions whose grading leaves nothing behind, and takes at most twice the limit of each case."""
-
-    def __init__(self, grader: Grader, users: range, took: list[tuple[float, float]]) -> None:
-        self.grader, self._users, self._took = grader, users, took
-
-    def __call__(self, **files: str) -> Outcome:
-        """The outcome of a submission with these files."""
-        before, own = _files(self._users), os.getpid()
-        children = {process for process, (parent, _) in _status_of_processes().items() if parent == own}
-        archive = submission_zip(A2, A2.standard, {f"{name}.py": text for name, text in files.items()})
-        start = time.monotonic()
-        outcome = self.grader.grade(archive)
-        taken = time.monotonic() - start
-        assert outcome.gradable, outcome.reason
-        left = _status_of_processes()
-        assert [process for process, (_, user) in left.items() if user in self._users] == []
-        assert {process for process, (parent, _) in left.items() if parent == own} <= children
-        assert _files(self._users) <= before
-        assert _shared_memory(self._users) == []
-        assert self._took
-        assert all(seconds < 2 * limit + deadline(1) for limit, seconds in self._took), self._took
-        assert taken < sum(seconds for _, seconds in self._took) + deadline(15)  # the start, and the references
-        return outcome
+@pytest.fixture(scope="module")
+def attacks(mode: str, users: range, course: Course) -> Iterator[Attacks]:
+    made = Attacks(mode, users, course)
+    with made.tried:
+        yield made
 
 
-@pytest.fixture
-def attack(grader: Grader, users: range, took: list[tuple[float, float]]) -> Attack:
-    """Grade attacks."""
-    return Attack(grader, users, took)
+def test_right_functions_earn_their_points(attacks: Attacks) -> None:
+    """In the same way as attacks are tried."""
+    for name, task in (("right", "bounds"), ("right", "minibatches"), ("right gradient", "gradient")):
+        outcome = attacks.check(name, task)
+        assert outcome.points > 0, outcome.checks[0].message
+        assert outcome.flags == ()
 
 
-def _messages(outcome: Outcome) -> str:
-    return "\n".join(check.message for task in outcome.tasks for check in task.checks)
+@pytest.mark.parametrize("name", _attacks(BLOCKS))
+def test_no_points_and_nothing_left(attacks: Attacks, name: str) -> None:
+    for task in ("bounds", "minibatches"):
+        outcome = attacks.check(name, task)
+        assert outcome.points == 0, outcome
 
 
-@pytest.mark.parametrize("name", list(BLOCKS))
-def test_no_points_and_nothing_left(attack: Attack, name: str) -> None:
-    outcome = attack(blocks=BLOCKS[name])
-    assert outcome.points == 0, _messages(outcome)
-
-
-@pytest.mark.parametrize("name", list(SLOW))
-def test_the_limit_of_a_case_ends_it(attack: Attack, took: list[tuple[float, float]], name: str) -> None:
-    outcome = attack(blocks=SLOW[name])
+@pytest.mark.parametrize("name", _attacks(SLOW))
+def test_the_limit_of_a_case_ends_it(attacks: Attacks, name: str) -> None:
+    outcome = attacks.check(name, "bounds")
     assert outcome.points == 0
-    assert "no result after" in _messages(outcome) or "ended without" in _messages(outcome)
-    # Two tasks are in this file, and each is given up after its first case.
-    assert len([limit for limit, seconds in took if seconds >= limit]) <= 2
+    message = outcome.checks[0].message
+    assert "no result after" in message or "ended without" in message, message
 
 
-@pytest.mark.parametrize("name", list(GRADIENT))
-def test_ranks_meet_nowhere_but_at_the_grader(attack: Attack, mode: str, name: str) -> None:
-    outcome = attack(gradient=GRADIENT[name])
-    one_rank = A2.task("gradient").points.public / 4
-    assert outcome.points <= one_rank + 1e-9, _messages(outcome)
+@pytest.mark.parametrize("name", _attacks(GRADIENT))
+def test_ranks_meet_nowhere_but_at_the_grader(attacks: Attacks, name: str) -> None:
+    outcome = attacks.check(name, "gradient")
+    assert outcome.points == 0, outcome
     is_flagged = any(flag.startswith("gradient: impossible") for flag in outcome.flags)
-    assert is_flagged == (name in MEETS[mode]), _messages(outcome)
+    assert is_flagged == (name in MEETS[attacks.mode]), outcome
 
 
-def test_what_the_grader_knows_is_out_of_reach(grader: Grader, mode: str) -> None:
-    secret = grader.course.key.hex()
-    (Path("/root") / "owned").unlink(missing_ok=True)
-    names = ["looks for the key", "reads the grader's memory", "becomes root"]
-    words = ["ATTACHED"]
-    if "without" not in mode:  # there, folders that all may read are seen, and the network
-        names, words = [*names, "talks to the network"], [*words, "FOUND", "CONNECTED"]
-    names += ["traces its parent"] if mode.startswith("user") else []  # in a container, all its processes are alike
-    for name in names:
-        printed = _printed(grader, BLOCKS[name])
-        assert secret not in printed
-        assert not any(word in printed for word in words), printed
-    assert not (Path("/root") / "owned").exists()
-
-
-def _printed(grader: Grader, text: str) -> str:
-    """What an attack prints in the first case."""
-    files = {"blocks.py": text, "gradient.py": ""}
-    with Worker(A2, files, isolation=grader.isolation, limit=deadline(20)) as worker:
-        worker.run(A2.task("bounds"), A2.task("bounds").public(A2.standard)[0], A2.standard)
-        return worker.printed
-
-
-def test_a_user_has_few_processes(grader: Grader, mode: str) -> None:
-    if mode == "bwrap" and os.geteuid() == 0:
-        pytest.skip("the system does not limit the processes of root; another user is tried below")
-    word, count = _printed(grader, BLOCKS["forks and allocates together"]).split()
+@pytest.mark.slow
+def test_a_user_has_few_processes(attacks: Attacks) -> None:
+    if attacks.mode == "bwrap" and os.geteuid() == 0:
+        pytest.skip("the system does not limit the processes of root")
+    attacks.check("forks and allocates together", "bounds")
+    word, count = attacks.tried.printed.split()
     assert word == "CHILDREN"
     assert 0 < int(count) < isolation.PROCESSES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "tries"), [("prints scores as the last line", 18), ("endless loop", 2)])
+def test_a_whole_submission_earns_nothing(mode: str, course: Course, name: str, tries: int) -> None:
+    """A task that does not end is given up after its first case; two tasks are in the file."""
+    limits = Limits(case=deadline(CASE_SECONDS), submission=deadline(60))
+    files = {"blocks.py": {**BLOCKS, **SLOW}[name]}
+    outcome = Grader(course, A2, mode.split()[0], limits).grade(submission_zip(A2, A2.standard, files))
+    assert outcome.gradable, outcome.reason
+    assert outcome.points == 0
+    checks = [check for task in outcome.tasks[:2] for check in task.checks if check.kind in ("public", "hidden")]
+    assert sum(not check.not_tried for check in checks) == tries
 
 
 @pytest.mark.skipif(bool(reason := _missing("user")), reason=reason)
@@ -235,87 +261,3 @@ def test_graders_notice_where_namespaces_are_missing(users: range, monkeypatch: 
         monkeypatch.setattr(isolation, "_own_namespaces", lambda found=is_separate: found)
         assert bool(isolation.missing_protection("user")) != is_separate
         assert isolation.missing_protection("bwrap") == isolation.missing_protection("none") == ""
-
-
-FORKS = """
-import sys
-sys.path.insert(0, {root!r})
-from hybridnn.course import isolation
-inner = "import sys; sys.path.insert(0, {root!r}); from hybridnn.course.isolation import confine; "
-inner += "confine('bwrap', 0, 60)\\n" + {text!r}
-import os
-command = [*isolation.command_prefix("bwrap"), sys.executable, "-c", inner]
-os.execv(command[0], command)
-"""
-FORKING = "import os, time\nchildren = 0\ntry:\n    while children < 100:\n        if os.fork() == 0:\n"
-FORKING += "            time.sleep(1000)\n        children += 1\nexcept OSError:\n    pass\nprint(children)\n"
-
-
-@pytest.mark.skipif(bool(reason := _missing("bwrap")), reason=reason)
-def test_bubblewrap_limits_processes_where_its_user_is_not_root() -> None:
-    program = FORKS.format(root=str(Path(hybridnn.__file__).parents[1]), text=FORKING)
-    is_root = os.geteuid() == 0
-    python = "/usr/bin/python3" if is_root else sys.executable  # that of the tests may be in a folder of root
-    user: dict[str, Any] = {"user": 49_999, "group": 49_999, "extra_groups": []} if is_root else {}
-    command = [python, "-I", "-B", "-c", program]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=deadline(60), check=False, cwd="/", **user)
-    if ran.returncode and "bwrap:" in ran.stderr:
-        pytest.skip(f"users may not start bubblewrap here: {ran.stderr.strip()}")
-    assert ran.returncode == 0, ran.stderr
-    assert 0 < int(ran.stdout) < isolation.PROCESSES
-
-
-def _archive(write: Callable[[zipfile.ZipFile], None]) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in ("assignment.toml", "blocks.py", "gradient.py"):
-            archive.writestr(name, zipfile.ZipFile(io.BytesIO(submission_zip(A2, A2.standard, {}))).read(name))
-        write(archive)
-    return stream.getvalue()
-
-
-def _link(archive: zipfile.ZipFile) -> None:
-    info = zipfile.ZipInfo("blocks2.py")
-    info.external_attr = 0o120777 << 16
-    archive.writestr(info, "/etc/passwd")
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize(
-    ("write", "reason"),
-    [
-        (_link, "links"),
-        (lambda archive: archive.writestr("../grader.py", "x"), "not a file of a2"),
-        (lambda archive: archive.writestr("/etc/cron.d/x", "x"), "not a file of a2"),
-        (lambda archive: archive.writestr("numpy.py", "x"), "not a file of a2"),
-        (lambda archive: archive.writestr("blocks.py", "x = 1"), "is there twice"),
-        (lambda archive: archive.writestr("big.py", b"0" * (50 << 20)), "not a file of a2"),
-        (lambda archive: [archive.writestr(f"{n}.txt", "") for n in range(200)], "files in the archive"),
-    ],
-    ids=["link", "parent folder", "absolute", "numpy.py", "twice", "bomb", "many"],
-)
-def test_tricks_of_archives_are_refused(write: Callable[[zipfile.ZipFile], None], reason: str, tmp_path: Path) -> None:
-    grader = Grader(course_of(tmp_path / "course", "a2"), A2, "none")
-    outcome = grader.grade(_archive(write))
-    assert not outcome.gradable
-    assert reason in outcome.reason
-    assert outcome.points == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (b"def block_bounds(:", "line 1: cannot be parsed"),
-        (b"\xff\xfe", "not text in UTF-8"),
-        (b"x = " + b"(" * 5000 + b")" * 5000, "cannot be parsed"),
-        (b"x = '\\N{" + b"a" * 10 + b"}'", "cannot be parsed"),
-        (b"#" * (2 << 20), "larger than"),
-        (b"x = 1\0", "cannot be parsed"),
-    ],
-    ids=["syntax", "encoding", "nesting", "escape", "size", "null"],
-)
-def test_files_that_are_no_programs_are_refused(text: bytes, reason: str, tmp_path: Path) -> None:
-    grader = Grader(course_of(tmp_path / "course", "a2"), A2, "none")
-    outcome = grader.grade(submission_zip(A2, A2.standard, {"blocks.py": text}))
-    assert not outcome.gradable
-    assert reason in outcome.reason

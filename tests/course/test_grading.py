@@ -1,201 +1,105 @@
-"""Grading of folders: every score is that of the catalogue, and a grading that is killed goes on where it was."""
+"""Grading of folders: mistakes are found as themselves, and a grading that is killed goes on where it was."""
 
 from __future__ import annotations
 
 import csv
 import io
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from course.made import course_of, submission_zip, wrong_files
-from course.rewritten import LAYOUTS, rewritten_files
+from course.made import KIT, allow_kit, course_of, reference_files, submission_zip, wrong_files
 from hybridnn.cli.course.assistant import grade
 from hybridnn.course import grading, isolation
-from hybridnn.course.assignment import Assignment, Mistake, Task, load_assignment
+from hybridnn.course.assignment import Assignment, Mistake, load_assignment
 from hybridnn.course.batch import SUFFIX, Graded, grade_folder, read_outcomes, with_student_flags
+from hybridnn.course.carrier import Worker
 from hybridnn.course.checks import TaskKey, TrustedRunner, check_task
 from hybridnn.course.grading import Grader, Limits
-from hybridnn.course.isolation import choose_isolation
 from hybridnn.course.outcome import Outcome
 from hybridnn.course.reports import FEEDBACK, GRADES, PAGE, write_reports
 from hybridnn.course.submission import Submission, UngradableError
-from hybridnn.course.term import KEY, Course
-from hybridnn.errors import DataError, EnvironmentProblem
+from hybridnn.course.term import Course, create_course
+from hybridnn.errors import DataError
 from mpi_runner.slowness import deadline
 
 A2 = load_assignment("a2")
 CODE = ("a1", "a2", "a3", "a4", "a5", "a6", "a7")
 """Assignments whose tasks are functions."""
 
-JOBS = 2
-SECONDS = 10  # of a submission and job, on an idle machine
-MISTAKES = [(task.name, mistake.name) for task in A2.tasks for mistake in task.mistakes]
 
-
-class Catalogue:
-    """Points of each task by the functions of the kit, in this process, without submissions."""
-
-    def __init__(self, course: Course, assignment: Assignment) -> None:
-        self._course, self._assignment = course, assignment
-        self._points: dict[tuple[str, str], float] = {}
-
-    def points(self, mistakes: Mapping[str, str]) -> float:
-        """Points of a submission with the mistakes of some tasks, by task, and the reference for all others."""
-        return round(sum(self._of_task(task, mistakes.get(task.name, "")) for task in self._assignment.tasks), 2)
-
-    def _of_task(self, task: Task, mistake: str) -> float:
-        if (task.name, mistake) not in self._points:
-            variant = self._course.variant(self._assignment)
-            functions = {known.name: known.function for known in task.mistakes}
-            function = functions.get(mistake, task.solution)(variant)
-            key = TaskKey(self._assignment, task, variant, self._course.key)
-            self._points[task.name, mistake] = check_task(TrustedRunner({task.name: function}), key).points
-        return self._points[task.name, mistake]
-
-
-def _make(
-    folder: Path, course: Course, chosen: Sequence[Mapping[str, str]], assignment: Assignment = A2
-) -> dict[str, float]:
-    """Write submissions, and return their expected points by name."""
-    folder.mkdir()
-    variant = course.variant(assignment)
-    catalogue, expected = Catalogue(course, assignment), {}
-    for number, mistakes in enumerate(chosen):
-        if assignment is A2:
-            files = rewritten_files(assignment, variant, mistakes, number)
-        else:
-            known = {task: _mistake(assignment, task, name) for task, name in mistakes.items()}
-            files = wrong_files(assignment, variant, known, LAYOUTS[number % len(LAYOUTS)])
-        name = f"student-{number:03}.zip"
-        (folder / name).write_bytes(submission_zip(assignment, variant, files, student=f"student {number}"))
-        expected[name] = catalogue.points(mistakes)
-    return expected
-
-
-def _mistake(assignment: Assignment, task: str, name: str) -> Mistake:
-    return next(mistake for mistake in assignment.task(task).mistakes if mistake.name == name)
-
-
-def _combined(assignment: Assignment) -> list[dict[str, str]]:
+def _combined(assignment: Assignment) -> list[dict[str, Mistake]]:
     """Submissions with a mistake in every task, so many that each mistake is in one of them."""
     known = {
-        task.name: [mistake.name for mistake in task.mistakes if mistake.applies(assignment.standard)]
+        task.name: [mistake for mistake in task.mistakes if mistake.applies(assignment.standard)]
         for task in assignment.tasks
     }
     most = max(map(len, known.values()))
-    return [{task: names[number % len(names)] for task, names in known.items()} for number in range(most)]
-
-
-def _made_submissions(assignment: Assignment) -> list[dict[str, str]]:
-    """Mistakes by task: none, one in every task, and where submissions are code of their own, one alone."""
-    alone = [{task: name} for task, name in MISTAKES] if assignment is A2 else []
-    return [{}, {}, {}, {}, *_combined(assignment), *alone, *alone]
-
-
-def _rows(text: str) -> dict[str, dict[str, str]]:
-    return {row["submission"]: row for row in csv.DictReader(io.StringIO(text))}
-
-
-def _isolation() -> str:
-    try:
-        return choose_isolation("auto")
-    except EnvironmentProblem:
-        return "none"
-
-
-@dataclass(frozen=True)
-class Folder:
-    """Submissions of a course, which the command grades.
-
-    Attributes
-    ----------
-    limit : float
-        Seconds to grade all of them.
-    """
-
-    course: Course
-    name: str
-    submissions: Path
-    limit: float
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables of the command."""
-        return {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-
-    def command(self, out: Path) -> list[str]:
-        """The command that grades them."""
-        command = [sys.executable, "-m", "hybridnn", "course", "grade", self.name, str(self.submissions)]
-        command += ["--course", str(self.course.folder), "--out", str(out), "--jobs", str(JOBS)]
-        return [*command, "--isolation", _isolation()]
-
-    def grade(self, out: Path) -> None:
-        """Grade all of them in time."""
-        subprocess.run(
-            self.command(out), env=self.environment, stdout=subprocess.DEVNULL, check=True, timeout=self.limit
-        )
-
-    def grade_until_killed(self, out: Path, count: int) -> None:
-        """Grade until there are so many outcomes, and kill the command."""
-        with subprocess.Popen(self.command(out), env=self.environment, stdout=subprocess.DEVNULL) as process:
-            end = time.monotonic() + self.limit
-            while len(list(out.glob(f"*{SUFFIX}"))) < count and time.monotonic() < end:
-                time.sleep(0.05)
-            process.send_signal(signal.SIGKILL)
-
-
-def _folder(tmp_path: Path, name: str, chosen: Sequence[Mapping[str, str]]) -> tuple[Folder, dict[str, float]]:
-    """A folder of submissions, and their expected points."""
-    course = course_of(tmp_path / "course", name)
-    (course.folder / KEY).write_text("00112233445566778899aabbccddeeff")
-    course = Course.open(course.folder)
-    expected = _make(tmp_path / "submissions", course, chosen, load_assignment(name))
-    return Folder(course, name, tmp_path / "submissions", deadline(SECONDS * len(chosen) / JOBS)), expected
-
-
-def test_two_hundred_submissions_are_made() -> None:
-    assert sum(len(_made_submissions(load_assignment(name))) for name in CODE) >= 200
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("name", CODE)
-def test_submissions_get_the_points_of_the_catalogue(name: str, tmp_path: Path) -> None:
-    chosen = _made_submissions(load_assignment(name))
-    folder, expected = _folder(tmp_path, name, chosen)
-    folder.grade(tmp_path / "grades")
-    rows = _rows((tmp_path / "grades" / GRADES).read_text())
-    assert {submission: float(row["points"]) for submission, row in rows.items()} == expected
-    for number, mistakes in enumerate(chosen):
-        named = set(rows[f"student-{number:03}.zip"]["mistakes"].split())
-        assert named == {f"{task}.{mistake}" for task, mistake in mistakes.items()}
+    return [{task: mistakes[number % len(mistakes)] for task, mistakes in known.items()} for number in range(most)]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("name", ["a2", "a3"])
-def test_a_grading_that_is_killed_and_repeated_gives_the_tables_of_one_that_is_not(name: str, tmp_path: Path) -> None:
-    chosen = _made_submissions(load_assignment(name))[:12]
-    folder, _ = _folder(tmp_path, name, chosen)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    folder.grade_until_killed(killed, 4)
+@pytest.mark.parametrize("name", CODE)
+def test_mistakes_of_submissions_are_found_as_themselves(name: str) -> None:
+    """In processes as in this one."""
+    assignment = load_assignment(name)
+    keys = [TaskKey(assignment, task, assignment.standard) for task in assignment.tasks]
+    for mistakes in _combined(assignment):
+        files = wrong_files(assignment, assignment.standard, mistakes)
+        with Worker(assignment, files, limit=deadline(10), modules=[KIT]) as worker:
+            for key in keys:
+                mistake = mistakes[key.task.name]
+                runner = TrustedRunner({key.task.name: mistake.function(assignment.standard)})
+                found, expected = (check_task(one, key, whole=False) for one in (worker, runner))
+                assert {check.mistake for check in found.checks if check.mistake} == {mistake.name}, found
+                assert [check.points for check in found.checks] == [check.points for check in expected.checks]
+
+
+@pytest.mark.slow
+def test_a_grading_that_is_killed_and_repeated_gives_the_tables_of_one_that_is_not(tmp_path: Path) -> None:
+    course, submissions = course_of(tmp_path / "course", "a2"), tmp_path / "submissions"
+    submissions.mkdir()
+    for number, mistake in enumerate(A2.task("bounds").mistakes[:5]):  # and a second file that is not written
+        blocks = wrong_files(A2, A2.standard, {"bounds": mistake})["blocks.py"]
+        archive = submission_zip(A2, A2.standard, {"blocks.py": blocks}, student=f"student {number}")
+        (submissions / f"student-{number}.zip").write_bytes(archive)
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    command = [sys.executable, "-m", "hybridnn", "course", "grade", "a2", str(submissions)]
+    command += ["--course", str(course.folder), "--jobs", "2", "--isolation", "none", "--out"]
+    with subprocess.Popen([*command, str(killed)], stdout=subprocess.DEVNULL) as process:
+        end = time.monotonic() + deadline(60)
+        while len(list(killed.glob(f"*{SUFFIX}"))) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
     before = {path: path.stat().st_mtime_ns for path in killed.glob(f"*{SUFFIX}")}
-    assert 4 <= len(before) < len(chosen)
+    assert 2 <= len(before) < 5
     assert not (killed / GRADES).exists()
-    folder.grade(killed)
+    for out in (killed, whole):
+        subprocess.run([*command, str(out)], stdout=subprocess.DEVNULL, check=True, timeout=deadline(60))
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    folder.grade(whole)
     for table in (GRADES, PAGE):
         assert (killed / table).read_bytes() == (whole / table).read_bytes()
+
+
+def _points(course: Course, mistakes: Mapping[str, Mistake]) -> float:
+    """Points of A2 by the functions of the kit, in this process: with some mistakes, and else the reference."""
+    variant, points = course.variant(A2), 0.0
+    for task in A2.tasks:
+        function = mistakes[task.name].function if task.name in mistakes else task.solution
+        key = TaskKey(A2, task, variant, course.key)
+        points += check_task(TrustedRunner({task.name: function(variant)}), key).points
+    return round(points, 2)
+
+
+def _rows(text: str) -> dict[str, dict[str, str]]:
+    return {row["submission"]: row for row in csv.DictReader(io.StringIO(text))}
 
 
 @pytest.fixture
@@ -204,35 +108,45 @@ def grader(tmp_path: Path) -> Grader:
     return Grader(course_of(tmp_path / "course", "a2"), A2, "none", limits)
 
 
+@pytest.mark.slow
 def test_a_folder_is_graded_once_and_reported(tmp_path: Path, grader: Grader) -> None:
-    chosen = [{}, {"bounds": "remainder-lost"}, {"gradient": "average-of-averages", "buckets": "one-bucket"}]
-    expected = _make(tmp_path / "submissions", grader.course, chosen)
+    known = {mistake.name: mistake for task in A2.tasks for mistake in task.mistakes}
+    chosen: list[dict[str, Mistake]] = [
+        {},
+        {"bounds": known["remainder-lost"]},
+        {"gradient": known["average-of-averages"], "buckets": known["one-bucket"]},
+    ]
+    (tmp_path / "submissions").mkdir()
+    for number, mistakes in enumerate(chosen):
+        files = wrong_files(A2, A2.standard, mistakes)
+        archive = submission_zip(A2, A2.standard, files, student=f"student {number}")
+        (tmp_path / "submissions" / f"student-{number}.zip").write_bytes(archive)
+    expected = {f"student-{number}.zip": _points(grader.course, mistakes) for number, mistakes in enumerate(chosen)}
     (tmp_path / "submissions" / "broken.zip").write_bytes(b"no zip")
-    (tmp_path / "submissions" / "started.zip").write_bytes(submission_zip(A2, A2.standard, {}))
     (tmp_path / "submissions" / "formula.zip").write_bytes(
-        submission_zip(A2, A2.standard, rewritten_files(A2, A2.standard, {}, 0), student='=HYPERLINK("x")')
+        submission_zip(A2, A2.standard, {}, student='=HYPERLINK("x")')
     )
     out = tmp_path / "grades"
     seen: list[str] = []
     graded = grade_folder(grader, tmp_path / "submissions", out, jobs=2, told=lambda item: seen.append(item.name))
-    assert sorted(seen) == ["broken.zip", "formula.zip", "started.zip", *sorted(expected)]
+    assert sorted(seen) == ["broken.zip", "formula.zip", *sorted(expected)]
     points = {item.name: item.outcome.points for item in graded if item.outcome.gradable}
-    assert points == {**expected, "formula.zip": 100.0, "started.zip": 0.0}
-    assert points["student-000.zip"] == 100
+    assert points == {**expected, "formula.zip": 0.0}
+    assert points["student-0.zip"] == 100
     write_reports(A2, graded, out, "hints")
     rows = _rows((out / GRADES).read_text())
     assert rows["broken.zip"]["gradable"] == "no"
     assert "not a readable zip file" in rows["broken.zip"]["reason"]
-    assert rows["student-002.zip"]["mistakes"] == "gradient.average-of-averages buckets.one-bucket"
+    assert rows["student-2.zip"]["mistakes"] == "gradient.average-of-averages buckets.one-bucket"
     assert rows["formula.zip"]["student"].startswith("'=")
     page = (out / PAGE).read_text()
     assert "not written yet" not in page.partition("<h2>Tasks")[0]
     assert "gradient.average-of-averages" in page
     assert "<script" not in page
-    assert "<td>student-001.zip<td>" in page
+    assert "<td>student-1.zip<td>" in page
     assert "<td>bounds.remainder-lost<td>" in page
-    feedback = (out / FEEDBACK / "student-001.md").read_text()
-    assert next(m.hint for m in A2.task("bounds").mistakes if m.name == "remainder-lost") in feedback
+    feedback = (out / FEEDBACK / "student-1.md").read_text()
+    assert known["remainder-lost"].hint in feedback
     assert "costs no attempt" in (out / FEEDBACK / "broken.md").read_text()
 
     again: list[str] = []
@@ -246,9 +160,10 @@ def test_a_folder_is_graded_once_and_reported(tmp_path: Path, grader: Grader) ->
 
 
 def test_a_folder_with_the_grades_of_another_assignment_is_refused(tmp_path: Path, grader: Grader) -> None:
-    _make(tmp_path / "submissions", grader.course, [{}])
     out = tmp_path / "grades"
     out.mkdir()
+    (tmp_path / "submissions").mkdir()
+    (tmp_path / "submissions/a.zip").write_bytes(b"")
     (out / f"ada-0123{SUFFIX}").write_text(Outcome(assignment="a1").model_dump_json())
     with pytest.raises(DataError, match=r"has the grades of a1; give another folder for a2"):
         grade_folder(grader, tmp_path / "submissions", out)
@@ -286,12 +201,16 @@ def test_submissions_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch, gra
     assert together == [1] * 8
 
 
-def test_a_damaged_outcome_is_graded_again(tmp_path: Path, grader: Grader) -> None:
-    _make(tmp_path / "submissions", grader.course, [{}])
+def test_a_damaged_outcome_is_graded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grader: Grader) -> None:
+    outcome = Outcome(assignment="a2", student="ada")
+    monkeypatch.setattr(Grader, "grade", lambda *_: outcome)
+    (tmp_path / "submissions").mkdir()
+    (tmp_path / "submissions/a.zip").write_bytes(b"")
     first = grade_folder(grader, tmp_path / "submissions", tmp_path / "grades")
+    assert first == [Graded("a.zip", outcome)]
     (file,) = (tmp_path / "grades").glob(f"*{SUFFIX}")
     file.write_text(file.read_text()[:100])
-    assert read_outcomes(grader, tmp_path / "submissions", tmp_path / "grades")[1] == ["student-000.zip"]
+    assert read_outcomes(grader, tmp_path / "submissions", tmp_path / "grades") == ([], ["a.zip"])
     assert grade_folder(grader, tmp_path / "submissions", tmp_path / "grades") == first
 
 
@@ -305,14 +224,13 @@ def test_hidden_cases_depend_on_the_key_alone(tmp_path: Path) -> None:
     assert TaskKey(A2, task, A2.standard).hidden == ()
 
 
+@pytest.mark.slow
 def test_a_solution_of_an_old_term_fails_and_is_flagged(tmp_path: Path) -> None:
-    from hybridnn.course.term import create_course
-
     old = course_of(tmp_path / "old", "a2")
     new = create_course(tmp_path / "new", "Next", ["a2"], previous=tmp_path / "old")
     assert all(new.variant(A2)[axis] != choice for axis, choice in old.variant(A2).items())
-    files = rewritten_files(A2, old.variant(A2), {}, 1)
-    outcome = Grader(new, A2, "none").grade(submission_zip(A2, old.variant(A2), files))
+    files = reference_files(A2, old.variant(A2))
+    outcome = Grader(allow_kit(new.folder), A2, "none").grade(submission_zip(A2, old.variant(A2), files))
     assert outcome.points < 60
     lost = {task.name for task in outcome.tasks if task.points < task.possible}
     assert lost == {"bounds", "minibatches", "buckets", "reducer"}

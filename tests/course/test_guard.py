@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from course.code_attacks import DISGUISED, READING
 from course.made import course_with, submission_zip
+from course.tried import Tried
 from hybridnn.comm import blocks
-from hybridnn.course import carrier, submission
+from hybridnn.course import carrier
 from hybridnn.course.assignment import Assignment, Case, load_assignment
 from hybridnn.course.carrier import Worker
-from hybridnn.course.checks import TaskKey, check_task
 from hybridnn.course.grading import Grader, Limits
 from hybridnn.course.isolation import choose_isolation
-from hybridnn.course.outcome import Outcome
+from hybridnn.course.submission import UngradableError, read_submission
 from hybridnn.course.verify import some_variants
 from hybridnn.errors import HybridnnError
 from hybridnn.kernels import activations
@@ -41,11 +41,6 @@ def _isolation() -> str:
         return choose_isolation("auto")
     except HybridnnError:
         return "none"
-
-
-def _grader(folder: Path, assignment: Assignment, variant: Mapping[str, str]) -> Grader:
-    limits = Limits(case=deadline(10), submission=deadline(300))
-    return Grader(course_with(folder, assignment, variant), assignment, _isolation(), limits)
 
 
 # -- solutions as students would hand them in -------------------------------------------------------------------------
@@ -83,17 +78,14 @@ def submitted_solutions(assignment: Assignment, variant: Mapping[str, str]) -> d
 
 
 CODE = ("a1", "a2", "a3", "a4", "a5", "a6", "a7")  # of a8, nothing is code
-VARIANTS = [  # every choice of every axis
-    pytest.param(name, variant, marks=[pytest.mark.slow] * (number > 0), id=f"{name}-{number}")
-    for name in CODE
-    for number, variant in enumerate(some_variants(load_assignment(name), 3))
-]
+VARIANTS = [(name, variant) for name in CODE for variant in some_variants(load_assignment(name), 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_solutions_as_students_hand_them_in_earn_everything(name: str, variant: dict[str, str], tmp_path: Path) -> None:
-    assignment = load_assignment(name)
-    grader = _grader(tmp_path / "course", assignment, variant)
+    assignment, limits = load_assignment(name), Limits(case=deadline(10), submission=deadline(300))
+    grader = Grader(course_with(tmp_path / "course", assignment, variant), assignment, _isolation(), limits)
     outcome = grader.grade(submission_zip(assignment, variant, submitted_solutions(assignment, variant)))
     assert outcome.gradable, outcome.reason
     failed = [
@@ -108,30 +100,12 @@ def test_solutions_as_students_hand_them_in_earn_everything(name: str, variant: 
 
 # -- attacks ----------------------------------------------------------------------------------------------------------
 
-
-def _attacked(grader: Grader, text: str) -> Outcome:
-    return grader.grade(submission_zip(A2, A2.standard, {"blocks.py": text}))
-
-
-@pytest.mark.parametrize("name", list(DISGUISED))
-def test_what_reaches_the_solution_is_refused(name: str, tmp_path: Path) -> None:
-    outcome = _attacked(_grader(tmp_path / "course", A2, A2.standard), DISGUISED[name])
-    assert outcome.points == 0
-    if name != "format strings that are put together":  # gets text, and no points
-        assert not outcome.gradable
-        assert "which no task needs" in outcome.reason
-
-
-@pytest.mark.parametrize("name", list(DISGUISED))
-def test_what_reaches_the_solution_is_stopped_where_it_is_not_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(submission, "refusals", lambda *_: ())
-    outcome = _attacked(_grader(tmp_path / "course", A2, A2.standard), DISGUISED[name])
-    assert outcome.gradable
-    assert outcome.points == 0, [(check.name, check.message) for task in outcome.tasks for check in task.checks]
-
-
+BOUNDS = """
+def block_bounds(items, parts, part):
+    size, longer = divmod(items, parts)
+    first = part * size + min(part, longer)
+    return first, first + size + (part < longer)
+"""
 WITHOUT_HOOK = "from hybridnn.course import worker; worker.guard_process = lambda *_, **__: None"
 WITHOUT_GUARD = f"{WITHOUT_HOOK}; worker.without_solutions = lambda assignment: assignment"
 
@@ -142,14 +116,42 @@ def _program(removed: str) -> str:
     return program.replace("main()", "worker.main()")
 
 
+@pytest.mark.parametrize("name", [name for name in DISGUISED if name != "format strings that are put together"])
+def test_what_reaches_the_solution_is_refused(name: str) -> None:
+    """But for what gets text alone, and no points."""
+    with pytest.raises(UngradableError, match="which no task needs"):
+        read_submission(A2, submission_zip(A2, A2.standard, {"blocks.py": DISGUISED[name]}))
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Tried]:
+    """Submissions that are watched, and were not refused."""
+    with Tried({"right": BOUNDS, **DISGUISED}, isolation=_isolation(), limit=deadline(10)) as tried:
+        assert tried.check("right", "bounds").points > 0
+        yield tried
+
+
+@pytest.mark.parametrize("name", list(DISGUISED))
+def test_what_reaches_the_solution_is_stopped_where_it_is_not_refused(guarded: Tried, name: str) -> None:
+    outcomes = [guarded.check(name, task) for task in ("bounds", "minibatches")]
+    assert [outcome.points for outcome in outcomes] == [0, 0], outcomes
+
+
+@pytest.fixture(scope="module")
+def unguarded() -> Iterator[Tried]:
+    """Submissions that are neither refused nor watched."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carrier, "PROGRAM", _program(WITHOUT_GUARD))
+        tried = Tried(DISGUISED, limit=deadline(10))
+    with tried:
+        yield tried
+
+
 @pytest.mark.parametrize("name", [name for name in DISGUISED if name not in READING])
-def test_the_attacks_would_earn_points(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where code is neither refused nor watched: otherwise the tests above would show nothing."""
-    monkeypatch.setattr(carrier, "PROGRAM", _program(WITHOUT_GUARD))
-    key = TaskKey(A2, A2.task("bounds"), A2.standard)
-    with Worker(A2, {"blocks.py": DISGUISED[name], "gradient.py": ""}, limit=deadline(10)) as worker:
-        outcome = check_task(worker, key, whole=False)
-    assert outcome.points == key.task.points.public, outcome.checks[0].message
+def test_the_attacks_would_earn_points(unguarded: Tried, name: str) -> None:
+    """Otherwise the tests above would show nothing."""
+    outcome = unguarded.check(name, "bounds")
+    assert outcome.points == A2.task("bounds").points.public, outcome.checks[0].message
 
 
 FUNCTIONS = """

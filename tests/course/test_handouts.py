@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
 from course.made import KIT, reference_files
 from hybridnn.assignments.a8_scaling.solution import all_texts
 from hybridnn.assignments.a8_scaling.submitted import CLAIMS, Submitted
+from hybridnn.cli.course import student
+from hybridnn.cli.main import main
 from hybridnn.course.assignment import Assignment, Variant, assignment_packages, load_assignment
 from hybridnn.course.verify import some_variants
 from hybridnn.course.work_folder import HANDOUT, Manifest, start_files
@@ -37,45 +39,34 @@ def _solved(assignment: Assignment, variant: Variant, folder: Path) -> str:
     return files[HANDOUT]
 
 
-def _run(command: list[str], folder: Path, text: str = "") -> str:
+def _run(command: list[str], folder: Path) -> None:
     limit, environment = deadline(240), {**os.environ, "COLUMNS": "100"}
     run = subprocess.run(
-        command, cwd=folder, input=text, capture_output=True, text=True, check=False, timeout=limit, env=environment
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=limit, env=environment
     )
     assert run.returncode == 0, f"{command}: {run.stdout}{run.stderr}"
-    return run.stdout
 
 
-def _watch(command: list[str], folder: Path) -> str:
-    """Start a command that does not end, and stop it as a student does after its first points."""
-    code = "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code += "; runpy.run_module('hybridnn', run_name='__main__', alter_sys=True)"
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "100"}
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *command[3:]], cwd=folder, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        limit = threading.Timer(deadline(240), process.kill)
-        limit.start()
-        try:
-            assert process.stdout is not None
-            found = next((line for line in process.stdout if POINTS.match(line)), "")
-            process.send_signal(signal.SIGINT)
-            process.stdout.read()
-            assert process.wait() in (0, 130)  # 130 if the signal comes before it watches
-        finally:
-            limit.cancel()
-            process.kill()
-    return found
+def _leave(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
-def _run_line(line: str, folder: Path) -> None:
+def _run_line(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run a command in this process, unless it starts others; one that waits for changes is left."""
     words = shlex.split(line.removeprefix("$ "), comments=True)
-    command = PROGRAMS[words[0]] + words[1:]
-    if "--watch" in words:
-        printed = _watch(command, folder)
-    else:
-        printed = _run(command, folder, "continue\n" * 100 if "debug" in words else "")
+    if words[0] != "hybridnn" or "-n" in words:
+        _run(PROGRAMS[words[0]] + words[1:], folder)
+        return
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("builtins.input", lambda _="": "continue")
+        if "--watch" in words:
+            patch.setattr(student, "time", SimpleNamespace(sleep=_leave))
+        with pytest.raises(SystemExit, match="0"):
+            main(words[1:])
     if "check" in words:
+        printed = capsys.readouterr().out
         (points,) = [found.groups() for found in map(POINTS.match, printed.splitlines()) if found]
         assert points[0] == points[1]
 
@@ -90,21 +81,27 @@ def _check_toml(text: str, folder: Path) -> None:
         assert load_study(folder / "example.toml").name == "rates"
 
 
-@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", assignment_packages())
-def test_commands_and_programs_of_a_handout_run(name: str, number: int, tmp_path: Path) -> None:
-    assignment = load_assignment(name)
-    text = _solved(assignment, some_variants(assignment, 2)[number], tmp_path)
-    blocks = BLOCK.findall(text)
-    assert len(blocks) == text.count("\n```") / 2
-    assert any(language == "console" for language, _ in blocks)
-    for language, body in blocks:
-        if language == "console":
-            for line in body.splitlines():
-                assert line.startswith("$ ")
-                _run_line(line, tmp_path)
-        elif language == "python":
-            _run([sys.executable, "-c", body], tmp_path)
-        else:
-            assert language == "toml"
-            _check_toml(body, tmp_path)
+def test_commands_and_programs_of_a_handout_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its programs in two variants, and its commands, which are the same in both."""
+    assignment, commands = load_assignment(name), []
+    for number, variant in enumerate(some_variants(assignment, 2)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        text = _solved(assignment, variant, folder)
+        blocks = BLOCK.findall(text)
+        assert len(blocks) == text.count("\n```") / 2
+        for language, body in blocks:
+            if language == "python":
+                _run([sys.executable, "-c", body], folder)
+            elif language != "console":
+                assert language == "toml"
+                _check_toml(body, folder)
+        commands.append([line for language, body in blocks if language == "console" for line in body.splitlines()])
+    assert commands[0] == commands[1] != []
+    for line in commands[0]:
+        assert line.startswith("$ ")
+        _run_line(line, folder, monkeypatch, capsys)

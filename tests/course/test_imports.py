@@ -39,12 +39,8 @@ def test_the_handout_offers_what_may_be_imported(name: str) -> None:
         assert isinstance(statement, ast.ImportFrom)
         found.setdefault(statement.module or "", set()).update(alias.name for alias in statement.names)
     assert found == {module: set(names) for module, names in assignment.imports.items()}
-
-
-@pytest.mark.parametrize("name", ["a3", "a4", "a5"])
-def test_a_submission_with_the_imports_of_its_handout_is_graded(name: str) -> None:
-    assignment = load_assignment(name)
-    read_submission(assignment, submitted(assignment, "\n".join(offered(assignment))))
+    if found:
+        read_submission(assignment, submitted(assignment, "\n".join(offered(assignment))))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if load_assignment(name).files])
@@ -66,26 +62,25 @@ def test_the_handout_lists_all_modules_that_may_be_imported(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("name", "line", "offer"),
     [
-        "import hybridnn.comm.blocks",
-        "from hybridnn.comm.blocks import block_slice",
-        "from hybridnn.comm.blocks import block_bounds, block_slice",
-        "from hybridnn.comm.blocks import *",
-        "from hybridnn.comm import blocks",
-        "from hybridnn.assignments.a3_allreduce.solution import allreduce",
+        ("a2", "import hybridnn", "write the functions without hybridnn"),
+        *(
+            ("a3", line, "you may import hybridnn.comm.blocks.block_bounds")
+            for line in (
+                "import hybridnn.comm.blocks",
+                "from hybridnn.comm.blocks import block_bounds, block_slice",
+                "from hybridnn.comm.blocks import *",
+                "from hybridnn.comm import blocks",
+                "from hybridnn.assignments.a3_allreduce.solution import allreduce",
+            )
+        ),
     ],
 )
-def test_other_imports_of_the_library_are_refused(line: str) -> None:
-    assignment = load_assignment("a3")
-    with pytest.raises(UngradableError, match=r"imports hybridnn.*you may import hybridnn.comm.blocks.block_bounds$"):
+def test_other_imports_of_the_library_are_refused(name: str, line: str, offer: str) -> None:
+    assignment = load_assignment(name)
+    with pytest.raises(UngradableError, match=rf"imports hybridnn.*{offer}$"):
         read_submission(assignment, submitted(assignment, line))
-
-
-def test_an_assignment_that_offers_nothing_says_so() -> None:
-    assignment = load_assignment("a2")
-    with pytest.raises(UngradableError, match=r"imports hybridnn; write the functions without hybridnn$"):
-        read_submission(assignment, submitted(assignment, "import hybridnn"))
 
 
 @pytest.mark.parametrize(

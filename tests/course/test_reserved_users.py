@@ -32,10 +32,9 @@ def lock(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_users_are_not_shared_until_they_are_released() -> None:
     one, other = ReservedUsers(), ReservedUsers()
     assert abs(one.first - other.first) >= USERS
-    first = one.first
     one.release()
     again = ReservedUsers()
-    assert again.first == first
+    assert again.first == one.first
     other.release()
     again.release()
 

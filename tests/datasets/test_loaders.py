@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hybridnn.datasets import Dataset, SyntheticSpec, dataset_info, load_dataset
 from hybridnn.datasets.cifar10 import read_batch
 from hybridnn.datasets.ethylene import INFO as ETHYLENE
-from hybridnn.datasets.info import Member, RemoteFile
+from hybridnn.datasets.info import Member
 from hybridnn.datasets.mnist import FASHION_INFO, read_idx
 from hybridnn.errors import DataError, SettingError
 
@@ -48,22 +48,16 @@ def test_digits_without_any_file_or_network(all_of: AllOf) -> None:
 
 
 @pytest.mark.usefixtures("real_files")
-def test_airfoil_with_all_features(all_of: AllOf) -> None:
+def test_airfoil_with_all_features_and_without_the_displacement_thickness(all_of: AllOf) -> None:
     dataset = load_dataset("airfoil")
     assert_as_catalogued(dataset)
     x, y = all_of(dataset.train)
     np.testing.assert_array_equal(x[0], [800, 0, 0.3048, 71.3, 0.00266337])
     assert y[0] == 126.201
-
-
-@pytest.mark.usefixtures("real_files")
-def test_airfoil_paper_leaves_out_the_displacement_thickness(all_of: AllOf) -> None:
-    dataset = load_dataset("airfoil", variant="paper")
-    full, targets = all_of(load_dataset("airfoil").train)
-    x, y = all_of(dataset.train)
-    assert (dataset.features, dataset.outputs) == (4, 1)
-    np.testing.assert_array_equal(x, full[:, :4])
-    np.testing.assert_array_equal(y, targets)
+    paper = load_dataset("airfoil", variant="paper")
+    assert (paper.features, paper.outputs) == (4, 1)
+    np.testing.assert_array_equal(all_of(paper.train)[0], x[:, :4])
+    np.testing.assert_array_equal(all_of(paper.train)[1], y)
 
 
 @pytest.mark.usefixtures("real_files")
@@ -90,41 +84,22 @@ def test_cifar10(all_of: AllOf) -> None:
     np.testing.assert_array_equal(np.rint(x[0, :3] * 255), [59, 43, 50])
 
 
-def small_ethylene(folder: Path, rows: int) -> NDArray[np.float64]:
-    """Write a file of the form of the real one, and a zip that holds it; return its numbers."""
-    table = np.round(np.random.default_rng(0).uniform(0, 500, (rows, 19)), 2)
-    text = io.StringIO("Time (seconds), Methane conc (ppm), Ethylene conc (ppm), sensor readings (16 channels)\n")
-    text.seek(0, io.SEEK_END)
-    np.savetxt(text, table, fmt="%.2f")
-    with zipfile.ZipFile(folder / ETHYLENE.files[0].name, "w") as archive:
-        archive.writestr("ethylene_methane.txt", text.getvalue())
-    return table
-
-
-def ethylene_info(folder: Path) -> Any:
-    content = zipfile.ZipFile(folder / ETHYLENE.files[0].name).read("ethylene_methane.txt")
-    member = Member("ethylene_methane.txt", hashlib.sha256(content).hexdigest())
-    return replace(ETHYLENE, files=(replace(ETHYLENE.files[0], members=(member,)),))
-
-
-def test_ethylene_reads_sensors_and_gases_of_the_first_rows(
+def test_ethylene_reads_sensors_and_gases_of_the_first_rows_of_the_verified_member(
     all_of: AllOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = small_ethylene(tmp_path, 20)
-    monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
-    dataset = ETHYLENE.load(replace(ethylene_info(tmp_path), train_samples=7))
-    x, y = all_of(dataset.train)
-    np.testing.assert_array_equal(x, table[:7, 3:])
-    np.testing.assert_array_equal(y, table[:7, 1:3])
-
-
-def test_ethylene_archive_without_checksum_is_judged_by_its_member(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_ethylene(tmp_path, 20)
+    table = np.round(np.random.default_rng(0).uniform(0, 500, (20, 19)), 2)
+    text = io.StringIO()
+    np.savetxt(text, table, fmt="%.2f", header="Time, Methane, Ethylene, sensor readings (16 channels)", comments="")
+    with zipfile.ZipFile(tmp_path / ETHYLENE.files[0].name, "w") as archive:
+        archive.writestr("ethylene_methane.txt", text.getvalue())
     monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"member ethylene_methane\.txt: sha256 is .* expected a00f383f"):
         load_dataset("ethylene")
+    member = Member("ethylene_methane.txt", hashlib.sha256(text.getvalue().encode()).hexdigest())
+    info = replace(ETHYLENE, train_samples=7, files=(replace(ETHYLENE.files[0], members=(member,)),))
+    x, y = all_of(ETHYLENE.load(info).train)
+    np.testing.assert_array_equal(x, table[:7, 3:])
+    np.testing.assert_array_equal(y, table[:7, 1:3])
 
 
 def idx(array: NDArray[np.uint8]) -> bytes:
@@ -219,10 +194,3 @@ def test_rows_keeps_the_first_training_samples(all_of: AllOf) -> None:
 def test_options_that_do_not_fit(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         load_dataset("digits", **options)
-
-
-def test_archives_hold_what_is_read_from_them() -> None:
-    for name in ("airfoil", "ethylene", "cifar10"):
-        file: RemoteFile = dataset_info(name).files[0]
-        assert file.members
-        assert file.name == file.url.rpartition("/")[2]

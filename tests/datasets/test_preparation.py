@@ -34,10 +34,7 @@ def test_split_depends_on_the_seed_alone() -> None:
     first, again, other = (split(rows, 0.2, seed)[1].chosen for seed in (3, 3, 4))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
-
-
-def test_split_stays_what_it_was() -> None:
-    """A seed selects the same samples in every version, so that published results can be repeated."""
+    # A seed selects the same samples in every version, so that published results can be repeated.
     assert split(as_rows(X[:12], Y[:12]), 0.25, 0)[1].chosen.tolist() == [0, 5, 7]
 
 
@@ -51,13 +48,10 @@ def test_split_keeps_inputs_and_targets_together(all_of: AllOf) -> None:
         np.testing.assert_array_equal(part_y, y[part.chosen])
 
 
-@pytest.mark.parametrize("fraction", [1.0, -0.2, 20, float("nan")])
-def test_split_fraction_that_is_not_allowed(fraction: float) -> None:
-    with pytest.raises(SettingError, match=r"data\.test_fraction = "):
-        split(as_rows(X, Y), fraction, 0)
-
-
-def test_split_of_one_sample() -> None:
+def test_split_that_is_not_possible() -> None:
+    for fraction in (1.0, -0.2, 20, float("nan")):
+        with pytest.raises(SettingError, match=r"data\.test_fraction = "):
+            split(as_rows(X, Y), fraction, 0)
     with pytest.raises(DataError, match="1 sample cannot be split"):
         split(as_rows(X[:1], Y[:1]), 0.5, 0)
 
@@ -141,17 +135,10 @@ def test_to_arrays_and_back(targets: NDArray[Any]) -> None:
         np.testing.assert_array_equal(again[name], array)
 
 
-def test_from_arrays_without_all_of_them() -> None:
+def test_what_cannot_be_standardized() -> None:
     with pytest.raises(DataError, match=r"lacks x_scale, y_scale; found x_mean, y_mean"):
         Standardizer.from_arrays({"x_mean": np.zeros(1), "y_mean": np.zeros(1)})
-
-
-def test_standardizer_of_other_data() -> None:
     with pytest.raises(DataError, match=r"2 features .* is for 3 and \(2,\)"):
         StandardizedRows(as_rows(X[:, :2], Y), Standardizer.fit(as_rows(X, Y)))
-
-
-def test_values_whose_squares_overflow() -> None:
-    y = np.array([[0.0, 1e200], [1.0, -1e200]])
-    with pytest.raises(DataError, match="target column 1 cannot be standardized"):
-        Standardizer.fit(as_rows(X[:2], y))
+    with pytest.raises(DataError, match="target column 1 cannot be standardized"):  # the squares overflow
+        Standardizer.fit(as_rows(X[:2], np.array([[0.0, 1e200], [1.0, -1e200]])))

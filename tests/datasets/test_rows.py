@@ -22,21 +22,18 @@ LABELS = np.array([2, 0, 1, 2])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("source", [np.float32, np.float64, np.uint8])
-def test_take_fills_the_callers_arrays(dtype: type, source: type, all_of: AllOf) -> None:
-    rows = ArrayRows(X.astype(source), LABELS.astype(np.uint8))
-    x, y = all_of(rows, dtype, [3, 1, 1])
-    assert x.dtype == dtype
-    np.testing.assert_array_equal(x, X[[3, 1, 1]])
-    np.testing.assert_array_equal(y, [2, 0, 0])
-
-
-def test_take_of_no_samples(all_of: AllOf) -> None:
-    x, y = all_of(as_rows(X, LABELS), np.float32, [])
+def test_take_fills_the_callers_arrays(dtype: type, all_of: AllOf) -> None:
+    for source in (np.float32, np.float64, np.uint8):
+        x, y = all_of(ArrayRows(X.astype(source), LABELS.astype(np.uint8)), dtype, [3, 1, 1])
+        assert x.dtype == dtype
+        np.testing.assert_array_equal(x, X[[3, 1, 1]])
+        np.testing.assert_array_equal(y, [2, 0, 0])
+    x, y = all_of(as_rows(X, LABELS), dtype, [])
     assert (x.shape, y.shape) == ((0, 3), (0,))
+    pixels = PixelRows(np.arange(256, dtype=np.uint8).reshape(1, 256), np.array([1]), 255)
+    np.testing.assert_array_equal(all_of(pixels, dtype)[0][0], np.arange(256, dtype=dtype) / dtype(255))
 
 
-@pytest.mark.parametrize("bad", [[-1], [4], [0, 4, 1]])
 @pytest.mark.parametrize(
     "rows",
     [
@@ -46,29 +43,20 @@ def test_take_of_no_samples(all_of: AllOf) -> None:
     ],
     ids=["array", "pixels", "subset"],
 )
-def test_index_out_of_range(rows: Any, bad: list[int], all_of: AllOf) -> None:
-    with pytest.raises(IndexError, match="0 to 3"):
-        all_of(rows, np.float64, bad)
+def test_index_out_of_range(rows: Any, all_of: AllOf) -> None:
+    for bad in ([-1], [4], [0, 4, 1]):
+        with pytest.raises(IndexError, match="0 to 3"):
+            all_of(rows, np.float64, bad)
 
 
-def test_arrays_of_any_layout_are_held_contiguous(all_of: AllOf) -> None:
+def test_arrays_of_any_layout_are_held_contiguous_and_copied_only_if_needed(all_of: AllOf) -> None:
     rows = as_rows(np.asfortranarray(X), X[::-1, 1:])
     assert rows.x.flags.c_contiguous
     assert rows.y.flags.c_contiguous
     np.testing.assert_array_equal(all_of(rows)[1], X[::-1, 1:])
-
-
-def test_contiguous_arrays_are_not_copied() -> None:
     rows = as_rows(X, X)
     assert rows.x is X
     assert rows.y is X
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_pixels_are_scaled_to_one(dtype: type, all_of: AllOf) -> None:
-    rows = PixelRows(np.arange(256, dtype=np.uint8).reshape(1, 256), np.array([1]), 255)
-    x, _ = all_of(rows, dtype)
-    np.testing.assert_array_equal(x[0], np.arange(256, dtype=dtype) / dtype(255))
 
 
 @given(
@@ -88,9 +76,6 @@ def test_dtype_of_the_targets_decides_the_task() -> None:
     assert as_rows(X, [0.0, 1.0, 2.0, 0.0]).targets_shape == (1,)
     assert as_rows(X, X[:, :2]).targets_shape == (2,)
     assert as_rows(X, [False, True, True, False]).y.tolist() == [0, 1, 1, 0]
-
-
-def test_integers_as_regression_targets() -> None:
     rows = as_rows(X, [-5, 1, 2, 0], "regression")
     assert rows.y.dtype == np.float64
     assert rows.y.tolist() == [[-5], [1], [2], [0]]
@@ -127,11 +112,8 @@ def test_bad_arrays(x: Any, y: Any, message: str) -> None:
         as_rows(x, y)
 
 
-def test_label_outside_the_classes() -> None:
+def test_labels_and_classes_that_do_not_fit() -> None:
     with pytest.raises(DataError, match=r"y_test: label 2 in row 0: with 2 classes labels are 0 to 1"):
         as_rows(X, LABELS, classes=2, part="_test")
-
-
-def test_floats_are_no_labels() -> None:
     with pytest.raises(DataError, match="y is float64: classification needs integer labels"):
         as_rows(X, X[:, 0], "classification")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import kstest
@@ -27,10 +27,10 @@ def test_default_size() -> None:
     assert dataset.test is not None
     assert (dataset.task, dataset.train.samples, dataset.test.samples) == ("regression", 10_000, 2_000)
     assert (dataset.features, dataset.outputs, dataset.train.targets_shape) == (16, 2, (2,))
+    assert load_dataset("synthetic", synthetic=SyntheticSpec(test_samples=0)).test is None
 
 
 @both_tasks
-@settings(max_examples=50)
 @given(indices=st.lists(st.integers(0, 299), max_size=20))
 def test_a_sample_does_not_depend_on_its_neighbours(spec: SyntheticSpec, indices: list[int], all_of: AllOf) -> None:
     x, y = all_of(SyntheticRows(spec, 0, 300))
@@ -50,16 +50,15 @@ def test_parts_of_the_whole(spec: SyntheticSpec, all_of: AllOf) -> None:
 
 
 @both_tasks
-def test_another_seed_gives_other_samples(spec: SyntheticSpec, all_of: AllOf) -> None:
-    other = SyntheticSpec(spec.task, 300, 40, 5, spec.outputs, seed=8)
-    assert not np.isin(all_of(SyntheticRows(spec, 0, 300))[0], all_of(SyntheticRows(other, 0, 300))[0]).any()
-
-
-@both_tasks
-def test_float32_is_the_rounded_float64(spec: SyntheticSpec, all_of: AllOf) -> None:
-    wide, narrow = (all_of(SyntheticRows(spec, 0, 300), dtype) for dtype in (np.float64, np.float32))
+def test_another_seed_gives_other_samples_and_float32_the_rounded_ones(spec: SyntheticSpec, all_of: AllOf) -> None:
+    rows = SyntheticRows(spec, 0, 300)
+    wide, narrow = (all_of(rows, dtype) for dtype in (np.float64, np.float32))
     np.testing.assert_array_equal(narrow[0], wide[0].astype(np.float32))
     np.testing.assert_allclose(narrow[1], wide[1], rtol=1e-6, atol=1e-6)
+    other = SyntheticSpec(spec.task, 300, 40, 5, spec.outputs, seed=8)
+    assert not np.isin(wide[0], all_of(SyntheticRows(other, 0, 300))[0]).any()
+    with pytest.raises(IndexError):
+        all_of(rows, np.float64, [300])
 
 
 def test_samples_far_beyond_any_memory(all_of: AllOf) -> None:
@@ -127,13 +126,3 @@ def test_clusters_are_learnable_but_not_trivial(all_of: AllOf) -> None:
 def test_values_that_are_not_allowed(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=rf"^data\.{message}"):
         SyntheticSpec(**options)
-
-
-def test_no_test_part() -> None:
-    assert load_dataset("synthetic", synthetic=SyntheticSpec(test_samples=0)).test is None
-
-
-@both_tasks
-def test_index_out_of_range(spec: SyntheticSpec, all_of: AllOf) -> None:
-    with pytest.raises(IndexError):
-        all_of(SyntheticRows(spec, 0, 300), np.float64, [300])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.datasets import load_file
+from hybridnn.datasets import TableOptions, load_file
 from hybridnn.datasets.user_file import load_samples
 from hybridnn.errors import DataError, SettingError
 
@@ -34,22 +32,16 @@ def text(folder: Path, content: str) -> Path:
     return folder / "mine.csv"
 
 
-def test_npz_with_integers_is_classification(tmp_path: Path, all_of: AllOf) -> None:
+def test_npz_with_integers_is_classification_and_with_floats_regression(tmp_path: Path, all_of: AllOf) -> None:
     dataset = load_file(npz(tmp_path, x_train=X, y_train=LABELS))
     assert (dataset.name, dataset.task, dataset.features, dataset.outputs) == ("mine.npz", "classification", 3, 3)
     assert dataset.test is None
     np.testing.assert_array_equal(all_of(dataset.train)[0], X)
     np.testing.assert_array_equal(all_of(dataset.train)[1], LABELS)
-
-
-def test_npz_with_floats_is_regression(tmp_path: Path, all_of: AllOf) -> None:
+    assert load_file(tmp_path / "mine.npz", task="regression").task == "regression"
     dataset = load_file(npz(tmp_path, x_train=X, y_train=X[:, 0], x_test=X[:2], y_test=X[:2, 1]))
     assert (dataset.task, dataset.outputs) == ("regression", 1)
     np.testing.assert_array_equal(all_of(dataset.test)[1], X[:2, 1:2])
-
-
-def test_npz_task_may_be_set(tmp_path: Path) -> None:
-    assert load_file(npz(tmp_path, x_train=X, y_train=LABELS), task="regression").task == "regression"
 
 
 @pytest.mark.parametrize(
@@ -59,19 +51,12 @@ def test_npz_task_may_be_set(tmp_path: Path) -> None:
         ({}, "no x_train and no y_train; found nothing"),
         ({"x_train": X, "y_train": LABELS, "x_test": X}, "no y_test; found x_train, y_train, x_test"),
         ({"x_train": X, "y_train": LABELS[:2]}, "x_train has 4 samples and y_train has 2"),
-        (
-            {"x_train": X, "y_train": LABELS, "x_test": X, "y_test": [0, 1, 7, 0]},
-            "y_test: label 7 in row 2: with 3 classes labels are 0 to 2",
-        ),
+        ({"x_train": X, "y_train": LABELS, "x_test": X, "y_test": [0, 1, 7, 0]}, "y_test: label 7 in row 2: with 3 cl"),
         ({"x_train": X, "y_train": LABELS, "x_test": X[:, :2], "y_test": LABELS}, r"x_test, y_test have shapes \(4, 2"),
         ({"x_train": X, "y_train": X, "x_test": X, "y_test": X[:, 0]}, r"x_test, y_test have shapes \(4, 3\), \(4, 1"),
         ({"x_train": X * np.nan, "y_train": LABELS}, "x_train is nan in row 0, column 0"),
-        (
-            {"x_train": X, "y_train": LABELS + 1_990_000_000},
-            "label 1990000002 among 4 samples; integers are class labels.*or store floating point for regression",
-        ),
+        ({"x_train": X, "y_train": LABELS + 1_990_000_000}, "label 1990000002 among 4 samples; integers are class la"),
         ({"x_train": X, "y_train": LABELS * 0}, "all labels are 0: classification needs at least 2 classes"),
-        ({"x_train": X, "y_train": LABELS * 0 + 1}, "all labels are 1: classification needs at least 2 classes"),
     ],
 )
 def test_npz_that_does_not_fit(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
@@ -79,101 +64,35 @@ def test_npz_that_does_not_fit(tmp_path: Path, arrays: dict[str, Any], message: 
         load_file(npz(tmp_path, **arrays))
 
 
-class Malicious:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return eval, ("__import__('pathlib').Path('ran').touch()",)
-
-
-def test_npz_with_objects_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="cannot read x_train: Object arrays"):
-        load_file(npz(tmp_path, x_train=np.array([Malicious()], dtype=object), y_train=LABELS))
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"not a zip", b"\x93NUMPY\x01\x00"])
-def test_npz_that_is_none(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "mine.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"not an \.npz file"):
-        load_file(tmp_path / "mine.npz")
-
-
-def test_npz_damaged_inside(tmp_path: Path) -> None:
-    path = npz(tmp_path, x_train=X, y_train=LABELS)
-    content = bytearray(path.read_bytes())
-    at = content.index(X.tobytes()[8:24])
-    content[at] ^= 0xFF
-    path.write_bytes(content)
-    with pytest.raises(DataError, match="cannot read x_train"):
-        load_file(path)
-
-
-def test_npz_damaged_inside_a_compressed_array(tmp_path: Path) -> None:
-    path = tmp_path / "mine.npz"
-    np.savez_compressed(path, x_train=np.random.default_rng(0).normal(size=(200, 3)), y_train=np.arange(200) % 3)
-    content = bytearray(path.read_bytes())
-    content[500:600] = b"\xff" * 100
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"mine\.npz: cannot read x_train"):
-        load_file(path)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"), [(10, 99, "That compression method is not supported"), (8, 1, ".* is encrypted")]
-)
-def test_npz_that_zipfile_refuses(tmp_path: Path, field: int, value: int, message: str) -> None:
-    path = npz(tmp_path, x_train=X, y_train=LABELS)
-    content = bytearray(path.read_bytes())
-    content[content.index(b"PK\x01\x02") + field] = value  # compression method or flags in the central directory
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=rf"mine\.npz: cannot read x_train: {message}"):
-        load_file(path)
-
-
-def test_csv_with_decimal_points_is_regression(tmp_path: Path, all_of: AllOf) -> None:
+def test_csv_with_decimal_points_is_regression_and_one_column_of_integers_classification(
+    tmp_path: Path, all_of: AllOf
+) -> None:
     path = text(tmp_path, "a, price,b,weight\n1,2.5,3,7\n\n4,5e1,6,8\n")
     dataset = load_file(path, ["weight", "price"])
     assert (dataset.task, dataset.features, dataset.outputs) == ("regression", 2, 2)
     np.testing.assert_array_equal(all_of(dataset.train)[0], [[1, 3], [4, 6]])
     np.testing.assert_array_equal(all_of(dataset.train)[1], [[7, 2.5], [8, 50]])
-
-
-def test_csv_with_one_column_of_integers_is_classification(tmp_path: Path, all_of: AllOf) -> None:
     dataset = load_file(text(tmp_path, "\ufeffa,kind\n1.5,0\n2.5, 1\n"), ["kind"])
     assert (dataset.task, dataset.outputs) == ("classification", 2)
     assert all_of(dataset.train)[1].tolist() == [0, 1]
-
-
-def test_csv_task_may_be_set(tmp_path: Path) -> None:
-    path = text(tmp_path, "a,pieces\n1,250000\n2,3\n")
-    assert load_file(path, ["pieces"], task="regression").outputs == 1
-    with pytest.raises(DataError, match=r"column 'kind' holds 0\.5: classification needs labels"):
-        load_file(text(tmp_path, "a,kind\n1,0.5\n"), ["kind"], task="classification")
+    assert load_file(text(tmp_path, "a,y\n1,250000\n2,3\n"), ["y"], task="regression").outputs == 1
+    with pytest.raises(DataError, match=r"column 'y' holds 0\.5: classification needs labels"):
+        load_file(text(tmp_path, "a,y\n1,0.5\n"), ["y"], task="classification")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            "a,b\n1,2.5\nx,3\n",
-            r"mine\.csv: text in a \(1 row, 'x' in row 2\); set data.categories = .*data.drop_columns",
-        ),
+        ("a,b\n1,2.5\nx,3\n", r"mine\.csv: text in a \(1 row, 'x' in row 2\); set data.categories = "),
         ("a,b\n1,2.5\n'3,5',3\n", "line 3: 3 cells, the first row has 2"),
         ('a,b\n1,2.5\n"3,5",3\n', r'decimal commas are read with data.decimal = ","'),
-        ("a,b\n1,2.5\nnan,1\n", r"missing values in 1 of 2 rows: a \(1 row\), first in row 2; set data.missing to"),
-        ("a,b\n1,-inf\n", r"infinite values: b \(1 row\), first in row 1"),
-        (
-            "a,b\n1,\n2,0.5\n",
-            r"in the target b \(1 row\), first in row 1: only inputs can be filled in; set data\.missing",
-        ),
+        ("a,b\n1,\n2,0.5\n", r"in the target b \(1 row\), first in row 1: only inputs can be filled in; set data"),
         ("a;b\n1.234,5;1\n2.000,0;2\n", "'1.234,5' in row 1\\); numbers must have no separators of thousands; set"),
         ("a,b\n1,2,3\n", "the first row has 3 cells, the header line has 2"),
         ("a,b\n1\n2\n", "the first row has 1 cells, the header line has 2"),
         ('a,b\n1,"2\n3,4\n', "row 1: a quotation mark is not closed"),
         ("a,b\n", "no line of data"),
         ("a,a,b\n1,2,3\n", "mine.csv: several columns are named 'a'"),
-        ("a,b\n1,2.5\n3,2.5\n", "target 'b' is 2.5 in every row: there is nothing to learn"),
-        ("a,b\n1,0\n2,0\n", "all labels are 0: classification needs at least 2 classes"),
         ("a,b\n1,0\n2,100000000000000000000\n", "column 'b' has the label 100000000000000000000, too large"),
         ("a,b\n1,0\n2,-9007199254740992\n", "column 'b' has the label -9007199254740992, too large"),
     ],
@@ -181,12 +100,6 @@ def test_csv_task_may_be_set(tmp_path: Path) -> None:
 def test_csv_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         load_file(text(tmp_path, content), ["b"])
-
-
-def test_csv_that_is_not_text(tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_bytes(b"a,b\n\xff\xfe\n")
-    with pytest.raises(DataError, match="is not a text file"):
-        load_file(tmp_path / "mine.csv", ["b"])
 
 
 @pytest.mark.parametrize("content", ["größe,b\n1,2\n3,4\n", "a,b\n1,ja\n2,naïve\n"])
@@ -199,17 +112,6 @@ def test_csv_in_latin_1_names_the_command_that_converts_it(tmp_path: Path, conte
     if shutil.which("iconv") is not None:
         subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=60)
         assert (tmp_path / "NEW.csv").read_text(encoding="utf-8") == content
-
-
-def test_csv_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = text(tmp_path, "a,b\n1,2\n")
-
-    def refuse(*_: Any, **__: Any) -> None:  # file modes would not stop root
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(DataError, match=r"mine\.csv': cannot be read: Permission denied"):
-        load_file(path, ["b"])
 
 
 @pytest.mark.parametrize(
@@ -227,12 +129,15 @@ def test_csv_targets_that_do_not_fit(tmp_path: Path, targets: list[str], message
 
 
 def test_file_that_is_missing_or_of_another_kind(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.npz'?: no such file"):
-        load_file(tmp_path / "gone.npz")
-    with pytest.raises(SettingError, match=r"must end in \.npz, \.csv or \.parquet"):
-        load_file(tmp_path / "mine.pkl")
-    with pytest.raises(SettingError, match=r"only for tables"):
-        load_file(npz(tmp_path, x_train=X, y_train=LABELS), ["a"])
+    for read in (load_file, lambda path: load_samples(path, 2)):
+        with pytest.raises(DataError, match=r"gone\.npz'?: no such file"):
+            read(tmp_path / "gone.npz")
+        with pytest.raises(SettingError, match=r"must end in \.npz, \.csv or \.parquet"):
+            read(tmp_path / "mine.pkl")
+    path = npz(tmp_path, x_train=X, y_train=LABELS)
+    for given in ({"targets": ["a"]}, {"inputs": ["a"]}, {"options": TableOptions(missing="drop")}):
+        with pytest.raises(SettingError, match=r"only for tables"):
+            load_file(path, **given)
 
 
 def test_samples_are_array_x_or_the_only_array(tmp_path: Path) -> None:
@@ -256,9 +161,6 @@ def test_target_columns_of_samples_are_skipped(tmp_path: Path) -> None:
         ("1,2\n3,4\n", "the first line holds numbers; it must name the columns"),
         ("", "the first line is empty; it must name the columns"),
         ("\n1,2\n", "the first line is empty; it must name the columns"),
-        ("a,b\n", "no line of data"),
-        ("a,b\n1,2\n1,2,3\n", "line 3: 3 cells, the first row has 2"),
-        ("a,b\n1,two\n", r"text in b \(1 row, 'two' in row 1\)"),
         ("a,b,c\n1,2,3\n", "samples of 3 features; the network takes 2"),
         ("a,y\n1,2\n", "samples of 1 features; the network takes 2"),
         ("y\n1\n", r"shape \(1, 0\): at least one sample and one feature"),
@@ -280,9 +182,7 @@ def test_samples_in_a_wrong_csv(tmp_path: Path, text: str, message: str) -> None
         ({"x": np.ones((3, 4))}, "samples of 4 features; the network takes 2"),
         ({"x": np.ones(3)}, r"x has shape \(3,\)"),
         ({"x": np.float64(3)}, r"x has shape \(\)"),
-        ({"x": np.array([["a", "b"]])}, "dtype"),
         ({"x": np.array([[1, np.inf]])}, "x is inf in row 0, column 1"),
-        ({"x": np.empty((0, 2))}, "at least one sample"),
     ],
 )
 def test_samples_in_a_wrong_npz(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
@@ -290,16 +190,3 @@ def test_samples_in_a_wrong_npz(tmp_path: Path, arrays: dict[str, Any], message:
     np.savez(path, **arrays)
     with pytest.raises(DataError, match=rf"samples\.npz: .*{message}"):
         load_samples(path, 2)
-
-
-def test_samples_in_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.npz: no such file"):
-        load_samples(tmp_path / "absent.npz", 2)
-    with pytest.raises(SettingError, match=r"must end in \.npz, \.csv or \.parquet"):
-        load_samples(tmp_path / "samples.txt", 2)
-    (tmp_path / "samples.npz").write_bytes(b"PK\x03\x04 not really")
-    with pytest.raises(DataError, match=r"not an \.npz file"):
-        load_samples(tmp_path / "samples.npz", 2)
-    (tmp_path / "samples.csv").write_bytes(b"a,b\n\xff\xfe\n")
-    with pytest.raises(DataError, match="is not a text file"):
-        load_samples(tmp_path / "samples.csv", 2)

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from hybridnn.diagnostics import failsafe
 from hybridnn.diagnostics.failsafe import LEFT_TAG, _send_departure, running_world
 from mpi_runner.launch import run_mpi
-from mpi_runner.slowness import deadline
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-WAIT_FOR_RANK_2 = """
-import numpy as np
-import hybridnn
-grid = hybridnn.ProcessGrid()
-def broken_part():
-    raise RuntimeError("the disk of rank 2 is gone")
-if grid.rank == 2:
-    {failure}
-grid.world.allreduce(np.zeros(3))
-print("unreachable")
-"""
-
-
-@pytest.mark.parametrize(
-    "failure", ["broken_part()", "import threading; t = threading.Thread(target=broken_part); t.start(); t.join()"]
-)
-def test_an_exception_on_one_of_four_ranks_ends_the_job(failure: str) -> None:
-    result = run_mpi(4, WAIT_FOR_RANK_2.format(failure=failure), timeout=60)
-    assert not result.timed_out
-    assert result.seconds < deadline(10)
-    assert result.returncode != 0
-    assert "unreachable" not in result.stdout
-    assert "=== rank 2 of 4 failed" in result.stderr
-    assert 'raise RuntimeError("the disk of rank 2 is gone")' in result.stderr or "in broken_part" in result.stderr
-    assert "RuntimeError: the disk of rank 2 is gone" in result.stderr
-    assert result.stderr.count("Traceback") == 1
-
-
-def test_an_exception_in_the_middle_of_training_ends_the_job() -> None:
-    program = """
+FAILS_IN_STEP_3 = """
 import numpy as np
 from hybridnn import MLP, Trainer
 x, y = np.random.default_rng(0).normal(size=(64, 4)), np.arange(64) % 3
@@ -53,46 +27,104 @@ def fail(record):
     if record.step == 3 and trainer.grid.rank == 1:
         raise ValueError("a bug in step 3")
 trainer.fit(x, y, epochs=5, on_step=fail)
+print("unreachable")
 """
-    result = run_mpi(3, program, timeout=60)
+
+
+def test_an_exception_in_the_middle_of_training_ends_the_job() -> None:
+    result = run_mpi(2, FAILS_IN_STEP_3, timeout=30)
     assert not result.timed_out
-    assert result.seconds < deadline(10)
     assert result.returncode != 0
-    assert "=== rank 1 of 3 failed" in result.stderr
+    assert "unreachable" not in result.stdout
+    assert "=== rank 1 of 2 failed; ending the job ===" in result.stderr
+    assert result.stderr.count("Traceback") == 1
     assert "ValueError: a bug in step 3" in result.stderr
 
 
-def test_an_interrupt_of_one_rank_ends_the_job() -> None:
-    result = run_mpi(4, WAIT_FOR_RANK_2.format(failure="raise KeyboardInterrupt"), timeout=60)
-    assert not result.timed_out
-    assert result.seconds < deadline(10)
-    assert result.returncode != 0
-    assert "=== rank 2 of 4 failed" in result.stderr
-    assert "unreachable" not in result.stdout
+def broken_part() -> None:
+    raise RuntimeError("the disk of rank 2 is gone")
 
 
-def test_one_rank_keeps_pythons_own_behaviour() -> None:
-    program = "import hybridnn; hybridnn.ProcessGrid(); raise KeyError('mine')"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=deadline(60), check=False
-    )
-    assert result.returncode == 1
-    assert "KeyError: 'mine'" in result.stderr
-    assert "ending the job" not in result.stderr
+def call_hook(error: BaseException) -> None:
+    try:
+        raise error
+    except BaseException as raised:
+        sys.excepthook(type(raised), raised, raised.__traceback__)
 
 
-def test_the_hook_can_be_switched_off() -> None:
-    program = "import sys, hybridnn; print(sys.excepthook is sys.__excepthook__)"
-    for value, expected in (("1", "True"), ("", "False")):
-        result = subprocess.run(
-            [sys.executable, "-c", program],
-            env={"HYBRIDNN_NO_ABORT": value, "PATH": "/usr/bin"},
-            capture_output=True,
-            text=True,
-            timeout=deadline(60),
-            check=True,
-        )
-        assert result.stdout.strip() == expected
+def run_thread(target: Callable[[], object]) -> None:
+    thread = threading.Thread(target=target, name="writer")
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def others_seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Errors that reached Python's own hooks, after which those of the package have just been installed."""
+    seen: list[str] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, *_: seen.append(kind.__name__))
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type.__name__))
+    for owner, name in ((sys, "exit"), (os, "_exit")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # restored afterwards
+    monkeypatch.setattr(failsafe.atexit, "register", lambda function: None)
+    monkeypatch.delenv("HYBRIDNN_NO_ABORT", raising=False)
+    failsafe.install()
+    return seen
+
+
+@pytest.fixture
+def aborts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Exit codes with which rank 2 of four has ended the job."""
+    codes: list[int] = []
+    world = SimpleNamespace(Get_rank=lambda: 2, Get_size=lambda: 4, Abort=codes.append)
+    monkeypatch.setattr(failsafe, "running_world", lambda: world)
+    monkeypatch.setattr(failsafe, "FORWARDING_SECONDS", 0.0)
+    monkeypatch.setattr(failsafe, "_start_last_resort", lambda: None)
+    return codes
+
+
+@pytest.mark.parametrize(
+    ("fail", "header", "name"),
+    [
+        (lambda: call_hook(ValueError("lost")), "=== rank 2 of 4 failed; ending the job ===", "ValueError: lost"),
+        (lambda: call_hook(KeyboardInterrupt()), "=== rank 2 of 4 failed; ending the job ===", "KeyboardInterrupt"),
+        (lambda: run_thread(broken_part), "=== rank 2 of 4 failed in thread writer; ending", "in broken_part"),
+    ],
+    ids=["an exception", "an interrupt", "an exception in a thread"],
+)
+def test_an_error_of_any_thread_ends_the_job(
+    others_seen: list[str],
+    aborts: list[int],
+    capfd: pytest.CaptureFixture[str],
+    fail: Callable[[], None],
+    header: str,
+    name: str,
+) -> None:
+    fail()
+    printed = capfd.readouterr().err
+    assert header in printed
+    assert name in printed
+    assert printed.count("Traceback") == 1
+    assert aborts == [1]
+
+
+def test_a_thread_that_exits_ends_no_job(others_seen: list[str], aborts: list[int]) -> None:
+    run_thread(lambda: sys.exit(3))
+    assert aborts == []
+
+
+def test_one_rank_keeps_pythons_own_behaviour(others_seen: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    call_hook(KeyError("mine"))
+    run_thread(broken_part)
+    assert others_seen == ["KeyError", "RuntimeError"]
+    assert capfd.readouterr().err == ""
+
+
+def test_the_hooks_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setenv("HYBRIDNN_NO_ABORT", "1")
+    failsafe.install()
+    assert sys.excepthook is sys.__excepthook__
 
 
 @pytest.mark.mpi(ranks=[3])

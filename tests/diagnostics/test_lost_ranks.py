@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,26 +78,3 @@ lost_ranks.start_mpi_with_timeout()
     assert (result.timed_out, result.returncode != 0) == (False, True)
     assert f"Timeout ({timedelta(seconds=seconds)})!" in result.stderr
     assert "in start_mpi_with_timeout" in result.stderr
-
-
-ENDS = "(killed by signal 9|ended with exit code 0 and without a word|killed, or ended without a word)"
-"""Descriptions of the end of a process: its exit code is known until the launcher takes it."""
-
-
-@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "os._exit(0)"])
-def test_a_dead_rank_is_named(how: str, tmp_path: Path) -> None:
-    program = f"""
-import os, time
-from hybridnn.parallel.grid import ProcessGrid
-from pathlib import Path
-grid = ProcessGrid()
-grid.stall_watchdog.use_folder(Path("run"), lambda: "go on like this")
-grid.world.barrier()
-if grid.rank == 2:
-    {how}
-grid.world.barrier()
-"""
-    result = run_mpi(3, program, timeout=60, cwd=tmp_path)
-    assert (result.timed_out, result.returncode != 0) == (False, True)
-    assert len(re.findall(rf"=== rank 2 \(process \d+\) is gone: {ENDS}; the job ends ===", result.stderr)) == 1
-    assert result.stderr.count("the job ends ===\ngo on like this\n") == 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import runpy
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,29 +12,29 @@ import numpy as np
 import pytest
 
 from hybridnn.datasets import load_dataset
-from mpi_runner.launch import job_environment
-from mpi_runner.slowness import deadline
+from hybridnn.in_process import run_ranks
 from reference.pages import ROOT
 
 EXAMPLES = ROOT / "examples"
-RUN = {
-    "train_digits.py": (),
-    "process_grid.py": ("-m", "hybridnn", "run", "-n", "4"),
-    "stale_pipeline.py": (),
-    "own_table.py": (),
-    "own_optimizer.py": (),
-    "compare_layouts.py": (),
-}
-"""Arguments of Python before each program."""
+LISTED = {"train_digits", "process_grid", "stale_pipeline", "own_table", "own_optimizer", "compare_layouts"}
 
 
-def output_of(name: str, folder: Path, before: tuple[str, ...] | None = None) -> str:
-    command = [sys.executable, *(RUN[name] if before is None else before), str(EXAMPLES / name)]
-    done = subprocess.run(
-        command, cwd=folder, env=job_environment({}), capture_output=True, text=True, timeout=deadline(60)
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def output_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Run a program in an empty folder, on as many ranks as are given; return what it prints."""
+
+    def run(name: str, ranks: int = 1) -> str:
+        monkeypatch.chdir(tmp_path)
+        path = str(EXAMPLES / f"{name}.py")
+        if ranks > 1:
+            run_ranks(ranks, lambda comm: exec(Path(path).read_text(encoding="utf-8"), {"__name__": "__main__"}))
+        else:
+            runpy.run_path(path, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 def numbers(line: str) -> list[float]:
@@ -42,17 +42,18 @@ def numbers(line: str) -> list[float]:
 
 
 def test_every_example_is_tested_and_listed() -> None:
-    programs = {path.name for path in EXAMPLES.glob("*.py")}
+    programs = {path.stem for path in EXAMPLES.glob("*.py")}
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    assert programs == set(RUN) == set(re.findall(r"^\| \[(\w+\.py)\]\(\1\) \|", page, re.MULTILINE))
+    assert programs == LISTED == set(re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\) \|", page, re.MULTILINE))
     for name in programs:
-        assert f"examples/{name}" in (EXAMPLES / name).read_text(encoding="utf-8").partition('\n"""')[0]
+        docstring = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").partition('\n"""')[0]
+        assert f"examples/{name}.py" in docstring
 
 
-def test_weights_of_the_digits_classify_them(tmp_path: Path) -> None:
-    accuracy = float(re.findall(r"test accuracy ([\d.]+)", output_of("train_digits.py", tmp_path))[0])
+def test_weights_of_the_digits_classify_them(output_of: Callable[..., str]) -> None:
+    accuracy = float(re.findall(r"test accuracy ([\d.]+)", output_of("train_digits"))[0])
     assert accuracy > 0.95
-    with np.load(tmp_path / "digits-weights.npz") as weights:
+    with np.load("digits-weights.npz") as weights:
         rows = load_dataset("digits").train
         x, labels = np.empty((rows.samples, 64)), np.empty(rows.samples, np.int64)
         rows.take(np.arange(rows.samples), x, labels)
@@ -62,16 +63,16 @@ def test_weights_of_the_digits_classify_them(tmp_path: Path) -> None:
     assert (x.argmax(axis=1) == labels).mean() > 0.95
 
 
-def test_the_grid_of_four_ranks_trains_as_that_of_two(tmp_path: Path) -> None:
-    text = output_of("process_grid.py", tmp_path)
-    assert "batch=2, model=2" in text
-    two = output_of("process_grid.py", tmp_path, ("-m", "hybridnn", "run", "-n", "2"))
+def test_the_grid_of_four_ranks_trains_as_that_of_two(output_of: Callable[..., str]) -> None:
+    four, two = output_of("process_grid", 4), output_of("process_grid", 2)
+    assert "batch=2, model=2" in four
     assert "batch=1, model=2" in two
-    assert re.findall(r"loss [\d.]+", text) == re.findall(r"loss [\d.]+", two) != []
+    assert re.findall(r"loss [\d.]+", four) == re.findall(r"loss [\d.]+", two) != []
 
 
-def test_an_exact_pipeline_trains_as_one_rank_and_others_do_not(tmp_path: Path) -> None:
-    one, exact, *stale = map(numbers, output_of("stale_pipeline.py", tmp_path).splitlines())
+@pytest.mark.slow
+def test_an_exact_pipeline_trains_as_one_rank_and_others_do_not(output_of: Callable[..., str]) -> None:
+    one, exact, *stale = map(numbers, output_of("stale_pipeline").splitlines())
     assert one == exact
     assert len(stale) == 2
     for losses in (one, *stale):
@@ -80,21 +81,22 @@ def test_an_exact_pipeline_trains_as_one_rank_and_others_do_not(tmp_path: Path) 
         assert (losses == one) is (losses is one)
 
 
-def test_prices_follow_the_formula_of_the_table(tmp_path: Path) -> None:
-    first, *predicted = output_of("own_table.py", tmp_path).splitlines()
+def test_prices_follow_the_formula_of_the_table(output_of: Callable[..., str]) -> None:
+    first, *predicted = output_of("own_table").splitlines()
     assert numbers(first)[0] > 0.97
     for line, (rooms, age) in zip(predicted, [(3, 10), (6, 50)], strict=True):
         assert float(line.split()[-1]) == pytest.approx(60 * rooms - 0.01 * (age - 50) ** 2, abs=15)
 
 
-def test_an_own_optimizer_trains_the_same_on_four_ranks(tmp_path: Path) -> None:
-    one, four = map(numbers, output_of("own_optimizer.py", tmp_path).splitlines())
+def test_an_own_optimizer_trains_the_same_on_four_ranks(output_of: Callable[..., str]) -> None:
+    one, four = map(numbers, output_of("own_optimizer").splitlines())
     assert len(one) == 4
     assert one == four == sorted(one, reverse=True)
 
 
-def test_the_layouts_train_the_same_and_send_what_the_ring_sends(tmp_path: Path) -> None:
-    rows = dict(line.strip().split("  ", 1) for line in output_of("compare_layouts.py", tmp_path).splitlines()[1:])
+@pytest.mark.slow
+def test_the_layouts_train_the_same_and_send_what_the_ring_sends(output_of: Callable[..., str]) -> None:
+    rows = dict(line.strip().split("  ", 1) for line in output_of("compare_layouts").splitlines()[1:])
     assert len(rows) == 9
     assert len({numbers(row)[0] for row in rows.values()}) == 1
     widths, steps, ranks = (64, 96, 96, 96, 10), -(-load_dataset("digits").train.samples // 200), 8

@@ -74,3 +74,12 @@ def test_methods_settings_and_measures_exist() -> None:
 def test_every_ready_study_is_named_and_no_other() -> None:
     named = {name for name in CODE if re.fullmatch(r"(chen|kang|laugier)-[a-z0-9-]+", name)}
     assert named == set(ready_studies())
+
+
+def test_every_pipeline_method_has_an_author_a_year_and_a_title() -> None:
+    page = (ROOT / "docs" / "papers" / "index.md").read_text(encoding="utf-8")
+    section = page.split("\n## Pipeline methods\n")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE))
+    assert set(rows) == set(METHODS)
+    for name, source in rows.items():
+        assert re.search(r"[A-Z]\w+( et al\.| and \w+)? (19|20)\d\d[ab]?, \*[^*]{20,}\*", source), name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,92 +112,69 @@ def check_stale_weights(found: dict[str, Any]) -> None:
     assert max(found["limit_errors"]) < 1e-6
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """A notebook, an expression of its results, and their check."""
+Check = Callable[[dict[str, Any]], None]
 
-    name: str
-    results: str
-    check: Callable[[dict[str, Any]], None]
-
-
-LESSONS = (
-    Lesson(
-        "layer_by_hand",
+LESSONS: dict[str, tuple[str, Check]] = {
+    "layer_by_hand": (
         """dict(losses=losses, start={name: values.tolist() for name, values in start.items()},
              numeric=numeric.tolist(), exact=exact.tolist())""",
         check_layer,
     ),
-    Lesson(
-        "one_gradient",
+    "one_gradient": (
         "dict(weights=W.tolist(), four_ranks=run.results[0].tolist(), differences=list(differences.values()))",
         check_one_gradient,
     ),
-    Lesson("process_grid", "dict(losses=list(trained.values()), layer_error=layer_error)", check_grid),
-    Lesson(
-        "pipelines",
+    "process_grid": ("dict(losses=list(trained.values()), layer_error=layer_error)", check_grid),
+    "pipelines": (
         """dict(weights=np.concatenate([values.ravel() for _, values in sorted(trained.items())]).tolist(),
              errors=training_errors, bubble_errors=bubble_errors, peaks=peaks, activations_sent=activations_sent)""",
         check_pipelines,
     ),
-    Lesson(
-        "stale_weights",
+    "stale_weights": (
         """dict(losses={method: losses for method, (_, losses, _) in trained.items()},
              replay_errors=replay_errors, limit_errors=limit_errors)""",
         check_stale_weights,
     ),
-)
+}
+"""By the name of a notebook, an expression of its results, and their check."""
 
 
 def committed(name: str) -> str:
     return (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
 
 
-def test_every_notebook_of_the_folder_is_a_lesson() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == sorted(lesson.name for lesson in LESSONS)
-
-
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+@pytest.mark.parametrize("lesson", LESSONS)
 def test_results_agree_with_one_process_and_sliders_draw(
-    lesson: Lesson, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    lesson: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     quiet_kernel(monkeypatch, tmp_path)
-    text = committed(lesson.name)
+    text, (results, check) = committed(lesson), LESSONS[lesson]
     # Unknown types are NumPy's numbers.
-    results = f"import json\nprint(json.dumps({lesson.results}, default=float))"
+    results = f"import json\nprint(json.dumps({results}, default=float))"
     notebook = json.loads(executed(with_cells(text, results, MOVE_SLIDERS)))
     pictures, found = (json.loads(printed(notebook["cells"].pop())) for _ in range(2))
     assert outputs.differing_cells(text, json.dumps(notebook)) == []
-    lesson.check(found)
+    check(found)
     assert pictures
     assert all(number > 2 for number in pictures.values()), pictures
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
-def test_stored_notebooks_have_pictures_and_questions(lesson: Lesson) -> None:
-    text = committed(lesson.name)
-    assert len(text.encode()) < LARGEST_BYTES
-    assert "jupyter.widget" not in text
-    cells = json.loads(text)["cells"]
-    numbers = [cell["execution_count"] for cell in cells if cell["cell_type"] == "code"]
-    assert numbers == [*range(1, len(numbers) + 1)]
-    pictured = False
-    for cell in cells:
-        pictured = pictured or any("image/svg+xml" in output.get("data", {}) for output in cell.get("outputs", ()))
-        assert pictured or "interactive(" not in "".join(cell["source"]), "sliders before the first picture"
-    closing = "".join(cells[-1]["source"])
-    questions, _, ideas = closing.partition("## What to try")
-    assert 2 <= len(re.findall(r"^\d\. ", questions, re.MULTILINE)) <= 4
-    assert len(re.findall(r"^\* ", ideas, re.MULTILINE)) >= 3
-    assert "<details" not in text
-
-
-def test_widgets_are_not_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    quiet_kernel(monkeypatch, tmp_path)
-    empty = json.dumps({**json.loads(committed("one_gradient")), "cells": []})
-    text = executed(with_cells(empty, "from ipywidgets import IntSlider\nprint(1)\nIntSlider()"))
-    (cell,) = json.loads(text)["cells"]
-    assert printed(cell) == "1\n"
-    assert len(cell["outputs"]) == 1
-    assert "widgets" not in json.loads(text)["metadata"]
+def test_stored_notebooks_have_pictures_and_questions() -> None:
+    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == sorted(LESSONS)
+    for lesson in LESSONS:
+        text = committed(lesson)
+        assert len(text.encode()) < LARGEST_BYTES
+        assert "jupyter.widget" not in text
+        cells = json.loads(text)["cells"]
+        numbers = [cell["execution_count"] for cell in cells if cell["cell_type"] == "code"]
+        assert numbers == [*range(1, len(numbers) + 1)]
+        pictured = False
+        for cell in cells:
+            pictured = pictured or any("image/svg+xml" in output.get("data", {}) for output in cell.get("outputs", ()))
+            assert pictured or "interactive(" not in "".join(cell["source"]), "sliders before the first picture"
+        questions, _, ideas = "".join(cells[-1]["source"]).partition("## What to try")
+        assert 2 <= len(re.findall(r"^\d\. ", questions, re.MULTILINE)) <= 4
+        assert len(re.findall(r"^\* ", ideas, re.MULTILINE)) >= 3
+        assert "<details" not in text

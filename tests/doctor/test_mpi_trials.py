@@ -40,32 +40,43 @@ def test_a_call_within_a_time_limit() -> None:
         call_within(0.05, lambda: time.sleep(3600))
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3])
-def test_ranks_of_a_node_share_memory(comm: MPI.Intracomm) -> None:
+@pytest.mark.mpi(ranks=[3])
+def test_ranks_of_a_node_share_memory_and_are_timed(comm: MPI.Intracomm) -> None:
     own = mpi_calls.duplicate_world(LIMIT)
     assert (own.Get_rank(), own.Get_size()) == (comm.Get_rank(), comm.Get_size())
     node, nodes = mpi_calls.find_nodes(own, LIMIT)
     assert nodes == [0] * comm.Get_size()
     assert node.Get_size() == comm.Get_size()
     assert try_window(node, LIMIT).verdict == "ok"
-
-
-@pytest.mark.mpi(ranks=[1, 2, 3])
-def test_all_reduces_and_messages_are_timed(comm: MPI.Intracomm) -> None:
-    sizes = (8, 1 << 16)
+    sizes, last = (8, 1 << 16), comm.Get_size() - 1
     sums = time_all_reduce(comm, sizes, LIMIT)
     assert len(sums) == len(sizes)
     assert all(0 < seconds < LIMIT for seconds in sums)
-    last = comm.Get_size() - 1
-    messages = time_ping_pong(comm, last, sizes, LIMIT) if last else []
-    takes_part = last and comm.Get_rank() in (0, last)
-    assert len(messages) == (len(sizes) if takes_part else 0)
+    messages = time_ping_pong(comm, last, sizes, LIMIT)
+    assert len(messages) == (len(sizes) if comm.Get_rank() in (0, last) else 0)
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.mpi(ranks=[3])
+def test_texts_are_gathered_and_a_file_is_written(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    rank, size = comm.Get_rank(), comm.Get_size()
+    texts = mpi_calls.gather_texts("ä" * 1000 * rank, LIMIT)
+    assert texts == (["ä" * 1000 * other for other in range(size)] if rank == 0 else [])
+    assert mpi_calls.broadcast_number(40 + rank, LIMIT) == 40
+    assert mpi_calls.all_ready(comm, True, LIMIT)
+    assert mpi_calls.all_ready(comm, rank != 0, LIMIT) is False
+    assert try_file(comm, mpi_tmp_path / "file", LIMIT).verdict == "ok"
+    comm.Barrier()
+    assert list(mpi_tmp_path.iterdir()) == []
+    found = try_file(comm, mpi_tmp_path / "no" / "file", LIMIT)
+    assert found.verdict == "failure"
+    assert "it cannot be written: No such file" in found.what
+    comm.Barrier()
+
+
+@pytest.mark.mpi(ranks=[3])
 def test_a_wrong_sum_is_found(comm: MPI.Intracomm) -> None:
     class WrongSums:
-        """A communicator whose sums lack the last rank."""
+        """A communicator whose sums lack all ranks but the first."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(comm, name)
@@ -77,41 +88,14 @@ def test_a_wrong_sum_is_found(comm: MPI.Intracomm) -> None:
         time_all_reduce(WrongSums(), (8,), LIMIT)  # type: ignore[arg-type]
 
 
-@pytest.mark.mpi(ranks=[1, 3])
-def test_a_file_that_all_ranks_write(comm: MPI.Intracomm, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = Path(comm.bcast(str(tmp_path_factory.mktemp("shared"))))
-    assert try_file(comm, folder / "file", LIMIT).verdict == "ok"
-    comm.Barrier()
-    assert list(folder.iterdir()) == []
-    found = try_file(comm, folder / "no" / "file", LIMIT)
-    assert found.verdict == "failure"
-    assert "it cannot be written: No such file" in found.what
-    comm.Barrier()
-
-
-@pytest.mark.mpi(ranks=[1, 2, 3])
-def test_texts_are_gathered_and_a_number_is_broadcast(comm: MPI.Intracomm) -> None:
-    rank, size = comm.Get_rank(), comm.Get_size()
-    texts = mpi_calls.gather_texts("ä" * 1000 * rank, LIMIT)
-    assert texts == (["ä" * 1000 * other for other in range(size)] if rank == 0 else [])
-    assert mpi_calls.broadcast_number(40 + rank, LIMIT) == 40
-    assert mpi_calls.all_ready(comm, True, LIMIT)
-    assert mpi_calls.all_ready(comm, rank != 0, LIMIT) is False
-
-
 @pytest.mark.mpi(ranks=[3])
-def test_a_late_rank_is_not_waited_for(comm: MPI.Intracomm) -> None:
+def test_a_late_rank_is_not_waited_for_and_has_no_text(comm: MPI.Intracomm) -> None:
     if comm.Get_rank() == 1:
         time.sleep(1.0)
+        mpi_calls.all_ready(comm, True, LIMIT)  # joins late, so that no request is left over
     else:
         assert not mpi_calls.all_ready(comm, True, 0.2)
-    if comm.Get_rank() == 1:  # joins late, so that no request is left over
-        mpi_calls.all_ready(comm, True, LIMIT)
     comm.Barrier()
-
-
-@pytest.mark.mpi(ranks=[3])
-def test_a_rank_without_a_text_is_none(comm: MPI.Intracomm) -> None:
     if comm.Get_rank() != 1:
         texts = mpi_calls.gather_texts("here", deadline(1))
         assert texts == (["here", None, "here"] if comm.Get_rank() == 0 else [])

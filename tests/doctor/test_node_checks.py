@@ -54,32 +54,21 @@ def test_each_difference_is_named() -> None:
     assert check_software(named(other, NODE, NODE)).what == what
 
 
-def test_equal_nodes_are_alike() -> None:
+def test_hardware_is_compared_per_rank_without_little_differences_of_memory() -> None:
     assert check_software(named(NODE, NODE)).verdict == "ok"
-    found = check_hardware(named(NODE, NODE, NODE))
-    assert (found.verdict, found.what) == ("ok", "3 nodes with Xeon, 4 cores, 256 GiB of memory")
-
-
-def test_hardware_that_differs_is_a_warning() -> None:
+    memories = [256 << 30, 250 << 30, 262 << 30]
+    alike = named(*(replace(NODE, memory=memory) for memory in memories))
+    assert check_hardware(alike).what == "3 nodes with Xeon, 4 cores, 256 GiB of memory"
     found = check_hardware(named(NODE, replace(NODE, cores=1), NODE))
     assert (found.verdict, found.what) == ("warning", "node2: 1 core, the other 2 have 4 cores")
     found = check_hardware(named(NODE, NODE, replace(NODE, processor="EPYC", memory=192 << 30)))
-    assert (
-        found.what == "node3: EPYC, the other 2 have Xeon; node3: 192 GiB of memory, the other 2 have 256 GiB of memory"
-    )
-
-
-def test_cores_are_compared_per_rank() -> None:
-    """Three ranks on two nodes with a core for each are alike."""
+    memory = "node3: 192 GiB of memory, the other 2 have 256 GiB of memory"
+    assert found.what == f"node3: EPYC, the other 2 have Xeon; {memory}"
+    # Three ranks on two nodes with a core for each are alike.
     nodes = [NamedFacts("node1", replace(NODE, cores=2), 2), NamedFacts("node2", replace(NODE, cores=1), 1)]
     assert check_hardware(nodes).what == "2 nodes with Xeon, 1 core per rank, 256 GiB of memory"
     nodes[1] = replace(nodes[1], facts=replace(NODE, cores=3))
     assert check_hardware(nodes).what == "node1: 1 core per rank, node2: 3 cores per rank (no majority)"
-
-
-def test_little_differences_of_memory_do_not_count() -> None:
-    memories = [256 << 30, 250 << 30, 262 << 30]
-    assert check_hardware(named(*(replace(NODE, memory=memory) for memory in memories))).verdict == "ok"
 
 
 def test_facts_of_this_node() -> None:

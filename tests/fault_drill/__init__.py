@@ -5,9 +5,10 @@ repeat a failed trial, use ``--seed`` and ``--number``, and the same ``--kinds``
 
 * ``selection``: selects faults, draws trials and runs them
 * ``trials``: trials of a training with a fault (``injections``) at a moment (``moments``, ``rank``), which is resumed
-* ``script_trials``: trials of a user's script (``script``) in which one rank leaves, stalls or has other settings
+* ``script_trials``: trials of a user's script in which one rank leaves, stalls or has other settings
 * ``folder_trials``: trials of commands (``commands``) on folders (``sources``) with a damaged file (``forgeries``)
 * ``launches``: one job, until all its processes have ended
 * ``finished``: the results of a run, compared with those of an undisturbed run
-* ``outcomes``, ``tables``: results of trials, and their table
+* ``network_trials``: trials on several nodes with a fault of a network (``network_faults``)
+* ``outcomes``: results of trials
 """

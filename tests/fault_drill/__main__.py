@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-from rich.console import Console
 
 from fault_drill.damage import disks_can_be_made
 from fault_drill.forgeries import devices_can_be_made
@@ -21,13 +18,24 @@ from fault_drill.network_faults import NETWORK_FAULTS
 from fault_drill.network_trials import missing_for_nodes
 from fault_drill.outcomes import AnyTrial, Outcome
 from fault_drill.selection import EVERY_FAULT, KIND_OF, SHARES, Drills, draw
-from fault_drill.tables import counts, markdown, table
 from mpi_runner.slowness import deadline
 
-__all__ = ["main"]
+__all__ = ["main", "markdown"]
 
 LIMIT = 90.0
 MOST_COMPLAINTS = 6
+
+HEADINGS = {
+    "injected": "injected",
+    "ended": "ended",
+    "named": "named",
+    "resumed": "from a checkpoint",
+    "hung": "hangs",
+    "silent": "silent",
+    "traceback": "tracebacks",
+    "lost": "lost",
+}
+"""Headings of the table, by attribute of an outcome."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,11 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcomes = list(pool.map(run, trials))
     seconds = time.monotonic() - start
     failed = [outcome for outcome in outcomes if outcome.complaints]
-    if options.json:
-        print(json.dumps(counts(outcomes, options.seed, seconds)))
-    else:
-        title = f"Fault drill, seed {options.seed}, {seconds / 60:.0f} minutes"
-        Console(width=120).print(table(outcomes, title))
+    print(f"Fault drill, seed {options.seed}, {seconds / 60:.0f} minutes\n\n{markdown(outcomes)}")
     if options.markdown:
         Path(options.markdown).write_text(markdown(outcomes), encoding="utf-8")
     if not failed and options.number is None:
@@ -83,6 +87,22 @@ def _faults(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tup
     return tuple(names)
 
 
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """Table with a row for each kind of fault."""
+
+    def row(kind: str, trials: Iterable[Outcome]) -> list[object]:
+        these = list(trials)
+        flags = [sum(getattr(outcome, name) for outcome in these) for name in HEADINGS]
+        failed = sum(bool(outcome.complaints) for outcome in these)
+        return [kind, len(these), *flags, failed, f"{max(outcome.end_seconds for outcome in these):.1f}"]
+
+    kinds = {name: [outcome for outcome in outcomes if KIND_OF[outcome.trial.fault] == name] for name in SHARES}
+    rows = [row(name, found) for name, found in (kinds | {"all": [*outcomes]}).items() if found]
+    headings = ["kind", "trials", *HEADINGS.values(), "failed", "longest end, s"]
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in lines)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fault_drill", description=__doc__)
     parser.add_argument(
@@ -98,7 +118,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help=limit)
     parser.add_argument("--folder", help="folder of all files; by default, files are kept only if a trial fails")
     parser.add_argument("--markdown", metavar="FILE", help="write the table to this file as Markdown")
-    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     return parser
 
 

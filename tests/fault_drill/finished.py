@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Finished", "checkpoints", "differences", "read_finished"]
+from fault_drill.outcomes import Outcome
+
+__all__ = ["Finished", "checkpoints", "compare", "differences", "read_finished"]
 
 CHANGING = ("samples_per_second", "compute_seconds", "communication_seconds", "waiting_seconds", "bytes_sent")
 """Keys of a record whose values differ from run to run, or depend on the point of resumption."""
@@ -22,21 +24,11 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Finished:
-    """Results of a run that has ended.
+    """Results of a run that has ended."""
 
-    Attributes
-    ----------
-    weights : dict
-        Global arrays, by name.
-    records : list of dict
-        Step and epoch records, in the order of the history.
-    resumed : bool
-        Whether it resumed from a checkpoint.
-    """
-
-    weights: dict[str, NDArray[Any]]
-    records: list[dict[str, Any]]
-    resumed: bool = False
+    weights: dict[str, NDArray[Any]]  # global arrays, by name
+    records: list[dict[str, Any]]  # step and epoch records, in the order of the history
+    resumed: bool = False  # whether it resumed from a checkpoint
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -45,13 +37,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def read_finished(run: Path) -> Finished:
-    """Read the results of a run.
-
-    Raises
-    ------
-    ValueError, OSError
-        If the run has not ended, or has left temporary files.
-    """
+    """Read the results of a run; `ValueError` or `OSError` if it has not ended, or has left temporary files."""
     text = (run / "history.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     if lines[-1]["kind"] != "end":
@@ -67,14 +53,23 @@ def read_finished(run: Path) -> Finished:
     return Finished(weights, kept, any(line["kind"] == "resumed" for line in lines))
 
 
+def compare(run: Path, expected: Finished, outcome: Outcome, *, same_bits: bool) -> None:
+    """Note in an outcome how the results of a run differ from those of an undisturbed one."""
+    try:
+        found = read_finished(run)
+    except (OSError, ValueError) as error:
+        outcome.complaints.append(f"the run folder is not that of a finished run: {error}")
+        return
+    lost = differences(found, expected, same_bits=same_bits)
+    outcome.resumed, outcome.lost = found.resumed, bool(lost)
+    outcome.complaints += lost
+
+
 def differences(found: Finished, expected: Finished, *, same_bits: bool) -> list[str]:
     """Differences between a run and an undisturbed one, one line each.
 
-    Parameters
-    ----------
-    same_bits : bool
-        Whether results must be bit-identical, because the layout has not changed; otherwise elements may differ by
-        1e-10 relative to the largest of their array, and figures by 1e-10 relative.
+    Where they need not be of the same bits, elements may differ by 1e-10 relative to the largest of their array, and
+    figures by 1e-10 relative.
     """
     messages = []
     if found.weights.keys() != expected.weights.keys():

@@ -12,10 +12,11 @@ from pathlib import Path
 from random import Random
 
 from fault_drill.finished import Finished, checkpoints, differences, read_finished
-from fault_drill.forgeries import CUTS, FIELDS, FORGERIES, PLACES_TAKEN, Damage
+from fault_drill.forgeries import FIELDS, make_device
 from fault_drill.launches import run_job
 from fault_drill.outcomes import Outcome
 from fault_drill.sources import COMMANDS, NEWEST, RUN, TARGETS, Sources
+from reference.damaged_files import CONTENT, CUTS, Damage, replace
 
 __all__ = ["CUT", "FILE_FAULTS", "FORGE", "FolderDrill", "FolderTrial", "draw_folder_trial"]
 
@@ -23,15 +24,33 @@ RUN_FILES = tuple(target for target in TARGETS if target.startswith(f"{RUN}/") a
 WRITTEN = (*RUN_FILES, "profile.json")
 TEXTS = tuple(target for target in WRITTEN if re.search(r"\.(jsonl?|toml)\b", target))
 ARRAYS = tuple(target for target in TARGETS if re.search(r"\.np[yz]\b", target))
-IN_CHECKPOINTS = tuple(target for target in TARGETS if NEWEST in target and Path(target).suffix != "")
-CONFIGS = tuple(target for target in TARGETS if "config" in target)
 MANIFEST = f"{RUN}/checkpoints/{NEWEST}/manifest.json"
 SUMS = f"{RUN}/checkpoints/{NEWEST}/SHA256SUMS"
 
 
-def _but(targets: tuple[str, ...], *left_out: str) -> tuple[str, ...]:
-    return tuple(target for target in targets if target not in left_out)
+def _replacement(name: str) -> Damage:
+    return lambda path, random: replace(path, name)
 
+
+def _device(path: Path, random: Random) -> None:
+    replace(path, "nothing")
+    make_device(path)
+
+
+def _other_kind(path: Path, random: Random) -> None:
+    """Replace a folder by a file, or a file by a folder."""
+    folder = path.is_dir()
+    replace(path, "nothing" if folder else "a folder")
+    if folder:
+        path.write_text("a file\n")
+
+
+PLACES_TAKEN: dict[str, Damage] = {
+    **{name: _replacement(name) for name in ("a FIFO", "a link to an endless file", "a link to itself")},
+    "a device": _device,
+    "a folder, or a file for a folder": _other_kind,
+}
+"""Replacements of a file or folder, by name."""
 
 CUT: dict[str, tuple[Damage, tuple[str, ...]]] = {
     "cut anywhere": (CUTS["anywhere"], (*WRITTEN, SUMS)),
@@ -42,14 +61,14 @@ CUT: dict[str, tuple[Damage, tuple[str, ...]]] = {
 FORGE: dict[str, tuple[Damage, tuple[str, ...]]] = {
     **{name: (how, tuple(TARGETS)) for name, how in PLACES_TAKEN.items()},
     # Changed settings, or values in a table or a record, cannot be detected.
-    "a bit flipped": (FORGERIES["a bit flipped"], (*_but(ARRAYS, "table.npz"), MANIFEST, SUMS)),
-    "random bytes": (FORGERIES["random bytes"], (*WRITTEN, SUMS, "table.csv", "table.npz", "inputs.csv")),
-    "zeros": (FORGERIES["zeros"], (*WRITTEN, SUMS, "table.csv", "table.npz", "inputs.csv")),
-    "nested deep": (FORGERIES["nested deep"], TEXTS),
-    "an integer of 5,000 digits": (FORGERIES["an integer of 5,000 digits"], TEXTS),
-    "a NUL": (FORGERIES["a NUL"], (*TEXTS, SUMS, "table.csv", "inputs.csv")),
-    "empty arrays": (FORGERIES["empty arrays"], ARRAYS),
-    "arrays of 8 TB": (FORGERIES["arrays of 8 TB"], ARRAYS),
+    "a bit flipped": (CONTENT["a bit flipped"], (*sorted({*ARRAYS} - {"table.npz"}), MANIFEST, SUMS)),
+    "random bytes": (CONTENT["random bytes"], (*WRITTEN, SUMS, "table.csv", "table.npz", "inputs.csv")),
+    "zeros": (CONTENT["zeros"], (*WRITTEN, SUMS, "table.csv", "table.npz", "inputs.csv")),
+    "nested deep": (CONTENT["nested deep"], TEXTS),
+    "an integer of 5,000 digits": (CONTENT["an integer of 5,000 digits"], TEXTS),
+    "a NUL": (CONTENT["a NUL"], (*TEXTS, SUMS, "table.csv", "inputs.csv")),
+    "empty arrays": (CONTENT["empty arrays"], ARRAYS),
+    "arrays of 8 TB": (CONTENT["arrays of 8 TB"], ARRAYS),
     **{name: (how, (MANIFEST,)) for name, how in FIELDS.items()},
 }
 FILE_FAULTS = CUT | FORGE
@@ -65,21 +84,12 @@ OTHER_TRAINING = ("the checkpoint is of", "the run to resume has")
 
 @dataclass(frozen=True)
 class FolderTrial:
-    """A trial of a damaged file, drawn from the seed and the number.
-
-    Attributes
-    ----------
-    seed, number : int
-    fault : str
-        Key of `FILE_FAULTS`.
-    target : str
-        Key of `TARGETS`.
-    """
+    """A trial of a damaged file, drawn from the seed and the number."""
 
     seed: int
     number: int
-    fault: str
-    target: str
+    fault: str  # key of `FILE_FAULTS`
+    target: str  # key of `TARGETS`
 
     def __str__(self) -> str:
         return self.target
@@ -93,6 +103,26 @@ class FolderTrial:
 def draw_folder_trial(seed: int, number: int, fault: str) -> FolderTrial:
     """Draw the damaged file."""
     return FolderTrial(seed, number, fault, Random(f"{seed} {number}").choice(FILE_FAULTS[fault][1]))
+
+
+@dataclass(frozen=True)
+class _Damaged:
+    """The damaged file of a trial, and the folders of the trial."""
+
+    trial: FolderTrial
+    folder: Path  # of the trial
+    path: Path  # damaged
+    newest: str  # name of the newest checkpoint
+
+    @property
+    def work(self) -> Path:
+        """Folder of the commands."""
+        return self.folder / "work"
+
+    @property
+    def intact(self) -> Path:
+        """Copy of the file before it was damaged."""
+        return self.folder / "intact"
 
 
 class FolderDrill:
@@ -114,32 +144,27 @@ class FolderDrill:
         """Run the trial in an empty folder, and check its results."""
         work = folder / "work"
         self.sources.copy_of(TARGETS[trial.target][0], work)
-        path = _path_of(trial, work)
-        intact = folder / "intact"
-        _copy(path, intact)
         newest = checkpoints(work / RUN)[0].name if checkpoints(work / RUN) else ""
-        FILE_FAULTS[trial.fault][0](path, Random(f"{trial.seed} {trial.number} damage"))
+        damaged = _Damaged(trial, folder, _path_of(trial, work), newest)
+        _copy(damaged.path, damaged.intact)
+        FILE_FAULTS[trial.fault][0](damaged.path, Random(f"{trial.seed} {trial.number} damage"))
         outcome = Outcome(trial, injected=True, ended=True, lost=False)
-        ends = self._call(trial.commands, newest, work, folder, "damaged", outcome)
-        names = _names(path, work, newest)
-        resumed = None
+        ends = self._call(trial.commands, damaged, "damaged", outcome)
         for name, (code, output) in ends.items():
-            _judge_command(name, code, output, names, outcome)
-            if name == "resume":
-                resumed = code, output
-        if resumed is not None and not outcome.hung:
-            self._judge_resumed(*resumed, trial, work, path, intact, newest, folder, outcome)
+            _judge_command(name, code, output, _names(damaged.path, work, newest), outcome)
+        if "resume" in ends and not outcome.hung:
+            self._judge_resumed(*ends["resume"], damaged, outcome)
         return outcome
 
     def _call(
-        self, commands: tuple[str, ...], newest: str, work: Path, folder: Path, name: str, outcome: Outcome
+        self, commands: tuple[str, ...], damaged: _Damaged, name: str, outcome: Outcome
     ) -> dict[str, tuple[int, str]]:
         """Exit code and output of each command."""
-        out = folder / name
+        out = damaged.folder / name
         out.mkdir()
-        lines = [[argument.replace(NEWEST, newest) for argument in COMMANDS[name]] for name in commands]
+        lines = [[argument.replace(NEWEST, damaged.newest) for argument in COMMANDS[name]] for name in commands]
         arguments = [sys.executable, "-m", "fault_drill.commands", str(out), json.dumps(lines)]
-        done = run_job(lambda markers: arguments, work, f"{name}-commands", self.limit, f"{outcome.trial}")
+        done = run_job(lambda markers: arguments, damaged.work, f"{name}-commands", self.limit, f"{outcome.trial}")
         outcome.end_seconds = max(outcome.end_seconds, done.seconds)
         ends = {}
         for number, command in enumerate(commands):
@@ -152,27 +177,18 @@ class FolderDrill:
             ends[command] = int(code.read_text()), (out / f"command-{number}.txt").read_text(errors="replace")
         return ends
 
-    def _judge_resumed(
-        self,
-        code: int,
-        output: str,
-        trial: FolderTrial,
-        work: Path,
-        path: Path,
-        intact: Path,
-        newest: str,
-        folder: Path,
-        outcome: Outcome,
-    ) -> None:
+    def _judge_resumed(self, code: int, output: str, damaged: _Damaged, outcome: Outcome) -> None:
         """Check that the run was completed, if necessary after the intact file has been restored."""
-        finished = TARGETS[trial.target][0] == "finished"
+        target, run = damaged.trial.target, damaged.work / RUN
+        finished = TARGETS[target][0] == "finished"
         if code != 0:
-            if NEWEST in trial.target:
+            if NEWEST in target:
                 outcome.lost = True
                 outcome.complaints.append("resume: the older checkpoints were not used")
                 return
-            _restore(path, intact)
-            ends = self._call(("resume",), newest, work, folder, "restored", outcome)
+            replace(damaged.path, "nothing")
+            _copy(damaged.intact, damaged.path)
+            ends = self._call(("resume",), damaged, "restored", outcome)
             if not ends:
                 return
             code, output = ends["resume"]
@@ -183,24 +199,21 @@ class FolderDrill:
         elif finished:  # the run had ended before
             return
         try:
-            found = read_finished(work / RUN)
+            found = read_finished(run)
         except (OSError, ValueError) as error:
             outcome.lost = True
             outcome.complaints.append(f"resume: not the folder of a finished run: {error}")
             return
         expected = self.sources.expected
-        if "history" in trial.target or finished:  # truncated records are lost
+        if "history" in target or finished:  # truncated records are lost
             found, expected = Finished(found.weights, []), Finished(expected.weights, [])
         wrong = differences(found, expected, same_bits=True)
         outcome.lost, outcome.resumed = bool(wrong), found.resumed
         outcome.complaints += wrong
-        if (
-            NEWEST in trial.target
-            and newest not in _resumed_from(work / RUN)
-            and not _line_with(output, _names(path, work, newest))
-        ):
+        names = _names(damaged.path, damaged.work, damaged.newest)
+        if NEWEST in target and damaged.newest not in _resumed_from(run) and not _line_with(output, names):
             outcome.named = False
-            outcome.complaints.append(f"resume: the output does not name the damaged {path.relative_to(work)}")
+            outcome.complaints.append(f"resume: the output does not name the damaged {damaged.path}")
 
 
 def _path_of(trial: FolderTrial, work: Path) -> Path:
@@ -216,15 +229,6 @@ def _copy(path: Path, copy: Path) -> None:
         shutil.copytree(path, copy)
     else:
         shutil.copy2(path, copy)
-
-
-def _restore(path: Path, intact: Path) -> None:
-    """Replace the damaged file or folder by the intact one."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    elif path.is_symlink() or path.exists():
-        path.unlink()
-    _copy(intact, path)
 
 
 def _names(path: Path, work: Path, newest: str) -> tuple[str, ...]:

@@ -22,33 +22,16 @@ SIGNALLED = r"[Ss]ignal:? (10|15)\b|SIGNAL: (10|15)\b|Terminated|User defined si
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind of fault.
+    """A kind of fault."""
 
-    Attributes
-    ----------
-    phases : tuple of str
-        Phases of a run in which it may be injected.
-    codes : tuple of int
-        Allowed exit codes; a negative one is the signal that ended mpirun. If empty, any code but 0.
-    pattern : str
-        Regular expression of the required output, in which RANK and RANKS are the rank of the fault and the number of
-        ranks.
-    target : str
-        Receiver of the signals: ``rank``, ``ranks``, ``launcher`` or ``everything``.
-    error : str or None
-        Error raised in the rank.
-    kind : str
-        Row of the table.
-    """
-
-    phases: tuple[str, ...]
-    codes: tuple[int, ...]
-    pattern: str = ""
+    phases: tuple[str, ...]  # phases of a run in which it may be injected
+    codes: tuple[int, ...]  # allowed exit codes, negative for a signal that ended mpirun; if empty, any but 0
+    pattern: str = ""  # of the required output; RANK and RANKS are the rank of the fault and the number of ranks
     signals: tuple[int, ...] = ()
-    target: str = "rank"
-    error: str | None = None
+    target: str = "rank"  # receiver of the signals: ``rank``, ``ranks``, ``launcher`` or ``everything``
+    error: str | None = None  # error raised in the rank
     least_ranks: int = 1
-    kind: str = "kill"
+    kind: str = "kill"  # row of the table
 
 
 FAULTS = {
@@ -86,37 +69,18 @@ LATEST = 24
 
 @dataclass(frozen=True)
 class Injection:
-    """A fault at a drawn moment.
-
-    Attributes
-    ----------
-    fault : str
-    moment : str
-    call : int
-        Number of the call of the moment, from 1.
-    rank : int
-    delay : float or None
-        Seconds after the moment; None if the rank waits for the fault.
-    signals : tuple of int
-    target : str
-    pause : float
-        Seconds between two signals.
-    free_bytes : int
-        Free space of a full disk.
-    damage : str
-        Damage to the newest checkpoint afterwards, for the fault ``checkpoint damaged``.
-    """
+    """A fault at a drawn moment."""
 
     fault: str
     moment: str
-    call: int
+    call: int  # number of the call of the moment, from 1
     rank: int
-    delay: float | None
+    delay: float | None  # seconds after the moment; None if the rank waits for the fault
     signals: tuple[int, ...]
     target: str
-    pause: float
-    free_bytes: int
-    damage: str
+    pause: float  # seconds between two signals
+    free_bytes: int  # free space of a full disk
+    damage: str  # damage to the newest checkpoint afterwards, for the fault ``checkpoint damaged``
 
     @property
     def error(self) -> str | None:
@@ -143,15 +107,7 @@ class Injection:
 
 
 def draw_injection(random: Random, name: str, recipe: Recipe, *, resumed: bool) -> Injection:
-    """Draw moment and rank of a fault.
-
-    Parameters
-    ----------
-    name : str
-        Key of `FAULTS`.
-    resumed : bool
-        Whether the run resumes an earlier one, so that few calls of a moment may remain.
-    """
+    """Draw moment and rank of a fault; of a run that resumes another one, few calls of a moment may remain."""
     fault = FAULTS[name]
     phase = random.choice(fault.phases)
     moment = random.choice(MOMENTS_OF[phase])

@@ -27,59 +27,30 @@ __all__ = ["Launched", "launch", "run_job"]
 TESTS = Path(__file__).resolve().parents[1]
 MARK = "HYBRIDNN_FAULT_DRILL"
 TICK = 0.0005
-SECONDS_TO_GO = deadline(20)
-"""Time limit of the ranks after the end of their launcher."""
+SECONDS_TO_GO = 20.0
+"""Time limit of the ranks after the end of their launcher, on an idle machine."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """End of a job.
+    """End of a job."""
 
-    Attributes
-    ----------
-    code : int
-        Exit code, negative for a signal.
-    output : str
-        All output.
-    seconds : float
-        Time until all processes had ended.
-    seconds_after_fault : float or None
-        The same from the fault on; None if it was not injected.
-    hung : str or None
-        Description of what did not end in time.
-    """
-
-    code: int
+    code: int  # exit code, negative for a signal
     output: str
-    seconds: float
-    seconds_after_fault: float | None
-    hung: str | None
+    seconds: float  # time until all processes had ended
+    seconds_after_fault: float | None  # the same from the fault on; None if it was not injected
+    hung: str | None  # description of what did not end in time
 
 
 def launch(
     recipe: Recipe, arguments: list[str], injection: Injection | None, folder: Path, name: str, limit: float
 ) -> Launched:
-    """Run ``hybridnn`` with `arguments`, inject a fault, and wait until all its processes have ended.
-
-    Parameters
-    ----------
-    folder : Path
-        Working directory, to which the command and its output are written.
-    name : str
-        Name of these files.
-    limit : float
-        Time limit in seconds.
-    """
+    """Run ``hybridnn`` with `arguments` by `run_job`, and inject a fault."""
 
     def command(markers: Path) -> list[str]:
         orders: dict[str, object] = {"markers": str(markers), "rank": -1}
         if injection is not None:
-            orders |= {
-                "moment": injection.moment,
-                "call": injection.call,
-                "rank": injection.rank,
-                "error": injection.error,
-            }
+            orders |= {name: getattr(injection, name) for name in ("moment", "call", "rank", "error")}
             orders["waits"] = injection.delay is None
         return recipe.command(json.dumps(orders), arguments)
 
@@ -102,24 +73,10 @@ def run_job(
 ) -> Launched:
     """Run a command and wait until all its processes have ended; repeat it if mpirun could not start.
 
-    Parameters
-    ----------
-    command : callable
-        Returns the command for a folder, to which its ranks write marker files.
-    folder : Path
-        Working directory, to which the command and its output are written.
-    name : str
-        Name of these files.
-    limit : float
-        Time limit in seconds.
-    title : str
-        First line of the output file.
-    marker : str, optional
-        Marker file of the moment of the fault.
-    act : callable
-        Injects the fault, given the process and the folder of markers, and returns the time.
-    program : str
-        Part of the command lines of the processes that must have ended; by default all.
+    `command` returns the command for a folder, to which its ranks write marker files. It runs in `folder`, to which it
+    and its output are written under a name, the output after a title. `act` injects the fault when there is a file
+    `marker`, given the process and the folder of markers, and returns the time. `program` is a part of the command
+    lines of the processes that must have ended; by default all.
     """
     for number in range(1, STARTS):
         attempt = name if number == 1 else f"{name}-start-{number}"
@@ -204,10 +161,11 @@ def _targets(injection: Injection, launcher: int, markers: Path) -> list[int]:
 
 def _wait_for_the_ranks(mark: str, program: str) -> str | None:
     """Wait for the end of all ranks; return a description of those that outlive their launcher."""
-    end = time.monotonic() + SECONDS_TO_GO
+    seconds = deadline(SECONDS_TO_GO)
+    end = time.monotonic() + seconds
     while left := [number for number in marked_processes(f"{MARK}={mark}") if _runs(number, program)]:
         if time.monotonic() > end:
-            return f"processes {left} lived on for {SECONDS_TO_GO:g} s after their launcher"
+            return f"processes {left} lived on for {seconds:.1f} s after their launcher"
         time.sleep(0.02)
     return None
 

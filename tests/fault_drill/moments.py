@@ -14,24 +14,12 @@ __all__ = ["MOMENTS", "PHASES", "START", "Moment", "watch"]
 
 @dataclass(frozen=True)
 class Moment:
-    """Calls of functions.
+    """Calls of functions."""
 
-    Attributes
-    ----------
-    phase : str
-        Phase of the run.
-    targets : tuple of str
-        ``module:name.name`` of the functions; a call of any of them counts.
-    calls : int
-        Least number of calls in a run of any recipe.
-    first_rank : bool
-        Whether only rank 0 makes these calls.
-    """
-
-    phase: str
-    targets: tuple[str, ...]
-    calls: int = 1
-    first_rank: bool = False
+    phase: str  # phase of the run
+    targets: tuple[str, ...]  # ``module:name.name`` of the functions; a call of any of them counts
+    calls: int = 1  # least number of calls in a run of any recipe
+    first_rank: bool = False  # whether only rank 0 makes these calls
 
 
 START = "nothing has begun"
@@ -78,10 +66,7 @@ PHASES = {
 def watch(moment: str, call: int, injection: Callable[[], None], after: Path | None = None) -> None:
     """Call `injection` before the `call`-th call of the functions of a moment.
 
-    Parameters
-    ----------
-    after : Path, optional
-        A run folder: only calls after its first checkpoint count.
+    Where `after` is a run folder, only calls after its first checkpoint count.
     """
     if moment == START:
         injection()

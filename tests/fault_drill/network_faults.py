@@ -34,34 +34,15 @@ NO_MEMORY = (
 
 @dataclass(frozen=True)
 class NetworkFault:
-    """A fault of a node or of its link.
+    """A fault of a node or of its link."""
 
-    Attributes
-    ----------
-    act : callable
-        Causes the fault, given the nodes, the name of the node and the folder of the disk of the runs.
-    ends : bool or None
-        Whether the run must end; None if it may.
-    pattern : str
-        Regular expression of the output of a run that ends; NODE is the name of the node. Where the disk of the run is
-        full, no node is at fault.
-    code : int or None
-        Its exit code, by default any but 0.
-    at_start : bool
-        Whether the fault is there before the run starts.
-    loses_node : bool
-        Whether the node no longer exists.
-    stalls : bool
-        Whether the stall watchdog has to end the run, if `ends` is None as soon as nothing is finished for its time.
-    """
-
-    act: Callable[[Nodes, str, Path], None]
-    ends: bool | None
-    pattern: str = ""
-    code: int | None = None
-    at_start: bool = False
-    loses_node: bool = False
-    stalls: bool = False
+    act: Callable[[Nodes, str, Path], None]  # causes it, given the name of the node and the disk of the runs
+    ends: bool | None  # whether the run must end; None if it may
+    pattern: str = ""  # of the output of a run that ends; NODE is the name of the node
+    code: int | None = None  # its exit code, by default any but 0
+    at_start: bool = False  # whether the fault is there before the run starts
+    loses_node: bool = False  # whether the node no longer exists
+    stalls: bool = False  # whether the stall watchdog ends the run; if `ends` is None, when nothing is finished
 
     def complaint(self, code: int, output: str, node: str) -> str | None:
         """Error in the end of a run with this fault, or None."""
@@ -106,16 +87,8 @@ def _lose(nodes: Nodes, node: str, disk: Path) -> None:
     nodes.kill(node)
 
 
-def _fill_memory(nodes: Nodes, node: str, disk: Path) -> None:
-    nodes.fill(node, "dev/shm")
-
-
-def _fill_node_disk(nodes: Nodes, node: str, disk: Path) -> None:
-    nodes.fill(node, "run/node")
-
-
-def _remove_names(nodes: Nodes, node: str, disk: Path) -> None:
-    nodes.remove_names(node)
+def _fill(folder: str) -> Callable[[Nodes, str, Path], None]:
+    return lambda nodes, node, disk: nodes.fill(node, folder)
 
 
 def _nothing(nodes: Nodes, node: str, disk: Path) -> None:
@@ -131,15 +104,15 @@ NETWORK_FAULTS = {
     ),
     "node lost": NetworkFault(_lose, True, UNREACHED, 1, loses_node=True, stalls=True),
     "clock wrong": NetworkFault(_nothing, ends=False),
-    "names gone at start": NetworkFault(_remove_names, ends=False, at_start=True),
-    "names gone": NetworkFault(_remove_names, ends=False),
+    "names gone at start": NetworkFault(lambda nodes, node, disk: nodes.remove_names(node), ends=False, at_start=True),
+    "names gone": NetworkFault(lambda nodes, node, disk: nodes.remove_names(node), ends=False),
     "run disk full": NetworkFault(
         lambda nodes, node, disk: fill(disk, FULL_DISK_BYTES), True, "cannot be written: No space left on device", 2
     ),
-    "node disk full at start": NetworkFault(_fill_node_disk, True, NO_DAEMON, at_start=True),
-    "node disk full": NetworkFault(_fill_node_disk, ends=False),
-    "node memory full at start": NetworkFault(_fill_memory, None, NO_MEMORY, at_start=True),
-    "node memory full": NetworkFault(_fill_memory, ends=False),
+    "node disk full at start": NetworkFault(_fill("run/node"), True, NO_DAEMON, at_start=True),
+    "node disk full": NetworkFault(_fill("run/node"), ends=False),
+    "node memory full at start": NetworkFault(_fill("dev/shm"), None, NO_MEMORY, at_start=True),
+    "node memory full": NetworkFault(_fill("dev/shm"), ends=False),
     "node memory small": NetworkFault(_nothing, None, NO_MEMORY, at_start=True),
     "link crawls": NetworkFault(_crawl, None, f"{SLOW_LINK}|{UNREACHED}", 1, stalls=True),
 }

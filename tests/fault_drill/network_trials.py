@@ -18,7 +18,7 @@ from random import Random
 
 from cluster.nodes import Nodes, NodesCannotBeMade
 from fault_drill.damage import restore_size, small_disk
-from fault_drill.finished import Finished, checkpoints, differences, read_finished
+from fault_drill.finished import Finished, checkpoints, compare, read_finished
 from fault_drill.launches import Launched, run_job
 from fault_drill.moments import MOMENTS
 from fault_drill.network_faults import FAST, NETWORK_FAULTS, NetworkFault
@@ -60,44 +60,20 @@ MOMENT_NAMES = ("a line of the history", "an update", "an evaluation", "a checkp
 
 @dataclass(frozen=True)
 class NetworkTrial:
-    """A trial on several nodes, drawn from the seed and the number.
-
-    Attributes
-    ----------
-    seed, number : int
-    fault : str
-        Key of `NETWORK_FAULTS`.
-    recipe : Recipe
-        Layout.
-    nodes : int
-        Number of nodes.
-    node : str
-        Node of the fault.
-    moment : str
-    call : int
-        Number of the call of the moment, from 1, after the first checkpoint.
-    rank : int
-        The rank that makes this call, and waits until the fault is there.
-    hours : (float, float)
-        Error of the node's wall clock in the first run and in the resumed run.
-    on_new_nodes : bool
-        Whether a run that has lost its node resumes on new nodes; else on those that remain.
-    options : tuple of str
-        Settings of checkpoints.
-    """
+    """A trial on several nodes, drawn from the seed and the number."""
 
     seed: int
     number: int
-    fault: str
+    fault: str  # key of `NETWORK_FAULTS`
     recipe: Recipe
-    nodes: int
-    node: str
+    nodes: int  # number of nodes
+    node: str  # node of the fault
     moment: str
-    call: int
-    rank: int
-    hours: tuple[float, float]
-    on_new_nodes: bool
-    options: tuple[str, ...]
+    call: int  # number of the call of the moment, from 1, after the first checkpoint
+    rank: int  # the rank that makes this call, and waits until the fault is there
+    hours: tuple[float, float]  # error of the node's wall clock in the first run and in the resumed run
+    on_new_nodes: bool  # whether a run that has lost its node resumes on new nodes; else on those that remain
+    options: tuple[str, ...]  # settings of checkpoints
 
     def __str__(self) -> str:
         return f"{self.recipe.name} on {self.nodes} nodes, {self.node}"
@@ -140,15 +116,7 @@ def missing_for_nodes() -> str | None:
 
 
 class NetworkDrill:
-    """Runs trials on several nodes.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of all trials.
-    limit : float
-        Time limit of a run in seconds.
-    """
+    """Runs trials on several nodes in subfolders of a folder, with a time limit of every run in seconds."""
 
     def __init__(self, folder: Path, limit: float) -> None:
         self.folder, self.limit = folder, limit
@@ -156,13 +124,7 @@ class NetworkDrill:
         self._one_at_a_time = threading.Lock()
 
     def undisturbed(self, trial: NetworkTrial, nodes: Nodes) -> Finished:
-        """Results of the training without faults on nodes with as many ranks each.
-
-        Raises
-        ------
-        RuntimeError
-            If the run fails.
-        """
+        """Results of the training without faults on nodes with as many ranks each."""
         key = trial.recipe.name, PLACES[trial.nodes]
         if key not in self._undisturbed:
             folder = self.folder / "undisturbed" / "-".join(map(str, key)).replace(" ", "-")
@@ -188,7 +150,7 @@ class NetworkDrill:
             if not outcome.ended and not outcome.hung:
                 self._resume(trial, nodes, folder, outcome, stack)
             if outcome.ended:
-                self._compare(trial, disk / "run", expected, outcome)
+                compare(disk / "run", expected, outcome, same_bits=not (_moves(trial) and outcome.injected))
                 if resumes and not outcome.resumed:
                     outcome.complaints.append("run 1: it began anew, although there was a checkpoint before the fault")
             if outcome.complaints:
@@ -227,9 +189,7 @@ class NetworkDrill:
             outcome.complaints.append(f"run 0: {complaint}")
             outcome.named = False
         if not outcome.ended and outcome.end_seconds > limit:
-            outcome.complaints.append(
-                f"run 0: ended {outcome.end_seconds:.1f} s after the fault, not within {limit:g} s"
-            )
+            outcome.complaints.append(f"run 0: ended {outcome.end_seconds:.1f} s after the fault, not in {limit:g} s")
             outcome.hung = True
 
     def _resume(
@@ -248,17 +208,6 @@ class NetworkDrill:
             outcome.complaints.append(f"run 1: {complaint}")
             outcome.hung |= done.hung is not None
         outcome.ended = not done.hung and done.code == 0
-
-    def _compare(self, trial: NetworkTrial, run: Path, expected: Finished, outcome: Outcome) -> None:
-        try:
-            found = read_finished(run)
-        except (OSError, ValueError) as error:
-            outcome.complaints.append(f"the run folder is not that of a finished run: {error}")
-            return
-        outcome.resumed = found.resumed
-        lost = differences(found, expected, same_bits=not (_moves(trial) and outcome.injected))
-        outcome.lost = bool(lost)
-        outcome.complaints += lost
 
 
 def _moves(trial: NetworkTrial) -> bool:
@@ -321,13 +270,5 @@ class _Runs:
         if trial is None:
             return run_job(command, self.folder, name, self.limit, "without fault", program=PROGRAM)
         title, marker = f"{trial.fault} at {trial.moment} {trial.call} of rank {trial.rank}", f"{HERE}{trial.rank}"
-        return run_job(
-            command,
-            self.folder,
-            name,
-            self.limit,
-            title,
-            marker=marker,
-            act=self.act,  # type: ignore[arg-type]
-            program=PROGRAM,
-        )
+        job = command, self.folder, name, self.limit, title
+        return run_job(*job, marker=marker, act=self.act, program=PROGRAM)  # type: ignore[arg-type]

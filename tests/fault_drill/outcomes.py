@@ -9,60 +9,30 @@ __all__ = ["AnyTrial", "Outcome"]
 
 
 class AnyTrial(Protocol):
-    """A trial, drawn from the seed and the number."""
+    """A trial of a fault, drawn from the seed of the drill and its number in the drill."""
 
     @property
-    def seed(self) -> int:
-        """The seed of the drill."""
-        ...
+    def seed(self) -> int: ...
 
     @property
-    def number(self) -> int:
-        """Index in the drill."""
-        ...
+    def number(self) -> int: ...
 
     @property
-    def fault(self) -> str:
-        """Name of the fault."""
-        ...
+    def fault(self) -> str: ...
 
 
 @dataclass
 class Outcome:
-    """Result of a trial.
-
-    Attributes
-    ----------
-    complaints : list of str
-        Descriptions of all errors.
-    injected : bool
-        Whether the fault was injected before the run had ended.
-    named : bool
-        Whether every fault was reported.
-    ended : bool
-        Whether the training was completed, or the job ended as required.
-    resumed : bool
-        Whether the training resumed from a checkpoint.
-    hung : bool
-        Whether a job exceeded its time limit, or a process outlived its job.
-    silent : bool
-        Whether it continued without a required error.
-    traceback : bool
-        Whether a damaged file caused a traceback.
-    lost : bool
-        Whether the results differ from those of an undisturbed run.
-    end_seconds : float
-        Longest time from a fault until all processes had ended.
-    """
+    """Result of a trial."""
 
     trial: AnyTrial
-    complaints: list[str] = field(default_factory=list)
-    injected: bool = False
-    named: bool = True
-    ended: bool = False
-    resumed: bool = False
-    hung: bool = False
-    silent: bool = False
-    traceback: bool = False
-    lost: bool = True
-    end_seconds: float = 0.0
+    complaints: list[str] = field(default_factory=list)  # descriptions of all errors
+    injected: bool = False  # whether the fault was injected before the run had ended
+    named: bool = True  # whether every fault was reported
+    ended: bool = False  # whether the training was completed, or the job ended as required
+    resumed: bool = False  # whether the training resumed from a checkpoint
+    hung: bool = False  # whether a job exceeded its time limit, or a process outlived its job
+    silent: bool = False  # whether it continued without a required error
+    traceback: bool = False  # whether a damaged file caused a traceback
+    lost: bool = True  # whether the results differ from those of an undisturbed run
+    end_seconds: float = 0.0  # longest time from a fault until all processes had ended

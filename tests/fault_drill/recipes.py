@@ -17,26 +17,13 @@ EPOCHS, SAMPLES, BATCH_SIZE = 4, 240, 20
 
 @dataclass(frozen=True)
 class Recipe:
-    """A layout.
-
-    Attributes
-    ----------
-    name : str
-    grid : (int, int, int)
-        Stages of the pipeline, batch ranks, model ranks.
-    settings : tuple of str
-        Further options of ``hybridnn train``.
-    exact : bool
-        Whether the method is exact, so that the run may resume on another exact layout.
-    launched : bool
-        Whether mpirun starts the ranks.
-    """
+    """A layout."""
 
     name: str
-    grid: tuple[int, int, int]
-    settings: tuple[str, ...] = ()
-    exact: bool = True
-    launched: bool = True
+    grid: tuple[int, int, int]  # stages of the pipeline, batch ranks, model ranks
+    settings: tuple[str, ...] = ()  # further options of ``hybridnn train``
+    exact: bool = True  # whether the method is exact, so that the run may resume on another exact layout
+    launched: bool = True  # whether mpirun starts the ranks
 
     @property
     def ranks(self) -> int:

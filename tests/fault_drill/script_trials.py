@@ -1,4 +1,4 @@
-"""Trials of a user's script in which one rank leaves, stalls or has other settings, which the job must report."""
+"""Trials of a user's script with the Python API, in which one rank leaves, stalls or has other settings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,148 @@ from fault_drill.finished import Finished, differences
 from fault_drill.launches import Launched, run_job
 from fault_drill.outcomes import Outcome
 from fault_drill.rank import HERE
-from fault_drill.script import EXIT, PLACES, RANK_FAULTS, faulty_line, script_text
 from mpi_runner.launch import find_mpirun
 from mpi_runner.slowness import deadline
 
-__all__ = ["ScriptDrill", "ScriptTrial", "draw_script_trial"]
+__all__ = ["DIFFER", "EXIT", "LOOP", "RANK_FAULTS", "ScriptDrill", "ScriptTrial", "draw_script_trial"]
+
+TEMPLATE = """\
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from hybridnn import MLP, SGD, Adam, Constant, Cosine, Pipelining, ProcessGrid, Trainer
+
+grid = ProcessGrid(**{grid})
+faulty = grid.rank == {rank}
+
+
+def here():
+    Path({markers!r}, "here-{rank}").touch()
+
+
+def in_step(record):
+    if faulty and record.step == {step}:
+        {in_step}
+
+
+generator = np.random.default_rng(3)
+x, y = generator.standard_normal((240, 6)), generator.integers(0, 4, 240)
+held = x[:40], y[:40]
+first = dict(lr=0.05, momentum=0.9)
+second = dict(batch_size=20, schedule=Constant(), seed=4, log_every=1, dtype="float64", **{limits})
+third = dict(epochs=3, validation=held, on_step=in_step)
+kind = SGD
+calls = 2
+if faulty:
+    {before}
+second |= dict(pipelining=Pipelining("gpipe")) if grid.pipeline > 1 else {{}}
+trainer = Trainer(MLP([6, 12, 11, 4]), kind(**first), grid=grid, **second)
+if faulty:
+    {between}
+for number in range(calls):
+    trainer.fit(x, y, **third)
+if faulty:
+    {after}
+if {evaluates}:
+    trainer.evaluate(*held)
+weights = trainer.weights()
+if grid.rank == 0:
+    np.savez("weights.npz", **weights)
+"""
+
+HERE_LINE = "# the fault"
+PLACES = ("in_step", "between", "after")
+"""Places of a fault: inside a step, between construction and training, after training."""
+
+
+@dataclass(frozen=True)
+class RankFault:
+    """A fault of one rank of a script."""
+
+    does: str  # statements in one line
+    pattern: str = ""  # of the required output at the left margin, with RANK; empty if the script must train to its end
+    place: str | None = None  # place of the fault; if None, it is drawn from `PLACES`
+    at_line: bool = False  # whether the output must contain the line of the script
+    seconds: float | None = None  # limit of the time from the fault to the end of the job; None for that of all trials
+    may_train: bool = False  # whether the script may also complete its training
+
+
+LEFT = r"\brank RANK\b.*\b(exit|left|leav|end|gone|quit)"
+"""A message about the rank, which the launcher does not print."""
+
+ANYTHING = "^"
+ARRIVES_NOT = r"\brank RANK\b"
+BLIND = "; ".join(f"os.close({number})" for number in (0, 1, 2))
+
+EXIT = {
+    "sys.exit(0)": RankFault("sys.exit(0)", LEFT, seconds=20),
+    "sys.exit(3)": RankFault("sys.exit(3)", LEFT, seconds=20),
+    "os._exit(7)": RankFault("os._exit(7)", LEFT, seconds=20),
+}
+
+LOOP = {
+    "endless loop": RankFault("while True: pass", ARRIVES_NOT, at_line=True, seconds=45),
+    "long sleep": RankFault("time.sleep(36000)", ARRIVES_NOT, at_line=True, seconds=45),
+    "fewer epochs": RankFault('third["epochs"] = 1', r"\brank \d|epoch", "between", seconds=45),
+    "fewer calls of fit": RankFault("calls = 1", r"\brank \d", "between", seconds=45),
+    "no evaluation": RankFault("not faulty", r"\brank RANK\b", "evaluates", seconds=45),
+    "streams closed": RankFault(BLIND, r"\brank RANK\b", "between", may_train=True),
+    "stream objects closed": RankFault("sys.stdout.close(); sys.stderr.close()", "", "between"),
+    "streams closed, then asleep": RankFault(
+        f"{BLIND}; time.sleep(36000)", ARRIVES_NOT, "in_step", at_line=True, seconds=45
+    ),
+    "streams closed, then an error": RankFault(f"{BLIND}; [][0]", ANYTHING, "in_step", seconds=45),
+}
+
+DIFFER = {
+    "learning rate": RankFault('first["lr"] = 0.06', r"\blr\b|learning.rate", "before"),
+    "momentum": RankFault('first["momentum"] = 0.8', "momentum", "before"),
+    "optimizer": RankFault("kind = Adam; first = {}", "optimizer|Adam", "before"),
+    "schedule": RankFault('second["schedule"] = Cosine()', "schedule|Cosine", "before"),
+    "seed": RankFault('second["seed"] = 5', "seed", "before"),
+    "samples": RankFault("x = x + 0.001", r"sample|data|input|\bx\b", "before"),
+    "order of samples": RankFault("x, y = x[::-1].copy(), y[::-1].copy()", r"sample|data|input|\bx\b", "before"),
+    "labels": RankFault("y = (y + 1) % 4", r"label|target|data|\by\b", "before"),
+    "epochs": RankFault('third["epochs"] = 4', "epoch", "between"),
+    "validation": RankFault('third["validation"] = None', "valid|test|evaluat", "between"),
+    "validation samples": RankFault('third["validation"] = (x[40:80], y[40:80])', "valid|test|evaluat", "between"),
+    "equal": RankFault('first["lr"] = 0.1 / 2', "", "before"),
+}
+
+RANK_FAULTS = EXIT | LOOP | DIFFER
+"""By name."""
+
+
+def script_text(
+    fault: str | None, *, grid: dict[str, int], rank: int, step: int, place: str, markers: str, limits: dict[str, float]
+) -> str:
+    """The text of a script with a fault in one rank.
+
+    `grid` are the arguments of ``ProcessGrid``, and `limits` those of ``Trainer`` for the watchdog. Before the fault, a
+    marker file is written to the folder `markers`.
+    """
+    code = dict.fromkeys(("before", *PLACES), "pass") | {"evaluates": "True"}
+    if fault is not None:
+        place = RANK_FAULTS[fault].place or place
+        does = RANK_FAULTS[fault].does
+        if place == "evaluates":
+            code |= {place: does, "after": "here()"}
+        else:
+            # A loop is on its own line, whose number the output must contain.
+            indent = "        " if place == "in_step" else "    "
+            code[place] = f"here()\n{indent}{does}  {HERE_LINE}"
+    return TEMPLATE.format(grid=grid, rank=rank, step=step, markers=markers, limits=limits, **code)
+
+
+def faulty_line(text: str) -> int:
+    """Number of the line of the fault, from 1."""
+    (number,) = (number for number, line in enumerate(text.splitlines(), 1) if line.endswith(HERE_LINE))
+    return number
+
 
 SCRIPT = "job.py"
 STALL_SECONDS = 2.5
@@ -33,28 +170,15 @@ STEPS = 36
 
 @dataclass(frozen=True)
 class ScriptTrial:
-    """A trial of a script, drawn from the seed and the number.
-
-    Attributes
-    ----------
-    seed, number : int
-    fault : str
-        Key of `RANK_FAULTS`.
-    grid : tuple of (str, int)
-        Axis of the process grid and its ranks.
-    rank, step : int
-        Rank and step of the fault.
-    place : str
-        One of `PLACES`.
-    """
+    """A trial of a script, drawn from the seed and the number."""
 
     seed: int
     number: int
     fault: str
-    grid: tuple[str, int]
+    grid: tuple[str, int]  # axis of the process grid and its ranks
     rank: int
     step: int
-    place: str
+    place: str  # one of `PLACES`
 
     def __str__(self) -> str:
         axis, ranks = self.grid
@@ -71,32 +195,18 @@ def draw_script_trial(seed: int, number: int, fault: str, most_ranks: int = 4) -
 
 
 class ScriptDrill:
-    """Runs trials of scripts.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of all trials.
-    limit : float
-        Time limit of a job in seconds.
-    """
+    """Runs trials of scripts in subfolders of a folder, with a time limit of every job in seconds."""
 
     def __init__(self, folder: Path, limit: float) -> None:
         self.folder, self.limit = folder, limit
 
     @cached_property
     def expected(self) -> dict[str, NDArray[Any]]:
-        """Weights of the same script on one process.
-
-        Raises
-        ------
-        RuntimeError
-            If the script fails.
-        """
+        """Weights of the same script on one process."""
         folder = self.folder / "undisturbed" / "script"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        text = script_text(None, grid={}, rank=-1, step=0, place="after", markers="", stall_settings={})
+        text = script_text(None, grid={}, rank=-1, step=0, place="after", markers="", limits={})
         (folder / SCRIPT).write_text(text)
         done = run_job(lambda markers: [sys.executable, SCRIPT], folder, "run", self.limit, "without fault")
         if done.code != 0 or done.hung:
@@ -118,7 +228,7 @@ class ScriptDrill:
                 step=trial.step,
                 place=trial.place,
                 markers=str(markers),
-                stall_settings=watch,
+                limits=watch,
             )
             (folder / SCRIPT).write_text(text)
             return [find_mpirun(), "-n", str(ranks), sys.executable, SCRIPT]

@@ -12,11 +12,10 @@ from fault_drill.injections import FAULTS
 from fault_drill.network_faults import NETWORK_FAULTS
 from fault_drill.network_trials import NetworkDrill, NetworkTrial, draw_network_trial
 from fault_drill.outcomes import AnyTrial, Outcome
-from fault_drill.script import DIFFER, EXIT, LOOP, RANK_FAULTS
-from fault_drill.script_trials import ScriptDrill, ScriptTrial, draw_script_trial
+from fault_drill.script_trials import DIFFER, EXIT, LOOP, RANK_FAULTS, ScriptDrill, ScriptTrial, draw_script_trial
 from fault_drill.trials import Drill, Trial, draw_trial
 
-__all__ = ["EVERY_FAULT", "KIND_OF", "SHARES", "Drills", "draw", "kinds_of"]
+__all__ = ["EVERY_FAULT", "KIND_OF", "SHARES", "Drills", "draw"]
 
 SHARES = {
     "kill": 2,
@@ -47,22 +46,10 @@ KIND_OF = (
 EVERY_FAULT = tuple(KIND_OF)
 
 
-def kinds_of(faults: Sequence[str]) -> list[str]:
-    """Kinds of some faults, in the order of `SHARES`."""
-    found = {KIND_OF[name] for name in faults}
-    return [kind for kind in SHARES if kind in found]
-
-
 def draw(
     seed: int, number: int, faults: Sequence[str] = EVERY_FAULT, most_ranks: int = 4, *, evenly: bool = False
 ) -> AnyTrial:
-    """Draw a trial: kinds with the frequencies of `SHARES`, and all faults of a kind with equal frequency.
-
-    Parameters
-    ----------
-    evenly : bool
-        Whether all faults have equal frequency.
-    """
+    """Draw a trial: kinds with the frequencies of `SHARES`, and all faults of a kind, or `evenly` all, alike."""
     name = _in_turn(f"{seed}", number, faults) if evenly else _by_shares(seed, number, faults)
     if name in RANK_FAULTS:
         return draw_script_trial(seed, number, name, most_ranks)
@@ -80,7 +67,7 @@ def _in_turn(seed: str, number: int, names: Sequence[str]) -> str:
 
 
 def _by_shares(seed: int, number: int, faults: Sequence[str]) -> str:
-    slots = [kind for kind in kinds_of(faults) for _ in range(SHARES[kind])]
+    slots = [kind for kind in SHARES if kind in map(KIND_OF.get, faults) for _ in range(SHARES[kind])]
     turn, place = divmod(number, len(slots))
     order = Random(f"{seed} {turn}").sample(slots, len(slots))
     kind = order[place]
@@ -89,15 +76,7 @@ def _by_shares(seed: int, number: int, faults: Sequence[str]) -> str:
 
 
 class Drills:
-    """Runs trials of all kinds.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of all trials.
-    limit : float
-        Time limit of a job in seconds.
-    """
+    """Runs trials of all kinds in subfolders of a folder, with a time limit of every job in seconds."""
 
     def __init__(self, folder: Path, limit: float) -> None:
         self.folder = folder

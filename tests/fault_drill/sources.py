@@ -68,15 +68,7 @@ TARGETS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class Sources:
-    """Makes each folder when it is first needed.
-
-    Parameters
-    ----------
-    folder : Path
-        Parent folder.
-    limit : float
-        Time limit of a run in seconds.
-    """
+    """Makes each subfolder of a folder when it is first needed, with a time limit of every run in seconds."""
 
     def __init__(self, folder: Path, limit: float) -> None:
         self.folder, self.limit = folder, limit

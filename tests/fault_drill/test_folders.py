@@ -6,74 +6,74 @@ import hashlib
 import json
 import os
 import stat
+from itertools import product
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 
-from fault_drill.folder_trials import FILE_FAULTS, FolderTrial, _judge_command, _names, draw_folder_trial
-from fault_drill.forgeries import CUTS, FIELDS, FORGERIES, PLACES_TAKEN, devices_can_be_made
+from fault_drill.folder_trials import (
+    FILE_FAULTS,
+    PLACES_TAKEN,
+    FolderTrial,
+    _judge_command,
+    _names,
+    draw_folder_trial,
+)
+from fault_drill.forgeries import FIELDS, devices_can_be_made
 from fault_drill.outcomes import Outcome
 from fault_drill.sources import COMMANDS, TARGETS
+from reference.damaged_files import CONTENT, CUTS, replace
+from reference.trained_runs import write_checkpoint
 
 NEWEST = "step-00000028"
-MANIFEST = {
-    "format_version": 1,
-    "progress": {"step": 28, "epoch": 3, "minibatches": 4, "loss_sum": 1.5, "samples": 80},
-    "origin": {"layout": {"method": "sequential", "stages": [[1, 1]], "layers": [5], "chunks": 1}},
-    "slots": ["velocity"],
-    "arrays": {"layers.0.weight.npy": {"shape": [3, 2], "dtype": "float64", "bytes": 176, "sha256": "ab" * 32}},
-}
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint with a manifest, a list of digests and one array."""
-    folder = tmp_path / "run" / "checkpoints" / NEWEST
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps(MANIFEST, indent=2) + "\n")
-    digest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
-    (folder / "SHA256SUMS").write_text(f"{'ab' * 32}  layers.0.weight.npy\n{digest}  manifest.json\n")
-    np.save(folder / "layers.0.weight.npy", np.arange(6.0).reshape(3, 2))
-    return folder
+    """A checkpoint of one layer."""
+    return write_checkpoint(tmp_path / "run", 28, {"layers.0.weight": np.ones((3, 2)), "layers.0.bias": np.ones(3)})
 
 
-@pytest.mark.parametrize("name", [*CUTS, *FORGERIES])
-@pytest.mark.parametrize("seed", range(5))
-def test_content_is_changed(checkpoint: Path, name: str, seed: int) -> None:
-    path = checkpoint / ("layers.0.weight.npy" if "array" in name else "manifest.json")
-    before = path.read_bytes()
-    (CUTS | FORGERIES)[name](path, Random(seed))
-    assert path.read_bytes() != before
+def test_every_damage_changes_the_file(checkpoint: Path) -> None:
+    for name, damage in (CUTS | CONTENT).items():
+        path = checkpoint / ("layers.0.weight.npy" if "array" in name else "manifest.json")
+        before = path.read_bytes()
+        for seed in range(5):
+            damage(path, Random(seed))
+            assert path.read_bytes() != before, name
+            path.write_bytes(before)
 
 
-@pytest.mark.parametrize("name", PLACES_TAKEN)
 @pytest.mark.parametrize("of_folder", [False, True])
-def test_file_is_replaced(checkpoint: Path, name: str, of_folder: bool) -> None:
-    if name == "a device" and not devices_can_be_made():
-        pytest.skip("without the rights of root no device can be made")
+def test_files_and_folders_are_replaced(checkpoint: Path, of_folder: bool) -> None:
     path = checkpoint if of_folder else checkpoint / "manifest.json"
-    PLACES_TAKEN[name](path, Random(0))
-    kind = stat.S_IFMT(os.lstat(path).st_mode)
-    assert kind != (stat.S_IFDIR if of_folder else stat.S_IFREG)
+    for name, damage in PLACES_TAKEN.items():
+        if name != "a device" or devices_can_be_made():
+            damage(path, Random(0))
+            kind = stat.S_IFMT(os.lstat(path).st_mode)
+            assert kind != (stat.S_IFDIR if of_folder else stat.S_IFREG), name
+            replace(path, "nothing")
+            path.mkdir() if of_folder else path.touch()
 
 
-@pytest.mark.parametrize("name", FIELDS)
-@pytest.mark.parametrize("seed", range(30))
-def test_forged_field_keeps_digests_valid(checkpoint: Path, name: str, seed: int) -> None:
-    path = checkpoint / "manifest.json"
-    FIELDS[name](path, Random(seed))
-    assert json.loads(path.read_text()) != MANIFEST
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert f"{digest}  manifest.json\n" in (checkpoint / "SHA256SUMS").read_text()
+def test_a_forged_field_keeps_digests_valid(checkpoint: Path) -> None:
+    path, listed = checkpoint / "manifest.json", checkpoint / "SHA256SUMS"
+    before = path.read_text()
+    for name, seed in product(FIELDS, range(30)):
+        FIELDS[name](path, Random(seed))
+        assert json.loads(path.read_text()) != json.loads(before)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert f"{digest}  manifest.json\n" in listed.read_text()
+        path.write_text(before)
 
 
 def test_headers_of_arrays_exceed_the_file(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", np.ones((3, 2)))
     np.savez(tmp_path / "some.npz", allow_pickle=False, x=np.ones((3, 2)))
     for name in ("one.npy", "some.npz"):
-        FORGERIES["arrays of 8 TB"](tmp_path / name, Random(0))
+        CONTENT["arrays of 8 TB"](tmp_path / name, Random(0))
     with pytest.raises((MemoryError, ValueError)):
         np.load(tmp_path / "one.npy")
     with np.load(tmp_path / "some.npz") as arrays, pytest.raises((MemoryError, ValueError)):

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from fault_drill.damage import damage, restore_size, small_disk
-from fault_drill.finished import Finished, checkpoints, differences, read_finished
+from fault_drill.finished import Finished, checkpoints, compare, read_finished
 from fault_drill.injections import FAULTS, Injection, draw_injection
 from fault_drill.launches import Launched, launch
 from fault_drill.outcomes import Outcome
@@ -29,30 +29,15 @@ SHARES = {1: 0.5, 2: 1.0, 4: 0.2}
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial of a training, drawn from the seed and the number.
-
-    Attributes
-    ----------
-    seed, number : int
-    fault : str
-        Name of the tested fault.
-    recipes : tuple of Recipe
-        Layouts of the first run and of each resumed run.
-    injections : tuple of Injection
-        Faults of all runs but the last.
-    options : tuple of str
-        Settings of checkpoints and of the watchdog.
-    by_folder : tuple of bool
-        For each resumed run, ``--resume FOLDER`` rather than ``auto``.
-    """
+    """A trial of a training, drawn from the seed and the number."""
 
     seed: int
     number: int
-    fault: str
-    recipes: tuple[Recipe, ...]
-    injections: tuple[Injection, ...]
-    options: tuple[str, ...]
-    by_folder: tuple[bool, ...]
+    fault: str  # name of the tested fault
+    recipes: tuple[Recipe, ...]  # layouts of the first run and of each resumed run
+    injections: tuple[Injection, ...]  # faults of all runs but the last
+    options: tuple[str, ...]  # settings of checkpoints and of the watchdog
+    by_folder: tuple[bool, ...]  # for each resumed run, ``--resume FOLDER`` rather than ``auto``
 
     def __str__(self) -> str:
         return " -> ".join(recipe.name for recipe in self.recipes)
@@ -94,28 +79,14 @@ def draw_trial(seed: int, number: int, name: str, most_ranks: int = 4) -> Trial:
 
 
 class Drill:
-    """Runs trials of trainings.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of all trials.
-    limit : float
-        Time limit of a run in seconds.
-    """
+    """Runs trials of trainings in subfolders of a folder, with a time limit of every run in seconds."""
 
     def __init__(self, folder: Path, limit: float) -> None:
         self.folder, self.limit = folder, limit
         self._undisturbed: dict[str, Finished] = {}
 
     def undisturbed(self, recipe: Recipe) -> Finished:
-        """Results of the training without faults.
-
-        Raises
-        ------
-        RuntimeError
-            If the run fails.
-        """
+        """Results of the training without faults."""
         if recipe.name not in self._undisturbed:
             folder = self.folder / "undisturbed" / recipe.name.replace(" ", "-")
             shutil.rmtree(folder, ignore_errors=True)
@@ -133,15 +104,7 @@ class Drill:
         with small_disk(folder / "disk") if trial.fault == "disk full" else contextlib.nullcontext():
             self._run_to_the_end(trial, folder, outcome)
             if outcome.ended:
-                try:
-                    found = read_finished(folder / "disk" / "run")
-                except (OSError, ValueError) as error:
-                    outcome.complaints.append(f"the run folder is not that of a finished run: {error}")
-                else:
-                    lost = differences(found, expected, same_bits=trial.on_one_layout)
-                    outcome.lost = bool(lost)
-                    outcome.resumed = found.resumed
-                    outcome.complaints += lost
+                compare(folder / "disk" / "run", expected, outcome, same_bits=trial.on_one_layout)
             if outcome.complaints:
                 shutil.copytree(folder / "disk", folder / "left", dirs_exist_ok=True)
         return outcome

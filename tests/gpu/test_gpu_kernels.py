@@ -120,7 +120,6 @@ class Training:
         features, hidden, classes, n = self.FEATURES, self.HIDDEN, self.CLASSES, self.BATCH
         self.data = upload(random.standard_normal((self.SAMPLES, features)).astype(dtype))
         self.labels = upload(random.integers(0, classes, self.SAMPLES))
-        self.indices = [upload(random.permutation(self.SAMPLES)[:n]) for _ in range(4)]
         size = hidden * features + hidden + classes * hidden + classes
         self.weights = upload((0.1 * random.standard_normal(size)).astype(dtype))
         self.gradient, self.state = empty(size), new_state(self.OPTIMIZER, self.weights, kernels)
@@ -162,78 +161,3 @@ def test_a_step_neither_waits_nor_allocates(cupy: Any, kernels: Any, dtype: str)
     with allow_synchronize(False):
         training.step(0.1)
     assert (pool.used_bytes(), pool.total_bytes()) == before
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_captured_step_equals_the_step(cupy: Any, dtype: str) -> None:
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        kernels = cupy_kernels()
-        step, scalars = kernels.zeros((1,), np.int64), kernels.zeros((3,), np.float64)
-        table, losses = kernels.to_device(np.tile([0.0, 1.0, 1.0], (5, 1))), kernels.zeros((5,), np.float64)
-        plain, replayed, warm = (Training(kernels, dtype) for _ in range(3))
-        warm.step(0.1)  # everything is compiled and loaded before the capture
-        order = cupy.concatenate(replayed.indices)
-        kernels.begin_step(step, order, Training.BATCH, replayed.index, table, scalars)
-        kernels.end_step(step, warm.loss, losses)
-        step[...] = 0
-        stream.synchronize()
-        replayed.state.device_scalars = scalars
-        stream.begin_capture()
-        kernels.begin_step(step, order, Training.BATCH, replayed.index, table, scalars)
-        replayed.step(0.1)
-        kernels.end_step(step, replayed.loss, losses)
-        graph = stream.end_capture()
-        direct = []
-        for number, index in enumerate(plain.indices):
-            lr = 0.1 / (number + 1)
-            table[number] = cupy.asarray(plain.OPTIMIZER.step_scalars(plain.state, lr))
-            graph.launch(stream)
-            kernels.copy(index, plain.index)
-            plain.step(lr)
-            direct.append(plain.loss.copy())
-        stream.synchronize()
-        assert losses[:4].tolist() == [float(loss[0]) for loss in direct]
-        assert plain.weights.tobytes() == replayed.weights.tobytes()
-        assert float(plain.loss[0]) == float(replayed.loss[0])
-        assert abs(plain.weights - warm.weights).max() > 0.01, "nothing was trained"
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_training_as_on_the_host(kernels: Any, dtype: str) -> None:
-    from hybridnn.kernels.numpy_kernels import NUMPY
-
-    class Host(Training):
-        """NumPy's kernels need the scratch arrays that a GPU does not use."""
-
-        def step(self, lr: float) -> None:
-            scratch, ones = np.empty_like(self.hidden), np.ones(self.BATCH, self.hidden.dtype)
-            (w1, b1, w2, b2), (g1, s1, g2, s2) = self.views(self.weights), self.views(self.gradient)
-            x, y = self.data[self.index], self.labels[self.index]
-            NUMPY.matmul(w1, x.T, self.hidden)
-            NUMPY.bias_activate("selu", self.hidden, b1, scratch)
-            NUMPY.matmul(w2, self.hidden, self.outputs)
-            NUMPY.add_bias(self.outputs, b2)
-            columns = np.arange(self.BATCH)
-            NUMPY.cross_entropy(self.outputs, y, columns, 1 / self.BATCH, self.d_outputs, self.loss)
-            s2[:, 0] = self.d_outputs @ ones
-            g2[...] = self.d_outputs @ self.hidden.T
-            NUMPY.matmul_transposed(w2, self.d_outputs, self.d_hidden, None)
-            sums = np.empty(self.HIDDEN, ones.dtype)
-            NUMPY.gradient_and_row_sums("selu", self.hidden, self.d_hidden, self.d_hidden, sums, scratch, ones)
-            s1[:, 0], g1[...] = sums, self.d_hidden @ x
-            NUMPY.squared_norm_into(self.gradient, self.norm)
-            NUMPY.clip_to_norm(self.gradient, self.norm, 0.5)
-            self.OPTIMIZER.update(self.weights, self.gradient, self.state, lr)
-
-    device, host = Training(kernels, dtype), Host(NUMPY, dtype)
-    for device_index, host_index in zip(device.indices, host.indices, strict=True):
-        kernels.copy(device_index, device.index)
-        host.index[...] = host_index
-        device.step(0.01)
-        host.step(0.01)
-        for name in ("loss", "weights", "gradient"):
-            found, expected = kernels.to_host(getattr(device, name)), getattr(host, name)
-            # Adam divides by roots of small elements, which amplifies rounding errors.
-            error = 20 * TOLERANCES[dtype] * np.abs(expected).max()
-            np.testing.assert_allclose(found, expected, rtol=0, atol=error, err_msg=name)

@@ -101,17 +101,11 @@ def check_pipelined(case: PipelineCase, grid: ProcessGrid, device: TrainingDevic
 
 @pytest.mark.parametrize("name", [*CASES, *ADAPTIVE])
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_one_rank(name: str, dtype: str) -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_one_rank(name: str, dtype: str, graphs: bool) -> None:
     grid = ProcessGrid()
-    check((CASES | ADAPTIVE)[name], grid, on_gpu(grid), dtype)
-
-
-@pytest.mark.parametrize("name", [*CASES, *ADAPTIVE])
-@pytest.mark.parametrize("dtype", TOLERANCES)
-def test_replayed_steps(name: str, dtype: str) -> None:
-    grid = ProcessGrid()
-    device = resolve_device(DeviceOptions("gpu", graphs=True), grid)
-    assert device.capture is not None
+    device = resolve_device(DeviceOptions("gpu", graphs=graphs), grid)
+    assert (device.capture is not None) == graphs
     check((CASES | ADAPTIVE)[name], grid, device, dtype)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.comm.blocks import block_slice
 from hybridnn.comm.mpi import load_mpi_library
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory
@@ -19,16 +20,14 @@ from hybridnn.kernels.cupy_kernels import cupy_kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.device import choose_device
 from hybridnn.training.gpu import choose_transport
+from reference.group_calls import CALLS, Case, allreduce
+from reference.stand_in_device import data_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 SHAPES = ((1 << 20, 3), (11, 3), (6, 2), (2, 5), (7,), (5, 0))
 CHUNKS = (2**22, 2**16)
-
-
-def data_of(rank: int, shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
-    return np.random.default_rng(100 + rank).integers(0, 9, shape).astype(dtype)
 
 
 def late(cupy: Any, numbers: NDArray[Any]) -> Any:
@@ -53,43 +52,12 @@ def test_every_call(comm: MPI.Intracomm, dtype: str, name: str, chunk: int) -> N
     except EnvironmentProblem as problem:
         pytest.skip(str(problem))
     assert grid.attach_device(TransportFactory(choice.name, Device(cupy, chunk))) == ""
-    group, size, rank = grid.batch_group, comm.size, comm.rank
-    after, before = (rank + 1) % size, (rank - 1) % size
-    for shape in SHAPES:
-        arrays_of_ranks = [data_of(number, shape, dtype) for number in range(size)]
-        total, own = sum(arrays_of_ranks[1:], arrays_of_ranks[0]), block_slice(shape[0], size, rank)
-
-        summed, largest = late(cupy, arrays_of_ranks[rank]), late(cupy, arrays_of_ranks[rank])
-        request = group.iallreduce(summed)
-        group.allreduce(largest, "max")
-        request.wait()
-        np.testing.assert_array_equal(summed.get(), total)
-        np.testing.assert_array_equal(largest.get(), np.maximum.reduce(arrays_of_ranks))
-
-        start = np.full(shape, 77, dtype)
-        start[own] = arrays_of_ranks[0][own]
-        gathered, spread, part = late(cupy, start), late(cupy, arrays_of_ranks[rank]), late(cupy, total[own] * 0)
-        group.allgather_rows(gathered)
-        group.broadcast(spread, size - 1)
-        np.testing.assert_array_equal(gathered.get(), arrays_of_ranks[0])
-        np.testing.assert_array_equal(spread.get(), arrays_of_ranks[-1])
-
-        came = late(cupy, start)
-        receive, send = group.ireceive(came, before, 4), group.isend(late(cupy, arrays_of_ranks[rank]), after, 4)
-        receive.wait()
-        send.wait()
-        np.testing.assert_array_equal(came.get(), arrays_of_ranks[before])
-
-        rows = [len(total[block_slice(shape[0], size, number)]) for number in range(size)]
-        group.scatter_rows(total if rank == 0 else None, part, rows)
-        back = late(cupy, start) if rank == 0 else None
-        group.gather_rows(part, back, rows)
-        if back is not None:
-            np.testing.assert_array_equal(back.get(), total)
+    cases = [Case(grid.batch_group, dtype, shape, partial(late, cupy), cupy.asnumpy) for shape in SHAPES]
+    for case, call in product(cases, CALLS):
+        call(case)
     grid.disconnect()
-    summed = late(cupy, arrays_of_ranks[rank])
-    group.allreduce(summed)  # staged, after any connection
-    np.testing.assert_array_equal(summed.get(), total)
+    for case in cases:
+        allreduce(case)  # staged, after any connection
 
 
 def with_nccl() -> tuple[Any, Any]:

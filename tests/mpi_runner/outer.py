@@ -44,21 +44,9 @@ def _time_limit(item: pytest.Item, usual: float) -> float:
 
 
 def wait_for_job(process: subprocess.Popen[bytes], folder: Path, seconds: float) -> str | None:
-    """Wait for the end of a job, at most until no test has begun or finished for some seconds.
+    """Wait for the end of a job, at most until no rank has written a record for some seconds.
 
-    Parameters
-    ----------
-    process : subprocess.Popen
-        The running mpirun.
-    folder : Path
-        Folder of the records of the ranks.
-    seconds : float
-        Limit of the time without a new record.
-
-    Returns
-    -------
-    str or None
-        Reason to end the job; None if it ended.
+    Returns the reason to end the job; None if it ended.
     """
     size, since = 0, time.monotonic()
     while True:
@@ -79,8 +67,8 @@ class MpiJobs:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._limit = deadline(float(config.getini("mpi_timeout")))
-        self._grace = deadline(float(config.getini("mpi_grace")))
+        # Seconds on an idle machine: a job measures how busy this one is when it starts.
+        self._limit, self._grace = float(config.getini("mpi_timeout")), float(config.getini("mpi_grace"))
         self._verdicts: dict[str, Verdict] = {}
         # `timeout` and batch systems end a run with SIGTERM: exit in an orderly way, which ends the running job too.
         self._previous = signal.signal(signal.SIGTERM, self._leave)
@@ -118,8 +106,8 @@ class MpiJobs:
     def _command(self, ranks: int, listed: Path) -> list[str]:
         """Return the command that runs the node ids in a file."""
         options = ["--with-mpi", "-x", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider"]
-        options += [f"--timeout={self._limit}", "--timeout-method=thread", f"--tb={self._config.option.tbstyle}"]
-        options += [f"--rootdir={self._config.rootpath}"]
+        options += [f"--timeout={deadline(self._limit)}", "--timeout-method=thread"]
+        options += [f"--tb={self._config.option.tbstyle}", f"--rootdir={self._config.rootpath}"]
         if self._config.option.markexpr:
             options += ["-m", self._config.option.markexpr]  # conftest files read it
         if self._config.inipath is not None:
@@ -130,7 +118,7 @@ class MpiJobs:
     def _run(self, ranks: int, items: Sequence[pytest.Item]) -> dict[str, Verdict]:
         """Run one job and return the outcomes that it determined."""
         tests = [item.nodeid for item in items]
-        longest = max(_time_limit(item, self._limit) for item in items) + self._grace
+        longest = deadline(max(_time_limit(item, self._limit) for item in items) + self._grace)
         with tempfile.TemporaryDirectory(prefix="hybridnn-mpi-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
             listed = folder / "tests.txt"

@@ -13,49 +13,23 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class JobEnd:
-    """End of a job.
+    """End of a job."""
 
-    Attributes
-    ----------
-    good : bool
-        Whether mpirun ended by itself with exit code 0.
-    reason : str
-        Description of the end.
-    output : str
-        Last part of the output of the job.
-    """
-
-    good: bool
-    reason: str
-    output: str
+    good: bool  # whether mpirun ended by itself with exit code 0
+    reason: str  # description of the end
+    output: str  # last part of the output of the job
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one test over all its ranks.
+    """The outcome of one test over all its ranks."""
 
-    Attributes
-    ----------
-    outcome : str
-        ``"passed"``, ``"failed"`` or ``"skipped"``.
-    text : str
-        For a failure, the reports of the failing ranks.
-    skipped_at : tuple, optional
-        File, line and reason of a skip.
-    expected_failure : str, optional
-        The reason of an ``xfail`` mark that applied.
-    seconds : float
-        Duration of the test on its slowest rank.
-    sections : list
-        Captured output of the failing ranks, as pairs of title and text.
-    """
-
-    outcome: str
-    text: str = ""
-    skipped_at: tuple[str, int, str] | None = None
-    expected_failure: str | None = None
-    seconds: float = 0.0
-    sections: list[tuple[str, str]] = field(default_factory=list)
+    outcome: str  # ``"passed"``, ``"failed"`` or ``"skipped"``
+    text: str = ""  # for a failure, the reports of the failing ranks
+    skipped_at: tuple[str, int, str] | None = None  # file, line and reason of a skip
+    expected_failure: str | None = None  # the reason of an ``xfail`` mark that applied
+    seconds: float = 0.0  # duration of the test on its slowest rank
+    sections: list[tuple[str, str]] = field(default_factory=list)  # captured output of the failing ranks, with titles
 
 
 def _reports(records: Sequence[Sequence[Record]], test: str) -> list[tuple[int, Record]]:
@@ -118,20 +92,9 @@ def _never_finished(records: Sequence[Sequence[Record]], test: str, end: JobEnd)
 
 
 def judge(tests: Sequence[str], records: Sequence[Sequence[Record]], end: JobEnd) -> dict[str, Verdict]:
-    """Return the outcomes that a job has determined; the other tests need another job.
+    """Return the outcomes, at least one, that a job has determined; the other tests need another job.
 
-    Parameters
-    ----------
-    tests : sequence of str
-        Node ids in the order of the job.
-    records : sequence of sequences
-        Records of each rank.
-    end : JobEnd
-
-    Returns
-    -------
-    dict
-        Outcomes by node id, at least one.
+    `tests` are node ids in the order of the job; there are records of each rank.
     """
     ranks = len(records)
     verdicts = {}

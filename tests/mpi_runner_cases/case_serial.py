@@ -1,7 +1,7 @@
-"""A serial test in the file after ``case_mixed.py``."""
+"""A serial test in the file after ``case_green.py``."""
 
 from __future__ import annotations
 
 
-def test_serial_in_the_next_file() -> None:
+def test_in_the_next_file() -> None:
     pass

@@ -125,7 +125,7 @@ def test_bytes_and_messages(comm: MPI.Intracomm) -> None:
             assert totals.bytes_sent * comm.size == 2 * (comm.size - 1) * expected
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.mpi(ranks=[3])
 @pytest.mark.parametrize("checked", [False, True])
 def test_overlapped_buckets_equal_blocking_sums_and_the_loss_is_not_rounded(comm: MPI.Intracomm, checked: bool) -> None:
     """Also if ranks arrive at different times and test for completion at different times."""
@@ -136,11 +136,11 @@ def test_overlapped_buckets_equal_blocking_sums_and_the_loss_is_not_rounded(comm
     for name, compression in COMPRESSED_FORMATS.items():
         expected = rounded_sum(name, [part[:-1] for part in numbers])
         for overlap in (True, False):
-            for bucket_bytes in (1, 4 * 60, 1 << 20):
+            for bucket_bytes in (4 * 60,) if checked else (1, 4 * 60, 1 << 20):
                 gradient = numbers[comm.rank].copy()
                 config = replace(HOST_BUCKETS, bucket_bytes=bucket_bytes, piece_bytes=4 * 37)
                 reducer = GradientReducer(group, gradient, ends, overlap, config, compression)
-                for step in range(3):
+                for step in range(2):
                     gradient[...] = numbers[comm.rank]
                     for layer in reversed(range(4)):
                         if (comm.rank + step + layer) % 3 == 0:

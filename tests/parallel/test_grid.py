@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-@pytest.mark.mpi(ranks=[1, 2, 4, 6])
+@pytest.mark.in_process(ranks=[1, 4, 6])
 def test_groups_contain_the_ranks_along_their_axis(comm: MPI.Intracomm) -> None:
     for pipeline in (1, 2):
         for batch, model in fitting_grids(comm.size, pipeline):
@@ -34,14 +34,14 @@ def test_groups_contain_the_ranks_along_their_axis(comm: MPI.Intracomm) -> None:
                 assert (members[:, others] == coordinates[others]).all()
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[3])
 def test_a_grid_that_does_not_fit_is_refused_on_every_rank(comm: MPI.Intracomm) -> None:
     with pytest.raises(GridError, match=rf"does not fit {comm.size} ranks.*{comm.size} x 1, 1 x {comm.size}"):
         ProcessGrid(comm, batch=5, model=5)
     comm.Barrier()
 
 
-@pytest.mark.mpi(ranks=[1])
+@pytest.mark.in_process(ranks=[1])
 def test_too_few_ranks_are_refused_with_the_number_needed(comm: MPI.Intracomm) -> None:
     with pytest.raises(GridError) as caught:
         ProcessGrid(comm, pipeline=2)
@@ -54,7 +54,7 @@ def test_too_few_ranks_are_refused_with_the_number_needed(comm: MPI.Intracomm) -
         ProcessGrid(comm, pipeline=2, batch=2, model=3)
 
 
-@pytest.mark.mpi(ranks=[1, 3])
+@pytest.mark.in_process(ranks=[1, 3])
 def test_an_error_on_one_rank_is_raised_on_all(comm: MPI.Intracomm) -> None:
     group = ProcessGrid(comm).world
     failing = comm.size - 1
@@ -70,7 +70,7 @@ def test_an_error_on_one_rank_is_raised_on_all(comm: MPI.Intracomm) -> None:
     assert agree(group, lambda: comm.rank) == comm.rank
 
 
-@pytest.mark.mpi(ranks=[1, 3])
+@pytest.mark.mpi(ranks=[3])
 def test_node_memory_is_shared_by_all_ranks_of_the_node(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     memory = NodeMemory(grid)
@@ -84,7 +84,7 @@ def test_node_memory_is_shared_by_all_ranks_of_the_node(comm: MPI.Intracomm) -> 
     memory.free()
 
 
-@pytest.mark.mpi(ranks=[4, 6])
+@pytest.mark.in_process(ranks=[4, 6])
 def test_groups_of_stages_with_different_widths(comm: MPI.Intracomm) -> None:
     shapes = {4: [[(2, 1), (1, 1), (1, 1)], [(1, 2), (2, 1)]], 6: [[(2, 2), (1, 1), (1, 1)], [(1, 1), (1, 3), (2, 1)]]}
     for stages in shapes[comm.size]:
@@ -107,7 +107,7 @@ def test_groups_of_stages_with_different_widths(comm: MPI.Intracomm) -> None:
             assert (np.delete(members, axis, 1) == np.delete(places[grid.rank], axis)).all()
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_stages_with_the_wrong_number_of_ranks_are_refused(comm: MPI.Intracomm) -> None:
     with pytest.raises(GridError, match=r"parallel\.stages: .* 2 x 1 \+ 1 x 1 are 3 in all, the job has 2"):
         ProcessGrid(comm, stages=[(2, 1), (1, 1)])

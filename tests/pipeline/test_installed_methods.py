@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from mpi_runner.slowness import deadline
+from reference.command_line import assert_same_weights
 
 MODULE = """
 from hybridnn.pipeline.schedules import computation_orders as orders
@@ -34,56 +33,55 @@ other_name = mine
 """
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A folder that holds an installed package with one method."""
+PROGRAM = """
+import json, sys
+from hybridnn.cli.main import main
+from hybridnn.runs import report
+report.draw_learning_curve = lambda *_: None
+for arguments in json.loads(sys.argv[1]):
+    try:
+        main(arguments)
+    except SystemExit as end:
+        assert end.code == 0, arguments
+"""
+
+LEFT_OUT = {
+    "bad = their_methods:absent": "AttributeError",
+    "worse = no_such_module:mine": "ModuleNotFoundError",
+    "number = their_methods:not_a_method": "it is of class int, not Method",
+    "another = their_methods:other_name": "its name is last-first",
+}
+"""Entry points without a method, and why."""
+
+
+def test_installed_methods_are_listed_drawn_and_trained_with_and_others_left_out_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "their_methods.py").write_text(MODULE)
     info = tmp_path / "their_methods-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-methods\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[hybridnn.methods]\nlast-first = their_methods:mine\n")
-    return tmp_path
+    points = ["last-first = their_methods:mine", *LEFT_OUT]
+    (info / "entry_points.txt").write_text("\n".join(["[hybridnn.methods]", *points, ""]))
 
-
-def run(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-m", "hybridnn", *arguments],
+    small = ("--hidden", "6,6", "--epochs", "1", "--set", "training.dtype=float64", "-q", "--in-process", "2")
+    commands = [("schedule",), ("schedule", "last-first", "--stages", "2", "--microbatches", "3")]
+    for method in ("last-first", "gpipe"):
+        commands.append(("train", *small, "--pipeline", "2", "--method", method, "--out", method))
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(commands)],
         env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
-        cwd=package,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=deadline(60),
         check=False,
     )
-
-
-def test_an_installed_method_is_listed_drawn_and_trained_with(package: Path) -> None:
-    assert "last-first" in run(package, "schedule").stdout
-    drawn = run(package, "schedule", "last-first", "--stages", "2", "--microbatches", "3")
-    assert (drawn.returncode, drawn.stderr) == (0, "")
-    assert "lint: ok" in drawn.stdout
-    small = ("--hidden", "6,6", "--epochs", "1", "--set", "training.dtype=float64", "-q", "--in-process", "2")
-    for method in ("last-first", "gpipe"):
-        trained = run(package, "train", *small, "--pipeline", "2", "--method", method, "--out", method)
-        assert (trained.returncode, trained.stderr) == (0, "")
-    with np.load(package / "last-first/weights.npz") as found, np.load(package / "gpipe/weights.npz") as expected:
-        for name in expected:
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("bad = their_methods:absent", "AttributeError"),
-        ("bad = no_such_module:mine", "ModuleNotFoundError"),
-        ("bad = their_methods:not_a_method", "it is of class int, not Method"),
-        ("bad = their_methods:other_name", "its name is last-first"),
-    ],
-)
-def test_an_entry_point_without_a_method_is_left_out_with_a_warning(package: Path, line: str, reason: str) -> None:
-    (package / "their_methods-1.0.dist-info/entry_points.txt").write_text(f"[hybridnn.methods]\n{line}\n")
-    listed = run(package, "schedule")
-    assert listed.returncode == 0
-    assert "spectrain" in listed.stdout
-    assert f"the pipeline method bad ({line.split(' = ')[1]}) is left out: {reason}" in listed.stderr
+    assert done.returncode == 0, done.stderr
+    assert "gpipe whose backward passes begin" in done.stdout
+    assert "spectrain" in done.stdout
+    assert done.stdout.count("lint: ok") == 1
+    for line, reason in LEFT_OUT.items():
+        name, _, value = line.partition(" = ")
+        assert f"the pipeline method {name} ({value}) is left out: {reason}" in done.stderr
+    assert done.stderr.count("is left out") == len(LEFT_OUT)
+    assert_same_weights(tmp_path / "last-first", tmp_path / "gpipe", 1e-13)

@@ -179,19 +179,25 @@ def assert_arrays_same(found: dict[str, Array], expected: dict[str, Array]) -> N
 
 def check_against_reference(case: Case, grid: hybridnn.ProcessGrid, **settings: Any) -> hybridnn.Trainer:
     """Train on `grid` and compare weights, optimizer state, records, predictions and metrics with the reference."""
-    where = f"{case} on {grid!r}"
-    trainer, expected = run(case, grid, **settings), reference(case)
-    assert_arrays_close(trainer.weights(), expected.weights, f"{where}: weights")
-    check_state(trainer, expected, where)
-    check_quality(trainer, case, grid, expected.weights, where)
+    trainer = run(case, grid, **settings)
+    check_outcome(trainer, case, reference(case), f"{case} on {grid!r}")
     return trainer
 
 
-def check_state(trainer: hybridnn.Trainer, expected: serial.Outcome, where: str) -> None:
+def check_outcome(
+    trainer: hybridnn.Trainer, case: Case, expected: serial.Outcome, where: str, tolerance: float = TOLERANCE
+) -> None:
+    """Compare all that a training leaves; `tolerance` is that of weights and optimizer state."""
+    assert_arrays_close(trainer.weights(), expected.weights, f"{where}: weights", tolerance)
+    check_state(trainer, expected, where, tolerance)
+    check_quality(trainer, case, trainer.grid, expected.weights, where)
+
+
+def check_state(trainer: hybridnn.Trainer, expected: serial.Outcome, where: str, tolerance: float = TOLERANCE) -> None:
     slots = trainer.optimizer_slots()
     assert sorted(slots) == sorted(expected.slots), where
     for slot, arrays in expected.slots.items():
-        assert_arrays_close(slots[slot], arrays, f"{where}: {slot}")
+        assert_arrays_close(slots[slot], arrays, f"{where}: {slot}", tolerance)
     assert_arrays_close(trainer.gradients(), expected.gradients, f"{where}: gradient")
     assert_close(trainer.gradient_norm(), net.norm(expected.gradients.values()), f"{where}: gradient norm")
     history = trainer.history

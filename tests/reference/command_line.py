@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,19 @@ import numpy as np
 
 Run = Callable[..., tuple[int, str, str]]
 """Runs a command and returns its exit code, stdout and stderr."""
+
+
+SignalAt = Callable[[int, int], None]
+"""Sends a signal to this process when a step has been logged, once, and has it noticed after every step."""
+
+
+def read_terminal(descriptor: int) -> str:
+    """Read a pseudo-terminal until its other end is closed, which Linux reports as an error."""
+    chunks = []
+    with contextlib.suppress(OSError):
+        while chunk := os.read(descriptor, 65536):
+            chunks.append(chunk)
+    return b"".join(chunks).decode()
 
 
 def error_line(result: tuple[int, str, str]) -> str:

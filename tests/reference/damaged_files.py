@@ -1,15 +1,188 @@
-"""Damaged input files: documents with wrong values, corrupted bytes, and paths that cannot be read."""
+"""Damage of files, for tests and the fault drill: cuts, changed bytes, wrong values, false sizes, other objects."""
 
 from __future__ import annotations
 
+import io
 import os
+import re
+import shutil
+import socket
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
 
-__all__ = ["UNREADABLE", "WRONG_VALUES", "corruptions", "mutations", "replace_by_unreadable"]
+import numpy as np
+
+__all__ = ["CONTENT", "CUTS", "IMPOSSIBLE_NAMES", "REPLACEMENTS", "Damage", "mutations", "replace"]
+
+Damage = Callable[[Path, Random], object]
+"""Damages a file, with a source of random choices."""
+
+DEPTH, DIGITS = 10_000, 5_000
+TOO_LARGE = 8 << 40
+
+
+# -- replacement by other objects -------------------------------------------------------------------------------------
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        descriptor = os.open(path.parent, os.O_PATH)
+        server.bind(f"/proc/self/fd/{descriptor}/{path.name}")  # addresses are short
+        os.close(descriptor)
+
+
+def _endless(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 42)  # sparse: occupies no disk space
+
+
+REPLACEMENTS: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "nothing": (lambda path: None, "No such file or directory"),
+    "a folder": (Path.mkdir, "Is a directory"),
+    "a FIFO": (os.mkfifo, "not a regular file"),
+    "a socket": (_socket, "No such device"),
+    "a link to an endless file": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "a link to a terminal": (lambda path: path.symlink_to("/dev/ptmx"), "not a regular file"),
+    "a link to itself": (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
+    "a link to nothing": (lambda path: path.symlink_to("nowhere"), "No such file or directory"),
+    "4 TB of zeros": (_endless, "larger than"),
+}
+"""By name, a function that makes what cannot be read in place of a file, and the reason in the error message."""
+
+
+def replace(path: Path, name: str) -> str:
+    """Replace a file or a folder, if it exists, by one of `REPLACEMENTS`; return the reason in the error message."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    make, reason = REPLACEMENTS[name]
+    make(path)
+    return reason
+
+
+IMPOSSIBLE_NAMES: Mapping[str, str] = {
+    "file/inside": "Not a directory",
+    "n" * 300: "File name too long",
+    "/".join(["n" * 200] * 30): "File name too long",
+    "a\0b": "embedded null",
+    "a\nb": "No such file",
+}
+"""Names that no file has, beside a file with the name ``file``, and the reason in the error message."""
+
+
+# -- cut -------------------------------------------------------------------------------------------------------------
+
+
+def _cut_anywhere(path: Path, random: Random) -> None:
+    os.truncate(path, random.randrange(path.stat().st_size))
+
+
+def _cut_last_line(path: Path, random: Random) -> None:
+    content = path.read_bytes()
+    end = len(content.rstrip(b"\n"))
+    start = content.rfind(b"\n", 0, end) + 1
+    os.truncate(path, random.randrange(min(start + 1, end - 1), end))
+
+
+def _cut_at_line(path: Path, random: Random) -> None:
+    ends = [match.end() for match in re.finditer(b"\n", path.read_bytes())]
+    os.truncate(path, random.choice(ends[:-1]) if len(ends) > 1 else 0)
+
+
+CUTS: dict[str, Damage] = {
+    "anywhere": _cut_anywhere,
+    "in its last line": _cut_last_line,
+    "after a line": _cut_at_line,
+    "to nothing": lambda path, random: os.truncate(path, 0),
+}
+"""By name."""
+
+
+# -- changed content -------------------------------------------------------------------------------------------------
+
+
+def _flip(path: Path, random: Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+    path.write_bytes(content)
+
+
+def _nested(path: Path, random: Random) -> None:
+    opening, closing = random.choice([("[", "]"), ('{"a":', "}")])
+    text = opening * DEPTH + "1" + closing * DEPTH
+    path.write_text(f"a = {text}\n" if path.suffix == ".toml" else f"{text}\n")
+
+
+def _huge_integer(path: Path, random: Random) -> None:
+    """Replace one number by an integer of 5,000 digits."""
+    text = path.read_text()
+    numbers = list(re.finditer(r"(?<=[ :\[])\d+(?=[\s,}\]])", text))
+    if not numbers:
+        path.write_text("9" * DIGITS)
+        return
+    found = random.choice(numbers)
+    path.write_text(text[: found.start()] + "9" * DIGITS + text[found.end() :])
+
+
+def _nul(path: Path, random: Random) -> None:
+    """Insert a NUL into the text."""
+    content = path.read_bytes()
+    place = random.choice([match.start() for match in re.finditer(rb"\w\w", content)]) + 1
+    path.write_bytes(content[:place] + b"\0" + content[place:])
+
+
+def _empty_array(path: Path, random: Random) -> None:
+    """Replace arrays by empty ones."""
+    shape = random.choice([(0,), (0, 0), (), (0, 7)])
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            names = arrays.files
+        np.savez(path, allow_pickle=False, **dict.fromkeys(names, np.zeros(shape)))
+    else:
+        np.save(path, np.zeros(shape))
+
+
+def _too_large_array(path: Path, random: Random) -> None:
+    """Write a header of an array of 8 TB."""
+    content = path.read_bytes()
+    path.write_bytes(_claiming(content) if path.suffix == ".npy" else _npz_claiming(path))
+
+
+def _claiming(content: bytes) -> bytes:
+    length = int.from_bytes(content[8:10], "little")
+    header = re.sub(rb"'shape': \([^)]*\)", b"'shape': (%d,)" % (TOO_LARGE // 8), content[10 : 10 + length]).rstrip()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    return content[:8] + len(header).to_bytes(2, "little") + header + content[10 + length :]
+
+
+def _npz_claiming(path: Path) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(path) as before, zipfile.ZipFile(made, "w") as after:
+        for name in before.namelist():
+            after.writestr(name, _claiming(before.read(name)))
+    return made.getvalue()
+
+
+CONTENT: dict[str, Damage] = {
+    "a bit flipped": _flip,
+    "random bytes": lambda path, random: path.write_bytes(random.randbytes(random.randint(1, 2000))),
+    "more bytes": lambda path, random: path.write_bytes(path.read_bytes() + random.randbytes(random.randint(1, 20))),
+    "zeros": lambda path, random: path.write_bytes(bytes(path.stat().st_size)),  # as after a power failure
+    "nested deep": _nested,
+    "an integer of 5,000 digits": _huge_integer,
+    "a NUL": _nul,
+    "empty arrays": _empty_array,
+    "arrays of 8 TB": _too_large_array,
+}
+"""By name; those of texts and those of arrays are for such files alone."""
+
+
+# -- wrong values -----------------------------------------------------------------------------------------------------
 
 WRONG_VALUES: tuple[Any, ...] = (
     None,
@@ -54,18 +227,13 @@ def mutations(document: Any, every: int = 1) -> Iterator[Any]:
         elif isinstance(inner, list) and inner:
             changes.append((place, inner * 2))
     for place, value in changes[::every]:
-        yield _without(document, place) if value is _NOTHING else _with(document, place, value)
-
-
-def corruptions(content: bytes, cuts: int, flips: int) -> Iterator[bytes]:
-    """The content truncated at about `cuts` places, and copies with one flipped bit each."""
-    for cut in range(0, len(content), max(1, len(content) // cuts)):
-        yield content[:cut]
-    random = Random(0)
-    for _ in range(flips):
-        changed = bytearray(content)
-        changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
-        yield bytes(changed)
+        changed = deepcopy(document)
+        parent = _at(changed, place[:-1])
+        if value is _NOTHING:
+            del parent[place[-1]]
+        elif place:
+            parent[place[-1]] = value
+        yield changed if place else value
 
 
 def _places(document: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -82,66 +250,3 @@ def _at(document: Any, place: tuple[Any, ...]) -> Any:
     for key in place:
         document = document[key]
     return document
-
-
-def _with(document: Any, place: tuple[Any, ...], value: Any) -> Any:
-    changed = deepcopy(document)
-    if not place:
-        return value
-    _at(changed, place[:-1])[place[-1]] = value
-    return changed
-
-
-def _without(document: Any, place: tuple[Any, ...]) -> Any:
-    changed = deepcopy(document)
-    del _at(changed, place[:-1])[place[-1]]
-    return changed
-
-
-def _missing(path: Path) -> None:
-    return
-
-
-def _touch(path: Path) -> Path:
-    path.touch()
-    return path
-
-
-def _endless(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 1 << 42)  # sparse: occupies no disk space
-
-
-_KINDS: Mapping[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (_missing, "No such file or directory"),
-    "folder": (lambda path: path.mkdir(), "Is a directory"),
-    "pipe": (os.mkfifo, "not a regular file"),
-    "device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
-    "terminal": (lambda path: path.symlink_to("/dev/ptmx"), "not a regular file"),
-    "link to itself": (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
-    "link to nothing": (lambda path: path.symlink_to("nowhere"), "No such file or directory"),
-    "endless": (_endless, "larger than"),
-}
-
-
-def replace_by_unreadable(kind: str, path: Path) -> str:
-    """Replace a file by something unreadable; return the reason in the error message."""
-    make, reason = _KINDS[kind]
-    path.unlink(missing_ok=True)
-    make(path)
-    return reason
-
-
-def _in_folder(kind: str) -> Callable[[Path], tuple[Path, str]]:
-    return lambda folder: (folder / "file", replace_by_unreadable(kind, folder / "file"))
-
-
-UNREADABLE: Mapping[str, Callable[[Path], tuple[Path, str]]] = {
-    **{kind: _in_folder(kind) for kind in _KINDS if kind != "link to nothing"},
-    "inside a file": lambda folder: (_touch(folder / "parent") / "file", "Not a directory"),
-    "name too long": lambda folder: (folder / ("n" * 300), "File name too long"),
-    "path too long": lambda folder: (folder / "/".join(["n" * 200] * 30), "File name too long"),
-    "NUL in the name": lambda folder: (folder / "a\0b", "embedded null"),
-    "newline in the name": lambda folder: (folder / "a\nb", "No such file"),
-}
-"""By name, a function that makes it in a folder and returns its path and the reason in the error message."""

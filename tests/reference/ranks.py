@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 
 from hybridnn.comm.mpi import import_mpi, is_in_process
 
 if TYPE_CHECKING:
+    import pytest
     from mpi4py import MPI
 
-__all__ = ["allgather_objects", "on_nodes", "replace_on_this_rank", "this_rank"]
+__all__ = ["allgather_objects", "on_nodes", "replace_on_this_rank", "shared_mappings", "this_rank"]
 
 
 def this_rank() -> int:
@@ -51,3 +52,10 @@ def on_nodes(comm: MPI.Intracomm, nodes: Sequence[int]) -> MPI.Intracomm:
         result.__dict__ = comm.__dict__
         return result
     return OnNodes(comm)
+
+
+def shared_mappings() -> int:
+    """Bytes of memory of this process that others may see."""
+    lines = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
+    spans = (words[0].split("-") for words in lines if words[1].endswith("s"))
+    return sum(int(stop, 16) - int(start, 16) for start, stop in spans)

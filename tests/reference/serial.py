@@ -130,6 +130,7 @@ class Outcome:
     gradients: Weights
     epoch_weights: list[Weights] = field(default_factory=list)  # after each epoch
     step_weights: list[Weights] = field(default_factory=list)  # after each step, of the replay of a pipeline
+    step_gradients: list[Weights] = field(default_factory=list)  # of each step after clipping, of serial training
 
 
 def sample_order(samples: int, seed: int, epoch: int) -> Array:
@@ -159,6 +160,7 @@ def train(
             step = len(out.rates)
             rate = plan.rule.lr * plan.schedule.at(step, len(starts), updates)
             out.gradients = clip(gradients, plan.clip_norm)
+            out.step_gradients.append(out.gradients)
             for name, gradient in out.gradients.items():
                 kept = {slot: slots[slot][name] for slot in slots}
                 weights[name] = plan.rule.step(weights[name], gradient, kept, step + 1, rate)

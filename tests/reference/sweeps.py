@@ -28,16 +28,6 @@ def grids(comm: MPI.Intracomm) -> list[ProcessGrid]:
     return [ProcessGrid(comm, batch=batch, model=model) for batch, model in grid_shapes(comm.size)]
 
 
-def pipelined_grids(comm: MPI.Intracomm) -> list[ProcessGrid]:
-    """All grids of these ranks with at least two stages."""
-    stages = [stages for stages in range(2, comm.size + 1) if comm.size % stages == 0]
-    return [
-        ProcessGrid(comm, pipeline=pipeline, batch=batch, model=model)
-        for pipeline in stages
-        for batch, model in grid_shapes(comm.size // pipeline)
-    ]
-
-
 def sizes_for(model: int, split: str, residual: bool, classification: bool) -> tuple[int, ...]:
     """Uneven widths; the output layer may have fewer outputs than there are model ranks: 1 (regression) or 3."""
     outputs = 3 if classification else 1

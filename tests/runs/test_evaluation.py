@@ -14,39 +14,24 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.inference import Evaluation, evaluate_run
 from hybridnn.runs.trained_run import open_run
 from reference import network as net
-from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of
-
-DIGITS = {"data": {"name": "digits"}, "model": {"hidden": [12]}, "training": {"epochs": 2, "dtype": "float64"}}
-
-
-@pytest.fixture(scope="module")
-def regression(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("regression")
-    train(folder / "run", data={"file": str(regression_file(folder / "mine.npz"))}, **REGRESSION)
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("digits")
-    train(folder / "run", **DIGITS)
-    return folder / "run"
+from reference.trained_runs import FEATURES, NETWORK, regression_file, train, weights_of
 
 
 def evaluated(run: Path, source: str | Path | None = None, **choice: Any) -> Evaluation:
     return evaluate_run(open_run(run), ProcessGrid(), None if source is None else str(source), **choice)
 
 
-@pytest.mark.parametrize("data", [{"name": "digits"}, {"name": "airfoil"}, {"name": "synthetic"}, {"file": "mine.npz"}])
-@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize(
+    "data",
+    [{"name": "digits"}, {"name": "synthetic"}, {"file": "mine.npz"}, {"file": "mine.npz", "standardize": False}],
+)
 def test_figures_are_those_of_the_last_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpacked: Path, data: dict[str, Any], *, standardize: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYBRIDNN_DATA", str(unpacked))
     regression_file(tmp_path / "mine.npz")
     training = {"epochs": 2, "batch_size": 64, "dtype": "float64", "clip_norm": 1e-3}
-    last = train(tmp_path / "run", data={**data, "standardize": standardize}, training=training)
+    last = train(tmp_path / "run", data=data, model={"hidden": [12]}, training=training)
     found = evaluated(tmp_path / "run").metrics
     assert (found.loss, found.accuracy, found.r2) == (last.test_loss, last.test_accuracy, last.test_r2)
 
@@ -63,26 +48,20 @@ def other_samples(count: int = 23) -> tuple[np.ndarray, np.ndarray]:
 
 def test_other_data_are_standardized_as_the_run_was(regression: Path, tmp_path: Path) -> None:
     x, y = other_samples()
-    np.savez(tmp_path / "other.npz", x_train=x, y_train=y)
-    found = evaluated(regression, tmp_path / "other.npz")
-    inputs, targets = standardized(regression, x, y)
-    outputs, _ = net.forward(NETWORK, weights_of(regression), inputs)
-    assert found.metrics.samples == len(x)
-    assert found.metrics.loss == pytest.approx(net.loss(NETWORK, outputs, targets), rel=1e-12)
-    assert found.metrics.r2 == pytest.approx(net.r2(outputs, targets), rel=1e-10)
-    assert (found.part, found.data) == ("all", str(tmp_path / "other.npz"))
-
-
-def test_parts_of_a_file_with_a_test_part(regression: Path, tmp_path: Path) -> None:
-    x, y = other_samples()
-    np.savez(tmp_path / "other.npz", x_train=x[:9], y_train=y[:9], x_test=x[9:], y_test=y[9:])
-    for choice, rows in (({}, slice(9, None)), ({"part": "test"}, slice(9, None)), ({"part": "train"}, slice(0, 9))):
-        found = evaluated(regression, tmp_path / "other.npz", **choice)
+    np.savez(tmp_path / "whole.npz", x_train=x, y_train=y)
+    np.savez(tmp_path / "parts.npz", x_train=x[:9], y_train=y[:9], x_test=x[9:], y_test=y[9:])
+    for name, choice, part, rows in (
+        ("whole.npz", {}, "all", slice(0, None)),
+        ("parts.npz", {}, "test", slice(9, None)),
+        ("parts.npz", {"part": "test"}, "test", slice(9, None)),
+        ("parts.npz", {"part": "train"}, "train", slice(0, 9)),
+    ):
+        found = evaluated(regression, tmp_path / name, **choice)
         inputs, targets = standardized(regression, x[rows], y[rows])
         outputs, _ = net.forward(NETWORK, weights_of(regression), inputs)
-        assert found.part == choice.get("part", "test")
-        assert found.metrics.samples == len(inputs)
+        assert (found.part, found.data, found.metrics.samples) == (part, str(tmp_path / name), len(inputs))
         assert found.metrics.loss == pytest.approx(net.loss(NETWORK, outputs, targets), rel=1e-12)
+        assert found.metrics.r2 == pytest.approx(net.r2(outputs, targets), rel=1e-10)
 
 
 def test_parts_of_the_own_data_are_those_of_the_run(regression: Path) -> None:
@@ -130,41 +109,32 @@ def test_csv_takes_its_target_columns_from_the_run_or_from_the_call(tmp_path: Pa
     assert evaluated(tmp_path / "run", tmp_path / "whole.csv").metrics.accuracy is None
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"x_train": np.ones((4, 6))}, "other.npz has 6 features; .*run was trained on 5"),
-        ({"y_train": np.ones((4, 2))}, "other.npz has 2 targets; .*run was trained on 3"),
-        ({"x_train": np.full((4, FEATURES), np.nan)}, "x_train is nan in row 0, column 0"),
-    ],
-)
-def test_data_of_another_kind_are_refused(
-    regression: Path, tmp_path: Path, arrays: dict[str, np.ndarray], message: str
-) -> None:
+def test_data_of_another_kind_are_refused(regression: Path, digits: Path, tmp_path: Path) -> None:
     good = {"x_train": np.ones((4, FEATURES)), "y_train": np.ones((4, 3))}
-    np.savez(tmp_path / "other.npz", **(good | arrays))  # type: ignore[arg-type]  # arrays by name
-    with pytest.raises(DataError, match=message):
-        evaluated(regression, tmp_path / "other.npz")
-
-
-def test_data_of_another_task_or_more_classes_are_refused(digits: Path, regression: Path, tmp_path: Path) -> None:
+    other = {"x_train": np.ones((20, 64)), "y_train": np.arange(20) % 11}
+    for run, arrays, message in (
+        (regression, good | {"x_train": np.ones((4, 6))}, "other.npz has 6 features; .*run was trained on 5"),
+        (regression, good | {"y_train": np.ones((4, 2))}, "other.npz has 2 targets; .*run was trained on 3"),
+        (regression, good | {"x_train": np.full((4, FEATURES), np.nan)}, "x_train is nan in row 0, column 0"),
+        (digits, other, r"has 11 classes; .* was trained on 10"),
+    ):
+        np.savez(tmp_path / "other.npz", **arrays)  # type: ignore[arg-type]  # arrays by name
+        with pytest.raises(DataError, match=message):
+            evaluated(run, tmp_path / "other.npz")
     with pytest.raises(DataError, match=r"digits is for classification; .* was trained for regression"):
         evaluated(regression, "digits")
-    np.savez(tmp_path / "other.npz", x_train=np.ones((20, 64)), y_train=np.arange(20) % 11)
-    with pytest.raises(DataError, match=r"has 11 classes; .* was trained on 10"):
-        evaluated(digits, tmp_path / "other.npz")
 
 
 def test_wrong_choices_are_refused(regression: Path, tmp_path: Path) -> None:
     x, y = other_samples()
     np.savez(tmp_path / "other.npz", x_train=x, y_train=y)
-    with pytest.raises(SettingError, match=r"--part = 'test': other\.npz has no test part"):
-        evaluated(regression, tmp_path / "other.npz", part="test")
-    with pytest.raises(SettingError, match=r"--targets = 'a': goes with --data FILE\.csv"):
-        evaluated(regression, tmp_path / "other.npz", targets=("a",))
-    with pytest.raises(DataError, match="no such file"):
-        evaluated(regression, tmp_path / "absent.npz")
-    with pytest.raises(DataError, match="digit"):
-        evaluated(regression, "digit")
+    choices: list[tuple[dict[str, Any], str]] = [({"part": "test"}, "--part"), ({"targets": ("a",)}, "--targets")]
+    for choice, setting in choices:
+        with pytest.raises(SettingError) as error:
+            evaluated(regression, tmp_path / "other.npz", **choice)
+        assert error.value.setting == setting
+    for source in ("absent.npz", "digit"):
+        with pytest.raises(DataError, match=source):
+            evaluated(regression, source)
     with pytest.raises(SettingError, match=r"data\.name = ''"):
         evaluated(regression, "")

@@ -14,7 +14,7 @@ from hybridnn.runs.inference import export_arrays
 from hybridnn.runs.trained_run import open_run
 from hybridnn.utils.files import npz_bytes
 from reference import network as net
-from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of
+from reference.trained_runs import FEATURES, NETWORK, REGRESSION, train, weights_of
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -50,55 +50,58 @@ def expected(run: Path, network: net.Network, x: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(outputs * file["y_scale"] + file["y_mean"] if "y_mean" in file else outputs)
 
 
-@pytest.mark.parametrize("fold", [False, True])
-@pytest.mark.parametrize("hidden", [(7, 6), ()], ids=["three layers", "one layer"])
-def test_numpy_alone_computes_the_outputs(tmp_path: Path, hidden: tuple[int, ...], *, fold: bool) -> None:
-    file = regression_file(tmp_path / "mine.npz")
-    model = {**REGRESSION["model"], "hidden": list(hidden)}
-    train(tmp_path / "run", **{**REGRESSION, "data": {"file": str(file)}, "model": model})
-    network = net.Network((FEATURES, *hidden, 3), "tanh")
-    outputs = expected(tmp_path / "run", network, samples())
+def check_outputs(run: Path, network: net.Network, x: NDArray[Any], atol: float = 0) -> NDArray[Any]:
+    """Compare both kinds of files with the outputs of the run, which are returned."""
+    outputs = expected(run, network, x)
+    for fold in (False, True):
+        np.testing.assert_allclose(computed(exported(run, fold=fold), x), outputs, rtol=1e-9, atol=atol)
+    return outputs
+
+
+def test_numpy_alone_computes_the_outputs(regression: Path, tmp_path: Path) -> None:
+    outputs = check_outputs(regression, NETWORK, samples())
     assert outputs.mean(axis=0) == pytest.approx([1000, -20, 3], abs=100), "the targets are not in their units"
-    np.testing.assert_allclose(computed(exported(tmp_path / "run", fold=fold), samples()), outputs, rtol=1e-9)
-
-
-@pytest.mark.parametrize("fold", [False, True])
-def test_residual_network_of_a_classification(tmp_path: Path, *, fold: bool) -> None:
-    train(tmp_path / "run", model={"hidden": [9, 9], "residual": True}, training={"epochs": 1, "dtype": "float64"})
+    data = {"file": str(regression.parent / "mine.npz")}
+    train(tmp_path / "one", data=data, model={"hidden": []}, training=REGRESSION["training"])
+    check_outputs(tmp_path / "one", net.Network((FEATURES, 3), "tanh"), samples())
+    model = {"hidden": [9, 9], "residual": True}
+    train(tmp_path / "residual", model=model, training={"epochs": 1, "dtype": "float64"})
     x = np.random.default_rng(9).normal(size=(13, 64)) * 5 + 3
-    outputs = expected(tmp_path / "run", net.Network((64, 9, 9, 10), "relu", residual=True), x)
-    np.testing.assert_allclose(computed(exported(tmp_path / "run", fold=fold), x), outputs, rtol=1e-8, atol=1e-10)
+    check_outputs(tmp_path / "residual", net.Network((64, 9, 9, 10), "relu", residual=True), x, 1e-11)
 
 
 def test_folding_needs_a_first_layer_that_adds_nothing(tmp_path: Path) -> None:
     train(tmp_path / "run", model={"hidden": [64], "residual": True}, training={"epochs": 1})
-    with pytest.raises(SettingError, match="--fold-standardization = True: the first layer is residual"):
-        export_arrays(open_run(tmp_path / "run"), fold_standardization=True)
-
-
-def test_names_shapes_and_dtypes(tmp_path: Path) -> None:
-    file = regression_file(tmp_path / "mine.npz")
-    train(tmp_path / "run", data={"file": str(file)}, model=REGRESSION["model"], training={"epochs": 1})
     run = open_run(tmp_path / "run")
-    plain = export_arrays(run)
+    with pytest.raises(SettingError, match="--fold-standardization = True: the first layer is residual"):
+        export_arrays(run, fold_standardization=True)
+
+
+def test_names_shapes_and_dtypes(regression: Path) -> None:
+    run = open_run(regression)
+    plain, folded = export_arrays(run), export_arrays(run, fold_standardization=True)
     parameters = {f"layers.{layer}.{kind}" for layer in range(NETWORK.layers) for kind in ("weight", "bias")}
     shifts = {"input_mean", "input_scale", "target_mean", "target_scale"}
     assert set(plain) == parameters | shifts | {"activations", "residual"}
-    assert {plain[name].dtype for name in parameters} == {np.dtype("float32")}
     assert plain["activations"].tolist() == ["tanh", "tanh", "identity"]
-    folded = export_arrays(run, fold_standardization=True)
     assert set(folded) == parameters | {"activations", "residual"}
-    assert {folded[name].dtype for name in parameters} == {np.dtype("float64")}
     assert folded["layers.1.weight"].tolist() == plain["layers.1.weight"].tolist()
 
 
-def test_exported_file_starts_another_run(tmp_path: Path) -> None:
-    data = {"file": str(regression_file(tmp_path / "mine.npz"))}
-    train(tmp_path / "run", **{**REGRESSION, "data": data})
-    file = exported(tmp_path / "run", fold=False)
+def test_folding_a_float32_run_gives_float64(tmp_path: Path) -> None:
+    train(tmp_path / "run", model={"hidden": [4]}, training={"epochs": 1})
+    for fold, dtype in ((False, "float32"), (True, "float64")):
+        arrays = export_arrays(open_run(tmp_path / "run"), fold_standardization=fold)
+        assert {arrays[f"layers.{layer}.{kind}"].dtype.name for layer in (0, 1) for kind in ("weight", "bias")} == {
+            dtype
+        }
+
+
+def test_exported_file_starts_another_run(regression: Path, tmp_path: Path) -> None:
+    data = {"file": str(regression.parent / "mine.npz")}
     training = {**REGRESSION["training"], "epochs": 1}
     optimizer = {"lr": 1e-300, "momentum": 0.0}
-    model = {**REGRESSION["model"], "init_from": str(file)}
+    model = {**REGRESSION["model"], "init_from": str(exported(regression, fold=False))}
     train(tmp_path / "again", data=data, model=model, training=training, optimizer=optimizer)
-    for name, array in weights_of(tmp_path / "run").items():
+    for name, array in weights_of(regression).items():
         np.testing.assert_array_equal(weights_of(tmp_path / "again")[name], array)

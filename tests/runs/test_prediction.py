@@ -17,7 +17,7 @@ from hybridnn.runs import inference
 from hybridnn.runs.inference import Predictions, predict_file
 from hybridnn.runs.trained_run import open_run
 from reference import network as net
-from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of
+from reference.trained_runs import FEATURES, NETWORK, train, weights_of
 
 
 def predicted(run: Path, file: Path) -> Predictions:
@@ -31,20 +31,19 @@ def outputs_of(run: Path, network: net.Network, x: NDArray[Any]) -> NDArray[Any]
         return net.forward(network, weights_of(run), (x - file["x_mean"]) / file["x_scale"])[0]
 
 
-@pytest.mark.parametrize("block_elements", [1, 1 << 22], ids=["in portions", "at once"])
 def test_numbers_are_in_the_units_of_the_targets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_elements: int
+    regression: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference, "BLOCK_ELEMENTS", block_elements)
-    train(tmp_path / "run", **{**REGRESSION, "data": {"file": str(regression_file(tmp_path / "mine.npz"))}})
     x = np.random.default_rng(4).normal(size=(37, FEATURES)) * 20
     np.savez(tmp_path / "x.npz", x=x, unused=np.zeros(2))
-    found = predicted(tmp_path / "run", tmp_path / "x.npz")
-    with np.load(tmp_path / "run" / "standardization.npz") as file:
-        expected = outputs_of(tmp_path / "run", NETWORK, x) * file["y_scale"] + file["y_mean"]
-    np.testing.assert_allclose(found.values, expected, rtol=1e-12)
-    assert found.classes is None
-    assert found.columns == ("target_0", "target_1", "target_2")
+    with np.load(regression / "standardization.npz") as file:
+        expected = outputs_of(regression, NETWORK, x) * file["y_scale"] + file["y_mean"]
+    for block_elements in (inference.BLOCK_ELEMENTS, 1):  # at once, and in portions
+        monkeypatch.setattr(inference, "BLOCK_ELEMENTS", block_elements)
+        found = predicted(regression, tmp_path / "x.npz")
+        np.testing.assert_allclose(found.values, expected, rtol=1e-12)
+        assert found.classes is None
+        assert found.columns == ("target_0", "target_1", "target_2")
 
 
 def test_float32_keeps_small_changes_about_a_large_mean(tmp_path: Path) -> None:
@@ -59,12 +58,11 @@ def test_float32_keeps_small_changes_about_a_large_mean(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)  # a float32 of this size is right to 0.5
 
 
-def test_classes_and_probabilities(tmp_path: Path) -> None:
-    train(tmp_path / "run", model={"hidden": [12]}, training={"epochs": 2, "dtype": "float64"})
+def test_classes_and_probabilities(digits: Path, tmp_path: Path) -> None:
     x = np.random.default_rng(4).integers(17, size=(21, 64))
     np.savez(tmp_path / "x.npz", x=x)
-    found = predicted(tmp_path / "run", tmp_path / "x.npz")
-    outputs = outputs_of(tmp_path / "run", net.Network((64, 12, 10)), x)
+    found = predicted(digits, tmp_path / "x.npz")
+    outputs = outputs_of(digits, net.Network((64, 12, 10)), x)
     np.testing.assert_allclose(found.values, [np.exp(net.log_softmax(row)) for row in outputs], rtol=1e-11)
     assert found.classes is not None
     assert found.classes.tolist() == [int(np.argmax(row)) for row in outputs]
@@ -103,15 +101,15 @@ def test_without_standardization_numbers_are_taken_as_they_are(tmp_path: Path) -
 
 def test_files_hold_every_digit() -> None:
     values = np.array([[0.1 + 0.2, 1e-300], [1 / 3, 2.0]])
-    numbers = Predictions(("a, b", "c"), values, None)
-    rows = list(csv.reader(io.StringIO(numbers.to_csv().decode())))
-    assert rows[0] == ["a, b", "c"]
-    assert [[float(cell) for cell in row] for row in rows[1:]] == values.tolist()
-    with np.load(io.BytesIO(numbers.to_npz())) as file:
-        assert {name: file[name].tolist() for name in file} == {"predictions": values.tolist()}
-    classes = Predictions(("probability_0", "probability_1"), values, np.array([0, 1]))
-    rows = list(csv.reader(io.StringIO(classes.to_csv().decode())))
-    assert rows[0] == ["class", "probability_0", "probability_1"]
-    assert [row[0] for row in rows[1:]] == ["0", "1"]
-    with np.load(io.BytesIO(classes.to_npz())) as file:
-        assert {name: file[name].tolist() for name in file} == {"classes": [0, 1], "probabilities": values.tolist()}
+    for columns, classes, arrays in (
+        (("a, b", "c"), None, {"predictions": values.tolist()}),
+        (("probability_0", "probability_1"), [0, 1], {"classes": [0, 1], "probabilities": values.tolist()}),
+    ):
+        found = Predictions(columns, values, None if classes is None else np.array(classes))
+        header, *rows = csv.reader(io.StringIO(found.to_csv().decode()))
+        first = 0 if classes is None else 1
+        assert header == [*["class"][:first], *columns]
+        assert [[float(cell) for cell in row[first:]] for row in rows] == values.tolist()
+        assert [row[:first] for row in rows] == [[str(one)][:first] for one in classes or (0, 1)]
+        with np.load(io.BytesIO(found.to_npz())) as file:
+            assert {name: file[name].tolist() for name in file} == arrays

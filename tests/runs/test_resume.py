@@ -93,13 +93,12 @@ def assert_same(found: Trainer, expected: Trainer, tolerance: float) -> None:
         for name, array in expected_arrays.items():
             np.testing.assert_allclose(arrays[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
     what = ("step", "epoch", "train_loss", "learning_rate")
-    for records, others in (
-        (found.history.steps, expected.history.steps),
-        (found.history.epochs, expected.history.epochs),
-    ):
-        assert [(record.step, record.epoch) for record in records] == [(record.step, record.epoch) for record in others]  # type: ignore[attr-defined]
-        numbers = [[getattr(record, key) for key in what] for record in records]  # type: ignore[attr-defined]
-        expected_numbers = [[getattr(record, key) for key in what] for record in others]  # type: ignore[attr-defined]
+    for kind in ("steps", "epochs"):
+        numbers, expected_numbers = (
+            [[getattr(record, key) for key in what] for record in getattr(trainer.history, kind)]
+            for trainer in (found, expected)
+        )
+        assert [row[:2] for row in numbers] == [row[:2] for row in expected_numbers]
         np.testing.assert_allclose(numbers, expected_numbers, rtol=tolerance)
     losses = [record.test_loss for record in found.history.epochs]
     np.testing.assert_allclose(losses, [record.test_loss for record in expected.history.epochs], rtol=tolerance)
@@ -116,30 +115,29 @@ EXACT = {
     2: [
         Layout({"batch": 2}),
         Layout({"batch": 1, "model": 2}, settings={"model_split": "alternating"}),
-        Layout({"pipeline": 2, "batch": 1}, "gpipe"),
         Layout({"pipeline": 2, "batch": 1}, "interleaved"),
     ],
     4: [
         Layout({"batch": 2, "model": 2}),
         Layout({"pipeline": 2, "batch": 2}, "zb-h1"),
-        Layout({"pipeline": 2, "batch": 1, "model": 2}, "1f1b", {"model_split": "alternating"}),
-        Layout({"pipeline": 4, "batch": 1}, "gpipe"),
+        Layout({"pipeline": 2, "batch": 1, "model": 2}, "gpipe", {"model_split": "alternating"}),
     ],
 }
 
 
 @pytest.mark.in_process(ranks=[1, 2, 4])
 def test_exact_layouts_resume_on_any_layout_with_the_same_result(tmp_path: Path) -> None:
+    """On another layout with the weights of one process, on the same layout with the same bits."""
     folder = shared_folder(tmp_path)
     layouts = EXACT[ProcessGrid().size]
     alone = [uninterrupted(Layout({}), optimizer, alone=True) for optimizer in (ADAM, MOMENTUM)]
     for number, (first, second) in enumerate(zip(layouts, layouts[1:] + layouts[:1], strict=True)):
-        for optimizer, expected in zip((ADAM, MOMENTUM), alone, strict=True):
-            stop_at = (7, 10, 1, 13)[number]  # within an epoch, at the end of one, after the first step
-            case = folder / f"{number}-{type(optimizer).__name__}"
-            assert_same(stopped_and_resumed(first, second, optimizer, stop_at, case / "other"), expected, 1e-10)
-            again = stopped_and_resumed(first, first, optimizer, stop_at, case / "same")
-            assert_same(again, uninterrupted(first, optimizer), 0)
+        stop_at = (7, 10, 1)[number]  # within an epoch, at the end of one, after the first step
+        here, there = (ADAM, MOMENTUM) if number % 2 else (MOMENTUM, ADAM)
+        other = stopped_and_resumed(first, second, there, stop_at, folder / f"{number}-other")
+        assert_same(other, alone[there is MOMENTUM], 1e-10)
+        same = stopped_and_resumed(first, first, here, stop_at, folder / f"{number}-same")
+        assert_same(same, uninterrupted(first, here), 0)
 
 
 @pytest.mark.in_process(ranks=[2])

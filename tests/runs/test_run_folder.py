@@ -55,11 +55,13 @@ def test_a_complete_run_can_be_read(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", "digits") as folder:
         folder.write_config(Settings())
         folder.append(STEP)
+        line = (folder.path / "history.jsonl").read_text()  # on disk at once
         folder.append(EPOCH)
         folder.write_arrays("standardization.npz", {"x_mean": np.ones(3)})
         folder.write_arrays("weights.npz", weights)
         assert run_status(folder.path) == "unfinished"
         folder.end(SUMMARY)
+    assert json.loads(line) == {"kind": "step", "step": 1, "epoch": 1, "train_loss": 2.5, "learning_rate": 0.1} | SPEED
     assert run_status(folder.path) == "finished"
     assert load_settings(folder.path / "config.toml") == Settings()
     with np.load(folder.path / "weights.npz", allow_pickle=False) as stored:
@@ -67,26 +69,11 @@ def test_a_complete_run_can_be_read(tmp_path: Path) -> None:
         for name, array in weights.items():
             assert stored[name].dtype == array.dtype
             np.testing.assert_array_equal(stored[name], array)
-    assert sorted(path.name for path in folder.path.iterdir()) == [
-        "config.toml",
-        "history.jsonl",
-        "standardization.npz",
-        "weights.npz",
-    ]
+    files = ["config.toml", "history.jsonl", "standardization.npz", "weights.npz"]
+    assert sorted(path.name for path in folder.path.iterdir()) == files
     records, damage = read_records(folder.path)
     assert records[:2] == [STEP, EPOCH]
     assert not damage
-
-
-def test_every_record_is_on_disk_at_once(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path, "x") as folder:
-        folder.append(STEP)
-        line = (tmp_path / "history.jsonl").read_text()
-        folder.append(EPOCH)
-        lines = (tmp_path / "history.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"kind": "step", "step": 1, "epoch": 1, "train_loss": 2.5, "learning_rate": 0.1} | SPEED
-    assert json.loads(lines[1])["kind"] == "epoch"
-    assert run_status(tmp_path) == "unfinished"
 
 
 def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,50 +118,42 @@ def test_failed_write_of_a_line_is_raised_once_and_the_folder_is_released(tmp_pa
 def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "x") as folder:
         folder.append(replace(STEP, train_loss=math.nan, learning_rate=math.inf))
-    text = (tmp_path / "history.jsonl").read_text()
-    assert json.loads(text)["train_loss"] is None
-    assert "NaN" not in text
-    assert "Infinity" not in text
+    (line,) = (tmp_path / "history.jsonl").read_text().splitlines()
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert (found["train_loss"], found["learning_rate"]) == (None, None)
     (record,), _ = read_records(tmp_path)
     assert isinstance(record, StepRecord)
     assert math.isnan(record.train_loss)
 
 
-def test_finished_run_is_not_overwritten(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path, "x") as folder:
+def test_finished_run_and_weights_are_not_overwritten(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", "x") as folder:
         folder.end(SUMMARY)
-    before = (tmp_path / "history.jsonl").read_text()
+    before = (tmp_path / "run" / "history.jsonl").read_text()
     with pytest.raises(SettingError, match="already holds a finished run"):
-        RunFolder.create(tmp_path, "x")
-    assert (tmp_path / "history.jsonl").read_text() == before
-
-
-def test_weights_are_not_overwritten(tmp_path: Path) -> None:
+        RunFolder.create(tmp_path / "run", "x")
+    assert (tmp_path / "run" / "history.jsonl").read_text() == before
     (tmp_path / "weights.npz").write_bytes(b"precious")
-    with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
-        RunFolder.create(tmp_path, "x")
-    with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
-        RunFolder.create(tmp_path, "x", "again")
+    for mode in ("new", "again"):
+        with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
+            RunFolder.create(tmp_path, "x", mode)
     assert (tmp_path / "weights.npz").read_bytes() == b"precious"
 
 
-def test_weights_of_an_unfinished_run_are_replaced_if_it_starts_again(tmp_path: Path) -> None:
+def test_unfinished_run_is_started_again(tmp_path: Path) -> None:
+    """Its weights are replaced only if that is asked for."""
     with RunFolder.create(tmp_path, "x") as folder:
+        folder.append(STEP)
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.append(EPOCH)
         folder.write_arrays("weights.npz", {"layers.0.bias": np.zeros(2)})
+    assert read_records(tmp_path) == ([EPOCH], "")
     with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
         RunFolder.create(tmp_path, "x")
     assert (tmp_path / "weights.npz").exists()
     with RunFolder.create(tmp_path, "x", "again"):
         assert not (tmp_path / "weights.npz").exists()
         assert run_status(tmp_path) == "unfinished"
-
-
-def test_unfinished_run_is_started_again(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path, "x") as folder:
-        folder.append(STEP)
-    with RunFolder.create(tmp_path, "x") as folder:
-        folder.append(EPOCH)
-    assert read_records(tmp_path) == ([EPOCH], "")
 
 
 def test_failed_write_of_weights_leaves_nothing(tmp_path: Path) -> None:
@@ -198,29 +177,21 @@ def test_unwritable_folder_is_named(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file" / "run", "x")
 
 
-def test_incomplete_last_line_of_the_history_is_left_out(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path, "x") as folder:
-        folder.append(STEP)
-    with open(tmp_path / "history.jsonl", "a") as file:
-        file.write('{"kind": "step", "st')
-    assert read_records(tmp_path) == ([STEP], "")
-
-
-@pytest.mark.parametrize("line", ["[]", "3", "{}", "not json", '{"kind": "step", "step": 1}'])
-def test_damaged_history_names_the_line(tmp_path: Path, line: str) -> None:
-    with RunFolder.create(tmp_path, "x") as folder:
-        folder.append(STEP)
-    with open(tmp_path / "history.jsonl", "a") as file:
-        file.write(line + "\n")
-    records, damage = read_records(tmp_path)
-    assert records == [STEP]
-    assert "history.jsonl, line 2: not a record" in damage
-
-
-def test_missing_history_is_named(tmp_path: Path) -> None:
+def test_damaged_history_names_the_line(tmp_path: Path) -> None:
     assert run_status(tmp_path) == "absent"
     with pytest.raises(DataError, match=r"history\.jsonl: cannot be read"):
         read_epochs(tmp_path)
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.append(STEP)
+    history = tmp_path / "history.jsonl"
+    complete = history.read_text()
+    history.write_text(complete + '{"kind": "step", "st')  # a line that is cut is left out
+    assert read_records(tmp_path) == ([STEP], "")
+    for line in ("[]", "3", "{}", "not json", '{"kind": "step", "step": 1}'):
+        history.write_text(complete + line + "\n")
+        records, damage = read_records(tmp_path)
+        assert records == [STEP]
+        assert "history.jsonl, line 2: not a record" in damage
 
 
 def _epoch(epoch: int, **changes: float | None) -> EpochRecord:
@@ -229,38 +200,23 @@ def _epoch(epoch: int, **changes: float | None) -> EpochRecord:
 
 
 @pytest.mark.parametrize(
-    "epochs",
+    ("epochs", "scale"),
     [
-        [_epoch(1)],
-        [_epoch(epoch) for epoch in range(1, 60)],
-        [_epoch(epoch, test_accuracy=None, test_r2=0.5) for epoch in range(1, 5)],
-        [_epoch(epoch, test_accuracy=None, test_loss=None) for epoch in range(1, 5)],
-        [_epoch(1, train_loss=math.nan, test_loss=None, test_accuracy=None)],
+        ([_epoch(epoch) for epoch in range(1, 60)], "log"),  # many orders of magnitude
+        ([_epoch(epoch, test_accuracy=None, test_r2=0.5) for epoch in range(1, 3)], "linear"),
+        ([_epoch(1, train_loss=math.nan, test_loss=None, test_accuracy=None)], "linear"),
     ],
-    ids=["one epoch", "many epochs", "regression", "without test data", "nothing finite"],
+    ids=["many epochs", "regression", "one epoch without test data, nothing finite"],
 )
-def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord]) -> None:
+def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord], scale: str) -> None:
     from matplotlib.image import imread
 
+    figure = learning_curve(epochs)
+    assert figure.axes[0].get_yscale() == scale
+    assert least_points(figure) >= 6
     draw_learning_curve(epochs, tmp_path / "curve.png")
     pixels = imread(tmp_path / "curve.png")
     assert pixels.shape[0] > 250
     assert pixels.std() > 0
-    assert least_points(learning_curve(epochs)) >= 6
-
-
-def test_learning_curve_of_few_orders_is_linear_and_of_many_logarithmic(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib.figure import Figure
-
-    scales = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **how: scales.append(figure.axes[0].get_yscale()))
-    draw_learning_curve([_epoch(epoch) for epoch in range(1, 3)], tmp_path / "curve.png")
-    draw_learning_curve([_epoch(epoch) for epoch in range(1, 20)], tmp_path / "curve.png")
-    assert scales == ["linear", "log"]
-
-
-def test_learning_curve_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match=r"no/curve\.png cannot be written"):
-        draw_learning_curve([EPOCH], tmp_path / "no" / "curve.png")
+        draw_learning_curve(epochs, tmp_path / "no" / "curve.png")

@@ -75,10 +75,8 @@ def times(items: Iterable[Stored]) -> list[float]:
 @pytest.mark.parametrize(
     ("method", "sizes"),
     [
-        ("pipedream", {}),
         ("spectrain", {"message": 0.25}),
         ("fr", {}),
-        ("ddg", {}),
         ("gpipe", {"minibatches": 2, "microbatches": 4, "weight_grad": "merged"}),
         ("zb-h1", {"minibatches": 2, "microbatches": 4}),
         ("interleaved", {"minibatches": 2, "microbatches": 6}),
@@ -108,8 +106,7 @@ def test_a_later_epoch_has_the_numbers_of_its_minibatches_and_versions_of_its_ow
     assert measured.drawing.versions == "v2: weights after 2 updates of the epoch"
 
 
-@pytest.mark.parametrize("method", ["pipedream", "vanilla", "spectrain"])
-@pytest.mark.parametrize(("first", "stop"), [(0, 5), (8, 14), (14, 20)])
+@pytest.mark.parametrize(("method", "first", "stop"), [("vanilla", 0, 5), ("pipedream", 8, 14), ("spectrain", 14, 20)])
 def test_versions_of_a_full_pipeline_count_from_the_beginning(method: str, first: int, stop: int) -> None:
     """An epoch of a training that drains at its end: what every stage did between two of its updates."""
     long = schedule(method, stages=3, minibatches=20)
@@ -141,14 +138,14 @@ def test_another_order_than_planned_shows_no_versions() -> None:
     assert {box.version for box in found.drawing.rows[0].boxes} == {""}
 
 
-@pytest.mark.parametrize("method", ["", "of another program", "</script>"])
-def test_an_unknown_method_shows_what_was_measured(method: str) -> None:
+def test_an_unknown_method_shows_what_was_measured() -> None:
     epoch = recorded(schedule("pipedream", stages=2, minibatches=4).timeline)
-    found = animated(replace(epoch, method=method))
-    assert (found.stages, found.messages) == ((Stage(0), Stage(1)), ())
-    computed = [[box.label for box in row.boxes if box.kind == "backward"] for row in found.drawing.rows]
-    assert computed == [["1", "2", "3", "4"]] * 2
-    assert html_page(found).count("</script>") == 2
+    for method in ("", "</script>"):
+        found = animated(replace(epoch, method=method))
+        assert (found.stages, found.messages) == ((Stage(0), Stage(1)), ())
+        computed = [[box.label for box in row.boxes if box.kind == "backward"] for row in found.drawing.rows]
+        assert computed == [["1", "2", "3", "4"]] * 2
+        assert html_page(found).count("</script>") == 2
 
 
 def test_a_stage_of_several_ranks_is_shown_as_its_first_one_does_it() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,31 +35,6 @@ def broken_down(
     return [parts(item) for item in break_down(make_epoch(widths, lists, [(0, stop)] * len(lists)))]
 
 
-def test_every_part_of_a_minibatch_of_two_stages() -> None:
-    first = [
-        compute("forward", 0, 2, Forward(0)),
-        communication("send", 2, 3, SendActivations(0)),
-        # Sent at 8: five of waiting for the other stage, then two for the message.
-        communication("receive.wait", 3, 10, ReceiveGradients(0)),
-        compute("backward", 10, 14, Backward(0)),
-        communication("send.wait", 14, 14.5, SendActivations(0)),
-        communication("barrier", 14.5, 15),
-    ]
-    second = [
-        communication("receive", 0, 0.5, ReceiveActivations(0)),
-        # Sent at 2, and waited for since 1.
-        communication("receive.wait", 1, 4, ReceiveActivations(0)),
-        compute("forward", 4, 5, Forward(0)),
-        compute("backward", 5, 8, Backward(0)),
-        communication("send", 8, 8.25, SendGradients(0)),
-        communication("barrier", 9, 15),
-    ]
-    assert broken_down(TWO, [first, second], 16) == [
-        (6, 1, 2 + 0.5, 5 + 0.5, 1),
-        (4, 0.75, 2, 1 + 6, 16 - 13.75),
-    ]
-
-
 def test_communication_within_a_computation_is_not_computing() -> None:
     # Two model ranks: the second comes to the all-gather late, and to the non-blocking all-reduce early.
     first = [
@@ -88,23 +62,14 @@ def test_collectives_of_other_groups_do_not_count() -> None:
     def one_rank(begin: float, end: float, begin_all: float) -> list[Event]:
         return [communication("allreduce", begin, end, axis="batch"), communication("allreduce", begin_all, 10)]
 
-    lists = [
-        one_rank(0, 3, 4),
-        one_rank(2, 3, 4),
-        one_rank(0, 6, 7),
-        one_rank(5, 6, 8),
-    ]
+    lists = [one_rank(0, 3, 4), one_rank(2, 3, 4), one_rank(0, 6, 7), one_rank(5, 6, 8)]
     found = broken_down([(2, 1), (2, 1)], lists, 10)
     assert [item[3] for item in found] == [2 + 4, 4, 5 + 1, 0]
     assert [item[1] for item in found] == [1 + 2, 1 + 2, 1 + 2, 1 + 2]
 
 
 def test_broadcasts_do_not_wait_for_later_ranks() -> None:
-    lists = [
-        [communication("broadcast", 0, 2)],
-        [communication("broadcast", 1, 3)],
-        [communication("broadcast", 5, 6)],
-    ]
+    lists = [[communication("broadcast", *span)] for span in ((0, 2), (1, 3), (5, 6))]
     assert [item[3] for item in broken_down([(1, 1)] * 3, lists, 6)] == [1, 0, 0]
 
 
@@ -130,19 +95,13 @@ def test_sends_after_the_end_of_a_wait_are_ignored() -> None:
     assert broken_down([(2, 1), (1, 1)], [*sends, waits], 10)[2] == (0, 0, 3 + 2, 2 + 3, 0)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [SendActivations(2, 1), SendActivations(3, 0), SendActivations(3, 1, 1), SendGradients(3, 1)],
-)
-def test_waits_for_unsent_messages_are_imbalance(other: SendActivations | SendGradients) -> None:
-    sender, receiver = (
-        communication("send", 1, 2, other),
-        communication("receive.wait", 0, 5, ReceiveActivations(3, 1)),
-    )
-    assert broken_down(TWO, [[sender], [receiver]], 5)[1] == (0, 0, 0, 5, 0)
+def test_waits_for_unsent_messages_are_imbalance() -> None:
+    receiver = communication("receive.wait", 0, 5, ReceiveActivations(3, 1))
+    for other in (SendActivations(2, 1), SendActivations(3, 0), SendActivations(3, 1, 1), SendGradients(3, 1)):
+        assert broken_down(TWO, [[communication("send", 1, 2, other)], [receiver]], 5)[1] == (0, 0, 0, 5, 0)
 
 
-def test_messages_between_chunks() -> None:
+def test_messages_of_chunks() -> None:
     # Interleaved: the last stage's chunk 0 feeds chunk 1 of the first one, and gets its gradients back.
     first = [
         communication("receive.wait", 0, 6, ReceiveActivations(0, 0, 1)),
@@ -153,9 +112,6 @@ def test_messages_between_chunks() -> None:
         communication("receive.wait", 5, 10, ReceiveGradients(0, 0, 0)),
     ]
     assert broken_down(TWO, [first, last], 10) == [(0, 1, 2, 4, 3), (0, 1, 3, 2, 4)]
-
-
-def test_activations_and_gradients_for_one_chunk_from_one_stage() -> None:
     # Of two stages with two chunks each, the first feeds chunk 0 of the second from both sides.
     sends = [
         communication("send", 1, 2, SendActivations(0, 0, 0)),
@@ -172,9 +128,7 @@ def test_time_outside_the_epoch_of_a_rank_is_imbalance() -> None:
     lists = [[compute("forward", 0, 10, Forward(0))], [compute("forward", 3, 7, Forward(0))]]
     found = break_down(make_epoch(TWO, lists, [(0, 10), (2, 8)]))
     assert [parts(item) for item in found] == [(10, 0, 0, 0, 0), (4, 0, 0, 4, 2)]
-
-
-def test_breakdown_of_a_span() -> None:
+    # Of a part of the epoch.
     lists = [
         [compute("forward", 0, 4, Forward(0)), communication("receive.wait", 4, 9, ReceiveGradients(0))],
         [communication("send", 6, 7, SendGradients(0)), compute("update", 7, 9, Update(0))],

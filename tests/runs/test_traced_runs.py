@@ -101,7 +101,7 @@ def check_lanes(path: Path, ranks: int) -> None:
 
 
 @pytest.mark.in_process(ranks=[2, 4])
-@pytest.mark.parametrize("method", ["pipedream", "fr", "spectrain"])
+@pytest.mark.parametrize("method", ["pipedream", "fr"])
 def test_an_epoch_of_a_pipeline_without_flush_is_traced(comm: MPI.Intracomm, mpi_tmp_path: Path, method: str) -> None:
     for axes in ({"pipeline": comm.size}, {"pipeline": 2, "batch": comm.size // 2}):
         grid = big_grid(comm, **axes)
@@ -121,7 +121,6 @@ def test_an_epoch_of_a_pipeline_without_flush_is_traced(comm: MPI.Intracomm, mpi
 @pytest.mark.parametrize(
     ("it", "options"),
     [
-        (PipelineCase("1f1b", microbatches=3, weight_grad="per-microbatch"), {}),
         (PipelineCase("gpipe", microbatches=2), {"weight_grad": "merged"}),
         (PipelineCase("interleaved", microbatches=4, chunks=2, weight_grad="per-microbatch"), {}),
         (PipelineCase("zb-h1", microbatches=3), {}),
@@ -146,24 +145,6 @@ def test_an_epoch_of_an_exact_method_is_traced(
     check_lanes(mpi_tmp_path / "trace.json", 2)
 
 
-@pytest.mark.in_process(ranks=[4])
-def test_parts_of_a_run_add_up_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    for method, axes in (
-        ("pipedream", {"pipeline": 4}),
-        ("pipedream", {"pipeline": 2, "model": 2}),
-        ("sequential", {"batch": 4}),
-    ):
-        trace = traced(PipelineCase(method), big_grid(comm, **axes), mpi_tmp_path / "trace.json")
-        for number in trace.epochs:
-            epoch = trace.epoch(number)
-            found = break_down(epoch)
-            assert len(found) == 4
-            for item in found:
-                assert item.span == pytest.approx(epoch.stop - epoch.start, rel=1e-9)
-                assert min(item.parts.values()) >= 0
-                assert item.computing > 0
-
-
 @pytest.mark.in_process(ranks=[2])
 def test_an_epoch_whose_beginning_was_dropped(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     it, path = PipelineCase("1f1b", microbatches=2), mpi_tmp_path / "trace.json"
@@ -171,18 +152,15 @@ def test_an_epoch_whose_beginning_was_dropped(comm: MPI.Intracomm, mpi_tmp_path:
     comm.Barrier()  # before the file is written anew
     events = [len(lane.events) for lane in whole.epoch(2).ranks]
     # The evaluation after the epoch takes room too.
-    after = [
-        sum(e.start > whole.epoch(2).start for e in lane.events) - n
-        for lane, n in zip(whole.ranks, events, strict=True)
-    ]
-    room = [n // 2 + rest + 40 * comm.rank for n, rest in zip(events, after, strict=True)][comm.rank]
+    later = sum(event.start > whole.epoch(2).start for event in whole.ranks[comm.rank].events)
+    room = later - events[comm.rank] // 2 + 40 * comm.rank
     part = traced(it, ProcessGrid(comm, pipeline=2, recorder=Recorder(room)), path)
     assert part.epochs == (2,)
     epoch = part.epoch(2)
     assert not epoch.is_complete
     assert 0 < sum(len(lane.events) for lane in epoch.ranks) < sum(events)
-    last = [
-        max(event.about.minibatch for event in lane.events if isinstance(event.about, Update)) for lane in epoch.ranks
+    updates = [
+        [event.about.minibatch for event in lane.events if isinstance(event.about, Update)] for lane in epoch.ranks
     ]
-    assert last[0] == last[1]  # ranks that dropped different numbers of minibatches count alike
+    assert max(updates[0]) == max(updates[1])  # ranks that dropped different numbers of minibatches count alike
     assert [item.span for item in break_down(epoch)] == pytest.approx([epoch.stop - epoch.start] * 2)

@@ -84,32 +84,25 @@ def test_one_rank(comm: MPI.Intracomm, tmp_path: Path) -> None:
     check(comm, tmp_path / "csv", f"data.file={tmp_path / 'own.csv'}", "data.targets=['c']")
 
 
-@pytest.mark.in_process(ranks=[2])
-def test_two_ranks(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    for number, changes in enumerate(
-        (
-            [],
-            ["parallel.model=2", "parallel.model_split=alternating", "parallel.overlap=false"],
-            ["parallel.pipeline=2"],
-            ["parallel.pipeline=2", "parallel.method=interleaved"],
-            ["parallel.pipeline=2", "parallel.method=pipedream", "parallel.vertical_sync=true"],
-            ["parallel.pipeline=2", "parallel.method=zb-h1", "parallel.partition=[4,2]", "training.batch_size=3"],
-        )
-    ):
-        check(comm, mpi_tmp_path / str(number), *changes)
+ON_RANKS = {
+    2: [
+        ["parallel.model=2", "parallel.model_split=alternating", "parallel.overlap=false"],
+        ["parallel.pipeline=2", "parallel.method=interleaved"],
+        ["parallel.pipeline=2", "parallel.method=pipedream", "parallel.vertical_sync=true"],
+        ["parallel.pipeline=2", "parallel.method=zb-h1", "parallel.partition=[4,2]", "training.batch_size=3"],
+    ],
+    4: [
+        ["parallel.batch=2", "parallel.model=2"],
+        ["parallel.pipeline=4", "parallel.method=gpipe", "parallel.weight_grad=per-microbatch"],
+        ["parallel.stages=[{batch=3},{}]", "parallel.method=1f1b", "parallel.microbatches=5"],
+        ["parallel.stages=[{model=2},{batch=2}]", "parallel.method=spectrain"],
+    ],
+}
 
 
-@pytest.mark.in_process(ranks=[4])
-def test_four_ranks(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    for number, changes in enumerate(
-        (
-            ["parallel.batch=2", "parallel.model=2"],
-            ["parallel.pipeline=4", "parallel.method=gpipe", "parallel.weight_grad=per-microbatch"],
-            ["parallel.pipeline=2"],
-            ["parallel.stages=[{batch=3},{}]", "parallel.method=1f1b", "parallel.microbatches=5"],
-            ["parallel.stages=[{model=2},{batch=2}]", "parallel.method=spectrain"],
-        )
-    ):
+@pytest.mark.in_process(ranks=[2, 4])
+def test_several_ranks(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    for number, changes in enumerate(ON_RANKS[comm.size]):
         check(comm, mpi_tmp_path / str(number), *changes)
 
 
@@ -158,21 +151,16 @@ REFUSED: list[tuple[list[str], int, type[HybridnnError], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "ranks", "error", "message"), REFUSED)
-def test_refuses_what_the_trainer_refuses(
-    changes: list[str], ranks: int, error: type[HybridnnError], message: str
-) -> None:
+def test_refuses_what_the_trainer_refuses(changes: list[str], ranks: int, error: Any, message: str) -> None:
     settings = load_settings(None, with_data(changes))
     with pytest.raises(error, match=message):
         layout_from_settings(settings, ranks, workload_from_settings(settings).model)
 
 
-def test_a_method_makes_stages_of_the_ranks() -> None:
+def test_layouts_that_a_method_or_a_profile_chooses() -> None:
     settings = load_settings(None, with_data(["parallel.method=gpipe", "parallel.batch=2"]))
     layout = layout_from_settings(settings, 6, workload_from_settings(settings).model)
     assert (layout.stages, layout.method) == (((2, 1),) * 3, "gpipe")
-
-
-def test_a_profile_is_what_the_machine_says() -> None:
     changes = ["model.hidden=[100,10,10,10]", "parallel.pipeline=2", "parallel.partition=profile"]
     settings = load_settings(None, with_data(changes))
     layout = layout_from_settings(settings, 2, workload_from_settings(settings).model, make_machine())

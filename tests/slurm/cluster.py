@@ -85,15 +85,7 @@ class Job:
 
 
 class Cluster:
-    """The Slurm of these tests.
-
-    Parameters
-    ----------
-    configuration : str, optional
-        Its ``slurm.conf``, which a Slurm on `nodes` finds by itself.
-    nodes : Nodes, optional
-        The nodes on which it runs, or on which the first command starts it.
-    """
+    """The Slurm of these tests, with its ``slurm.conf``, or on nodes, on which the first command starts it."""
 
     def __init__(self, configuration: str | None = None, nodes: Nodes | None = None) -> None:
         self.nodes = nodes

@@ -112,16 +112,6 @@ def test_cancelled_run_ends_and_stays_ended(cluster: Cluster, tmp_path: Path, la
     assert run_status(run) != "finished"
 
 
-def test_failing_node_requeues_the_run(cluster: Cluster, tmp_path: Path, launcher: str, undisturbed: Path) -> None:
-    job, run = submit_run(cluster, tmp_path, launcher)
-    wait_until_it_trains(job, run)
-    wait_until(lambda: checkpoints(run), 30, "there is a checkpoint")
-    cluster.run("scontrol", "update", "nodename=n2", "state=down", "reason=test")
-    wait_until(lambda: job.facts()["Restarts"] == "1", 60, "the job has been requeued")
-    job.wait(LONG)
-    assert_same(run, undisturbed)
-
-
 def test_rank_that_is_killed_ends_the_job(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
     job, run = submit_run(cluster, tmp_path, launcher)
     wait_until_it_trains(job, run)

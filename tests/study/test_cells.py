@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import inf, prod
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from hybridnn.study.cells import CellPlan, make_cells
 from hybridnn.study.study_file import load_study, ready_studies
 
 PlanOf = Callable[..., CellPlan]
+Axes = tuple[int, int, int]
 
 
 @pytest.fixture
@@ -48,25 +49,23 @@ def test_repeats_run_round_by_round(plan_of: PlanOf) -> None:
     assert plan.cells[-1].id == "ranks-1_grid-1x1_seed-1_repeat-2"
 
 
-def test_repeats_can_be_added_to_finished_cells(plan_of: PlanOf) -> None:
-    once = _ids(plan_of("axes = {ranks = [1, 2]}"))
-    assert _ids(plan_of("axes = {ranks = [1, 2], repeats = 3}"))[:2] == once
+def test_ids_do_not_change_when_an_axis_grows(plan_of: PlanOf) -> None:
+    once = _ids(plan_of("axes = {ranks = [2], widths = [8]}"))
+    assert _ids(plan_of("axes = {ranks = [2], widths = [8], repeats = 3}"))[:1] == once
+    assert set(once) < set(_ids(plan_of("axes = {ranks = [2, 4], widths = [8, 16]}")))
 
 
 @pytest.mark.parametrize(
     ("text", "repeats"),
     [
         ("axes = {ranks = [1, 2]}", 5),
-        ('axes = {ranks = [4], grids = ["all"]}', 5),
         ('axes = {grids = ["2x1x1"], methods = ["gpipe", "1f1b"]}', 5),
         ("base.parallel.model = 2\naxes.parallel.overlap = [true, false]", 5),
         ("axes = {ranks = [2], widths = [8, 16]}", 1),
         ("axes = {ranks = [1, 2], seeds = [0, 1]}", 1),
-        ("axes = {ranks = [1, 2], repeats = 1}", 1),
         ("axes = {ranks = [1, 2], repeats = 2}", 2),
         ('compares = "training"\naxes = {ranks = [1, 2]}', 1),
         ('compares = "times"\naxes = {ranks = [1, 2], seeds = [0, 1]}', 5),
-        ('compares = "times"\naxes = {widths = [8]}', 5),
     ],
 )
 def test_studies_that_compare_times_are_repeated(plan_of: PlanOf, text: str, repeats: int) -> None:
@@ -74,19 +73,12 @@ def test_studies_that_compare_times_are_repeated(plan_of: PlanOf, text: str, rep
     assert max(cell.values.get("repeat", 1) for cell in cells) == repeats
 
 
-def test_combination_that_cannot_run_is_named_once(plan_of: PlanOf) -> None:
-    plan = plan_of('axes = {ranks = [2, 4], grids = ["2x2"], repeats = 3}')
-    assert (len(plan.cells), list(plan.skipped)) == (3, ["ranks-2_grid-2x2"])
-
-
 @pytest.mark.parametrize(
     ("baseline", "message"),
     [
-        ("{colour = 1}", r"baseline\.colour = 1: not an axis of this study: ranks, grid, method"),
-        ("{seed = 0}", r"baseline\.seed = 0: not an axis of this study"),
+        ("{colour = 1}", r"baseline\.colour = 1: not an axis of this study"),
         ('{method = "fr"}', r"baseline\.method = 'fr': not a value of this axis: sequential, ddg"),
         ("{ranks = true}", r"axes\.ranks = True: a whole number"),
-        ('{grid = "3x1"}', r"baseline\.grid = '3x1': not a value of this axis: 1x1, 2x1x1"),
         ('{grid = "1x1", method = "ddg"}', r"baseline = 'grid = 1x1, method = ddg': no cell of this study"),
         ('{grid = "model", ranks = 2}', r"no cell of this study has these values"),
         ("3", r"baseline = 3"),
@@ -94,26 +86,19 @@ def test_combination_that_cannot_run_is_named_once(plan_of: PlanOf) -> None:
 )
 def test_baseline_that_no_cell_has_is_refused(plan_of: PlanOf, baseline: str, message: str) -> None:
     axes = 'ranks = [1, 2], grids = ["1x1", "2x1x1"], methods = ["sequential", "ddg"], seeds = [0]'
-    with pytest.raises(SettingError, match=message) as error:
+    with pytest.raises(SettingError, match=message):
         plan_of(f"baseline = {baseline}\naxes = {{{axes}}}")
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("baseline", "text"),
-    [
+def test_baseline_is_by_label(plan_of: PlanOf, tmp_path: Path) -> None:
+    axes = 'grids = ["1x1", "2x1x1"], methods = ["sequential", "1f1b"], optimizer.lr = [0.1, 0.2]'
+    for baseline, text in (
         ('{methods = "sequential"}', {"method": "sequential"}),
-        ('{method = "sequential", "optimizer.lr" = 0.1}', {"method": "sequential", "optimizer.lr": "0.1"}),
         ("{optimizer.lr = 0.2, grid = [2, 1, 1]}", {"optimizer.lr": "0.2", "grid": "2x1x1"}),
         ('{grid = "batch"}', {"grid": "batch"}),
-    ],
-)
-def test_baseline_is_by_label(tmp_path: Path, baseline: str, text: dict[str, str]) -> None:
-    axes = 'grids = ["1x1", "2x1x1"], methods = ["sequential", "1f1b"], optimizer.lr = [0.1, 0.2]'
-    (tmp_path / "s.toml").write_text(f'name = "s"\nbaseline = {baseline}\naxes = {{{axes}}}')
-    study = load_study(tmp_path / "s.toml")
-    assert study.baseline == text
-    make_cells(study)
+    ):
+        plan_of(f"baseline = {baseline}\naxes = {{{axes}}}")
+        assert load_study(tmp_path / "study.toml").baseline == text
 
 
 def test_cell_has_the_settings_of_its_axes(plan_of: PlanOf) -> None:
@@ -149,24 +134,19 @@ def test_cell_has_the_settings_of_its_axes(plan_of: PlanOf) -> None:
     ("grid", "expected", "text"),
     [
         ('"2x4"', (1, 2, 4), "2x4"),
-        ("[4, 2]", (1, 4, 2), "4x2"),
-        ('"2x2x1"', (2, 2, 1), "2x2x1"),
         ("[2, 1, 3]", (2, 1, 3), "2x1x3"),
         ("{pipeline = 3}", (3, 1, 1), "3x1x1"),
         ("{model = 5}", (1, 1, 5), "1x5"),
     ],
 )
-def test_grid_in_every_form_sets_ranks_and_axes(
-    plan_of: PlanOf, grid: str, expected: tuple[int, ...], text: str
-) -> None:
+def test_grid_in_every_form_sets_ranks_and_axes(plan_of: PlanOf, grid: str, expected: Axes, text: str) -> None:
     (cell,) = plan_of(f"axes = {{grids = [{grid}]}}").cells
     parallel = cell.settings.parallel
     assert (parallel.pipeline, parallel.batch, parallel.model) == expected
-    assert cell.ranks == expected[0] * expected[1] * expected[2]
-    assert cell.id == f"grid-{text}"
+    assert (cell.ranks, cell.id) == (prod(expected), f"grid-{text}")
 
 
-@pytest.mark.parametrize("grid", ['"2y4"', '"2"', "[2]", "[0, 1]", "[1, 2, 3, 4]", "true", "{depth = 2}", "[1.5, 2]"])
+@pytest.mark.parametrize("grid", ['"2y4"', "[2]", "[0, 1]", "[1, 2, 3, 4]", "true", "{depth = 2}", "[1.5, 2]"])
 def test_grid_in_another_form_is_refused(plan_of: PlanOf, grid: str) -> None:
     with pytest.raises(SettingError, match=r"axes\.grids = .*must be '2x4'"):
         plan_of(f"axes = {{grids = [{grid}]}}")
@@ -177,8 +157,6 @@ def test_names_stand_for_grids_of_every_number_of_ranks(plan_of: PlanOf) -> None
     assert _ids(plan_of('axes = {ranks = [4], grids = ["model"]}')) == ["ranks-4_grid-1x4"]
     found = _ids(plan_of('axes = {ranks = [6], grids = ["all", "2x3"]}'))
     assert sorted(found) == ["ranks-6_grid-1x6", "ranks-6_grid-2x3", "ranks-6_grid-3x2", "ranks-6_grid-6x1"]
-    with pytest.raises(SettingError, match="needs the axis ranks"):
-        plan_of('axes = {grids = ["all"]}')
 
 
 def test_ranks_come_from_the_base_without_an_axis_of_ranks(plan_of: PlanOf) -> None:
@@ -197,33 +175,17 @@ def test_work_can_grow_with_the_ranks(plan_of: PlanOf) -> None:
 
 def test_settings_can_be_axes_with_or_without_quotes(plan_of: PlanOf) -> None:
     quoted = plan_of('axes = {"optimizer.lr" = [0.1, 0.2], "optimizer.nesterov" = [true]}')
-    nested = plan_of("[axes.optimizer]\nlr = [0.1, 0.2]\nnesterov = [true]")
-    assert quoted == nested
-    assert _ids(quoted) == [
-        "optimizer.lr-0.1_optimizer.nesterov-true",
-        "optimizer.lr-0.2_optimizer.nesterov-true",
-    ]
-
-
-def test_ids_do_not_change_when_an_axis_grows(plan_of: PlanOf) -> None:
-    small = _ids(plan_of("axes = {ranks = [2], widths = [8]}"))
-    assert set(small) < set(_ids(plan_of("axes = {ranks = [2, 4], widths = [8, 16]}")))
+    assert quoted == plan_of("[axes.optimizer]\nlr = [0.1, 0.2]\nnesterov = [true]")
+    assert _ids(quoted) == [f"optimizer.lr-{lr}_optimizer.nesterov-true" for lr in (0.1, 0.2)]
 
 
 def test_ids_are_safe_as_folders(plan_of: PlanOf) -> None:
     plan = plan_of('base.data.name = "synthetic"\naxes = {"output.folder" = ["a/../b c"]}')
     assert _ids(plan) == ["output.folder-a-..-b-c"]
-    long = ", ".join(f'"optimizer.{key}" = [1e-7]' for key in ("lr", "weight_decay"))
-    long += ", " + ", ".join(
-        f'"data.synthetic.{key}" = [1000]' for key in ("samples", "test_samples", "inputs", "outputs")
-    )
+    keys = ("samples", "test_samples", "inputs", "outputs")
+    long = ", ".join(f'"data.synthetic.{key}" = [1000]' for key in keys)
     (cell,) = plan_of(f'base.data.name = "synthetic"\naxes = {{widths = [1000], batch_sizes = [1000], {long}}}').cells
     assert len(cell.id) < 170
-
-
-def test_values_with_one_name_are_refused(plan_of: PlanOf) -> None:
-    with pytest.raises(SettingError, match="two cells have this name"):
-        plan_of('axes = {"output.folder" = ["a b", "a-b"]}')
 
 
 def test_variants_are_an_axis_of_several_settings(plan_of: PlanOf) -> None:
@@ -262,45 +224,25 @@ def test_reduced_study_overrides_base_and_axes(plan_of: PlanOf) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "ran", "skipped", "reason"),
+    ("text", "skipped", "reason"),
     [
-        (
-            'axes = {ranks = [2, 4], grids = ["2x2"]}',
-            "ranks-4_grid-2x2",
-            "ranks-2_grid-2x2",
-            "batch 2 x model 2 does not fit 2 ranks",
-        ),
-        (
-            'axes = {grids = ["3x1x1", "4x1x1"], depths = [2]}',
-            "grid-3x1x1_depth-2",
-            "grid-4x1x1_depth-2",
-            "at most 3, the number of layers",
-        ),
-        (
-            'base.parallel.partition = "profile"\naxes = {grids = ["3x1x1", "4x1x1"], depths = [2]}',
-            "grid-3x1x1_depth-2",
-            "grid-4x1x1_depth-2",
-            "at most 3, the number of layers",
-        ),
+        ('axes = {ranks = [4, 2], grids = ["2x2"], repeats = 2}', "ranks-2_grid-2x2", "does not fit 2 ranks"),
+        ('axes = {grids = ["3x1x1", "4x1x1"], depths = [2]}', "grid-4x1x1_depth-2", "at most 3, the number of layers"),
         (
             'base.parallel.vertical_sync = true\naxes = {grids = ["2x1x1"], methods = ["pipedream", "ddg"]}',
-            "grid-2x1x1_method-pipedream",
             "grid-2x1x1_method-ddg",
             "only with pipedream, not with ddg",
         ),
         (
-            'base.parallel.drain = "end"\naxes = {grids = ["2x1x1"], methods = ["ddg", "sequential"]}',
-            "grid-2x1x1_method-ddg",
-            "grid-2x1x1_method-sequential",
-            "sequential drains after every minibatch",
+            'axes = {"schedule.warmup_epochs" = [1, 4], "training.epochs" = [2, 5], "schedule.name" = ["cosine"]}',
+            "schedule.name-cosine_schedule.warmup_epochs-4_training.epochs-2",
+            "must be less than training.epochs = 2",
         ),
     ],
 )
-def test_impossible_cells_are_skipped_with_the_reason(
-    plan_of: PlanOf, text: str, ran: str, skipped: str, reason: str
-) -> None:
+def test_impossible_cells_are_skipped_with_the_reason(plan_of: PlanOf, text: str, skipped: str, reason: str) -> None:
     plan = plan_of(text)
-    assert _ids(plan) == [ran]
+    assert plan.cells
     ((name, why),) = plan.skipped.items()
     assert name == skipped
     assert reason in why
@@ -322,29 +264,8 @@ def test_methods_without_a_grid_have_the_ranks_as_stages(plan_of: PlanOf) -> Non
 
 
 def test_methods_on_a_grid_of_one_stage_are_left_out(plan_of: PlanOf) -> None:
-    plan = plan_of('axes = {grids = ["4x1", "2x2x1"], methods = ["sequential", "gpipe", "pipedream"]}')
-    grids = [
-        "grid-4x1_method-sequential",
-        *(f"grid-2x2x1_method-{name}" for name in ("sequential", "gpipe", "pipedream")),
-    ]
-    assert _ids(plan) == grids
-    with pytest.raises(SettingError, match=r"no cell of this study can run: parallel\.method = 'fr': needs at least 2"):
-        plan_of('axes = {methods = ["fr", "ddg"]}')
-
-
-def test_value_without_a_valid_combination_is_an_error(plan_of: PlanOf) -> None:
-    with pytest.raises(SettingError, match="does not belong to name = 'adam'"):
-        plan_of('axes = {"optimizer.name" = ["sgd", "adam"], "optimizer.momentum" = [0.5, 0.9]}')
-
-
-def test_settings_that_exclude_each_other_are_skipped(plan_of: PlanOf) -> None:
-    plan = plan_of(
-        'axes = {"schedule.warmup_epochs" = [1, 4], "training.epochs" = [2, 5], "schedule.name" = ["cosine"]}'
-    )
-    assert len(plan.cells) == 3
-    ((name, reason),) = plan.skipped.items()
-    assert name == "schedule.name-cosine_schedule.warmup_epochs-4_training.epochs-2"
-    assert "must be less than training.epochs = 2" in reason
+    plan = plan_of('axes = {grids = ["4x1", "2x2x1"], methods = ["sequential", "gpipe"]}')
+    assert _ids(plan) == ["grid-4x1_method-sequential", "grid-2x2x1_method-sequential", "grid-2x2x1_method-gpipe"]
 
 
 @pytest.mark.parametrize(
@@ -354,21 +275,25 @@ def test_settings_that_exclude_each_other_are_skipped(plan_of: PlanOf) -> None:
         ('axes = {"optimizer.lrr" = [1.0]}', r"unknown setting optimizer\.lrr; did you mean optimizer\.lr\?"),
         ('axes = {widths = [8, "a"]}', r"axes\.widths = 'a': a whole number, 1 or more"),
         ("axes = {widths = 8}", r"axes\.widths = 8: must be a list"),
-        ("axes = {widths = []}", r"must be a list with at least one value"),
         ("axes = {repeats = [1, 2]}", r"axes\.repeats = \[1, 2\]: a whole number"),
         ("axes = {repeats = 9_000_000_000}", r"axes\.repeats = 9000000000: a whole number from 1 to 1,000"),
-        ('axes = {dtypes = ["float32", "float16"]}', r"training\.dtype = 'float16'"),
-        ('axes = {methods = ["gpip"]}', r"parallel\.method = 'gpip': did you mean"),
+        ('axes = {binding = ["cores"]}', r"axes\.binding = 'cores': must be 'none', 'core' or 'socket'"),
+        ('axes = {grids = ["all"]}', "needs the axis ranks"),
+        ('axes = {"output.folder" = ["a b", "a-b"]}', "two cells have this name"),
+        (
+            'axes = {"optimizer.name" = ["sgd", "adam"], "optimizer.momentum" = [0.5]}',
+            "does not belong to name = 'adam'",
+        ),
+        (
+            'axes = {methods = ["fr", "ddg"]}',
+            r"no cell of this study can run: parallel\.method = 'fr': needs at least 2",
+        ),
         ("base.training.epoch = 1\naxes = {ranks = [1]}", r"unknown setting training\.epoch"),
-        ("base = 3\naxes = {ranks = [1]}", r"base = 3"),
         ("axis = {ranks = [1]}", r"axis; did you mean axes\?|axes is missing|axes"),
         ("base.model.hidden = [4, 8]\naxes = {depths = [2]}", r"must be layers of one width"),
         ("base.model.hidden = 5\naxes = {widths = [8]}", r"model\.hidden = 5: must be a list of widths"),
-        ("base.model.hidden = [[1], [2]]\naxes = {depths = [2]}", r"must be a list of widths"),
-        ("base.model = 1\naxes = {widths = [8]}", r"model = 1: must be a section"),
         ('base.parallel = 1\naxes = {grids = ["1x2"]}', r"parallel = 1: must be a section"),
         ('axes = {variants = [["x"]]}\nvariants.y = {}', r"axes\.variants = \['x'\]: known in \[variants\]: y"),
-        ('axes = {ranks = [3], grids = ["2x2"]}', r"no cell of this study can run"),
         ("axes = {ranks", r"is not valid TOML"),
     ],
 )
@@ -430,11 +355,5 @@ def test_nodes_that_ranks_do_not_fill_are_skipped(plan_of: PlanOf) -> None:
 def test_threads_and_binding_are_axes(plan_of: PlanOf) -> None:
     cells = plan_of('axes = {ranks = [2], threads = [1, 2], binding = ["none", "core"]}').cells
     assert cells[3].id == "ranks-2_threads-2_binding-core"
-    assert [(cell.placement.threads, cell.placement.binding) for cell in cells] == [
-        (1, "none"),
-        (1, "core"),
-        (2, "none"),
-        (2, "core"),
-    ]
-    with pytest.raises(SettingError, match=r"axes\.binding = 'cores': must be 'none', 'core' or 'socket'"):
-        plan_of('axes = {binding = ["cores"]}')
+    placements = [(cell.placement.threads, cell.placement.binding) for cell in cells]
+    assert placements == [(1, "none"), (1, "core"), (2, "none"), (2, "core")]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-import pytest
-
 from hybridnn.study.publication import latex_escape, latex_table, plotted_points
 from hybridnn.utils.figures import new_figure
 
@@ -29,11 +27,9 @@ def test_latex_table_has_the_rules_of_booktabs_and_numbers_at_the_right() -> Non
     ]
 
 
-@pytest.mark.parametrize("character", list("&%$#_{}~^\\"))
-def test_characters_that_latex_reads_otherwise_are_escaped(character: str) -> None:
-    text = latex_escape(f"a{character}b")
-    assert text.startswith("a\\")
-    assert text.endswith("b")
+def test_characters_that_latex_reads_otherwise_are_escaped() -> None:
+    text = latex_escape("".join(f"a{character}b" for character in "&%$#_{}~^\\"))
+    assert text.count("a\\") == 10
     assert not re.search(r"(?<!\\)[&%$#_~^]", text)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
 
 from hybridnn.runs.run_files import read_run
 from hybridnn.study.quantities import (
@@ -22,7 +20,6 @@ from hybridnn.study.quantities import (
     relative_error,
 )
 from hybridnn.study.report_plots import draw_run_check, draw_runs_check
-from hybridnn.utils.figures import figure_bytes
 from reference.finished_runs import measured_line, prediction_line, write_run
 from reference.pictures import least_points
 
@@ -60,12 +57,9 @@ def test_figures_of_a_predicted_run(tmp_path: Path) -> None:
     assert (update.seconds_per_step, update.error) == (None, None)
 
 
-@pytest.mark.parametrize(("serial", "ranks"), [(0.0, 4), (0.1, 2), (0.25, 8), (1.0, 3)])
-def test_karp_flatt_fraction_inverts_amdahls_law(serial: float, ranks: int) -> None:
-    assert karp_flatt_fraction(1 / (serial + (1 - serial) / ranks), ranks) == pytest.approx(serial)
-
-
-def test_karp_flatt_fraction_of_overhead_and_of_one_rank() -> None:
+def test_karp_flatt_fraction_inverts_amdahls_law() -> None:
+    for serial, ranks in ((0.0, 4), (0.1, 2), (1.0, 3)):
+        assert karp_flatt_fraction(1 / (serial + (1 - serial) / ranks), ranks) == pytest.approx(serial)
     assert karp_flatt_fraction(1.0, 1) is None
     assert karp_flatt_fraction(0.5, 2) == 3.0  # two ranks take twice as long
     assert karp_flatt_fraction(4.0, 2) == pytest.approx(-0.5)  # faster than the ranks allow
@@ -80,14 +74,11 @@ def test_load_balance_is_mean_over_greatest_computing_time(tmp_path: Path) -> No
     assert shares.load_balance * shares.communication_efficiency == pytest.approx(shares.computing)  # type: ignore[operator]
 
 
-def test_missing_share_of_one_run_is_missing_in_the_mean() -> None:
+def test_what_one_run_lacks_is_missing() -> None:
     found = mean_shares([TimeShares(0.1, 0.2, 0.3, 0.5), TimeShares(0.3, 0.4, 0.1)])
     assert (found.communication, found.waiting, found.overhead) == pytest.approx((0.2, 0.3, 0.2))
     assert found.most_computing is None
     assert found.computing == pytest.approx(0.3)
-
-
-def test_error_without_a_prediction_is_none() -> None:
     assert relative_error(1.0, 0.0) is None
     assert relative_error(None, 1.0) is None
 
@@ -115,18 +106,6 @@ def test_scaling_is_against_the_fewest_ranks(tmp_path: Path) -> None:
     assert [row.speed_up for row in group.rows] == [1.0, 1.5, 2.0]
     assert [row.efficiency for row in group.rows] == [1.0, 0.75, 0.5]
     assert [row.predicted_speed_up for row in group.rows] == [1.0, None, 2.5]
-
-
-def test_only_runs_of_one_network_and_data_are_compared(tmp_path: Path) -> None:
-    runs = [
-        _figures(tmp_path / "a", 1, 6.0),
-        _figures(tmp_path / "b", 2, 3.0, hidden=[8]),
-        _figures(tmp_path / "c", 2, 3.0, samples=10),
-        _figures(tmp_path / "d", 2, 3.0),
-    ]
-    groups = compare_runs(runs)
-    assert [[row.figures.folder[-1] for row in group.rows] for group in groups] == [["a", "d"], ["b"], ["c"]]
-    assert [row.speed_up for group in groups for row in group.rows] == [1.0, 2.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -169,16 +148,14 @@ def test_exact_methods_are_compared_and_others_with_the_same_stages_alone(tmp_pa
     assert groups == [["a", "b", "c", "d"], ["e", "f"], ["g"], ["h"]]
 
 
-def test_bars_are_pictures(tmp_path: Path) -> None:
+def test_bars_show_the_step_measured_and_predicted(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", lines=[prediction_line(0.25), measured_line(1, 0.3)]))
     bare = read_run(write_run(tmp_path / "b"))
-    pictures = [draw_run_check(run, figures_of(run)), draw_runs_check([figures_of(run), figures_of(bare)])]
-    for picture in pictures:
-        assert imread(BytesIO(figure_bytes(picture, "png"))).std() > 0
+    one = draw_run_check(run, figures_of(run))
+    widths = [patch.get_width() for patch in one.axes[0].patches]
+    assert {1e3 * figures_of(run).seconds_per_step, 250.0} <= set(widths)
+    for picture in (one, draw_runs_check([figures_of(run), figures_of(bare)])):
         assert least_points(picture) >= 6
-    step = [patch.get_width() for patch in pictures[0].axes[0].patches]
-    assert 1e3 * figures_of(run).seconds_per_step in step
-    assert 250.0 in step
 
 
 LARGE, SMALL = 1e9, 1e6
@@ -188,11 +165,9 @@ LARGE, SMALL = 1e9, 1e6
     ("shares", "flops", "limit", "text"),
     [
         (TimeShares(0.45, 0.1, 0.05), LARGE, "communication", "communication: 45% of the step"),
-        (TimeShares(0.45), LARGE, "communication", "communication and waiting: 45% of the step"),
         (TimeShares(0.1, 0.4, 0.1), LARGE, "waiting", "bubble and waiting: 40% of the step"),
         (TimeShares(0.1, 0.2, 0.5), LARGE, "overhead", "too small: overhead, 50% of the step"),
         (TimeShares(0.2, 0.2, 0.2), LARGE, "computing", "computing"),
-        (TimeShares(0.0), LARGE, "computing", "computing"),
         (TimeShares(0.24), LARGE, "computing", "computing"),
         (TimeShares(0.25), LARGE, "communication", "communication and waiting: 25% of the step"),
         (TimeShares(0.0), SMALL, "overhead", "too small: overhead, 1 MFlop per rank and step"),

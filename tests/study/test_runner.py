@@ -1,24 +1,31 @@
-"""The runner of a study: which cells run, their results, and failures."""
+"""The runner of a study: which cells run, at once or one by one, their results, failures and interrupts."""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.errors import EnvironmentProblem, SettingError, StoppedBySignal
+from hybridnn.runs.run_files import read_run
 from hybridnn.study.cells import Cell
-from hybridnn.study.runner import CellOutcome, StudyRun, default_folder, plan_study, run_study
+from hybridnn.study.report_files import csv_text, point_rows
+from hybridnn.study.results import read_results
+from hybridnn.study.runner import CellOutcome, StudyRun, TrainCommand, default_folder, plan_study, run_study
+from hybridnn.study.scaling import compare_points
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.study.study_folder import StudyFolder, read_manifest
 from mpi_runner.slowness import deadline
+from reference.finished_runs import write_run
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,12 +33,14 @@ ENV = "env FAKE_RANKS={ranks}"
 FAKE = """
 import os, sys, time
 from pathlib import Path
-settings, folder = map(Path, sys.argv[1:])
+settings, folder = map(Path, sys.argv[1:3])
 with open(folder.parent / "calls", "a") as calls:
     calls.write(f"{folder.name} on {os.environ['FAKE_RANKS']}\\n")
 assert settings.read_text()
+(folder / "here").write_text(str(os.getpid()))
 """
-FINISH = 'time.sleep(0.05)\n(folder / "history.jsonl").write_text(\'{"kind": "end"}\\n\')\n'
+FINISH = '(folder / "history.jsonl").write_text(\'{"kind": "end"}\\n\')\n'
+WAIT = "time.sleep(3600)\n"
 CRASH = """
 if "seed-1" in folder.name:
     (folder / "history.jsonl").write_text("half a line")
@@ -40,36 +49,42 @@ if "seed-1" in folder.name:
     print("a message of the launcher", file=sys.stderr)
     sys.exit(3)
 """
-Train = Callable[[Path, Path], list[str]]
+RENDEZVOUS = """
+while len(list(folder.parent.glob("*/here"))) < 2:
+    time.sleep(0.01)
+"""
 
 
 class View:
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.threads: set[int | None] = set()
 
     def on_start(self, cells: int) -> None:
         self.calls.append(f"{cells} missing")
 
     def on_cell_start(self, cell: Cell) -> None:
         self.calls.append(f"start {cell.id}")
+        self.threads.add(threading.current_thread().ident)
 
     def on_cell_end(self, outcome: CellOutcome) -> None:
         self.calls.append(f"{outcome.status} {outcome.cell.id}")
+        self.threads.add(threading.current_thread().ident)
 
 
-def _study(tmp_path: Path, axes: str = "seeds = [0, 1, 2]", base: str = "") -> Study:
-    (tmp_path / "study.toml").write_text(f'name = "s"\nbase = {{{base}}}\naxes = {{{axes}}}')
+def _study(tmp_path: Path, axes: str = "seeds = [0, 1, 2]", keys: str = "") -> Study:
+    (tmp_path / "study.toml").write_text(f'name = "s"\n{keys}\naxes = {{{axes}}}')
     return load_study(tmp_path / "study.toml")
 
 
-def _fake(tmp_path: Path, body: str = FINISH) -> Train:
+def _plan(tmp_path: Path, study: Study | None = None, launcher: str = ENV, **options: str) -> StudyRun:
+    return plan_study(study or _study(tmp_path), tmp_path / "out", launcher, **options)
+
+
+def _fake(tmp_path: Path, body: str = FINISH) -> TrainCommand:
     script = tmp_path / "fake_train.py"
     script.write_text(FAKE + body)
-    return lambda settings, folder: [sys.executable, str(script), str(settings), str(folder)]
-
-
-def _plan(tmp_path: Path, study: Study | None = None, **options: str) -> StudyRun:
-    return plan_study(study or _study(tmp_path), tmp_path / "out", options.pop("launcher", ENV), **options)
+    return lambda settings, folder: [sys.executable, "-S", str(script), str(settings), str(folder)]
 
 
 def _calls(tmp_path: Path) -> list[str]:
@@ -79,6 +94,34 @@ def _calls(tmp_path: Path) -> list[str]:
 
 def _statuses(outcomes: list[CellOutcome]) -> dict[str, str]:
     return {outcome.cell.id: outcome.status for outcome in outcomes}
+
+
+def _states(plan: StudyRun) -> list[str]:
+    return [plan.folder.state(cell.id).status for cell in plan.chosen]
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + deadline(60)
+    while not condition():
+        assert time.monotonic() < end, "the condition was not met"
+        time.sleep(0.02)
+
+
+def _signal_when(condition: Callable[[], bool], number: int) -> threading.Thread:
+    """Send a signal to the main thread, which waits for the cells; another one would perhaps not wake it."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def send() -> None:
+        _wait_for(condition)
+        signal.pthread_kill(main, number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+# -- cells one by one --------------------------------------------------------------------------------------------------
 
 
 def test_every_cell_runs_once_on_its_ranks(tmp_path: Path) -> None:
@@ -95,189 +138,142 @@ def test_every_cell_runs_once_on_its_ranks(tmp_path: Path) -> None:
     assert len(_calls(tmp_path)) == 2
 
 
-def test_manifest_names_every_cell(tmp_path: Path) -> None:
-    run_study(_plan(tmp_path, only="seed-2"), View(), train=_fake(tmp_path))
-    manifest = read_manifest(tmp_path / "out")
-    assert [(cell.id, cell.ranks, cell.values) for cell in manifest.cells] == [
-        (f"seed-{seed}", 1, {"seed": seed}) for seed in (0, 1, 2)
-    ]
-    assert (manifest.name, manifest.reduced) == ("s", False)
-
-
-def test_crash_is_reported_and_the_other_cells_run(tmp_path: Path) -> None:
+def test_crash_is_reported_and_only_missing_cells_are_run_again(tmp_path: Path) -> None:
     outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path, CRASH + FINISH))
     assert _statuses(outcomes) == {"seed-0": "finished", "seed-1": "failed", "seed-2": "finished"}
     assert outcomes[1].reason == "exit code 3: Error: broken on purpose"
     folder = StudyFolder(tmp_path / "out")
     assert folder.state("seed-1").status == "failed"
     assert "Traceback" in (folder.cell("seed-1") / "stderr.log").read_text()
-
-
-def test_only_missing_cells_are_run_again(tmp_path: Path) -> None:
-    run_study(_plan(tmp_path), View(), train=_fake(tmp_path, CRASH + FINISH))
-    outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path))
+    manifest = read_manifest(tmp_path / "out")
+    cells = [(cell.id, cell.ranks, cell.values) for cell in manifest.cells]
+    assert cells == [(f"seed-{seed}", 1, {"seed": seed}) for seed in (0, 1, 2)]
+    assert (manifest.name, manifest.reduced) == ("s", False)
+    # The cell begins anew, without the files of the run that failed.
+    checks = 'assert not any((folder / name).exists() for name in ("weights.npz", "history.jsonl", "failure.txt"))\n'
+    (folder.cell("seed-1") / "weights.npz").write_text("left over")
+    outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path, checks + FINISH))
     assert _statuses(outcomes) == {"seed-1": "finished"}
     assert _calls(tmp_path) == [f"seed-{seed} on 1" for seed in (0, 1, 2, 1)]
-    assert StudyFolder(tmp_path / "out").state("seed-1").status == "finished"
+    assert folder.state("seed-1").status == "finished"
 
 
-def test_files_of_an_unfinished_run_are_removed(tmp_path: Path) -> None:
-    cell = tmp_path / "out" / "cells" / "seed-0"
-    cell.mkdir(parents=True)
-    for name in ("weights.npz", "history.jsonl", "failure.txt"):
-        (cell / name).write_text("left over")
-    checks = 'assert not any((folder / name).exists() for name in ("weights.npz", "history.jsonl", "failure.txt"))\n'
-    outcomes = run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, checks + FINISH))
-    assert _statuses(outcomes) == {"seed-0": "finished"}
-
-
-def test_exit_code_zero_without_a_finished_run_is_a_failure(tmp_path: Path) -> None:
-    (outcome,) = run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, ""))
-    assert (outcome.status, outcome.reason) == ("failed", "exit code 0: it printed no error")
-
-
-def test_cell_is_ended_at_the_limit(tmp_path: Path) -> None:
-    body = 'if "seed-0" in folder.name:\n    time.sleep(3600)\n' + FINISH
-    start = time.monotonic()
-    outcomes = run_study(_plan(tmp_path), View(), limit=1.5, train=_fake(tmp_path, body))
-    assert time.monotonic() - start < deadline(30)
-    assert _statuses(outcomes) == {"seed-0": "timed out", "seed-1": "finished", "seed-2": "finished"}
-    assert outcomes[0].reason.startswith("ended after the limit of 1.5 s")
-
-
-def test_two_runners_at_once_share_the_cells(tmp_path: Path) -> None:
-    study = _study(tmp_path, "seeds = [0, 1, 2, 3, 4]")
-    plans = [_plan(tmp_path, study) for _ in range(2)]
-    train = _fake(tmp_path)
-    found: list[list[CellOutcome]] = [[], []]
-
-    def work(number: int) -> None:
-        found[number] = run_study(plans[number], View(), train=train)
-
-    threads = [threading.Thread(target=work, args=[number]) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(deadline(60))
-    assert sorted(_calls(tmp_path)) == [f"seed-{seed} on 1" for seed in range(5)]
-    assert {outcome.status for outcomes in found for outcome in outcomes} <= {"finished", "held"}
-
-
-def test_cell_that_another_process_holds_is_not_run(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from hybridnn.study.study_folder import StudyFolder\n"
-        "with StudyFolder(Path(sys.argv[1])).lock('seed-1'): print('held', flush=True); time.sleep(3600)"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path))
-        assert _statuses(outcomes) == {"seed-0": "finished", "seed-1": "held", "seed-2": "finished"}
-        assert f"process {holder.pid} on " in outcomes[1].reason
-    finally:
-        holder.kill()
-        holder.communicate()
-    # Its lock file is still there, and not locked.
-    assert (tmp_path / "out" / "cells" / "seed-1" / "lock").exists()
-    assert _statuses(run_study(_plan(tmp_path), View(), train=_fake(tmp_path))) == {"seed-1": "finished"}
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ("", "failed", "exit code 0: it printed no error"),
+        (WAIT, "timed out", "ended after the limit of 0.5 s"),
+        (
+            "print('Error: stopped by SIGTERM after step 3', file=sys.stderr); sys.exit(75)",
+            "interrupted",
+            "exit code 75: Error: stopped by SIGTERM after step 3",
+        ),
+    ],
+)
+def test_cell_that_does_not_finish_has_a_status_and_a_reason(
+    tmp_path: Path, body: str, status: str, reason: str
+) -> None:
+    limit = 0.5 if body == WAIT else None
+    (outcome,) = run_study(_plan(tmp_path, only="seed-0"), View(), limit=limit, train=_fake(tmp_path, body))
+    assert (outcome.status, outcome.reason[: len(reason)]) == (status, reason)
 
 
 def test_run_that_outlives_its_study_still_holds_its_cell(tmp_path: Path) -> None:
-    train = _fake(tmp_path, "time.sleep(3600)\n")
-    plan = _plan(tmp_path, only="seed-0")
+    train = _fake(tmp_path, WAIT)
+    plan = _plan(tmp_path)
     code = (
-        "import sys; sys.path[:0] = sys.argv[3:]; from pathlib import Path\n"
+        "import sys; from pathlib import Path\n"
         "from hybridnn.study.runner import plan_study, run_study\n"
         "from hybridnn.study.study_file import load_study\n"
         "class View:\n    on_start = on_cell_start = on_cell_end = lambda self, x: None\n"
         "run = plan_study(load_study(sys.argv[1] + '/study.toml'), Path(sys.argv[1]) / 'out', "
-        f"{ENV!r}, 'seed-0')\n"
+        f"{ENV!r}, 'seed-1')\n"
         "run_study(run, View(), train=lambda s, f: [sys.executable, sys.argv[2], str(s), str(f)])\n"
     )
-    script = str(tmp_path / "fake_train.py")
-    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), script])
+    here = plan.folder.cell("seed-1") / "here"
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(tmp_path / "fake_train.py")])
     try:
-        _wait_for(lambda: bool(_calls(tmp_path)))
+        _wait_for(lambda: here.exists() and here.read_text() != "")
+        outcomes = run_study(_plan(tmp_path, only="seed-1"), View(), train=train)
+        assert f"process {parent.pid} on " in outcomes[0].reason
     finally:
         parent.kill()
         parent.wait()
-    outcomes = run_study(plan, View(), train=train)
-    assert _statuses(outcomes) == {"seed-0": "held"}
-    children = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _runs(int(pid), script)]
-    assert len(children) == 1
-    os.kill(children[0], signal.SIGKILL)
-    _wait_for(lambda: _statuses(run_study(plan, View(), train=_fake(tmp_path))) != {"seed-0": "held"})
-    assert StudyFolder(tmp_path / "out").state("seed-0").status == "finished"
+    outcomes = run_study(plan, View(), train=_fake(tmp_path))
+    assert _statuses(outcomes) == {"seed-0": "finished", "seed-1": "held", "seed-2": "finished"}
+    os.kill(int(here.read_text()), signal.SIGKILL)
+    assert (plan.folder.cell("seed-1") / "lock").exists(), "it is there, and not locked"
+    _wait_for(lambda: _statuses(run_study(plan, View(), train=_fake(tmp_path))) != {"seed-1": "held"})
+    assert _states(plan) == ["finished"] * 3
 
 
-def _runs(pid: int, script: str) -> bool:
-    try:
-        return script in Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return False
+def test_file_system_without_locks_is_tolerated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(descriptor: object, kind: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+
+    def train(settings: Path, folder: Path) -> list[str]:
+        write_run(folder)
+        return ["true"]
+
+    assert set(_statuses(run_study(_plan(tmp_path), View(), train=train)).values()) == {"finished"}
+    assert len(read_results(tmp_path / "out").cells) == 3
 
 
-def _wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + deadline(60)
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met"
-        time.sleep(0.1)
+def test_cell_without_a_recorded_end_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _plan(tmp_path)
+    for name, value in (("JOB_ID", "70"), ("ARRAY_JOB_ID", "63"), ("ARRAY_TASK_ID", "1")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert plan.folder.state("seed-0").status == "never run"
+    with plan.folder.lock("seed-0"):
+        plan.folder.prepare(plan.chosen[0])
+        running = plan.folder.state("seed-0")
+        assert (running.status, running.reason.split(" on ")[0]) == ("running", f"process {os.getpid()}")
+    state = plan.folder.state("seed-0")
+    assert state.status == "interrupted"
+    assert " by Slurm job 63_1 on " in state.reason
+    assert state.reason.endswith("left no end: killed, perhaps at a time limit")
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGINT, which programs in the background of a shell ignore."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+def test_files_of_an_unfinished_run_are_removed_unless_it_resumes(tmp_path: Path) -> None:
+    plan = _plan(tmp_path)
+    for resume, left in ((False, False), (True, True)):
+        cell = write_run(plan.folder.cell("seed-0"), ended=False)
+        (cell / "checkpoints" / "step-00000001").mkdir(parents=True)
+        (cell / "weights.npz").write_text("left over")
+        plan.folder.prepare(plan.chosen[0], resume=resume)
+        assert [(cell / name).exists() for name in ("history.jsonl", "checkpoints/step-00000001")] == [left] * 2
+    (cell / "checkpoints" / "step-00000001").rmdir()
+    plan.folder.prepare(plan.chosen[0], resume=True)
+    assert {path.name for path in cell.iterdir()} == {"config.toml", "settings.toml", "started.json"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # from the terminal; from a batch system
-def test_interrupt_ends_the_cell_and_keeps_the_finished_ones(tmp_path: Path, interruptible: None, number: int) -> None:
-    body = (
-        'if "seed-1" in folder.name:\n    (folder / "pid").write_text(str(os.getpid()))\n    time.sleep(3600)\n'
-        + FINISH
-    )
-    pid_file = tmp_path / "out" / "cells" / "seed-1" / "pid"
-
-    def interrupt() -> None:
-        _wait_for(lambda: pid_file.exists() and bool(pid_file.read_text()))
-        # A signal to the process might be handled in this thread, and not wake the main one, which waits for the cell.
-        signal.pthread_kill(main, number)
-
-    main = threading.main_thread().ident
-    assert main is not None
-    plan, train = _plan(tmp_path), _fake(tmp_path, body)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_study(plan, View(), train=train)
-    thread.join()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid_file.read_text()), 0)
-    folder = StudyFolder(tmp_path / "out")
-    assert [folder.state(f"seed-{seed}").status for seed in (0, 1, 2)] == ["finished", "interrupted", "never run"]
-    assert folder.state("seed-1").reason == f"ended by {signal.Signals(number).name}"
+def test_threads_of_every_rank_are_those_of_the_study(tmp_path: Path) -> None:
+    names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
+    body = f"(folder / 'seen').write_text(' '.join(os.environ[name] for name in {names}))\n"
+    for keys, threads in (("", "1"), ("threads = 3", "3")):
+        plan = _plan(tmp_path, _study(tmp_path, "seeds = [0]", keys))
+        run_study(plan, View(), train=_fake(tmp_path, body))
+        assert (plan.folder.cell("seed-0") / "seen").read_text() == " ".join([threads] * 4)
+    write_run(plan.folder.cell("seed-0"))
+    with pytest.raises(SettingError, match=r"threads = 2: in .*out cell seed-0 ran with 3 BLAS threads per rank; name"):
+        _plan(tmp_path, _study(tmp_path, "seeds = [0]", "threads = 2"))
+    assert json.loads((tmp_path / "out" / "study.json").read_text())["threads"] == 3
 
 
-def test_finished_cells_of_other_settings_are_refused(tmp_path: Path) -> None:
-    run_study(_plan(tmp_path), View(), train=_fake(tmp_path))
-    changed = _study(tmp_path, base="training = {epochs = 3}")
-    with pytest.raises(SettingError, match=r"cell seed-0 ran with other settings: training\.epochs was 10, is 3"):
-        _plan(tmp_path, changed)
-    more = _study(tmp_path, "seeds = [0, 1, 2, 3]")
-    assert _statuses(run_study(_plan(tmp_path, more), View(), train=_fake(tmp_path))) == {"seed-3": "finished"}
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_unfinished_cells_take_new_settings(tmp_path: Path) -> None:
+def test_finished_cells_of_other_settings_are_refused_and_unfinished_ones_take_them(tmp_path: Path) -> None:
     run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, ""))
-    run_study(_plan(tmp_path, _study(tmp_path, base="training = {epochs = 3}")), View(), train=_fake(tmp_path))
+    changed = "base.training.epochs = 3"
+    run_study(_plan(tmp_path, _study(tmp_path, keys=changed)), View(), train=_fake(tmp_path))
     assert "epochs = 3" in (tmp_path / "out" / "cells" / "seed-0" / "settings.toml").read_text()
-
-
-def test_folder_of_another_study_is_refused(tmp_path: Path) -> None:
-    run_study(_plan(tmp_path), View(), train=_fake(tmp_path))
+    with pytest.raises(SettingError, match=r"cell seed-0 ran with other settings: training\.epochs was 3, is 10"):
+        _plan(tmp_path, _study(tmp_path))
+    more = _study(tmp_path, "seeds = [0, 1, 2, 3]", changed)
+    assert _statuses(run_study(_plan(tmp_path, more), View(), train=_fake(tmp_path))) == {"seed-3": "finished"}
     (tmp_path / "study.toml").write_text('name = "other"\naxes = {seeds = [5]}')
     with pytest.raises(SettingError, match=r"holds another study \(s\)"):
         _plan(tmp_path, load_study(tmp_path / "study.toml"))
@@ -307,13 +303,10 @@ def test_launcher_is_checked_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
-def test_reduced_study_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text('name = "s"\naxes = {seeds = [1]}\nreduced = {}')
-    assert default_folder(load_study(tmp_path / "s.toml")) == Path("runs/studies/s")
-    assert default_folder(load_study(tmp_path / "s.toml", reduced=True)) == Path("runs/studies/s-reduced")
-
-
-def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_folders(tmp_path: Path) -> None:
+    study = _study(tmp_path, keys="reduced = {}")
+    assert default_folder(study) == Path("runs/studies/s")
+    assert default_folder(load_study(tmp_path / "study.toml", reduced=True)) == Path("runs/studies/s-reduced")
     (tmp_path / "out").write_text("a file")
     with pytest.raises(SettingError, match="is a file, not a folder"):
         _plan(tmp_path)
@@ -322,3 +315,148 @@ def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(EnvironmentProblem, match="cannot be written"):
         run_study(plan, View(), train=_fake(tmp_path))
+
+
+# -- interrupts and cells at once --------------------------------------------------------------------------------------
+
+
+def test_two_cells_run_at_once_and_a_failed_one_does_not_stop_the_others(tmp_path: Path) -> None:
+    study, view = _study(tmp_path, "seeds = [0, 1, 2, 3]"), View()
+    # A cell ends only when another one has begun, so that one after the other would never end.
+    train = _fake(tmp_path, RENDEZVOUS + CRASH + FINISH)
+    outcomes = run_study(_plan(tmp_path, study), view, jobs=2, limit=deadline(60), train=train)
+    assert _statuses(outcomes) == {f"seed-{n}": "failed" if n == 1 else "finished" for n in range(4)}
+    assert view.calls[:3] == ["4 missing", "start seed-0", "start seed-1"]
+    running = most = 0
+    for call in view.calls[1:]:
+        running += 1 if call.startswith("start") else -1
+        most = max(most, running)
+    assert (running, most) == (0, 2)
+    assert view.threads == {threading.current_thread().ident}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # from the terminal; from a batch system
+def test_interrupt_ends_the_running_cells_and_keeps_the_finished_ones(tmp_path: Path, jobs: int, number: int) -> None:
+    plan = _plan(tmp_path, _study(tmp_path, "seeds = [0, 1, 2, 3]"))
+    waits = 'if "seed-0" not in folder.name:\n    ' + WAIT + FINISH
+    files = [plan.folder.cell(f"seed-{seed}") / "here" for seed in range(1, 1 + jobs)]
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background of a shell ignore it
+    thread = _signal_when(lambda: all(file.exists() and file.read_text() for file in files), number)
+    try:
+        with pytest.raises(KeyboardInterrupt, match=signal.Signals(number).name):
+            run_study(plan, View(), jobs=jobs, train=_fake(tmp_path, waits))
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+    assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
+    for file in files:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)
+    assert _states(plan) == ["finished", *["interrupted"] * jobs, *["never run"] * (3 - jobs)]
+    assert plan.folder.state("seed-1").reason == f"ended by {signal.Signals(number).name}"
+    assert set(_statuses(run_study(plan, View(), jobs=2, train=_fake(tmp_path))).values()) == {"finished"}
+
+
+@pytest.mark.parametrize("interrupted", ["restart", "resume"])
+def test_the_warning_before_a_time_limit_ends_all_running_cells(tmp_path: Path, interrupted: str) -> None:
+    plan = _plan(tmp_path, _study(tmp_path, keys=f'interrupted = "{interrupted}"'))
+    # With a checkpoint to write a run is sent SIGUSR1 first, which ends this one.
+    thread = _signal_when(lambda: len(_calls(tmp_path)) == 2, signal.SIGUSR1)
+    if interrupted == "resume":
+        with pytest.raises(StoppedBySignal, match="run the study again to go on"):
+            run_study(plan, View(), jobs=2, train=_fake(tmp_path, WAIT))
+    else:
+        outcomes = run_study(plan, View(), jobs=2, train=_fake(tmp_path, WAIT))
+        assert [outcome.status for outcome in outcomes] == ["timed out"] * 2
+    thread.join()
+    assert _states(plan) == ["timed out", "timed out", "never run"]
+
+
+@pytest.mark.parametrize("cells", ["0", "0, 1"])
+def test_cell_that_finishes_when_it_is_warned_is_finished(tmp_path: Path, cells: str) -> None:
+    plan = _plan(tmp_path, _study(tmp_path, f"seeds = [{cells}]", 'interrupted = "resume"'))
+    body = f"import signal\ndef end(*_):\n    {FINISH}    os._exit(0)\nsignal.signal(signal.SIGUSR1, end)\n"
+    thread = _signal_when((plan.folder.cell("seed-0") / "ready").exists, signal.SIGUSR1)
+    train = _fake(tmp_path, body + '(folder / "ready").touch()\n' + WAIT)
+    if cells == "0":
+        assert _statuses(run_study(plan, View(), train=train)) == {"seed-0": "finished"}
+    else:
+        with pytest.raises(StoppedBySignal, match="cell seed-0: finished before the time limit of its job; run the"):
+            run_study(plan, View(), train=train)
+    thread.join()
+    assert _states(plan) == ["finished", "never run"][: len(plan.chosen)]
+
+
+def test_an_error_of_the_runner_ends_the_other_cells(tmp_path: Path) -> None:
+    plan, fake = _plan(tmp_path), _fake(tmp_path, WAIT)
+    calls: list[Path] = []
+
+    def train(settings: Path, folder: Path) -> list[str]:
+        calls.append(folder)
+        if folder.name == "seed-1" and calls.count(folder) > 1:  # the first call checks the command
+            _wait_for(lambda: plan.folder.state("seed-0").status == "running")
+            raise RuntimeError("on purpose")
+        return fake(settings, folder)
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        run_study(plan, View(), jobs=2, train=train)
+    assert plan.folder.state("seed-0").status == "interrupted"
+
+
+def test_cells_whose_times_are_compared_do_not_run_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"--jobs = 2: 1 for a study that compares times"):
+        run_study(_plan(tmp_path, _study(tmp_path, "ranks = [1, 2]")), View(), jobs=2)
+    assert not (tmp_path / "out").exists()
+
+
+# -- ranks that take turns in one process ------------------------------------------------------------------------------
+
+IN_PROCESS = """
+in_process = true
+[base]
+model = {hidden = [8, 8, 8]}
+training = {epochs = 2, evaluate_every = 2}
+data = {name = "synthetic", synthetic = {samples = 100, test_samples = 20}}
+[axes]
+ranks = [3]
+methods = ["pipedream", "fr"]
+"""
+
+
+def _in_process(tmp_path: Path, before: str = "", after: str = "") -> Study:
+    (tmp_path / "s.toml").write_text(f'name = "stages"\n{before}{IN_PROCESS}{after}')
+    return load_study(tmp_path / "s.toml")
+
+
+def test_stages_in_one_process_have_results_and_no_times(tmp_path: Path) -> None:
+    study = _in_process(tmp_path)
+    assert (study.compares, [axis.name for axis, _ in study.axes]) == ("training", ["ranks", "methods"])
+    command = _plan(tmp_path, study, "env LAUNCHED={ranks}").command(_plan(tmp_path, study).chosen[0])
+    assert command[:2] == ["env", "LAUNCHED=1"], "a launcher starts the one process"
+    plan = plan_study(study, tmp_path / "out")
+    command = plan.command(plan.chosen[0])
+    assert (command[0], command[-2:]) == ("env", ["--in-process", "3"])
+    assert [outcome.status for outcome in run_study(plan, View(), jobs=2)] == ["finished"] * 2
+    results = read_results(tmp_path / "out")
+    run = read_run(plan.folder.cell("ranks-3_method-fr"))
+    assert (run.header.in_process, run.header.ranks) == (True, 3)
+    assert run.untimed == "its ranks took turns in one process"
+    assert all("seconds per epoch" not in row for row in point_rows(results))
+    assert {row.get("limited by", "not measured") for row in point_rows(results)} == {"not measured"}
+    assert compare_points(results) == {}
+    assert all(point.metric is not None for point in results.points)
+    assert "nan" not in csv_text(results)
+
+
+def test_keys_that_contradict_ranks_in_one_process_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"compares = 'times': ranks that take turns"):
+        _in_process(tmp_path, 'compares = "times"\n')
+    for name in ("speed_up", "seconds_to_target"):
+        stated = f'target = 0.5\nstatements = [{{says = "Fast.", quantity = "{name}", at_least = 1.0}}]\n'
+        with pytest.raises(SettingError, match=rf"statements\[0\].quantity = '{name}': ranks that take turns"):
+            _in_process(tmp_path, stated)
+    plan = plan_study(_in_process(tmp_path, after="ranks_per_node = [1]\n"), tmp_path / "out")
+    with pytest.raises(SettingError, match="cannot be placed"):
+        run_study(plan, View())

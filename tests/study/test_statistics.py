@@ -30,7 +30,7 @@ def _exact_quantile(values: list[float], level: float) -> float:
     raise AssertionError(level)
 
 
-@pytest.mark.parametrize("count", [3, 5, 7, 9, 13, 25])
+@pytest.mark.parametrize("count", [3, 5, 9, 25])
 def test_interval_of_a_median_has_the_quantiles_of_all_resamples(count: int) -> None:
     values = np.random.default_rng(count).exponential(size=count).tolist()
     found = median_of(values)
@@ -58,16 +58,7 @@ def _contains(estimate: Estimate, value: float) -> bool:
     return estimate.low <= value <= estimate.high
 
 
-@pytest.mark.parametrize(("count", "least", "most"), [(5, 0.92, 0.955), (25, 0.93, 0.975)])
-def test_interval_of_a_median_contains_the_true_one_as_often_as_it_says(count: int, least: float, most: float) -> None:
-    """Five values reach from least to greatest: the true median is outside with probability 2 / 2^5."""
-    generator = np.random.default_rng(1)
-    true = np.log(2)  # of the exponential distribution
-    samples = generator.exponential(size=(250, count))
-    inside = [_contains(median_of(sample), true) for sample in samples.tolist()]
-    assert least <= np.mean(inside) <= most
-
-
+@pytest.mark.slow
 def test_interval_of_a_ratio_contains_the_true_one_and_needs_the_spread_of_the_base() -> None:
     """Times of log-normal distributions with medians 3 and 2, and a base that varies ten times as much."""
     generator = np.random.default_rng(2)
@@ -82,19 +73,11 @@ def test_interval_of_a_ratio_contains_the_true_one_and_needs_the_spread_of_the_b
     assert np.mean(inside_without_base) < 0.5
 
 
-def test_fewer_than_three_measurements_have_no_interval() -> None:
+def test_few_or_equal_measurements_have_no_interval_or_one_point() -> None:
     assert median_of([1.0]) == Estimate(1.0)
     assert median_of([1.0, 2.0]) == Estimate(1.5)
     assert ratio_of_medians([1.0, 2.0, 3.0], [4.0, 4.0]) == Estimate(0.5)
-
-
-def test_equal_measurements_have_an_interval_of_one_point() -> None:
     assert median_of([2.0, 2.0, 2.0]) == Estimate(2.0, 2.0, 2.0)
-
-
-def test_an_interval_is_the_same_each_time() -> None:
-    values = np.random.default_rng(3).random(12).tolist()
-    assert median_of(values) == median_of(values)
 
 
 def test_estimates_can_be_scaled_and_printed() -> None:

@@ -69,7 +69,10 @@ def disturbed(schedule: Schedule, seed: int) -> Schedule:
 
 
 @pytest.mark.in_process(ranks=[2, 3])
-def test_accepted_schedules_train_as_one_process(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 32), marks=pytest.mark.slow)])
+def test_accepted_schedules_train_as_one_process(
+    comm: MPI.Intracomm, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
     numbers = np.random.default_rng(0)
     x, y = numbers.standard_normal((22, 5)), numbers.standard_normal((22, 3))
 
@@ -85,7 +88,7 @@ def test_accepted_schedules_train_as_one_process(comm: MPI.Intracomm, monkeypatc
     seen = set()
     schedule = None
     replace_on_this_rank(monkeypatch, Layout, "schedule", lambda layout, minibatches, **_: schedule)
-    for seed in range(24):
+    for seed in seeds:
         method = ("gpipe", "1f1b")[seed % 2]
         made = make_schedule(method, stages=comm.size, minibatches=1, microbatches=MICROBATCHES)
         schedule = disturbed(made, seed)
@@ -93,4 +96,4 @@ def test_accepted_schedules_train_as_one_process(comm: MPI.Intracomm, monkeypatc
         weights = trained(grid, Pipelining(method, microbatches=MICROBATCHES, weight_grad="per-microbatch"))
         for name, array in weights.items():
             np.testing.assert_allclose(array, alone[name], rtol=1e-10, atol=1e-13, err_msg=f"seed {seed}: {name}")
-    assert len(seen) > 20
+    assert len(seen) > 0.8 * len(seeds)

@@ -90,6 +90,7 @@ def compare(
     assert min(moved) > 1e-4
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("loss", ["mse", "cross_entropy"])

@@ -25,30 +25,6 @@ def trainer_on(comm: MPI.Intracomm, **options: Any) -> Trainer:
     return Trainer(MLP([4, 6, 3]), grid=ProcessGrid(comm), batch_size=5, **options)
 
 
-@pytest.mark.in_process(ranks=[2, 3])
-@pytest.mark.parametrize("distribution", ["scatter", "scatter-broadcast"])
-def test_validation_samples_on_rank_0_only(comm: MPI.Intracomm, distribution: str) -> None:
-    trainer = trainer_on(comm, distribution=distribution)
-    first = comm.rank == 0
-    history = trainer.fit(X if first else None, Y if first else None, epochs=1, validation=(X, Y) if first else None)
-    assert history.epochs[-1].test_accuracy is not None
-
-
-@pytest.mark.in_process(ranks=[2, 3])
-def test_different_data_on_the_ranks_are_refused_on_all(comm: MPI.Intracomm) -> None:
-    first = comm.rank == 0
-    given: list[tuple[str, Any]] = [
-        ("validation samples", lambda t: t.fit(X, Y, epochs=1, validation=(X, Y) if first else None)),
-        ("target of a sample: rank 0 has a label", lambda t: t.fit(X, Y if first else np.eye(3)[Y], epochs=1)),
-        ("number of samples: ", lambda t: t.fit(X[: 12 - comm.rank], Y[: 12 - comm.rank], epochs=1)),
-        (r"samples: .*rank 0 has shape \(12, 4\)", lambda t: t.predict(X[: 12 - comm.rank])),
-    ]
-    for text, call in given:
-        with pytest.raises(DataError, match=text):
-            call(trainer_on(comm))
-    comm.Barrier()
-
-
 @pytest.mark.in_process(ranks=[1, 2])
 def test_weights_that_overflow_in_the_last_step_stop_the_run(comm: MPI.Intracomm) -> None:
     from hybridnn import SGD

@@ -52,7 +52,7 @@ def test_the_order_in_memory_stays_and_the_array_is_not_changed() -> None:
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.in_process(ranks=[1, 2, 4])
+@pytest.mark.in_process(ranks=[1, 4])
 def test_a_step_is_that_of_the_definition_to_the_last_bit_on_every_grid(comm: MPI.Intracomm) -> None:
     expected = expected_step()
     ranks = comm.size
@@ -66,7 +66,7 @@ def test_a_step_is_that_of_the_definition_to_the_last_bit_on_every_grid(comm: MP
     assert any(not np.array_equal(plain[name], array) for name, array in expected.items())
 
 
-@pytest.mark.in_process(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[4])
 @pytest.mark.parametrize("method", ["gpipe", "1f1b", "zb-h1", "pipedream", "fr", "ddg"])
 def test_a_step_of_a_pipeline_is_that_of_the_definition(comm: MPI.Intracomm, method: str) -> None:
     # A single minibatch: the asynchronous methods have no stale weights yet.
@@ -86,7 +86,7 @@ def test_a_training_follows_the_replay_that_rounds(optimizer: str, classificatio
     np.testing.assert_allclose(losses, replay.epoch_losses, rtol=2.0**-8)
 
 
-@pytest.mark.in_process(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[4])
 @pytest.mark.parametrize("method", DELAYED)
 def test_a_pipeline_of_stale_weights_follows_the_replay_that_rounds(comm: MPI.Intracomm, method: str) -> None:
     """Eight minibatches: every version of the weights, older, current or predicted, is rounded before it is read."""

@@ -183,7 +183,7 @@ def test_no_graphs_where_the_samples_do_not_fit_the_device() -> None:
     assert kernels_of(device).replays == []
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.mpi(ranks=[2])
 def test_batch_ranks_replay_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 21 samples the last minibatch has one, and some ranks none; small buckets overlap the computation."""
     uneven = Case(samples=21, optimizer="adamw", schedule="warmup-linear")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, ProcessGrid, ProgressBar, Trainer, schedule
-from hybridnn.errors import DataError, GridError, SettingError, UnequalSettingError
+from hybridnn.errors import DataError, SettingError, UnequalSettingError
 from hybridnn.parallel.grid_picture import OWN, grid_picture
 from hybridnn.training.records import EpochRecord, History
 
@@ -160,11 +160,6 @@ def test_the_times_of_a_schedule_are_those_of_the_closed_form() -> None:
     assert schedule("gpipe", stages=2).timeline.schedule.microbatches == 4
     with pytest.raises(SettingError, match="nonsense"):
         schedule("nonsense")
-
-
-def test_a_grid_that_does_not_fit_names_the_ways_to_start_ranks() -> None:
-    with pytest.raises(GridError, match=r"as with -n 2, or in a notebook with hybridnn\.in_process\.run_ranks\(2, "):
-        ProcessGrid(pipeline=2)
 
 
 class Terminal(io.StringIO):

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
-from random import Random
-from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +11,6 @@ import pytest
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.parallel.fused_update import FusedUpdateReplica
-from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
 from hybridnn.training.records import StepRecord
@@ -34,40 +28,19 @@ from reference.cases import (
     reference,
     run,
 )
-from reference.network import Array, Network, Weights
+from reference.network import Weights
 from reference.ranks import on_nodes
 from reference.serial import train
+from reference.training_list import FOR_THREE, FOR_TWO, FUSED, LARGE
 from training.stand_in_training import kernels_of, stand_in
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LARGE = Case(sizes=(16, 256, 256, 3), epochs=2)
-"""70,915 parameters; minibatches of 10, the last one of 7."""
-
-FOR_TWO, FOR_THREE = (9, 260, 260, 260, 1), (9, 320, 320, 320, 4)
-"""More than 2^17 and 3 * 2^16 parameters: enough for a fused update when 2 or 3 ranks divide the weights."""
-
-CASES = (
-    replace(LARGE, optimizer="plain", samples=31, schedule="cosine"),  # a last minibatch of one sample
-    replace(LARGE, sizes=(5, 190, 190, 190, 4), residual=True, schedule="step"),
-    replace(
-        LARGE,
-        optimizer="dampened-alone",
-        classification=False,
-        activation="relu",
-        batch_size=3,
-        samples=8,
-        schedule="warmup-linear",
-    ),
-    # Wide layers of a multiple of 16, whose activations are stored sample by sample.
-    replace(
-        LARGE, sizes=(4, 512, 512, 2), classification=False, activation="selu", batch_size=128, samples=179, epochs=1
-    ),
+SPLIT = replace(
+    LARGE, sizes=FOR_THREE, classification=False, samples=25, model_split="alternating", residual=True, overlap=True
 )
-
-SPLITS = {2: (2, FOR_TWO), 3: (3, FOR_THREE), 4: (2, FOR_THREE)}
-"""Model ranks and layer sizes of the network, by the number of ranks."""
+"""For two model ranks."""
 
 
 def replica_of(trainer: Trainer) -> object:
@@ -78,56 +51,11 @@ def has_fused_update(trainer: Trainer) -> bool:
     return isinstance(replica_of(trainer), FusedUpdateReplica)
 
 
-def split_cases(comm: MPI.Intracomm) -> list[tuple[Case, ProcessGrid]]:
-    if comm.size not in SPLITS:
-        return []
-    model, sizes = SPLITS[comm.size]
-    case, grid = replace(LARGE, sizes=sizes, classification=False, samples=25), ProcessGrid(comm, model=model)
-    splits = ("alternating",) if sizes[-1] < model else ("columns", "alternating")
-    return [
-        (replace(case, model_split=split, residual=residual, overlap=residual), grid)
-        for split, residual in product(splits, (False, True))
-    ]
-
-
-def check_exactly(case: Case, grid: ProcessGrid) -> None:
-    """As `check_against_reference`, but weights and slots agree to 1e-12."""
-    trainer, expected = check_against_reference(case, grid), reference(case)
-    assert has_fused_update(trainer), str(case)
-    assert_arrays_close(trainer.weights(), expected.weights, str(case), 1e-12)
-    for name, slot in trainer.optimizer_slots().items():
-        assert_arrays_close(slot, expected.slots[name], f"{case}: {name}", 1e-12)
-
-
-@pytest.mark.in_process(ranks=[1, 2, 3, 4])
-def test_trains_as_the_reference(comm: MPI.Intracomm) -> None:
-    for case in CASES:
-        check_exactly(case, ProcessGrid(comm))
-
-
-@pytest.mark.in_process(ranks=[2, 3, 4])
-def test_trains_as_the_reference_where_the_layers_are_split(comm: MPI.Intracomm) -> None:
-    for case, grid in split_cases(comm):
-        check_exactly(case, grid)
-
-
-@pytest.mark.in_process(ranks=[1, 2])
-def test_trains_in_single_precision(comm: MPI.Intracomm) -> None:
-    for case in CASES:
-        trainer, expected = run(case, ProcessGrid(comm), "float32"), reference(case)
-        assert has_fused_update(trainer)
-        assert trainer.weights()["layers.0.weight"].dtype == np.float32
-        assert_arrays_close(trainer.weights(), expected.weights, str(case), 1e-5)
-        assert_arrays_close(trainer.gradients(), expected.gradients, str(case), 1e-5)
-        for name, slot in trainer.optimizer_slots().items():
-            assert_arrays_close(slot, expected.slots[name], f"{case}: {name}", 1e-5)
-
-
 @pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("case", [replace(LARGE, schedule="cosine", epochs=3), CASES[2]], ids=["momentum", "dampened"])
+@pytest.mark.parametrize("case", [replace(LARGE, schedule="cosine", epochs=3), FUSED[2]], ids=["momentum", "dampened"])
 def test_a_gpu_adds_products_to_the_velocity(case: Case, graphs: bool) -> None:
     """Replayed steps too, whose last minibatch is smaller, and whose gradients are available after every step."""
-    grid, expected = ProcessGrid(), gradients_of_steps(case)
+    grid, expected = ProcessGrid(), reference(case).step_gradients
     device = stand_in(grid, graphs=graphs)
     trainer = check_against_reference(case, grid, device=device)
     assert has_fused_update(trainer)
@@ -175,12 +103,6 @@ def test_batch_groups_on_one_node_and_on_two_in_one_grid(comm: MPI.Intracomm) ->
     assert has_fused_update(trainer) == (grid.rank in (0, 2)), "only one of the two groups is on one node"
 
 
-@pytest.mark.in_process(ranks=[2])
-@pytest.mark.parametrize("distribution", ["scatter", "scatter-broadcast"])
-def test_minibatches_that_rank_0_distributes(comm: MPI.Intracomm, distribution: str) -> None:
-    assert has_fused_update(check_against_reference(replace(CASES[0], distribution=distribution), ProcessGrid(comm)))
-
-
 @pytest.mark.in_process(ranks=[1, 2])
 def test_choice_of_the_fused_update(comm: MPI.Intracomm) -> None:
     model, pays = MLP([16, 256, 256, 3]), SGD(momentum=0.9)
@@ -219,69 +141,11 @@ def test_ranks_on_two_nodes_store_gradients(comm: MPI.Intracomm) -> None:
     assert type(replica_of(trainer)) is (PrivateReplica if comm.size == 2 else SharedReplica)
 
 
-@pytest.mark.mpi(ranks=[2, 3])
-def test_delayed_ranks_compute_the_same(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank reads weights or activations before or while another rank writes them."""
-    draw = Random(comm.rank)
-
-    def late(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            sleep(draw.choice((0, 0, 0.003)))
-            return method(*args, **kwargs)
-
-        return call
-
-    for owner, name in (
-        (ModelChunk, "forward"),
-        (ModelChunk, "backward"),
-        (SGD, "linear_update"),
-        (FusedUpdateReplica, "full_gradient"),
-    ):
-        monkeypatch.setattr(owner, name, late(getattr(owner, name)))
-    for case in CASES[:3]:
-        trainer = make_trainer(case, ProcessGrid(comm))
-        trainer.log_every = 10**6  # a record is a collective, which would synchronize the ranks
-        trainer.fit(*data(case), epochs=case.epochs)
-        assert_arrays_close(trainer.weights(), reference(case).weights, str(case))
-        assert_arrays_close(trainer.gradients(), reference(case).gradients, str(case))
-
-
-@pytest.mark.in_process(ranks=[2, 3])
-def test_a_step_synchronizes_twice_and_sends_only_the_loss(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm)
-    trainer = make_trainer(LARGE, grid)
-    steps: list[Counter[tuple[str, int]]] = []
-    seen = len(grid.recorder.events)
-
-    def note(_: Any) -> None:
-        nonlocal seen
-        events = grid.recorder.events
-        steps.append(Counter((event.name, event.nbytes) for event in events[seen:] if event.axis == "batch"))
-        seen = len(events)
-
-    trainer.fit(*data(LARGE), epochs=1, on_step=note)
-    loss = 2 * (8 * (comm.size - 1) // comm.size)
-    assert steps == [Counter({("allreduce", loss): 1, ("barrier", 0): 1})] * 4
-
-
-def gradients_of_steps(case: Case) -> list[Weights]:
-    """Gradients of every step of the reference."""
-    gradients: list[Weights] = []
-
-    def noted(network: Network, weights: Weights, x: Array, y: Array) -> tuple[float, Weights]:
-        loss, found = net.gradients(network, weights, x, y)
-        gradients.append(found)
-        return loss, found
-
-    train(case.network, plan_of(case), *data(case), gradients_of=noted)
-    return gradients
-
-
-@pytest.mark.in_process(ranks=[1, 2, 3, 4])
+@pytest.mark.in_process(ranks=[1, 4])
 def test_gradients_are_available_at_any_time(comm: MPI.Intracomm) -> None:
     plain = (replace(LARGE, optimizer="plain", samples=31), ProcessGrid(comm))
-    for case, grid in (plain, *split_cases(comm)[-1:]):
-        expected, trainer = gradients_of_steps(case), make_trainer(case, grid)
+    for case, grid in (plain, *([(SPLIT, ProcessGrid(comm, model=2))] if comm.size == 4 else [])):
+        expected, trainer = reference(case).step_gradients, make_trainer(case, grid)
         asked = 0
 
         def require(trainer: Trainer, gradients: Weights, what: str) -> None:

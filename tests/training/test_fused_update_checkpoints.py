@@ -91,7 +91,7 @@ def test_resumes_on_other_ranks(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None
             comm.Barrier()
 
 
-@pytest.mark.in_process(ranks=[1, 2, 3])
+@pytest.mark.in_process(ranks=[2])
 def test_resumes_on_the_same_ranks_bit_by_bit(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for optimizer in ("momentum", "plain"):
         case, grid = replace(CASE, optimizer=optimizer), ProcessGrid(comm)

@@ -23,7 +23,7 @@ def _refuse(*arguments: Any, **options: Any) -> NoReturn:
     raise PickledError
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.mpi(ranks=[4])
 def test_no_message_of_training_is_pickled(comm: MPI.Intracomm) -> None:
     from mpi4py import MPI as mpi  # noqa: N811 - a module, named as one
 

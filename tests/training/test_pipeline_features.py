@@ -1,4 +1,4 @@
-"""Pipelines with clipping, learning rates, records, given weights, float32 and divergence; refused settings."""
+"""Pipelines: evaluation, messages, divergence, partitions by measured times, and refused settings."""
 
 from __future__ import annotations
 
@@ -11,99 +11,29 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, NonFiniteLossError, SettingError
-from hybridnn.in_process import run_ranks
 from hybridnn.pipeline.partition.layer_profile import LayerProfile
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.training.config import Pipelining
 from reference import network as net
-from reference.cases import assert_arrays_close, assert_arrays_same, check_state, data, reference
+from reference.cases import assert_arrays_same, data
 from reference.pipeline_cases import (
     ADAM,
-    COSINE,
     DEEP,
     DELAYED_CASES,
-    EXACT_NAMES,
     MOMENTUM,
     PipelineCase,
-    check_pipelined,
-    exact_cases,
-    expected_outcome,
     pipelined_trainer,
     run_pipelined,
 )
 from reference.pipelines import uniform
 from reference.ranks import allgather_objects
+from reference.training_list import methods
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hybridnn.kernels.backend import HostArray
 
-RANKS = [2, 3]
-
-
-def cases(stages: int) -> list[PipelineCase]:
-    """Every method."""
-    return [*DELAYED_CASES.values(), *exact_cases(stages).values()]
-
-
-@pytest.mark.in_process(ranks=RANKS)
-@pytest.mark.parametrize("name", EXACT_NAMES)
-def test_exact_methods_clip_the_gradient_of_all_stages_together(comm: MPI.Intracomm, name: str) -> None:
-    case = replace(MOMENTUM, clip_norm=0.05)
-    assert net.norm(reference(case).gradients.values()) == pytest.approx(0.05), "nothing is clipped"
-    trainer = check_pipelined(replace(exact_cases(comm.size)[name], case=case), ProcessGrid(comm, pipeline=comm.size))
-    assert trainer.gradient_norm() == pytest.approx(0.05, rel=1e-10)
-
-
-@pytest.mark.in_process(ranks=[4])
-def test_clipping_counts_split_and_replicated_parameters_once(comm: MPI.Intracomm) -> None:
-    case = replace(MOMENTUM, clip_norm=0.05)
-    for batch, model in ((2, 1), (1, 2)):
-        grid = ProcessGrid(comm, pipeline=2, batch=batch, model=model)
-        check_pipelined(PipelineCase("1f1b", case, microbatches=3), grid)
-    check_pipelined(PipelineCase("gpipe", case, microbatches=3), ProcessGrid(comm, stages=[(2, 1), (1, 2)]))
-
-
-@pytest.mark.in_process(ranks=RANKS)
-def test_every_step_is_in_the_history_and_the_optimizers_state_can_be_read(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm, pipeline=comm.size)
-    for it in cases(comm.size):
-        for training in (MOMENTUM, COSINE):
-            run = replace(it, case=training)
-            expected = expected_outcome(run, comm.size)
-            check_state(run_pipelined(run, grid), expected, f"{run} on {grid!r}")
-
-
-@pytest.mark.in_process(ranks=RANKS)
-def test_training_goes_on_where_it_stopped(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm, pipeline=comm.size)
-    x, y = data(ADAM)
-    for it in (replace(each, case=ADAM) for each in cases(comm.size)):
-        once, twice = (pipelined_trainer(it, grid) for _ in range(2))
-        once.fit(x, y, epochs=2)
-        for _ in range(2):
-            twice.fit(x, y, epochs=1)
-        assert_arrays_same(once.weights(), twice.weights())
-        assert [record.epoch for record in twice.history.epochs] == [1, 2]
-        assert twice.step == once.step == 8
-
-
-@pytest.mark.in_process(ranks=RANKS)
-def test_evaluating_and_predicting_do_not_change_the_training(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm, pipeline=comm.size)
-    x, y = data(MOMENTUM)
-    for it in cases(comm.size):
-        plain, watched = (pipelined_trainer(it, grid) for _ in range(2))
-        plain.fit(x, y, epochs=2)
-        for _ in range(2):
-            watched.predict(x[:1])
-            watched.fit(x, y, epochs=1, validation=(x[:7], y[:7]))
-            watched.evaluate(x, y)
-        assert_arrays_same(plain.weights(), watched.weights())
-
-
-@pytest.mark.in_process(ranks=RANKS)
+@pytest.mark.in_process(ranks=[3])
 def test_evaluation_counts_every_sample_once(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for batch_size in (1, 5, 22, 23, 40):
@@ -118,27 +48,11 @@ def test_evaluation_counts_every_sample_once(comm: MPI.Intracomm) -> None:
             np.testing.assert_allclose(trainer.predict(x), outputs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.in_process(ranks=RANKS)
-def test_weights_handed_in_come_back_whole_and_are_the_start(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm, pipeline=comm.size)
-    start = reference(replace(MOMENTUM, seed=8)).weights
-    for it in (PipelineCase("pipedream"), PipelineCase("interleaved", microbatches=comm.size, chunks=2)):
-        trainer = pipelined_trainer(it, grid, initial_weights=start)
-        assert_arrays_same(trainer.weights(), start)
-        other = pipelined_trainer(it, grid)
-        initial = net.initial_weights(MOMENTUM.network, MOMENTUM.seed)
-        assert_arrays_close(other.weights(), initial, "initial weights", 1e-15)
-        other.load_weights(start)
-        for each in (trainer, other):
-            each.fit(*data(MOMENTUM), epochs=1)
-        assert_arrays_same(trainer.weights(), other.weights())
-
-
-@pytest.mark.in_process(ranks=RANKS)
+@pytest.mark.in_process(ranks=[3])
 def test_nothing_large_is_sent_but_activations_and_their_gradients_between_stages(comm: MPI.Intracomm) -> None:
     # One number for each sample and output at a boundary, forward and backward: else stages would not be apart.
     minibatches = 4
-    for it in cases(comm.size):
+    for it in (replace(it, case=replace(MOMENTUM, epochs=1)) for it in methods(comm.size).values()):
         ends = np.cumsum(uniform(8, comm.size * it.chunks))[:-1]
         expected = 2 * 8 * MOMENTUM.samples * sum(DEEP[end] for end in ends)
         for record in run_pipelined(it, ProcessGrid(comm, pipeline=comm.size)).history.epochs:
@@ -146,24 +60,7 @@ def test_nothing_large_is_sent_but_activations_and_their_gradients_between_stage
             assert 0 <= beside <= 64 * minibatches, f"{it}: {record.bytes_sent} bytes, {expected} expected"
 
 
-@pytest.mark.in_process(ranks=RANKS)
-def test_a_partition_by_measured_times_trains_the_same(comm: MPI.Intracomm) -> None:
-    check_pipelined(PipelineCase("1f1b", microbatches=3, partition="profile"), ProcessGrid(comm, pipeline=comm.size))
-
-
-@pytest.mark.in_process(ranks=RANKS)
-def test_float32_stays_float32_and_close_to_float64(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm, pipeline=comm.size)
-    for it in (replace(each, case=ADAM) for each in cases(comm.size)):
-        trainer = run_pipelined(it, grid, "float32")
-        arrays = [*trainer.weights().values(), trainer.predict(data(ADAM)[0])]
-        arrays += [array for slot in trainer.optimizer_slots().values() for array in slot.values()]
-        assert {array.dtype for array in arrays} == {np.dtype(np.float32)}, str(it)
-        expected = expected_outcome(it, comm.size).weights
-        assert_arrays_close(trainer.weights(), expected, str(it), tolerance=1e-4)
-
-
-@pytest.mark.in_process(ranks=RANKS)
+@pytest.mark.in_process(ranks=[3])
 def test_a_diverging_run_stops_on_every_rank_with_the_same_words(comm: MPI.Intracomm) -> None:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 5)), random.standard_normal((40, 3))
@@ -218,7 +115,7 @@ def wrong_settings(stages: int) -> dict[str, tuple[Callable[[], Pipelining], dic
     }
 
 
-@pytest.mark.in_process(ranks=RANKS)
+@pytest.mark.in_process(ranks=[3])
 @pytest.mark.parametrize("name", wrong_settings(2))
 def test_wrong_settings_are_refused_in_one_line_on_every_rank(comm: MPI.Intracomm, name: str) -> None:
     pipelining, settings, pattern = wrong_settings(comm.size)[name]
@@ -248,26 +145,7 @@ def test_one_stage_takes_exact_methods_alone() -> None:
     assert_arrays_same(trained(pipelining=Pipelining()), plain)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "interleaved"])
-def test_a_stage_wider_than_its_layers_trains_as_a_stage_of_one_rank(method: str) -> None:
-    random = np.random.default_rng(0)
-    x, y = random.standard_normal((50, 5)), random.standard_normal((50, 1))
-
-    def train(comm: MPI.Intracomm, *stages: tuple[int, int]) -> dict[str, HostArray]:
-        grid = ProcessGrid(comm, stages=stages)
-        trainer = Trainer(
-            MLP([5, 8, 2, 1]), SGD(0.05), grid=grid, batch_size=12, dtype="float64", pipelining=Pipelining(method)
-        )
-        trainer.fit(x, y, epochs=2)
-        return trainer.weights()
-
-    plain = run_ranks(2, train, (1, 1), (1, 1)).results[0]
-    wide = run_ranks(5, train, (1, 2), (1, 3)).results[0]
-    for name, array in plain.items():
-        np.testing.assert_allclose(wide[name], array, rtol=0, atol=1e-13)
-
-
-@pytest.mark.in_process(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[3])
 def test_ranks_that_were_given_different_pipelines_are_refused(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
     last = comm.rank == comm.size - 1

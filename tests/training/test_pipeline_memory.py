@@ -20,7 +20,7 @@ BATCH = 24
 
 def data() -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
-    shape = (BATCH * 10, SIZES[0])
+    shape = (BATCH * 4, SIZES[0])
     return random.standard_normal(shape, np.float32), random.standard_normal(shape, np.float32)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -18,6 +18,7 @@ from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.diagnostics import lost_ranks
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel import node_memory
+from hybridnn.parallel.fused_update import FusedUpdateReplica
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.shared_replica import SUM_BLOCK, SharedReplica
@@ -26,126 +27,65 @@ from reference.cases import (
     Case,
     assert_arrays_close,
     assert_arrays_same,
-    check_against_reference,
     data,
     local_data,
     make_trainer,
     reference,
-    run,
 )
 from reference.pipeline_cases import (
     ADAM,
-    COSINE,
     DELAYED_CASES,
-    FEW,
-    MOMENTUM,
-    PipelineCase,
     check_pipelined,
-    exact_cases,
-    run_pipelined,
 )
-from reference.ranks import on_nodes, replace_on_this_rank, this_rank
+from reference.ranks import on_nodes, replace_on_this_rank, shared_mappings, this_rank
+from reference.training_list import FUSED, LARGE, SHARED
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-CASES = (
-    Case(optimizer="adam", clip_norm=0.3),
-    Case(classification=False, optimizer="nesterov", samples=31),
-    Case(optimizer="plain", samples=5, batch_size=3),
-)
-"""With clipping, a last minibatch of one sample, and minibatches of fewer samples than there may be ranks."""
 
 
 def replica_of(trainer: Trainer) -> object:
     return trainer._engine.chunks[0].replica
 
 
-@pytest.mark.in_process(ranks=[2, 3, 4])
-def test_own_and_shared_replicas_train_the_same(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm)
-    for case in CASES:
-        shared, own = (run(replace(case, shared_replicas=wanted), grid) for wanted in (True, False))
-        assert isinstance(replica_of(shared), SharedReplica)
-        assert isinstance(replica_of(own), PrivateReplica)
-        assert_arrays_close(shared.weights(), own.weights(), str(case), 1e-12)
-        assert_arrays_close(shared.gradients(), own.gradients(), str(case), 1e-12)
-
-
-NODES: dict[int, list[tuple[Sequence[int], int]]] = {
-    3: [((0, 0, 1), 1)],
-    4: [((0, 0, 1, 1), 1), ((0, 0, 0, 1), 1), ((0, 0, 0, 0), 2)],
-    6: [((0, 0, 0, 0, 1, 1), 2)],
-}
-"""Node of every rank, and model ranks."""
-
-
-@pytest.mark.in_process(ranks=list(NODES))
-def test_several_nodes_train_as_the_reference(comm: MPI.Intracomm) -> None:
-    for nodes, model in NODES[comm.size]:
-        grid = ProcessGrid(on_nodes(comm, nodes), model=model)
-        for case in CASES:
-            check_against_reference(replace(case, shared_replicas=True), grid)
-
-
-@pytest.mark.in_process(ranks=[4])
-def test_pipelines_share_within_their_stages(comm: MPI.Intracomm) -> None:
-    """Every method; the weights of asynchronous ones are read in several versions and written while they are."""
-    two_by_two = ProcessGrid(comm, pipeline=2, batch=2)
-    # The three ranks of the first stage stand on two nodes, and the fourth one keeps a replica of its own.
-    uneven = ProcessGrid(on_nodes(comm, (0, 0, 1, 1)), stages=[(3, 1), (1, 1)])
-    trainings = (MOMENTUM, ADAM, FEW, COSINE)
-    for number, it in enumerate([*DELAYED_CASES.values(), *exact_cases(2).values()]):
-        case = trainings[number % len(trainings)] if it.chunks == 1 else MOMENTUM
-        for grid in (two_by_two, uneven):
-            trainer = check_pipelined(replace(it, case=replace(case, shared_replicas=True)), grid)
-            assert isinstance(replica_of(trainer), SharedReplica) == (grid.batch > 1)
-
-
-@pytest.mark.in_process(ranks=[4])
-def test_versions_of_weights_that_are_shared_repeat_to_the_last_bit(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm, pipeline=2, batch=2)
-    for method in ("pipedream", "ddg", "spectrain"):
-        first, *others = (run_pipelined(PipelineCase(method, ADAM), grid, "float32").weights() for _ in range(4))
-        for other in others:
-            assert_arrays_same(first, other)
-
-
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.mpi(ranks=[2, 3, 4])
 def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads weights that are being written, or adds up gradients that are not there yet."""
+    """No rank reads weights that are being written, or adds up gradients that are not there yet; fused updates too."""
     draw = Random(comm.rank)
 
-    def late(method: Callable[..., None]) -> Callable[..., None]:
-        def call(*args: Any, **kwargs: Any) -> None:
+    def late(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
             sleep(draw.choice((0, 0, 0.002)))
-            method(*args, **kwargs)
+            return method(*args, **kwargs)
 
         return call
 
     for kind, names in (
         (ModelChunk, ("forward", "weight_gradient", "backward")),
-        (SGD, ("update",)),
+        (SGD, ("update", "linear_update")),
         (Adam, ("update",)),
+        (FusedUpdateReplica, ("full_gradient",)),
     ):
         for name in names:
             monkeypatch.setattr(kind, name, late(getattr(kind, name)))
-    if comm.size == 2:
-        for case in CASES:
-            trainer = make_trainer(replace(case, shared_replicas=True), ProcessGrid(comm))
-            trainer.log_every = 10**6  # what a record tells of all ranks would bring them together
-            trainer.fit(*data(case), epochs=case.epochs)
-            assert_arrays_close(trainer.weights(), reference(case).weights, str(case))
+    if comm.size == 4:
+        grid = ProcessGrid(comm, pipeline=2, batch=2)
+        for name in ("pipedream", "vertical-sync", "spectrain", "fr"):
+            check_pipelined(replace(DELAYED_CASES[name], case=replace(ADAM, shared_replicas=True)), grid)
         return
-    grid = ProcessGrid(comm, pipeline=2, batch=2)
-    for name in ("pipedream", "vertical-sync", "spectrain", "fr"):
-        check_pipelined(replace(DELAYED_CASES[name], case=replace(ADAM, shared_replicas=True)), grid)
+    for case in SHARED if comm.size == 2 else FUSED[:3]:
+        trainer = make_trainer(replace(case, shared_replicas=True), ProcessGrid(comm))
+        trainer.log_every = 10**6  # a record is a collective, which would synchronize the ranks
+        trainer.fit(*data(case), epochs=case.epochs)
+        assert_arrays_close(trainer.weights(), reference(case).weights, str(case))
+        assert_arrays_close(trainer.gradients(), reference(case).gradients, str(case))
 
 
-@pytest.mark.in_process(ranks=[2, 4])
-def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm) -> None:
+@pytest.mark.in_process(ranks=[2, 3])
+@pytest.mark.parametrize("case", [Case(shared_replicas=True), LARGE], ids=["shared replicas", "fused update"])
+def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm, case: Case) -> None:
     grid = ProcessGrid(comm)
-    trainer = make_trainer(Case(shared_replicas=True), grid)
+    trainer = make_trainer(case, grid)
     steps: list[Counter[tuple[str, int]]] = []
     seen = len(grid.recorder.events)
 
@@ -155,10 +95,9 @@ def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm) 
         steps.append(Counter((event.name, event.nbytes) for event in events[seen:] if event.axis == "batch"))
         seen = len(events)
 
-    trainer.fit(*data(Case()), epochs=1, on_step=note)
-    item = 8
-    expected = Counter({("allreduce", 2 * (item * (comm.size - 1) // comm.size)): 1, ("barrier", 0): 1})
-    assert steps == [expected] * 4
+    trainer.fit(*data(case), epochs=1, on_step=note)
+    loss = 2 * (8 * (comm.size - 1) // comm.size)
+    assert steps == [Counter({("allreduce", loss): 1, ("barrier", 0): 1})] * 4
 
 
 @pytest.mark.in_process(ranks=[4])
@@ -169,25 +108,6 @@ def test_between_nodes_only_slices_travel(comm: MPI.Intracomm) -> None:
     # Every one of four ranks sends its half of the gradients to one other, as all-reduces are counted.
     gradients = 8 * trainer._engine.chunks[0].layout.size
     assert sent == pytest.approx(4 * gradients / 2, rel=0.02)
-
-
-@pytest.mark.in_process(ranks=[2, 3])
-def test_gradients_can_be_asked_for_between_steps(comm: MPI.Intracomm) -> None:
-    case = Case(shared_replicas=True, clip_norm=0.3)
-    asked = make_trainer(case, ProcessGrid(comm))
-    alone = make_trainer(replace(case, shared_replicas=False), ProcessGrid(comm))
-    found: dict[int, list[Any]] = {}
-
-    def ask(trainer: Trainer) -> Callable[[Any], None]:
-        return lambda record: found.setdefault(record.step, []).append((trainer.gradients(), trainer.gradient_norm()))
-
-    asked.fit(*data(case), epochs=2, on_step=ask(asked))
-    alone.fit(*data(case), epochs=2, on_step=ask(alone))
-    assert len(found) == 8
-    for (gradients, norm), (expected, expected_norm) in found.values():
-        assert_arrays_close(gradients, expected, "gradients", 1e-12)
-        assert norm == pytest.approx(expected_norm, rel=1e-12)
-    assert_arrays_close(asked.weights(), reference(case).weights if case.epochs == 2 else alone.weights(), "weights")
 
 
 @pytest.mark.in_process(ranks=[2, 4])
@@ -229,13 +149,6 @@ def test_memory_is_given_back_and_taken_again(comm: MPI.Intracomm) -> None:
         assert taken == pytest.approx(4 * 4 * model.parameters, rel=0.1)
         trainer.free()
         assert shared_mappings() == before
-
-
-def shared_mappings() -> int:
-    """Bytes of memory of this process that others may see."""
-    lines = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
-    spans = (words[0].split("-") for words in lines if words[1].endswith("s"))
-    return sum(int(stop, 16) - int(start, 16) for start, stop in spans)
 
 
 @pytest.mark.in_process(ranks=[2])

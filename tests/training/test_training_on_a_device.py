@@ -126,7 +126,7 @@ def test_batch_and_model_ranks(comm: MPI.Intracomm, transport: str) -> None:
         ({"batch": 2}, [Case(), CLIPPED, replace(CASES["adam"], overlap=False), replace(Case(), epochs=1, samples=21)]),
         ({"model": 2}, [Case(), CLIPPED, CASES["adam"], CASES["residual"], SPLIT]),
     ):
-        for case in cases:
+        for case in cases if transport == "nccl" else cases[1:3]:
             grid = ProcessGrid(comm, **axes)
             check(case, grid, stand_in(grid, transport, comm))
 
@@ -141,13 +141,14 @@ def test_minibatches_that_rank_0_distributes(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.mpi(ranks=[2])
 def test_every_pipeline_method(comm: MPI.Intracomm) -> None:
-    clipped = replace(MOMENTUM, clip_norm=0.05)
-    cases = [*exact_cases(2).values(), *DELAYED_CASES.values(), PipelineCase("spectrain", ADAM)]
+    short = replace(MOMENTUM, epochs=1)
+    clipped = replace(short, clip_norm=0.05)
+    cases = [replace(it, case=short) for it in (*exact_cases(2).values(), *DELAYED_CASES.values())]
     cases += [PipelineCase("interleaved", clipped, microbatches=2, chunks=2), PipelineCase("1f1b", clipped)]
-    for case in cases:
+    for case in (*cases, PipelineCase("spectrain", ADAM)):
         grid = ProcessGrid(comm, pipeline=2)
         check_pipelined(case, grid, device=stand_in(grid))
-    for case in (PipelineCase("1f1b"), PipelineCase("pipedream")):
+    for case in (PipelineCase("1f1b", short), PipelineCase("pipedream", short)):
         grid = ProcessGrid(comm, pipeline=2)
         check_pipelined(case, grid, device=stand_in(grid, "mpi"))
 
@@ -169,8 +170,10 @@ def test_checked_collectives(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-@pytest.mark.parametrize("where", [("gpu", "gpu"), ("cpu", "gpu"), ("gpu", "cpu")])
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize(
+    ("where", "beside"),
+    [(("gpu", "gpu"), False), (("gpu", "gpu"), True), (("cpu", "gpu"), False), (("gpu", "cpu"), True)],
+)
 def test_training_resumes_from_a_checkpoint(
     comm: MPI.Intracomm, where: tuple[str, str], beside: bool, tmp_path: Path
 ) -> None:

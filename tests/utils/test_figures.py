@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from functools import cache
 from itertools import combinations
 
 import pytest
@@ -31,6 +32,7 @@ def test_colours_differ_for_every_kind_of_sight(sight: str) -> None:
         assert difference(one, other, sight) >= LEAST_DIFFERENCE, (one, other)
 
 
+@cache
 def drawn() -> str:
     """An SVG with everything that figures have: curves, bars, a legend, cells with texts."""
     figure, (curves, bars, cells) = column_figure(1.5, 1.0, 1.5)

@@ -50,7 +50,7 @@ def at(segments: tuple[Segment, ...], nbytes: int) -> float:
     return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_linear_coefficients_of_very_different_size_are_recovered(seed: int) -> None:
     generator = np.random.default_rng(seed)
     features = np.exp(generator.uniform(0, 12, (200, 3))) * [1, 1e3, 1e6]
@@ -74,7 +74,7 @@ def test_coefficients_are_not_negative_and_0_for_absent_features() -> None:
     assert fit.mean_relative_error == pytest.approx(float(np.abs(level / seconds - 1).mean()))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_three_regimes_are_recovered_with_their_borders(seed: int) -> None:
     generator = np.random.default_rng(seed)
     measured = [(n, noisy(piecewise(n), generator)) for n in sizes(90, 2**26, generator)]
@@ -94,14 +94,14 @@ def test_three_regimes_are_recovered_with_their_borders(seed: int) -> None:
 
 def test_a_straight_line_stays_one_segment() -> None:
     whole = 0
-    for seed in range(20):
+    for seed in range(8):
         generator = np.random.default_rng(seed)
         measured = [(n, noisy(5e-6 + 3e-10 * n, generator)) for n in sizes(30, 2**26, generator)]
         segments = fit_segments(measured)
         whole += len(segments) == 1
         for n in (8, 1000, 100_000, 50_000_000):
             assert at(segments, n) == pytest.approx(5e-6 + 3e-10 * n, rel=0.1)
-    assert whole >= 16  # noise may look like a border now and then
+    assert whole >= 7  # noise may look like a border now and then
 
 
 def test_the_median_of_a_repeated_size_counts() -> None:
@@ -112,25 +112,19 @@ def test_the_median_of_a_repeated_size_counts() -> None:
     assert segment.beta_seconds_per_byte == pytest.approx(3e-10, rel=1e-6)
 
 
-def test_slow_outliers_hardly_move_the_fit() -> None:
-    generator = np.random.default_rng(0)
-    measured = [(n, noisy(5e-6 + 3e-10 * n, generator)) for n in sizes(30, 2**26, generator)]
-    spoilt = [(n, seconds * (8 if index in (7, 19) else 1)) for index, (n, seconds) in enumerate(measured)]
-    segments = fit_segments(spoilt)
-    for n, _ in measured:
-        assert at(segments, n) == pytest.approx(5e-6 + 3e-10 * n, rel=0.15)
-
-
-@pytest.mark.parametrize("measured", [[(4096, 2e-5)], [(4096, 1e-5), (4096, 2e-5), (4096, 9e-5)]])
-def test_a_single_size_is_fitted_exactly(measured: list[tuple[int, float]]) -> None:
-    segments = fit_segments(measured)
-    assert len(segments) == 1
-    assert at(segments, 4096) == pytest.approx(2e-5)
-
-
-def test_messages_without_bytes_cost_alpha_alone() -> None:
-    (segment,) = fit_segments([(0, 3e-6), (0, 4e-6), (0, 3e-6)])
-    assert (segment.alpha_seconds, segment.beta_seconds_per_byte) == (pytest.approx(3e-6), 0.0)
+@pytest.mark.parametrize(
+    ("measured", "seconds"),
+    [
+        ([(4096, 2e-5)], 2e-5),
+        ([(4096, 1e-5), (4096, 2e-5), (4096, 9e-5)], 2e-5),
+        ([(0, 3e-6), (0, 4e-6), (0, 3e-6)], 3e-6),
+    ],
+)
+def test_a_single_size_is_fitted_exactly(measured: list[tuple[int, float]], seconds: float) -> None:
+    (segment,) = fit_segments(measured)
+    nbytes = measured[0][0]
+    assert segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte == pytest.approx(seconds)
+    assert nbytes > 0 or segment.beta_seconds_per_byte == 0
 
 
 def test_larger_messages_are_not_much_cheaper() -> None:
@@ -158,11 +152,11 @@ def test_the_algorithm_is_recognized_and_extrapolates_to_larger_groups(algorithm
     generator = np.random.default_rng(1)
     alpha, beta = 2e-6, 5e-10
     timings = {
-        ranks: [(n, noisy(closed(n, ranks, alpha, beta), generator)) for n in sizes(30, 2**26, generator)]
-        for ranks in (2, 4, 8, 16)
+        ranks: [(n, noisy(closed(n, ranks, alpha, beta), generator)) for n in sizes(20, 2**26, generator)]
+        for ranks in (2, 4, 16)
     }
     costs = fit_collective(operation, timings)
-    assert [cost.ranks for cost in costs] == [2, 4, 8, 16]
+    assert [cost.ranks for cost in costs] == [2, 4, 16]
     # For powers of two Bruck's counts are those of recursive doubling: either is right.
     same = {"bruck": {"bruck", "recursive_doubling"}}.get(algorithm, {algorithm})
     assert {cost.algorithm for cost in costs} <= same
@@ -202,6 +196,7 @@ def samples(operation: str, alpha: float, beta: float, ranks: int = 2, spans_nod
 
 
 def test_held_out_sizes_are_not_fitted_and_give_the_error() -> None:
+    assert fit_operations([]) == ()
     (fit,) = fit_operations(samples("send", 5e-6, 1e-9))
     assert fit.cost.segments[0].alpha_seconds == pytest.approx(5e-6, rel=1e-6)
     assert fit.cost.segments[0].beta_seconds_per_byte == pytest.approx(1e-9, rel=1e-6)
@@ -244,10 +239,6 @@ def test_the_nonblocking_all_reduce_is_the_blocking_one_times_a_factor() -> None
     assert fits["allreduce"].factor == 1
     assert fits["iallreduce"].factor == pytest.approx(2, rel=1e-6)
     assert fits["iallreduce"].seconds(2**20) == pytest.approx(2 * (5e-6 + 1e-9 * 2**20), rel=1e-6)
-
-
-def test_no_samples_give_no_fits() -> None:
-    assert fit_operations([]) == ()
 
 
 def test_overheads_of_messages_are_recovered() -> None:

@@ -65,13 +65,17 @@ def test_the_fastest_of_all_layouts_are_found(ranks: int, predictions: list[Pred
 
 def test_only_computing_counts_with_free_messages() -> None:
     machine = make_machine()
-    found = plan(EVEN, machine, 8, top=50)
+    found = plan(EVEN, machine, 4, top=50)
     one = predict(EVEN, best_exact(EVEN, machine, 1).layout, machine).seconds_per_step
-    # Batch 8, 4 x 2, 2 x 4, model 8: the work divides evenly, and nothing is faster than an eighth of it.
+    # Batch 4, 2 x 2, model 4: the work divides evenly, and nothing is faster than a fourth of it.
     grids = {option.layout.stages: option for option in found.options}
-    for batch, model in ((8, 1), (4, 2), (2, 4), (1, 8)):
-        assert grids[((batch, model),)].seconds_per_step == pytest.approx(one / 8)
-    assert found.best.seconds_per_step == pytest.approx(one / 8)
+    for grid in ((4, 1), (2, 2), (1, 4)):
+        assert grids[(grid,)].seconds_per_step == pytest.approx(one / 4)
+    assert found.best.seconds_per_step == pytest.approx(one / 4)
+    steps = [float(f"{option.seconds_per_step:.9g}") for option in found.options]
+    keys = [(step, option.memory_bytes) for step, option in zip(steps, found.options, strict=True)]
+    assert keys == sorted(keys), "equally fast layouts are ordered by their memory"
+    assert len(set(steps)) < len(steps)
 
 
 def test_the_split_that_divides_evenly_is_fastest_with_free_messages() -> None:
@@ -117,21 +121,13 @@ def test_only_layouts_that_split_the_weights_fit_little_memory() -> None:
 
 def test_error_if_no_layout_fits() -> None:
     machine = make_machine(memory=1000.0)
-    least = min(largest_memory(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, machine, 4))
-    message = (
-        f"memory_bytes_per_rank = 1000.0: no layout of 4 ranks fits; .* needs {least:,} bytes .*, {least - 1000:,} more"
-    )
-    for attempt in (plan, best_exact):
-        with pytest.raises(SettingError, match=message if attempt is plan else "fits"):
-            attempt(WORKLOAD, machine, 4)
-
-
-def test_equally_fast_layouts_are_ordered_by_their_memory() -> None:
-    found = plan(EVEN, make_machine(), 4, top=200)
-    steps = [float(f"{option.seconds_per_step:.9g}") for option in found.options]
-    keys = [(step, option.memory_bytes) for step, option in zip(steps, found.options, strict=True)]
-    assert keys == sorted(keys)
-    assert len(set(steps)) < len(steps)
+    least = min(largest_memory(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, machine, 2))
+    with pytest.raises(SettingError, match=f"of 2 ranks fits; .* needs {least:,} bytes .*, {least - 1000:,} more"):
+        plan(WORKLOAD, machine, 2)
+    with pytest.raises(SettingError, match="fits"):
+        best_exact(WORKLOAD, machine, 2)
+    with pytest.raises(SettingError, match="--top"):
+        plan(WORKLOAD, MIXED, 4, top=0)
 
 
 def test_constraints_may_leave_no_exact_layout() -> None:
@@ -139,11 +135,6 @@ def test_constraints_may_leave_no_exact_layout() -> None:
     assert found.best_exact is None
     assert found.runner_up is None
     assert {option.layout.method for option in found.options} == {"vanilla"}
-
-
-def test_an_empty_list_is_refused() -> None:
-    with pytest.raises(SettingError, match="--top"):
-        plan(WORKLOAD, MIXED, 4, top=0)
 
 
 # -- lower bounds ----------------------------------------------------------------------------------------------------
@@ -177,17 +168,23 @@ def check_bounds(layout: Layout, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-@pytest.mark.parametrize("ranks", [1, 4, 12])
-@pytest.mark.slow
-def test_bounds_hold(machine: Machine, ranks: int) -> None:
+def test_bounds_hold(machine: Machine) -> None:
     methods = set()
-    for layout in islice(feasible_layouts(MANY_LAYERS, machine, ranks), None, None, 1 if ranks < 12 else 5):
+    for layout in islice(feasible_layouts(MANY_LAYERS, machine, 4), None, None, 3):
         check_bounds(layout, machine)
         methods.add(layout.method)
-    assert len(methods) == (1 if ranks == 1 else len(METHODS))
+    assert len(methods) == len(METHODS)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize(("ranks", "wire_dtype", "every"), [(1, "same", 1), (12, "same", 5), (12, "bfloat16", 11)])
+def test_bounds_hold_for_many_layouts(machine: Machine, ranks: int, wire_dtype: str, every: int) -> None:
+    wanted = {} if wire_dtype == "same" else {"wire_dtype": wire_dtype}
+    for layout in islice(feasible_layouts(MANY_LAYERS, machine, ranks, wanted), None, None, every):
+        check_bounds(layout, machine)
+
+
 def test_the_tight_bound_is_exact_without_waiting_for_messages() -> None:
     machine = make_machine()
     for layout in feasible_layouts(MANY_LAYERS, machine, 2):
@@ -195,12 +192,3 @@ def test_the_tight_bound_is_exact_without_waiting_for_messages() -> None:
         # One stage has nothing to wait for; two stages of one microbatch after another, only for each other.
         if len(layout.stages) == 1 or layout.method in ("sequential", "vanilla", "pipedream"):
             assert StepBounds(MANY_LAYERS, layout, machine).tight == pytest.approx(seconds), layout
-
-
-@pytest.mark.slow
-def test_bounds_hold_with_rounded_gradients() -> None:
-    machine, wanted = MACHINES["mixed"], {"wire_dtype": "bfloat16"}
-    rounded = list(islice(feasible_layouts(MANY_LAYERS, machine, 12, wanted), None, None, 11))
-    assert any(layout.rounding(0) is not None for layout in rounded)
-    for layout in rounded:
-        check_bounds(layout, machine)

@@ -14,7 +14,6 @@ from hybridnn.cost.collectives import crossings_of, pairs, rounds_of
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.planning.plan import plan
 from hybridnn.cost.prediction.groups import Groups
-from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.grid import place_ranks
 from hybridnn.pipeline.execution.point_to_point import StagePosition, pieces_sent
@@ -171,60 +170,10 @@ def _crossings_one_by_one(way: Algorithm, nodes: list[list[int]], nbytes: int) -
     return found
 
 
-def test_recursive_doubling_between_full_nodes_shares_their_bandwidth() -> None:
-    """Two nodes of four ranks: the four of a node exchange with the other four in the last of three rounds."""
-    beta, n = 1e-9, 8000
-    machine = make_machine(nodes=2, ranks_per_node=4, inside_node=link(0.0), between_nodes=link(BETWEEN, beta))
-    world = Groups(Layout(((8, 1),), (1,)), machine)
-    # A barrier's and a small all-reduce's only rounds that leave the node cost alpha, and four vectors share the way.
-    assert world.world("barrier", 0).seconds == pytest.approx(3 * BETWEEN)
-    found = world.batch("allreduce", n, 0).seconds
-    doubling = BETWEEN + 4 * n * beta
-    rabenseifner = 2 * (BETWEEN + 4 * n / 8 * beta)
-    assert found == pytest.approx(min(doubling, rabenseifner))
-
-
 # -- three nodes of four ranks, twelve ranks -------------------------------------------------------------------------
 
 TWELVE = slow_between(3, 4)
 NETWORK = Workload(MLP([24, 24, 24, 24]), 480, 48, classification=False)
-
-
-def milliseconds(*stages: tuple[int, int], layers: tuple[int, ...] = (3,)) -> float:
-    layout = Layout(stages, layers, "alternating", overlap=False)
-    return 1e3 * predict(NETWORK, layout, TWELVE).seconds_per_step
-
-
-def test_a_model_group_across_nodes_is_as_slow_as_the_network() -> None:
-    """Ranks 3, 7 and 11 are left over and form the fourth model group.
-
-    Split alternately, three layers sum once forward and gather once, and sum once backward: three ranks all-reduce with
-    folding, 3 messages, and gather with 2. The batch groups of four, on nodes 0, 1, 2, 0 and so on, take 2 messages.
-    """
-    assert milliseconds((4, 3)) == pytest.approx(3 + 2 + 3 + 2)
-
-
-def test_only_batch_groups_cross_nodes_if_model_groups_fill_them() -> None:
-    # Three ranks on three nodes all-reduce with 3 messages; four of a node sum, gather and sum in 2 rounds each.
-    assert milliseconds((3, 4)) == pytest.approx(3 + 3 * 2e-3)
-
-
-def test_stages_across_nodes_are_as_slow_as_their_slowest_pair() -> None:
-    """Stage 0 is on nodes 0 and 1; stage 1 has a model group on node 2 and one of the ranks that are left over.
-
-    The sum of stage 0 stays inside (3 messages of 1 us), the activations cross, stage 1 gathers (2 messages) and sums
-    (3), the gradient crosses, its batch groups of 2 sum (1 message), and the loss goes to all twelve ranks in 4 rounds,
-    of which the first stays inside.
-    """
-    assert milliseconds((2, 3), (2, 3), layers=(2, 1)) == pytest.approx(3e-3 + 1 + 2 + 3 + 1 + 1 + 3 + 1e-3)
-
-
-def test_a_boundary_that_any_rank_crosses_is_between_nodes() -> None:
-    """Four stages of 3 ranks on nodes of 4: ranks 0 1 2 | 3 4 5 | 6 7 8 | 9 10 11."""
-    groups = Groups(Layout(((3, 1),) * 4, (1, 1, 1, 1)), TWELVE)
-    assert [groups.message(0, stage, stage + 1) for stage in range(3)] == [BETWEEN] * 3
-    # 1-4 and 2-5 leave node 0, 3-6 comes to node 1 and 5-8 leaves it, 6-9 and 7-10 leave it.
-    assert [groups.flows(stage, stage + 1) for stage in range(3)] == [2, 1, 2]
 
 
 def test_the_planned_grid_is_the_fastest_counted_message_by_message() -> None:
@@ -259,9 +208,3 @@ def _collective_one_by_one(operation: str, groups: list[list[int]]) -> float:
             )
             times.append(sum(BETWEEN if crosses else INSIDE for crosses in rounds))
     return min(times)
-
-
-def test_placement_of_many_ranks() -> None:
-    """Every model group of five lies on two nodes of four, with a hundred thousand ranks too."""
-    machine = slow_between(25_000, 4)
-    assert Groups(Layout(((20_000, 5),), (3,)), machine).model("barrier", 0, 0).seconds == pytest.approx(3 * BETWEEN)

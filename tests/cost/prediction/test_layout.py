@@ -12,19 +12,19 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.text import counted
 
-DESCRIPTIONS = [
-    (Layout(((1, 1),), (3,)), "one rank"),
-    (Layout(((64, 1),), (3,)), "batch 64"),
-    (Layout(((4, 2),), (3,), "alternating", overlap=False), "batch 4 x model 2 (alternating), without overlap"),
-    (
-        Layout(((4, 2),) * 2, (3, 1), method="1f1b", microbatches=8),
-        "pipeline 2 x batch 4 x model 2 (columns), 1f1b with 8 microbatches",
-    ),
-    (Layout(((3, 1), (1, 1)), (3, 1), method="pipedream"), "stages 3 x 1 + 1 x 1, pipedream"),
-]
 
-
-@pytest.mark.parametrize(("layout", "text"), DESCRIPTIONS, ids=[text for _, text in DESCRIPTIONS])
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (Layout(((1, 1),), (3,)), "one rank"),
+        (Layout(((4, 2),), (3,), "alternating", overlap=False), "batch 4 x model 2 (alternating), without overlap"),
+        (
+            Layout(((4, 2),) * 2, (3, 1), method="1f1b", microbatches=8),
+            "pipeline 2 x batch 4 x model 2 (columns), 1f1b with 8 microbatches",
+        ),
+        (Layout(((3, 1), (1, 1)), (3, 1), method="pipedream"), "stages 3 x 1 + 1 x 1, pipedream"),
+    ],
+)
 def test_descriptions(layout: Layout, text: str) -> None:
     assert layout.describe() == text
 

@@ -12,12 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn import MLP
-from hybridnn.cost.collectives import Crossings, fold, from_root, pairs, scatter_tree, shift, tree
+from hybridnn.cost.collectives import Crossings
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.planning import plan as planning
 from hybridnn.cost.planning.layouts import feasible_layouts
-from hybridnn.cost.planning.plan import StepBounds, plan
+from hybridnn.cost.planning.plan import StepBounds
 from hybridnn.cost.prediction import groups, layer_costs, stage_costs
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
@@ -26,8 +26,7 @@ from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation import simulate_layout
 from hybridnn.parallel.grid import place_ranks
 from hybridnn.pipeline import layout as layouts
-from hybridnn.pipeline.layout import GridPlaces, Layout, StagePlace, grid_places
-from reference.machines import make_machine
+from hybridnn.pipeline.layout import GridPlaces, Layout, StagePlace
 
 CLUSTER = read_machine("cluster-1024")
 UNEVEN = Workload(MLP([32, 32, 32, 24, 24, 24, 24, 40, 32, 10]), 2000, 61)
@@ -103,15 +102,14 @@ def assert_equal(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-@pytest.mark.parametrize("workload", [UNEVEN, EVEN])
-@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(12, 4), (24, 5), (36, 8)])
+@pytest.mark.parametrize(("workload", "ranks", "ranks_per_node"), [(EVEN, 12, 4), (UNEVEN, 24, 5)])
 def test_predictions_and_bounds(
     workload: Workload, ranks: int, ranks_per_node: int, one_by_one: pytest.MonkeyPatch
 ) -> None:
     machine = cluster(40, ranks_per_node)
     generator = np.random.default_rng(ranks)
     feasible = list(feasible_layouts(workload, machine, ranks))
-    chosen = [feasible[number] for number in generator.choice(len(feasible), 30, replace=False)]
+    chosen = [feasible[number] for number in generator.choice(len(feasible), 15, replace=False)]
     assert len({layout.method for layout in chosen}) > 4
 
     def everything() -> list[dict[str, Any]]:
@@ -154,55 +152,18 @@ def test_simulated_steps_of_unequal_stages(ranks_per_node: int, one_by_one: pyte
         assert_equal(asdict(found), asdict(expected))
 
 
-def test_plans_choose_the_same_layouts(one_by_one: pytest.MonkeyPatch) -> None:
-    machine = cluster(6, 4)
-    clear_caches()
-    once = plan(UNEVEN, machine, 24, 5)
-    with one_by_one.context() as patch:
-        compute_all(patch)
-        each = plan(UNEVEN, machine, 24, 5)
-    assert once.layouts == each.layouts
-    assert [option.layout for option in once.options] == [option.layout for option in each.options]
-    for found, expected in zip(once.options, each.options, strict=True):
-        assert_equal(figures(found), figures(expected))
-
-
-def test_messages_of_equal_groups_are_counted_once() -> None:
-    """Against the messages of all groups, for stages that begin anywhere on a node."""
-    generator = np.random.default_rng(3)
-    repeated = 0
-    for _ in range(300):
-        ranks_per_node, model = (int(number) for number in generator.integers(1, 13, 2))
-        batches = [int(number) for number in generator.integers(1, 50, 3)]
-        ranks = sum(batches) * model
-        order = place_ranks((np.arange(ranks) // ranks_per_node).tolist(), model)
-        stages = np.split(np.array(order) // ranks_per_node, np.cumsum(batches)[:2] * model)
-        places = grid_places(tuple((batch, model) for batch in batches), ranks_per_node)
-        for stage, nodes in enumerate(stages):
-            grid = nodes.reshape(-1, model)
-            for found, rows in zip(groups._axis_crossings(places.of_stages[stage]), (grid.T, grid), strict=True):
-                expected = Crossings(rows)
-                assert found.spans == expected.spans
-                repeated += len(found._nodes) < len(rows)
-                for pattern in (shift, pairs, fold, tree, scatter_tree, from_root):
-                    for distance in (1, 2, 4):
-                        if 2 * distance <= rows.shape[1]:
-                            assert found.flows(pattern, distance) == expected.flows(pattern, distance)
-    assert repeated > 300
-
-
-# -- a hundred thousand ranks ------------------------------------------------------------------------------------------
-
-RANKS = 100_000
+# -- many ranks ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("ranks_per_node", "shape"), [(8, (2500, 10)), (10, (6250, 4)), (8, (5000, 5)), (10, (25, 1000))]
+    ("ranks_per_node", "shape"),
+    [(8, (2500, 10)), (10, (6250, 4)), (8, (5000, 5)), (12, (9, 3)), (5, (4, 7)), (10, (25, 1000))],
 )
 def test_groups_of_a_hundred_thousand_ranks(ranks_per_node: int, shape: tuple[int, int]) -> None:
-    """Against the nodes of all ranks, one after another, as the trainer places them."""
-    machine = cluster(RANKS // ranks_per_node, ranks_per_node)
-    nodes = np.array(place_ranks((np.arange(RANKS) // ranks_per_node).tolist(), shape[1])) // ranks_per_node
+    """Against the nodes of all ranks, one after another, as the trainer places them; and of few ranks."""
+    ranks = 4 * shape[0] * shape[1]
+    machine = cluster(-(-ranks // ranks_per_node), ranks_per_node)
+    nodes = np.array(place_ranks((np.arange(ranks) // ranks_per_node).tolist(), shape[1])) // ranks_per_node
     stages = nodes.reshape(4, *shape)
     found = Groups(Layout((shape,) * 4, (1,) * 4), machine)
     for stage, grid in enumerate(stages):
@@ -215,14 +176,3 @@ def test_groups_of_a_hundred_thousand_ranks(ranks_per_node: int, shape: tuple[in
         crossing = sender != receiver
         leaving, coming = np.bincount(sender[crossing]), np.bincount(receiver[crossing])
         assert found.flows(stage, stage + 1) == max(leaving.max(initial=0), coming.max(initial=0))
-
-
-def test_a_plan_of_a_hundred_thousand_ranks() -> None:
-    """With free messages only computing counts, so that the fastest layouts leave no rank without an equal share."""
-    machine = make_machine(nodes=12_500, ranks_per_node=8)
-    workload = Workload(MLP([400] * 5), 10**6, RANKS, classification=False)
-    found = plan(workload, machine, RANKS, wanted={"overlap": False}, top=3)
-    multiply_adds = (3 * 4 - 1) * 400 * 400 * RANKS  # three products of every layer but the first, which has two
-    assert found.best_exact is not None
-    assert found.best_exact.seconds_per_step == pytest.approx(multiply_adds * 1e-9 / RANKS)
-    assert found.best_exact.layout.ranks == RANKS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -30,45 +31,31 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import CURRENT, EXACT
+from reference.schedules import forms, small
 
 
-@pytest.mark.parametrize("stages", range(1, 7))
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_passes(method: str, stages: int) -> None:
+def test_every_method_passes(method: str) -> None:
     """Fewer minibatches, or microbatches, than stages included."""
     kind = METHODS[method]
-    for minibatches in (1, 2, 3, 7):
-        for microbatches in (1, 2, 5, 6, 12) if kind.cuts_minibatches else (1,):
+    for stages, minibatches in product((1, 2, 3, 5), (1, 3) if kind.cuts_minibatches else (1, 2, 7)):
+        for microbatches in (1, 2, 5, 6, 10) if kind.cuts_minibatches else (1,):
             if (kind.chunked and microbatches % stages) or (kind.fills_pipeline and microbatches < stages):
                 continue
-            for weight_grad in ("per-microbatch",) if kind.placed_weight_gradients else ("per-microbatch", "merged"):
-                for vertical_sync in (False, True) if kind.synchronized else (False,):
-                    for chunks in (2, 3) if kind.chunked else (1,):
-                        schedule = make_schedule(
-                            method,
-                            stages=stages,
-                            minibatches=minibatches,
-                            microbatches=microbatches,
-                            chunks=chunks,
-                            weight_grad=weight_grad,
-                            vertical_sync=vertical_sync,
-                        )
-                        lint(schedule)
+            for form, chunks in product(forms(method), (2, 3) if kind.chunked else (1,)):
+                size = {"stages": stages, "minibatches": minibatches, "microbatches": microbatches, "chunks": chunks}
+                lint(make_schedule(method, **size, **form))
 
 
-@pytest.mark.parametrize("stages", range(1, 7))
-def test_evaluation_passes(stages: int) -> None:
-    for minibatches in range(1, 9):
-        for chunks in (1, 2, 3):
-            lint(forward_only(stages, minibatches, chunks))
+def test_evaluation_passes() -> None:
+    for stages, minibatches, chunks in product((1, 2, 3, 5), (1, 2, 3, 8), (1, 2, 3)):
+        lint(forward_only(stages, minibatches, chunks))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_bounds_are_tight(method: str) -> None:
     """One microbatch less than stated is too few at some stage, so the bound says something."""
-    size = {"microbatches": 6} if METHODS[method].cuts_minibatches else {}
-    size |= {"chunks": 2} if METHODS[method].chunked else {}
-    schedule = make_schedule(method, stages=3, minibatches=6, **size)
+    schedule = small(method, 3, 6)
     for stage in range(3):
         bound = list(schedule.activation_bound)
         bound[stage] -= 1
@@ -136,11 +123,7 @@ BROKEN = [
     ("ddg", drop(0, Backward(2)), "stage 0, end of the list: backward 2 is missing"),
     ("zb-h1", drop(1, InputGradient(0, 1)), "stage 1, end of the list: input gradient 0.1 is missing"),
     ("zb-h1", drop(1, WeightGradient(0, 1)), "stage 1, end of the list: weight gradient 0.1 is missing"),
-    (
-        "1f1b",
-        put(1, 30, Forward(0, 2)),
-        "stage 1, instruction 30 (forward 0.2): is there twice, first as instruction 10",
-    ),
+    ("1f1b", put(1, 30, Forward(0, 2)), "stage 1, instruction 30 (forward 0.2): is there twice, first as instruc"),
     ("1f1b", put(1, 2, LoadInput(0, 1)), "stage 1, instruction 2 (load input 0.1): has no place on this stage"),
     ("1f1b", put(2, 0, SendActivations(0)), "stage 2, instruction 0 (send activations 0): has no place on this stage"),
     ("1f1b", put(0, 5, SendGradients(0)), "stage 0, instruction 5 (send gradients 0): has no place on this stage"),
@@ -149,16 +132,8 @@ BROKEN = [
     ("1f1b", put(0, 0, Forward(-1)), "stage 0, instruction 0 (forward -1): is out of range"),
     ("1f1b", put(0, 0, Forward(0, 0, 1)), "stage 0, instruction 0 (forward 0 of chunk 1): is out of range"),
     ("1f1b", put(0, 0, Unknown(0)), "stage 0, instruction 0 (dance 0): is not a known instruction"),
-    (
-        "zb-h1",
-        put(1, 40, Backward(0, 1)),
-        "stage 1, instruction 40 (backward 0.1): computes a gradient of microbatch 1",
-    ),
-    (
-        "zb-h1",
-        put(1, 40, WeightGradient(0, ALL_MICROBATCHES)),
-        "stage 1, instruction 40 (weight gradient 0): computes a gradient of microbatch 0",
-    ),
+    ("zb-h1", put(1, 40, Backward(0, 1)), "(backward 0.1): computes a gradient of microbatch 1"),
+    ("zb-h1", put(1, 40, WeightGradient(0, ALL_MICROBATCHES)), "(weight gradient 0): computes a gradient of microba"),
     ("1f1b", put(1, 40, WeightGradient(0, 1)), "stage 1, instruction 40 (weight gradient 0.1): computes a gradient"),
     # Order on the stage
     ("1f1b", before(0, Forward(0, 1), LoadInput(0, 1)), "(forward 0.1): comes before load input 0.1, which it needs"),
@@ -172,28 +147,12 @@ BROKEN = [
     ("fr", before(0, Recompute(1), Forward(1)), "(recompute 1): comes before forward 1, which it needs"),
     ("1f1b", before(2, ReduceGradients(0), Backward(0, 3)), "(reduce gradients 0): comes before backward 0.3, which"),
     ("1f1b", before(2, Update(0), ReduceGradients(0)), "(update 0): comes before reduce gradients 0, which it needs"),
-    (
-        "1f1b",
-        before(2, SendGradients(0, 3), ReceiveActivations(1)),
-        "(update 0): comes before send gradients 0.3, which",
-    ),
+    ("1f1b", before(2, SendGradients(0, 3), ReceiveActivations(1)), "(update 0): comes before send gradients 0.3,"),
     ("pipedream", swap(2, Update(1), Update(2)), "(update 2): comes before reduce gradients 2"),
-    (
-        "pipedream",
-        before(0, Update(1), ReduceGradients(2)),
-        "(backward 2): comes where the gradients of minibatch 1 have",
-    ),
+    ("pipedream", before(0, Update(1), ReduceGradients(2)), "(backward 2): comes where the gradients of minibatch 1"),
     # Messages
-    (
-        "1f1b",
-        swap(1, ReceiveActivations(0, 0), ReceiveActivations(0, 1)),
-        "stage 1, instruction 1 (forward 0): comes before receive activations 0, which it needs",
-    ),
-    (
-        "ddg",
-        drop(1, Barrier(2)),
-        "deadlock where every send blocks until it is received: stage 0 waits",
-    ),
+    ("1f1b", swap(1, ReceiveActivations(0, 0), ReceiveActivations(0, 1)), "(forward 0): comes before receive activ"),
+    ("ddg", drop(1, Barrier(2)), "deadlock where every send blocks until it is received: stage 0 waits"),
     # Weights
     ("vanilla", before(0, Update(0), SendActivations(3)), "(forward 3): reads weight version 1, but the newest is 0"),
     ("fr", before(1, Recompute(1), Update(0)), "(recompute 1): reads weight version 1, but the newest is 0"),
@@ -229,9 +188,7 @@ def last(*minibatches: int) -> list[Instruction]:
 
 def test_order_of_a_channel() -> None:
     lint(hand_made(first(0, 1), last(0, 1)))
-    with pytest.raises(
-        ScheduleError, match=r"stage 0, .* \(send activations 1\): is not its turn: forward 0 came before"
-    ):
+    with pytest.raises(ScheduleError, match=r"\(send activations 1\): is not its turn: forward 0 came before"):
         lint(hand_made(first(1, 0), last(1, 0)))
     with pytest.raises(ScheduleError) as caught:
         lint(hand_made(first(1, 0), last(0, 1)))
@@ -258,15 +215,12 @@ def test_deadlock_names_the_cycle() -> None:
     )
 
 
-def test_barrier_that_a_stage_never_reaches() -> None:
+def test_deadlock_of_a_barrier_or_a_message_of_a_rank_to_itself() -> None:
     schedule = make_schedule("ddg", stages=2, minibatches=1)
     orders = (schedule.orders[0], tuple(i for i in schedule.orders[1] if i != Barrier(1)))
     with pytest.raises(ScheduleError, match=r"stage 0 waits at instruction \d+ \(barrier 1\) for stage 1, which has"):
         lint(replace(schedule, orders=orders))
-
-
-def test_message_of_a_rank_to_itself() -> None:
-    """Two chunks of one rank: the send never ends, because the same rank would have to receive."""
+    # Two chunks of one rank: the send never ends, because the same rank would have to receive.
     chunks = [Forward(0, 0, 0), SendActivations(0, 0, 0), ReceiveActivations(0, 0, 1), Forward(0, 0, 1)]
     order = (LoadInput(0), *chunks[:3], LoadTarget(0, 0, 1), chunks[3])
     with pytest.raises(ScheduleError, match=r"stage 0 waits at instruction 2 \(send activations 0\) for stage 0$"):

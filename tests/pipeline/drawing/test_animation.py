@@ -35,13 +35,11 @@ def held(items: Iterable[Stored], time: float) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("method", "sizes"),
     [
-        ("gpipe", {"microbatches": 6}),
         ("1f1b", {"microbatches": 6}),
-        ("1f1b", {"microbatches": 6, "weight_grad": "merged"}),
+        ("gpipe", {"microbatches": 6, "weight_grad": "merged"}),
         ("zb-h1", {"microbatches": 6}),
         ("ddg", {}),
         ("fr", {}),
-        ("pipedream", {}),
         ("pipedream", {"vertical_sync": True, "message": 0.5}),
         ("vanilla", {}),
         ("spectrain", {"forward": 1.5, "backward": 1.5}),
@@ -70,9 +68,8 @@ def test_features_replay_holds_inputs_until_they_are_recomputed() -> None:
     made = schedule("fr", stages=STAGES)
     for stage, found in enumerate(made.animation.stages):
         peak = max(len(held(found.inputs, time)) for time in moments(made.timeline))
-        assert peak == (
-            STAGES - stage if stage < STAGES - 1 else 0
-        )  # Kang 2019, Table 1; the last one recomputes nothing
+        # Kang 2019, Table 1; the last one recomputes nothing.
+        assert peak == (STAGES - stage if stage < STAGES - 1 else 0)
     assert not any(stage.inputs for stage in schedule("pipedream", stages=STAGES).animation.stages)
 
 
@@ -94,16 +91,9 @@ def test_every_message_leaves_after_its_computation_and_is_used_by_the_next_one(
 def test_the_data_in_the_page_are_those_of_the_animation() -> None:
     made = schedule("pipedream", stages=3, minibatches=5)
     found = data_of(html_page(made.animation))
-    boxes = [
-        [
-            (start, end, found["kinds"][kind]["name"], label, version)
-            for start, end, kind, label, version in row["boxes"]
-        ]
-        for row in found["rows"]
-    ]
-    assert boxes == [
-        [(box.start, box.end, box.kind, box.label, box.version) for box in row.boxes] for row in made.drawing.rows
-    ]
+    for row, drawn in zip(found["rows"], made.drawing.rows, strict=True):
+        boxes = [(start, end, found["kinds"][kind]["name"], *texts) for start, end, kind, *texts in row["boxes"]]
+        assert boxes == [(box.start, box.end, box.kind, box.label, box.version) for box in drawn.boxes]
     assert found["makespan"] == made.makespan
     assert found["stages"][2]["weights"][-1] == ["v5", made.timeline.stages[2][-1].end, None]
     assert len(found["messages"]) == 2 * 2 * 5

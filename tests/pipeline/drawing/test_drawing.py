@@ -47,15 +47,7 @@ def one_row(*boxes: Box, makespan: float = 0.0, label: str = "stage 0") -> Drawi
     return Drawing("a title", (Row(label, boxes),), makespan or max(box.end for box in boxes))
 
 
-def test_text_of_the_naive_order() -> None:
-    # Kang 2019, Figure 2, with two devices.
-    assert rows(drawn("sequential", 1, 1, 0.5, stages=2, minibatches=2)) == [
-        "F1 ......B1 F2 ......B2",
-        "...F1 B1 ......F2 B2 ...",
-    ]
-
-
-def test_text_of_pipedream_as_in_figure_5() -> None:
+def test_text_of_methods() -> None:
     # Kang 2019, Figure 5: four devices, forward and backward of equal length.
     assert rows(drawn("pipedream", 1, 1, 0.5, stages=4, minibatches=5)) == [
         "F1 F2 F3 F4 .........B1 F5 B2 ...B3 ...B4 ...B5",
@@ -63,22 +55,20 @@ def test_text_of_pipedream_as_in_figure_5() -> None:
         "......F1 F2 ...B1 F3 B2 F4 B3 F5 B4 ...B5 ......",
         ".........F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 .........",
     ]
-
-
-def test_text_of_features_replay_shows_the_recomputation() -> None:
     # Barriers separate the forward pass from the backward passes; the last stage recomputes nothing.
     assert rows(drawn("fr", 1, 2, 1, stages=2, minibatches=2)) == [
         "F1 .........F2 ...R1 B1=== R2 B2===",
         "...F1 B1=== ...F2 B2=== ............",
     ]
-
-
-def test_text_of_split_backward_passes() -> None:
     # Zero bubble, K = 2: weight gradients of stage 1 one microbatch late.
-    assert rows(drawn("zb-h1", 1, 2, 1, stages=2, minibatches=1, microbatches=2)) == [
-        "F1 F2 ...I1 W1 I2 W2",
-        "...F1 I1 F2 I2 W1 W2",
-    ]
+    text = text_of(drawn("zb-h1", 1, 2, 1, stages=2, minibatches=1, microbatches=2))
+    assert rows_of(text) == ["F1 F2 ...I1 W1 I2 W2", "...F1 I1 F2 I2 W1 W2"]
+    legend = "F forward   I input gradient   W weight gradient   . idle   number: microbatch, from 1"
+    assert text.splitlines()[-1] == legend
+    # Three stages, three items, forward only: 3 + 3 - 1 slots instead of 9; passes without duration have no box.
+    drawing = drawn("gpipe", 1, 0, 0, stages=3, minibatches=1, microbatches=3)
+    assert drawing.makespan == 5
+    assert rows(drawing) == ["F1 F2 F3 ......", "...F1 F2 F3 ...", "......F1 F2 F3"]
 
 
 def test_labels_of_microbatches_and_chunks() -> None:
@@ -93,25 +83,12 @@ def test_labels_of_microbatches_and_chunks() -> None:
     ]
 
 
-def test_computations_without_duration_have_no_box() -> None:
-    # Three stages, three items, forward only: 3 + 3 - 1 slots instead of 9.
-    drawing = drawn("gpipe", 1, 0, 0, stages=3, minibatches=1, microbatches=3)
-    assert drawing.makespan == 5
-    assert rows(drawing) == ["F1 F2 F3 ......", "...F1 F2 F3 ...", "......F1 F2 F3"]
-
-
 def test_ticks_are_above_their_columns() -> None:
     text = text_of(drawn("pipedream", 1, 1, 0.5, stages=4, minibatches=5))
     axis = next(line for line in text.splitlines() if line.startswith("time"))
     for label in re.finditer(r"\d+", axis):
         assert label.start() == len("stage 0  ") + 3 * int(label.group())
     assert "10" in axis
-
-
-def test_legend_has_the_kinds_that_occur() -> None:
-    text = text_of(drawn("zb-h1", 1, 2, 1, stages=2, minibatches=1, microbatches=2))
-    legend = text.splitlines()[-1]
-    assert legend == "F forward   I input gradient   W weight gradient   . idle   number: microbatch, from 1"
 
 
 def test_wide_drawings_continue_below_and_are_cut_with_a_note() -> None:
@@ -147,12 +124,9 @@ def test_measured_times_never_break_the_page(parts: list[tuple[float, float, str
     assert styles <= {kind.style for kind in KINDS.values()}
 
 
-def test_one_short_box_does_not_determine_the_scale() -> None:
+def test_a_short_box_or_kind_does_not_determine_the_scale() -> None:
     boxes = [Box(t, t + 1, "1", "forward", 0) for t in range(9)]
     assert rows(one_row(*boxes, Box(9, 9 + 1e-9, "1", "forward", 0), makespan=10)) == ["F1 " * 9 + "..."]
-
-
-def test_a_very_short_kind_does_not_determine_the_scale() -> None:
     # Three columns, a letter, a digit and a gap, are a tenth of the long one.
     drawing = one_row(Box(0, 10, "1", "forward", 0), Box(10, 10.001, "1", "backward", 0), Box(10.001, 11, "", "wait"))
     assert rows(drawing) == ["F1" + "=" * 27 + " ~="]
@@ -188,36 +162,28 @@ def test_svg_boxes_are_at_their_times() -> None:
     assert found == forward | backward
 
 
-def test_svg_tooltips_name_the_weights() -> None:
-    tooltips = [box[4] for box in svg_boxes(svg_text(drawn("spectrain", 1, 1, 0.5, stages=2, minibatches=3)))]
-    assert "forward of minibatch 3, stage 0, time 4 to 5, weights after 1 updates, predicted 1 ahead" in tooltips, (
-        tooltips
-    )
+def test_svg_document() -> None:
+    """Tooltips name the weights; a title, a view box and a white background."""
+    text = svg_text(drawn("spectrain", 1, 1, 0.5, stages=2, minibatches=3))
+    tooltips = [box[4] for box in svg_boxes(text)]
+    assert "forward of minibatch 3, stage 0, time 4 to 5, weights after 1 updates, predicted 1 ahead" in tooltips
     assert "backward of minibatch 3, stage 0, time 7 to 8, weights after 2 updates" in tooltips
-
-
-def test_svg_document_has_a_title_a_view_box_and_a_white_background() -> None:
-    root = ElementTree.fromstring(svg_text(drawn("ddg", 1, 2, 1, stages=2, minibatches=2)))
+    root = ElementTree.fromstring(text)
     assert root.tag == f"{SVG}svg"
-    assert root.findtext(f"{SVG}title") == "ddg: 2 stages, 2 minibatches"
+    assert root.findtext(f"{SVG}title") == "spectrain: 2 stages, 3 minibatches"
     assert root.attrib["viewBox"] == f"0 0 {root.attrib['width']} {root.attrib['height']}"
     background = root.find(f"{SVG}rect")
     assert background is not None
     assert (background.attrib["width"], background.attrib["fill"]) == (root.attrib["width"], "#ffffff")
     names = {text.text for text in root.iter(f"{SVG}text")}
     assert {"stage 0", "stage 1", "forward", "backward", "idle", "time", "number: minibatch, from 1"} <= names
-    right = max(
-        float(rect.attrib["x"]) + float(rect.attrib["width"]) for rect in root.findall(f"{SVG}g/{SVG}g/{SVG}rect")
-    )
+    boxes = root.findall(f"{SVG}g/{SVG}g/{SVG}rect")
+    right = max(float(rect.attrib["x"]) + float(rect.attrib["width"]) for rect in boxes)
     assert right <= float(root.attrib["width"])
 
 
 def test_svg_escapes_text_and_leaves_out_labels_that_do_not_fit() -> None:
-    boxes = (
-        Box(0, 1, "<1>", "forward", 0, "a & b"),
-        Box(1, 2, "2", "forward", 1),
-        Box(2, 2.1, "123", "wait", 2),
-    )
+    boxes = Box(0, 1, "<1>", "forward", 0, "a & b"), Box(1, 2, "2", "forward", 1), Box(2, 2.1, "123", "wait", 2)
     found = svg_boxes(svg_text(one_row(*boxes, label="<rank>")))
     assert [(label, tooltip) for *_, label, tooltip in found] == [("<1>", "a & b"), ("2", "forward"), ("", "wait")]
 
@@ -245,9 +211,9 @@ def test_pdf_is_the_same_every_time() -> None:
 
 
 def test_png_of_a_large_schedule_keeps_its_size() -> None:
-    drawing = one_row(*(Box(t, t + 1, str(t), "forward", t) for t in range(3000)))
-    _, width = imread(BytesIO(picture_bytes(drawing, "png"))).shape[:2]
-    assert width < 10_000
+    drawing = one_row(*(Box(t, t + 1, str(t), "forward", t) for t in range(1000)))
+    width = int.from_bytes(picture_bytes(drawing, "png")[16:20], "big")  # of the header
+    assert 1000 < width < 10_000
 
 
 def test_colours_differ_in_lightness_and_labels_are_readable() -> None:
@@ -280,15 +246,13 @@ def test_text_has_contrast_on_light_and_dark_pages() -> None:
     for text in texts:
         assert contrast(text.attrib["fill"], "#ffffff") >= 4.5
         assert contrast(dark[text.attrib["class"]], dark["hn-paper"]) >= 4.5
-    for kind in KINDS.values():
-        assert contrast(kind.ink, kind.fill) >= 4.5
     light = [
         element for element in root.iter() if element.attrib.get("fill") == "#ffffff" and element.tag != f"{SVG}text"
     ]
     assert all("class" in element.attrib for element in light)
 
 
-@pytest.mark.parametrize("method", ["gpipe", "1f1b", "zb-h1", "pipedream"])
+@pytest.mark.parametrize("method", ["zb-h1", "pipedream"])
 def test_arrows_lead_from_the_end_of_a_pass_to_the_pass_that_uses_it(method: str) -> None:
     made = schedule(method, stages=3, message=0.25)
     sends = {"forward": 1, "backward": -1, "input gradient": -1}

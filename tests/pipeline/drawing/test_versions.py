@@ -22,10 +22,6 @@ def stale(k: int, t: int) -> int:
     return max(0, t - (STAGES - 1 - k))
 
 
-def of_first_stage(k: int, t: int) -> int:
-    return max(0, t - (STAGES - 1))
-
-
 def current(k: int, t: int) -> int:
     return t
 
@@ -72,24 +68,16 @@ def test_predictions_are_those_of_spectrain_in_a_full_pipeline() -> None:
         assert text == (f"v{version}+{ahead}" if ahead else f"v{version}"), (k, kind, t)
 
 
-def test_the_pictures_of_methods_with_one_order_differ() -> None:
-    pictures = {method: schedule(method, stages=4)._repr_svg_() for method in ("pipedream", "vanilla", "spectrain")}
-    bodies = {text.replace(method, "") for method, text in pictures.items()}
-    assert len(bodies) == 3
-
-
-@pytest.mark.parametrize("method", ["gpipe", "1f1b", "interleaved", "zb-h1", "sequential"])
-def test_exact_methods_show_no_versions(method: str) -> None:
-    drawing = schedule(method, stages=3).drawing
-    assert drawing.versions == ""
-    assert not any(box.version for row in drawing.rows for box in row.boxes)
+def test_exact_methods_show_no_versions() -> None:
+    for method in ("gpipe", "zb-h1", "sequential"):
+        drawing = schedule(method, stages=3).drawing
+        assert drawing.versions == ""
+        assert not any(box.version for row in drawing.rows for box in row.boxes)
 
 
 def test_versions_need_room_and_are_drawn_as_png_too() -> None:
     drawing = schedule("spectrain", stages=4).drawing
     assert drawing.versions == "v2: weights after 2 updates; v2+1: predicted 1 update ahead"
-    heights = [
-        float(ElementTree.fromstring(svg_text(schedule(name).drawing)).get("height", "0")) for name in ("1f1b", "fr")
-    ]
-    assert heights[1] == heights[0] + 4 * 11.0
+    pictures = [ElementTree.fromstring(svg_text(schedule(name).drawing)) for name in ("1f1b", "fr")]
+    assert float(pictures[1].attrib["height"]) == float(pictures[0].attrib["height"]) + 4 * 11.0
     assert picture_bytes(drawing, "png").startswith(b"\x89PNG")

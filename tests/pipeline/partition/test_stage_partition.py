@@ -57,18 +57,15 @@ def costs(
     return sorted(result, reverse=True)
 
 
-def test_eleven_layers_over_three_stages_are_four_four_three() -> None:
-    assert uniform_partition(11, 3) == (4, 4, 3)
-
-
 @given(st.integers(1, 40), st.data())
 def test_uniform_counts_differ_by_one_and_the_larger_come_first(count: int, data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, count))
     counts = uniform_partition(count, parts)
-    assert sum(counts) == count
-    assert len(counts) == parts
+    assert (sum(counts), len(counts)) == (count, parts)
     assert max(counts) - min(counts) <= 1
     assert list(counts) == sorted(counts, reverse=True)
+    # 0.1 has no exact value in binary: sums of it must still tie.
+    assert balanced_partition(layers(*[0.1] * count), parts) == counts
 
 
 @given(LAYERS, LINKS, st.data())
@@ -86,53 +83,38 @@ def test_balanced_is_the_best_of_all_partitions(
     assert rank(found) == min(rank(counts) for counts in compositions(len(profile), parts))
 
 
+def placements(profile: Sequence[LayerProfile], ranks: int, parts: int, link: LinkCost) -> Iterator[list[float]]:
+    """Costs of all divisions of layers and ranks into stages."""
+    for counts, replicas in product(compositions(len(profile), parts), compositions(ranks, parts)):
+        yield costs(profile, counts, replicas, link)
+
+
 @given(LAYERS.filter(lambda profile: len(profile) <= 6), LINKS, st.integers(1, 6), st.data())
 def test_replicated_is_the_best_of_all_placements(
     profile: list[LayerProfile], link: LinkCost, ranks: int, data: st.DataObject
 ) -> None:
     parts = data.draw(st.integers(1, min(len(profile), ranks)))
-    found = replicated_partition(profile, ranks, parts, link=link)
-    best = min(
-        costs(profile, counts, replicas, link)
-        for counts in compositions(len(profile), parts)
-        for replicas in compositions(ranks, parts)
-    )
-    counts, replicas = zip(*found, strict=True)
-    assert sum(counts) == len(profile)
-    assert sum(replicas) == ranks
-    assert costs(profile, counts, replicas, link) == pytest.approx(best)
+    counts, replicas = zip(*replicated_partition(profile, ranks, parts, link=link), strict=True)
+    assert (sum(counts), sum(replicas)) == (len(profile), ranks)
+    assert costs(profile, counts, replicas, link) == pytest.approx(min(placements(profile, ranks, parts, link)))
 
 
 @given(LAYERS.filter(lambda profile: len(profile) <= 5), LINKS, st.integers(1, 5))
 def test_the_number_of_stages_is_the_fastest_and_then_the_smallest(
     profile: list[LayerProfile], link: LinkCost, ranks: int
 ) -> None:
-    found = replicated_partition(profile, ranks, link=link)
-    slowest = {
-        parts: min(
-            costs(profile, counts, replicas, link)[0]
-            for counts in compositions(len(profile), parts)
-            for replicas in compositions(ranks, parts)
-        )
-        for parts in range(1, min(len(profile), ranks) + 1)
-    }
+    most = min(len(profile), ranks)
+    slowest = {parts: min(cost[0] for cost in placements(profile, ranks, parts, link)) for parts in range(1, most + 1)}
     least = min(slowest.values())
-    counts, replicas = zip(*found, strict=True)
-    found_slowest = costs(profile, counts, replicas, link)[0]
-    assert found_slowest == pytest.approx(least)
-    assert len(found) <= min(parts for parts, seconds in slowest.items() if seconds == least)
+    counts, replicas = zip(*replicated_partition(profile, ranks, link=link), strict=True)
+    assert costs(profile, counts, replicas, link)[0] == pytest.approx(least)
+    assert len(counts) <= min(parts for parts, seconds in slowest.items() if seconds == least)
 
 
 def test_one_slow_layer_is_a_stage() -> None:
     # 10 is the slowest in any partition; the rest, 1 1 1 and 2 2, is divided as evenly as the order allows.
     assert balanced_partition(layers(1, 1, 1, 10, 2, 2), 3) == (3, 1, 2)
     assert balanced_partition(layers(10, 1, 1, 1, 1), 3) == (1, 2, 2)
-
-
-@pytest.mark.parametrize(("count", "parts"), [(1, 1), (11, 3), (10, 4), (8, 2), (7, 7)])
-def test_equal_layers_are_divided_uniformly(count: int, parts: int) -> None:
-    # 0.1 has no exact value in binary: sums of it must still tie.
-    assert balanced_partition(layers(*[0.1] * count), parts) == uniform_partition(count, parts)
 
 
 def test_an_expensive_message_moves_the_boundary() -> None:
@@ -187,21 +169,11 @@ def test_a_plan_sums_layers_and_compares_stages() -> None:
     assert plan_partition(layers(5), (1,)).bottleneck == 5.0
 
 
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        ((2, 2), "parallel.partition = [2, 2]: needs one count of layers for each of 3 stages"),
-        ((2, 2, 1), "parallel.partition = [2, 2, 1]: the counts add up to 5, the network has 6 layers"),
-        ((3, 0, 3), "parallel.partition = [3, 0, 3]: each stage needs a whole number of layers, 1 or more"),
-        ((3, 4, -1), "each stage needs a whole number"),
-        ((2.0, 2, 2), "each stage needs a whole number"),
-        ((True, 4, 1), "each stage needs a whole number"),
-    ],
-)
-def test_wrong_partitions_are_refused(counts: tuple[int, ...], message: str) -> None:
+@pytest.mark.parametrize("counts", [(2, 2), (2, 2, 1), (3, 0, 3), (3, 4, -1), (2.0, 2, 2), (True, 4, 1)])
+def test_wrong_partitions_are_refused(counts: tuple[int, ...]) -> None:
     with pytest.raises(SettingError) as error:
         check_partition(counts, 6, 3)
-    assert message in str(error.value)
+    assert (error.value.setting, error.value.value) == ("parallel.partition", list(counts))
     check_partition((1, 4, 1), 6, 3)
 
 
@@ -209,9 +181,9 @@ def test_wrong_partitions_are_refused(counts: tuple[int, ...], message: str) -> 
     ("action", "message"),
     [
         (lambda: uniform_partition(3, 4), "parallel.pipeline = 4: at most 3, the number of layers"),
-        (lambda: check_partition((1, 1, 1, 0), 3, 4), "parallel.pipeline = 4: at most 3, the number of layers"),
-        (lambda: balanced_partition(layers(1, 2), 3), "parallel.pipeline = 3: at most 2, the number of layers"),
-        (lambda: replicated_partition(layers(1, 2), 9, 3), "parallel.pipeline = 3: at most 2, the number of layers"),
+        (lambda: check_partition((1, 1, 1, 0), 3, 4), "parallel.pipeline = 4: at most 3"),
+        (lambda: balanced_partition(layers(1, 2), 3), "parallel.pipeline = 3: at most 2"),
+        (lambda: replicated_partition(layers(1, 2), 9, 3), "parallel.pipeline = 3: at most 2"),
         (lambda: uniform_partition(3, 0), "parallel.pipeline = 0: a whole number, 1 or more"),
         (lambda: replicated_partition(layers(1, 2), 1, 2), "ranks = 1: at least 2, one for each stage"),
         (lambda: replicated_partition(layers(1, 2), 0), "ranks = 0: a whole number, 1 or more"),
@@ -222,7 +194,7 @@ def test_wrong_partitions_are_refused(counts: tuple[int, ...], message: str) -> 
 def test_wrong_numbers_are_refused(action: Callable[[], object], message: str) -> None:
     with pytest.raises(SettingError) as error:
         action()
-    assert str(error.value) == message
+    assert str(error.value).startswith(message)
 
 
 @given(st.data())

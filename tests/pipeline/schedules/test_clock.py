@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,25 +25,21 @@ from hybridnn.pipeline.schedules.instructions import (
     ReduceGradients,
 )
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
-from hybridnn.pipeline.schedules.schedule import Message, Schedule, ScheduleError
+from hybridnn.pipeline.schedules.schedule import Message, ScheduleError
 from reference.schedule_times import times_of_computations
-
-COUNTS = (1, 2, 3, 5, 8, 13)
+from reference.schedules import small
 
 
 @dataclass(frozen=True)
-class Constant:
-    """The same durations on all stages."""
+class Costs:
+    """Durations by stage and instruction; all messages cost the same."""
 
-    kinds: Mapping[type[Instruction], Seconds]
+    duration: Callable[[int, Instruction], Seconds]
     transfer: Seconds = 0.0
     hidden: float = 1.0
     barrier: float = 0.0
     occupied: float = 0.0
     messages: list[Message] = field(default_factory=list)
-
-    def duration(self, stage: int, instruction: Instruction) -> Seconds:
-        return self.kinds.get(type(instruction), 0.0)
 
     def message(self, message: Message) -> Seconds:
         self.messages.append(message)
@@ -55,23 +52,24 @@ class Constant:
         return self.barrier
 
 
-def passes(forward: float, backward: float, **more: Any) -> Constant:
-    return Constant({Forward: forward, Recompute: forward, Backward: backward}, **more)
+def by_kind(kinds: Mapping[type[Instruction], Seconds], *more: Any, **options: Any) -> Costs:
+    """The same durations on all stages."""
+    return Costs(lambda stage, instruction: kinds.get(type(instruction), 0.0), *more, **options)
 
 
-def small(method: str, stages: int, minibatches: int = 3, *, messages: bool = False) -> Schedule:
-    kind = METHODS[method]
-    microbatches = 2 * stages if kind.cuts_minibatches else 1
-    chunks = 3 if kind.chunked else 1
-    return make_schedule(
-        method, stages=stages, minibatches=minibatches, microbatches=microbatches, chunks=chunks, messages=messages
-    )
+def passes(forward: float, backward: float, **more: Any) -> Costs:
+    return by_kind({Forward: forward, Recompute: forward, Backward: backward}, **more)
 
 
-@pytest.mark.parametrize("stages", range(1, 6))
-def test_barriers_of_delayed_gradients(stages: int) -> None:
+def uneven(stage: int, instruction: Instruction) -> float:
+    """Durations that differ by stage, kind, microbatch and chunk."""
+    number = COMPUTATIONS.index(type(instruction))
+    return 1.1 + 0.1 * stage + 0.7 * number + 0.01 * instruction.microbatch + 0.3 * instruction.chunk
+
+
+def test_barriers_of_delayed_gradients() -> None:
     """Kang 2019, Table 1: K t_F + t_B per minibatch and K - 1 backward phases more; a barrier before and after each."""
-    for minibatches in COUNTS:
+    for stages, minibatches in product((1, 2, 3, 5), (1, 2, 3, 8)):
         schedule = make_schedule("ddg", stages=stages, minibatches=minibatches)
         barriers = (minibatches - 1) + (minibatches + stages - 1)
         done = run(compile_schedule(schedule), passes(1, 2, barrier=10.0))
@@ -80,13 +78,11 @@ def test_barriers_of_delayed_gradients(stages: int) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stages", [1, 2, 5])
-@pytest.mark.parametrize("transfer", [0.0, 0.6])
-def test_hidden_messages_against_the_reference(method: str, stages: int, transfer: float) -> None:
+def test_hidden_messages_against_the_reference(method: str) -> None:
     """To the last bit, with and without loads and messages in the lists."""
-    costs = Uneven(transfer, 1.0)
-    for messages in (False, True):
-        schedule = small(method, stages, messages=messages)
+    for stages, transfer, messages in product((1, 2, 5), (0.0, 0.6), (False, True)):
+        costs = Costs(uneven, transfer)
+        schedule = small(method, stages, chunks=3, messages=messages)
         starts, ends = times_of_computations(schedule, costs.duration, transfer)
         done = run(compile_schedule(schedule), costs)
         for stage, order in enumerate(schedule.orders):
@@ -104,7 +100,7 @@ def test_hidden_messages_against_the_reference(method: str, stages: int, transfe
 @given(st.lists(st.floats(0.1, 9), min_size=1, max_size=6), st.integers(1, 8))
 def test_stages_of_different_speed(speeds: list[float], minibatches: int) -> None:
     """Equal jobs through machines in a row: the sum of all times, and the slowest once more for every further job."""
-    costs = Uneven(0.0, 1.0, speeds)
+    costs = Costs(lambda stage, _: speeds[stage])
     makespan = run(compile_schedule(forward_only(len(speeds), minibatches)), costs).makespan
     assert makespan == pytest.approx(sum(speeds) + (minibatches - 1) * max(speeds))
 
@@ -136,14 +132,14 @@ def test_messages_of_one_direction_share_their_link(count: int, forward: float, 
     costs = passes(forward, 0.0, transfer=alpha + occupied, occupied=occupied)
     expected = 2 * forward + alpha + occupied + (count - 1) * max(forward, occupied)
     assert run(program, costs).makespan == pytest.approx(expected)
-    replicas = Constant({Forward: np.full(2, forward)}, alpha + occupied, occupied=occupied)
+    replicas = by_kind({Forward: np.full(2, forward)}, alpha + occupied, occupied=occupied)
     assert run(program, replicas).makespan.tolist() == pytest.approx([expected] * 2)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_links_of_both_directions_are_independent(method: str) -> None:
     """With links that are never busy twice, occupying them changes nothing; with busy ones, nothing is faster."""
-    program = compile_schedule(small(method, 3))
+    program = compile_schedule(small(method, 3, messages=False))
     free, slow = (run(program, passes(1.0, 2.0, transfer=0.5, occupied=occupied)) for occupied in (0.0, 4.0))
     brief = run(program, passes(1.0, 2.0, transfer=0.5, occupied=1e-9))
     assert brief.makespan == pytest.approx(free.makespan)
@@ -154,24 +150,23 @@ def test_links_of_both_directions_are_independent(method: str) -> None:
 
 
 def test_waits_receiving_and_computing_fill_the_time() -> None:
-    done = run(compile_schedule(small("1f1b", 4)), Uneven(0.6, 0.3))
-    for stage in range(4):
-        own = done.program.of(stage)
+    done = run(compile_schedule(small("1f1b", 4, messages=False)), Costs(uneven, 0.6, 0.3))
+    assert (done.waits >= -1e-12).all()
+    for own in map(done.program.of, range(4)):
         filled = (done.waits + done.receiving + done.ends - done.starts)[own].sum()
         assert filled == pytest.approx(done.ends[own][-1])
-        assert (done.waits[own] >= -1e-12).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_elements_of_arrays_are_independent_runs(method: str) -> None:
     """Without `meet`, every element of an array is one run of numbers."""
-    program = compile_schedule(small(method, 3))
+    program = compile_schedule(small(method, 3, messages=False))
     many = [{kind: float(number + 2 * place + 1) for number, kind in enumerate(COMPUTATIONS)} for place in range(4)]
     kinds = {kind: np.array([one[kind] for one in many]) for kind in COMPUTATIONS}
     transfers = [0.0, 0.5, 1.0, 7.0]
-    together = run(program, Constant(kinds, np.array(transfers), 0.5, 0.25))
+    together = run(program, by_kind(kinds, np.array(transfers), 0.5, 0.25))
     for place, (one, transfer) in enumerate(zip(many, transfers, strict=True)):
-        alone = run(program, Constant(one, transfer, 0.5, 0.25))
+        alone = run(program, by_kind(one, transfer, 0.5, 0.25))
         for name in ("starts", "ends", "receiving", "waits", "busy", "communication", "bubble"):
             assert getattr(together, name)[:, place].tolist() == pytest.approx(getattr(alone, name).tolist())
         assert together.makespan[place] == pytest.approx(alone.makespan)
@@ -186,7 +181,7 @@ def test_replicas_meet() -> None:
         return np.full_like(times, times.max()) if isinstance(instruction, ReduceGradients) else times
 
     kinds = {Forward: np.array([1.0, 2.0]), Backward: np.array([2.0, 4.0]), ReduceGradients: 5.0}
-    done = run(program, Constant(kinds), meet)
+    done = run(program, by_kind(kinds), meet)
     # (m + K - 1)(t_F + t_B) of the slower one at stage 0, then the reduction.
     assert done.makespan.tolist() == [4 * 6 + 5.0] * 2
     assert done.busy.tolist() == [[3 * 3 + 5, 3 * 6 + 5]] * 2
@@ -195,7 +190,7 @@ def test_replicas_meet() -> None:
 def test_replicas_meet_at_barriers() -> None:
     """One is slow in the forward pass, the other in the backward pass: each phase takes what the slower one takes."""
     program = compile_schedule(make_schedule("ddg", stages=3, minibatches=4))
-    costs = Constant({Forward: np.array([1.0, 2.0]), Backward: np.array([5.0, 2.0])})
+    costs = by_kind({Forward: np.array([1.0, 2.0]), Backward: np.array([5.0, 2.0])})
     assert run(program, costs, lambda stage, instruction, times: times).makespan.tolist() == [
         4 * (3 * 2 + 5) + 2 * 5,
         4 * (3 * 2 + 5) + 1 * 5 + 2,
@@ -205,7 +200,7 @@ def test_replicas_meet_at_barriers() -> None:
 @given(st.sampled_from(sorted(METHODS)), st.integers(1, 6))
 def test_order_of_a_program(method: str, stages: int) -> None:
     """Everything once, after what it needs and after what its stage does before."""
-    program = compile_schedule(small(method, stages))
+    program = compile_schedule(small(method, stages, messages=False))
     places = [place for place in program.order if place != BARRIER]
     when = {place: moment for moment, place in enumerate(places)}
     assert sorted(places) == list(range(len(program.computations)))
@@ -216,40 +211,16 @@ def test_order_of_a_program(method: str, stages: int) -> None:
 
 def test_the_cost_of_each_message_is_read_once() -> None:
     costs = passes(1, 2)
-    run(compile_schedule(small("1f1b", 3, minibatches=1)), costs)
+    run(compile_schedule(small("1f1b", 3, 1, messages=False)), costs)
     ends = sorted((message[0].sender, message[0].receiver, message[2]) for message in costs.messages)
     assert ends == sorted((a, b, m) for a, b in [(0, 1), (1, 2), (2, 1), (1, 0)] for m in range(6))
 
 
 def test_a_deadlock_is_refused() -> None:
-    schedule = small("gpipe", 2, minibatches=1)
+    schedule = small("gpipe", 2, 1, messages=False)
     first = schedule.orders[0]
     broken = replace(schedule, orders=(first[::-1], schedule.orders[1]))
     with pytest.raises(ScheduleError, match=r"stage 0, instruction 2 \(backward 0.3\): waits for something"):
         compile_schedule(broken)
     with pytest.raises(ScheduleError, match=r"stage 0, instruction 0 \(backward 0\): waits for something"):
         compile_schedule(replace(schedule, orders=(first[4:], schedule.orders[1])))
-
-
-@dataclass(frozen=True)
-class Uneven:
-    """Durations that differ by stage, kind, microbatch and chunk, or by stage alone."""
-
-    transfer: float
-    hidden: float
-    of_stages: Sequence[float] = ()
-
-    def duration(self, stage: int, instruction: Instruction) -> float:
-        if self.of_stages:
-            return self.of_stages[stage]
-        number = COMPUTATIONS.index(type(instruction))
-        return 1.1 + 0.1 * stage + 0.7 * number + 0.01 * instruction.microbatch + 0.3 * instruction.chunk
-
-    def link(self, message: Message) -> float:
-        return 0.0
-
-    def message(self, message: Message) -> float:
-        return self.transfer
-
-    def barrier_seconds(self) -> float:
-        return 0.0

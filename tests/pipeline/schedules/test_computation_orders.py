@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,8 +17,7 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
-
-STAGES = range(1, 9)
+from reference.schedules import small
 
 
 def compute(schedule: Schedule, stage: int) -> list[str]:
@@ -36,11 +36,10 @@ def steady(schedule: Schedule, stage: int, start: str, end: str) -> list[str]:
     return order[order.index(start) : order.index(end) + 1]
 
 
-@pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("method", ["1f1b", "pipedream", "vanilla", "spectrain"])
-def test_warm_up(method: str, stages: int) -> None:
+def test_warm_up(method: str) -> None:
     """Stage k begins with K-1-k forward passes, then one forward and one backward pass in turn."""
-    for count in (1, 2, 5, 12):
+    for stages, count in product((1, 2, 3, 5, 8), (1, 2, 5, 12)):
         size = {"microbatches": count, "minibatches": 1} if method == "1f1b" else {"minibatches": count}
         schedule = make_schedule(method, stages=stages, **size)
         for stage in range(stages):
@@ -49,12 +48,12 @@ def test_warm_up(method: str, stages: int) -> None:
             assert letters == "F" * warm_up + "FB" * (count - warm_up) + "B" * warm_up
 
 
-@pytest.mark.parametrize("stages", STAGES)
-def test_gpipe_and_sequential(stages: int) -> None:
-    schedule = make_schedule("gpipe", stages=stages, minibatches=1, microbatches=3)
-    assert all(compute(schedule, k) == ["F0", "F1", "F2", "B0", "B1", "B2"] for k in range(stages))
-    schedule = make_schedule("sequential", stages=stages, minibatches=2)
-    assert all(compute(schedule, k) == ["F0", "B0", "F1", "B1"] for k in range(stages))
+def test_gpipe_and_sequential() -> None:
+    for stages in (1, 2, 5):
+        schedule = make_schedule("gpipe", stages=stages, minibatches=1, microbatches=3)
+        assert all(compute(schedule, k) == ["F0", "F1", "F2", "B0", "B1", "B2"] for k in range(stages))
+        schedule = make_schedule("sequential", stages=stages, minibatches=2)
+        assert all(compute(schedule, k) == ["F0", "B0", "F1", "B1"] for k in range(stages))
 
 
 def test_zero_bubble_by_hand() -> None:
@@ -97,13 +96,11 @@ def test_merged_weight_gradients(method: str) -> None:
     assert merged.activation_bound == (4 * chunks, 4 * chunks)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_merged_is_plain_with_one_microbatch(method: str) -> None:
-    if METHODS[method].placed_weight_gradients or METHODS[method].chunked or METHODS[method].fills_pipeline:
-        return
-    assert make_schedule(method, stages=2, minibatches=3, weight_grad="merged") == make_schedule(
-        method, stages=2, minibatches=3
-    )
+def test_merged_is_plain_with_one_microbatch() -> None:
+    for name, method in METHODS.items():
+        if not (method.placed_weight_gradients or method.chunked or method.fills_pipeline):
+            merged = make_schedule(name, stages=2, minibatches=3, weight_grad="merged")
+            assert merged == make_schedule(name, stages=2, minibatches=3)
 
 
 class TestTables:
@@ -180,9 +177,7 @@ class TestTables:
 @pytest.mark.parametrize("method", METHODS)
 def test_loads_and_sends_are_next_to_their_pass(method: str) -> None:
     """Results are sent before any other pass or update; loads are for the next pass."""
-    kind = METHODS[method]
-    size = {"microbatches": 6} if kind.cuts_minibatches else {}
-    schedule = make_schedule(method, stages=3, minibatches=4, chunks=2 if kind.chunked else 1, **size)
+    schedule = small(method, 3, 4)
     makes = {"send activations": ("forward",), "send gradients": ("backward", "input gradient")}
     for order in schedule.orders:
         for position, i in enumerate(order):
@@ -196,69 +191,50 @@ def test_loads_and_sends_are_next_to_their_pass(method: str) -> None:
                 assert after == Forward(*part)
 
 
-@pytest.mark.parametrize("stages", range(1, 6))
-@pytest.mark.parametrize("minibatches", [1, 2, 3, 7])
-@pytest.mark.parametrize("chunks", [1, 2, 3])
-def test_forward_only(stages: int, minibatches: int, chunks: int) -> None:
+def test_forward_only() -> None:
     """Each part once; inputs at the first virtual stage, targets at the last; version 0 everywhere."""
-    schedule = forward_only(stages, minibatches, chunks)
-    everything = [(i, k) for k, order in enumerate(schedule.orders) for i in order]
-    forwards = {(k, i.minibatch, i.chunk) for i, k in everything if i.name == "forward"}
-    assert len(forwards) == stages * minibatches * schedule.chunks
-    for name, home in (("load input", (0, 0)), ("load target", (stages - 1, schedule.chunks - 1))):
-        loads = [(i.minibatch, k, i.chunk) for i, k in everything if i.name == name]
-        assert sorted(loads) == [(t, *home) for t in range(minibatches)]
-    assert {i.name for i, _ in everything} <= {
-        "load input", "load target", "forward", "send activations", "receive activations",
-    }  # fmt: skip
-    assert {schedule.weights_read(k, i) for i, k in everything if i.name == "forward"} == {(0, 0)}
+    names = {"load input", "load target", "forward", "send activations", "receive activations"}
+    for stages, minibatches, chunks in product((1, 2, 3, 5), (1, 2, 3, 7), (1, 2, 3)):
+        schedule = forward_only(stages, minibatches, chunks)
+        everything = [(i, k) for k, order in enumerate(schedule.orders) for i in order]
+        forwards = {(k, i.minibatch, i.chunk) for i, k in everything if i.name == "forward"}
+        assert len(forwards) == stages * minibatches * schedule.chunks
+        for name, home in (("load input", (0, 0)), ("load target", (stages - 1, schedule.chunks - 1))):
+            loads = [(i.minibatch, k, i.chunk) for i, k in everything if i.name == name]
+            assert sorted(loads) == [(t, *home) for t in range(minibatches)]
+        assert {i.name for i, _ in everything} <= names
+        assert {schedule.weights_read(k, i) for i, k in everything if i.name == "forward"} == {(0, 0)}
 
 
-def test_one_stage_has_one_chunk() -> None:
-    """A rank would have to send to itself: with one stage, interleaved is 1F1B over the whole network."""
+def test_options_that_change_no_order() -> None:
+    # With one stage, interleaved is 1F1B over the whole network: a rank would have to send to itself.
     interleaved = make_schedule("interleaved", stages=1, minibatches=2, microbatches=3, chunks=4)
-    assert interleaved.chunks == 1
+    assert interleaved.chunks == forward_only(1, 3, 4).chunks == 1
     assert interleaved.orders == make_schedule("1f1b", stages=1, minibatches=2, microbatches=3).orders
-    assert forward_only(1, 3, 4).chunks == 1
-
-
-def test_vertical_sync_changes_only_the_weights() -> None:
     plain, synchronized = (make_schedule("pipedream", stages=3, minibatches=5, vertical_sync=v) for v in (False, True))
     assert plain.orders == synchronized.orders
     assert plain.policy.name != synchronized.policy.name
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stages", [1, 2, 4])
-def test_without_messages_the_computations_are_the_same(method: str, stages: int) -> None:
-    kind = METHODS[method]
-    size = {
-        "stages": stages,
-        "minibatches": 3,
-        "microbatches": 2 * stages if kind.cuts_minibatches else 1,
-        "chunks": 1 + kind.chunked,
-    }
-    placed, bare = make_schedule(method, **size), make_schedule(method, **size, messages=False)
-    for stage in range(stages):
-        expected = [item for item in placed.orders[stage] if isinstance(item, COMPUTATIONS)]
-        assert [item for item in bare.orders[stage] if isinstance(item, COMPUTATIONS)] == expected
-        assert kind.placed_messages or len(bare.orders[stage]) == len(expected)
-    has_messages = any(isinstance(item, SendActivations | ReceiveActivations) for item in placed.orders[0])
-    assert has_messages == (stages > 1)
+def test_without_messages_the_computations_are_the_same(method: str) -> None:
+    for stages in (1, 2, 4):
+        placed, bare = small(method, stages), small(method, stages, messages=False)
+        for stage in range(stages):
+            expected = [item for item in placed.orders[stage] if isinstance(item, COMPUTATIONS)]
+            assert [item for item in bare.orders[stage] if isinstance(item, COMPUTATIONS)] == expected
+            assert METHODS[method].placed_messages or len(bare.orders[stage]) == len(expected)
+        has_messages = any(isinstance(item, SendActivations | ReceiveActivations) for item in placed.orders[0])
+        assert has_messages == (stages > 1)
 
 
 WRONG = [
     ({"method": "pipdream"}, "parallel.method = 'pipdream': did you mean pipedream?"),
-    ({"method": "1F1B"}, "parallel.method = '1F1B': did you mean 1f1b?"),
     ({"method": None}, "parallel.method = None: must be one of sequential, gpipe"),
-    ({"method": ["1f1b"]}, "parallel.method = ['1f1b']: did you mean 1f1b?"),
-    ({"method": []}, "parallel.method = []: must be one of"),
+    ({"method": ["1F1B"]}, "parallel.method = ['1F1B']: did you mean 1f1b?"),
     ({"method": "ddg", "microbatches": 2}, "parallel.microbatches = 2: 1 with ddg, which splits no minibatch"),
     ({"method": "interleaved", "microbatches": 4}, "parallel.chunks = 1: 2 or more with interleaved"),
-    (
-        {"method": "interleaved", "chunks": 2, "microbatches": 5},
-        "parallel.microbatches = 5: a multiple of the 2 stages with interleaved",
-    ),
+    ({"method": "interleaved", "chunks": 2, "microbatches": 5}, "parallel.microbatches = 5: a multiple of the 2 st"),
     ({"method": "1f1b", "chunks": 2}, "parallel.chunks = 2: 1 with 1f1b; more only with interleaved"),
     ({"method": "ddg", "vertical_sync": True}, "parallel.vertical_sync = True: only with pipedream, not with ddg"),
     ({"method": "zb-h1", "weight_grad": "merged"}, "parallel.weight_grad = 'merged': zb-h1 places"),

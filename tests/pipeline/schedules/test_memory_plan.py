@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,49 +12,46 @@ from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES
 from hybridnn.pipeline.schedules.memory_plan import MemoryPlan, plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
+from reference.schedules import forms, small
 
-STAGES = range(1, 7)
+STAGES = (1, 2, 3, 4, 6)
 
 
 def plans(schedule: Schedule) -> list[MemoryPlan]:
     return [plan_memory(schedule, stage) for stage in range(schedule.stages)]
 
 
-@pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("m", [1, 2, 3, 7, 12])
-def test_live_activations_of_exact_methods(stages: int, m: int) -> None:
+def test_live_activations_of_exact_methods(m: int) -> None:
     """All m at every stage with gpipe, min(K - k, m) with 1f1b, at most K everywhere with zb-h1."""
-    found = {
-        method: [
-            plan.peak_live_activations
-            for plan in plans(make_schedule(method, stages=stages, minibatches=2, microbatches=m))
-        ]
-        for method in ("gpipe", "1f1b", "zb-h1")
-    }
-    assert found["gpipe"] == [m] * stages
-    assert found["1f1b"] == [min(stages - k, m) for k in range(stages)]
-    assert max(found["zb-h1"]) <= stages
+    for stages in STAGES:
+        found = {
+            method: [
+                plan.peak_live_activations
+                for plan in plans(make_schedule(method, stages=stages, minibatches=2, microbatches=m))
+            ]
+            for method in ("gpipe", "1f1b", "zb-h1")
+        }
+        assert found["gpipe"] == [m] * stages
+        assert found["1f1b"] == [min(stages - k, m) for k in range(stages)]
+        assert max(found["zb-h1"]) <= stages
 
 
-@pytest.mark.parametrize("stages", range(2, 6))
-@pytest.mark.parametrize("chunks", [2, 3])
-def test_live_activations_of_interleaved(stages: int, chunks: int) -> None:
+def test_live_activations_of_interleaved() -> None:
     """One more than the warm-up; the buffers of all chunks together are as many or a few more."""
-    m = 2 * stages
-    schedule = make_schedule("interleaved", stages=stages, minibatches=1, microbatches=m, chunks=chunks)
-    for k, plan in enumerate(plans(schedule)):
-        assert plan.peak_live_activations == min(2 * (stages - 1 - k) + (chunks - 1) * stages + 1, m * chunks)
-        assert plan.peak_live_activations <= sum(plan.activations) <= m * chunks
+    for stages, chunks in product((2, 3, 5), (2, 3)):
+        m = 2 * stages
+        for k, plan in enumerate(plans(small("interleaved", stages, 1, chunks))):
+            assert plan.peak_live_activations == min(2 * (stages - 1 - k) + (chunks - 1) * stages + 1, m * chunks)
+            assert plan.peak_live_activations <= sum(plan.activations) <= m * chunks
 
 
-@pytest.mark.parametrize("stages", STAGES)
-@pytest.mark.parametrize("minibatches", [1, 2, 3, 11])
-def test_memory_of_kang_table_1(stages: int, minibatches: int) -> None:
+@pytest.mark.parametrize("method", ["sequential", "ddg", "pipedream", "fr"])
+def test_memory_of_kang_table_1(method: str) -> None:
     """1 minibatch; K - k + 1 at device k, from 1, with ddg and pipedream; only the inputs with fr."""
-    size = {"stages": stages, "minibatches": minibatches}
-    stored = [min(stages - k, minibatches) for k in range(stages)]
-    for method in ("sequential", "ddg", "pipedream", "fr"):
-        found = plans(make_schedule(method, **size))
+    for stages, minibatches in product(STAGES, (1, 2, 3, 11)):
+        stored = [min(stages - k, minibatches) for k in range(stages)]
+        found = plans(make_schedule(method, stages=stages, minibatches=minibatches))
         activations = [plan.peak_live_activations for plan in found]
         inputs = [plan.peak_live_inputs for plan in found]
         versions = [plan.peak_weight_versions for plan in found]
@@ -93,27 +92,20 @@ def test_position_of_the_peak() -> None:
     assert str(schedule.orders[0][plan_memory(schedule, 0).peak_versions_at]) == "update 1"
 
 
-def all_schedules() -> list[Any]:
-    found = []
-    for name, method in METHODS.items():
-        for stages in (1, 2, 4):
-            for minibatches in (1, 3, 6):
-                size: dict[str, Any] = {"stages": stages, "minibatches": minibatches}
-                if method.cuts_minibatches:
-                    size["microbatches"] = 2 * stages
-                if method.chunked:
-                    size["chunks"] = 3
-                for weight_grad in ("per-microbatch", "merged"):
-                    if weight_grad == "per-microbatch" or not method.placed_weight_gradients:
-                        schedule = make_schedule(name, **size, weight_grad=weight_grad)
-                        found.append(pytest.param(schedule, id=f"{name}-{stages}-{minibatches}-{weight_grad}"))
-    return [*found, *(pytest.param(forward_only(3, n, c), id=f"evaluation-{n}-{c}") for n in (1, 5) for c in (1, 2))]
+def schedules_of(method: str) -> Iterator[Schedule]:
+    """Schedules of a method of several sizes, or evaluations."""
+    if method == "evaluation":
+        yield from (forward_only(3, minibatches, chunks) for minibatches, chunks in product((1, 5), (1, 2)))
+        return
+    for stages, minibatches, form in product((1, 2, 4), (1, 3, 6), list(forms(method))):
+        yield small(method, stages, minibatches, 3, **form)
 
 
-@pytest.mark.parametrize("schedule", all_schedules())
-def test_buffers_hold_the_data_that_are_read(schedule: Schedule) -> None:
+@pytest.mark.parametrize("method", [*METHODS, "evaluation"])
+def test_buffers_hold_the_data_that_are_read(method: str) -> None:
     """Each read of a buffer returns the data that were written for its microbatch."""
-    for stage, plan in enumerate(plans(schedule)):
+    for schedule, stage in ((one, stage) for one in schedules_of(method) for stage in range(one.stages)):
+        plan = plan_memory(schedule, stage)
         inputs: dict[tuple[int, int], Any] = {}
         activations: dict[tuple[int, int], Any] = {}
         last_pass: dict[Any, int] = {}
@@ -137,10 +129,11 @@ def test_buffers_hold_the_data_that_are_read(schedule: Schedule) -> None:
                 assert activations[c, last_pass[part]] == part
 
 
-@pytest.mark.parametrize("schedule", all_schedules())
-def test_last_readers(schedule: Schedule) -> None:
+@pytest.mark.parametrize("method", [*METHODS, "evaluation"])
+def test_last_readers(method: str) -> None:
     """A version that is read after its update is kept exactly until its last reader, counted by brute force."""
-    for stage, plan in enumerate(plans(schedule)):
+    for schedule, stage in ((one, stage) for one in schedules_of(method) for stage in range(one.stages)):
+        plan = plan_memory(schedule, stage)
         order = schedule.orders[stage]
         reads = [
             (position, read.version)

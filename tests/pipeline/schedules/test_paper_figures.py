@@ -107,8 +107,7 @@ def test_fifth_minibatch_with_stashed_weights(method: str) -> None:
     """
     timeline = timeline_of(method, 4, 8)
     reads = reads_of(timeline, 5)
-    assert [read["F"] for read in reads] == of_version(1, 2, 3, 4)
-    assert [read["B"] for read in reads] == of_version(1, 2, 3, 4)
+    assert [read["F"] for read in reads] == [read["B"] for read in reads] == of_version(1, 2, 3, 4)
     assert updates_before(timeline, 5, "F") == [1, 2, 3, 4]
     assert updates_before(timeline, 5, "B") == [4, 4, 4, 4]
 
@@ -126,67 +125,59 @@ def test_fifth_minibatch_with_features_replay() -> None:
     assert passes[passes.index(("forward", 8)) + 1 :][:2] == [("recompute", 5), ("backward", 5)]
 
 
-class TestSpecTrainFigure7:
+@pytest.mark.parametrize(
+    ("method", "forward", "backward", "units"),
+    [
+        # 7c, without synchronization: each GPU keeps the version of its forward pass; the first one's is W_5 in both.
+        ("pipedream", [(2, 0), (3, 0), (4, 0)], [(2, 0), (3, 0), (4, 0)], (5, 5)),
+        # 7c: the earliest version, W_5 of the first GPU, in the entire round trip.
+        ("vertical sync", [(2, 0)] * 3, [(2, 0)] * 3, (5, 5)),
+        # 7b: without mitigation, the round trip begins with W_5 and ends with W_9.
+        ("vanilla", [(2, 0), (3, 0), (4, 0)], [(4, 0)] * 3, (5, 9)),
+        # 7d: every task predicts W_9, with s of equations 5 and 6.
+        ("spectrain", [(2, 2), (3, 1), (4, 1)], [(4, 0), (4, 0), (4, 1)], (9, 9)),
+    ],
+)
+def test_figure_7_of_chen(
+    method: str, forward: list[tuple[int, int]], backward: list[tuple[int, int]], units: tuple[int, int]
+) -> None:
     """Three GPUs, batch 5, which enters in time unit 5; the paper numbers weights by time units, W_5 at first.
 
     With a forward or a backward task per unit, each GPU updates in every second unit. The first GPU has then done two
     updates, so its version n is W_(2n+1); GPU k (from 0) is floor(k/2) updates ahead of it when the round trip of a
     batch ends, so that its version n is W_(2(n - floor(k/2)) + 1).
     """
-
-    @staticmethod
-    def unit(gpu: int, version: int) -> int:
-        return 2 * (version - gpu // 2) + 1
-
-    def test_7c_stashed(self) -> None:
-        """Vertical synchronization: the earliest version, W_5 of the first GPU, in the entire round trip."""
-        reads = reads_of(timeline_of("pipedream", 3, 9, vertical_sync=True), 5)
-        assert [tuple(read[letter] for letter in "FB") for read in reads] == [((2, 0), (2, 0))] * 3
-        assert self.unit(0, 2) == 5
-
-    def test_7c_stashed_without_synchronization(self) -> None:
-        """Weight stashing: each GPU keeps the version of its forward pass; the first one's is W_5 in both."""
-        reads = reads_of(timeline_of("pipedream", 3, 9), 5)
-        assert [tuple(read[letter] for letter in "FB") for read in reads] == [((n, 0), (n, 0)) for n in (2, 3, 4)]
-        assert self.unit(0, reads[0]["B"][0]) == 5
-
-    def test_7b_vanilla(self) -> None:
-        """Without mitigation, the round trip begins with W_5 and ends with W_9."""
-        reads = reads_of(timeline_of("vanilla", 3, 9), 5)
-        assert [read["F"] for read in reads] == of_version(2, 3, 4)
-        assert [read["B"] for read in reads] == of_version(4, 4, 4)
-        assert (self.unit(0, reads[0]["F"][0]), self.unit(0, reads[0]["B"][0])) == (5, 9)
-
-    def test_7d_spectrain(self) -> None:
-        """Every task predicts W_9: with s of equations 5 and 6."""
-        reads = reads_of(timeline_of("spectrain", 3, 9), 5)
-        assert [(*read["F"], *read["B"]) for read in reads] == [(2, 2, 4, 0), (3, 1, 4, 0), (4, 1, 4, 1)]
-        predicted = {self.unit(k, sum(read[letter])) for k, read in enumerate(reads) for letter in "FB"}
+    options = {"vertical_sync": True} if method == "vertical sync" else {}
+    reads = reads_of(timeline_of("pipedream" if options else method, 3, 9, **options), 5)
+    assert [read["F"] for read in reads] == forward
+    assert [read["B"] for read in reads] == backward
+    assert tuple(2 * sum(reads[0][letter]) + 1 for letter in "FB") == units
+    if method == "spectrain":
+        predicted = {2 * (sum(read[letter]) - k // 2) + 1 for k, read in enumerate(reads) for letter in "FB"}
         assert predicted == {9}
 
 
-@pytest.mark.parametrize("stages", range(1, 9))
-@pytest.mark.parametrize("epoch", ["short", "long"])
-def test_spectrain_predicts_the_end_of_the_round_trip(stages: int, epoch: str) -> None:
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 5, 8])
+def test_spectrain_predicts_the_end_of_the_round_trip(stages: int) -> None:
     """Counted on the clock of the figure: an update lands when its backward pass ends, one unit after it began.
 
     The version predicted at stage k is the number of its updates that have landed when minibatch t has made its round
     trip, without its own. With equations 5 and 6 where the pipeline is full.
     """
-    minibatches = stages if epoch == "short" else 5 * stages
-    timeline = timeline_of("spectrain", stages, minibatches)
-    passes = [
-        {(timed.instruction.name, timed.instruction.minibatch): timed for timed in stage if timed.read is not None}
-        for stage in timeline.stages
-    ]
-    for t in range(minibatches):
-        end_of_trip = passes[0]["backward", t].end
-        for k, stage in enumerate(passes):
-            others = [stage["backward", i].end for i in range(minibatches) if i != t]
-            aim = sum(end <= end_of_trip for end in others)
-            for name in ("forward", "backward"):
-                landed = sum(end <= stage[name, t].start for end in others)
-                assert stage[name, t].read == (landed, aim - landed)
-            if stages - 1 - k <= t < minibatches - k // 2:
-                assert stage["forward", t].read.ahead == k // 2 + stages - k - 1
-                assert stage["backward", t].read.ahead == k // 2
+    for minibatches in (stages, 5 * stages):  # shorter than the pipeline is deep, and longer
+        timeline = timeline_of("spectrain", stages, minibatches)
+        passes = [
+            {(timed.instruction.name, timed.instruction.minibatch): timed for timed in stage if timed.read is not None}
+            for stage in timeline.stages
+        ]
+        for t in range(minibatches):
+            end_of_trip = passes[0]["backward", t].end
+            for k, stage in enumerate(passes):
+                others = [stage["backward", i].end for i in range(minibatches) if i != t]
+                aim = sum(end <= end_of_trip for end in others)
+                for name in ("forward", "backward"):
+                    landed = sum(end <= stage[name, t].start for end in others)
+                    assert stage[name, t].read == (landed, aim - landed)
+                if stages - 1 - k <= t < minibatches - k // 2:
+                    assert stage["forward", t].read.ahead == k // 2 + stages - k - 1
+                    assert stage["backward", t].read.ahead == k // 2

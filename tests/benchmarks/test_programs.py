@@ -1,0 +1,205 @@
+"""The programs of the benchmarks, with networks so small that their figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import benchmarks.__main__ as driver
+from benchmarks import between_nodes, class_kit, gpu_kernels, gpu_training, in_process, parts, planning_scale
+from benchmarks.cases import Case, our_run
+from benchmarks.limits import products_in, products_of
+from hybridnn import ProcessGrid
+from hybridnn.kernels.cupy_kernels import CupyKernels
+from kernels.cuda_emulator import Emulator
+from mpi_runner.slowness import deadline
+from reference.machines import make_machine
+from reference.ranks import on_nodes
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TINY = Case("4-6-6-2", (4, 6, 6, 2), 8, "regression", 2, 1, stages=(2, 1))
+RATIO = {"case": "4-64-64-64-1", "batch_size": 100, "ratio": 2.5, "ratio_min": 1.25, "ratio_max": 4.0}
+SHARED = {
+    **RATIO,
+    "ms_per_step": {"one": 35.1, "own": 27.8, "shared": 24.06},
+    "own_over_one": RATIO,
+    "shared_over_own": RATIO,
+}
+
+
+def test_the_chosen_parts_are_measured_shown_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[tuple[Any, ...]] = []
+    rows = {"shared_replicas": SHARED, "progress_thread": {**RATIO, "way": "polling", "ms_per_step": 27.8}}
+
+    def run_lines(*call: Any) -> list[dict[str, Any]]:
+        started.append(call)
+        return [dict(rows[call[1]])]
+
+    monkeypatch.setattr(parts, "run_lines", run_lines)
+    words = ["shared", "progress", "--case", "4-64", "--pairs", "3", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *words])
+    driver.main()
+    assert started == [(2, module, "--pairs", "3", "4-64") for module in rows]
+    (kept,), (chart,) = tmp_path.glob("*-shared-progress.json"), tmp_path.glob("*-shared-progress.png")
+    assert json.loads(kept.read_text())["shared"] == [SHARED]
+    assert chart.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert all(cell in printed for cell in ("35.10", "2.50 (1.25-4.00)", "polling", "27.80"))
+
+
+@pytest.mark.slow
+@pytest.mark.mpi(ranks=[2])
+def test_parts_compared_with_pytorch_and_among_each_other_have_ratios(comm: MPI.Intracomm) -> None:
+    pytest.importorskip("torch")
+    from benchmarks import batch_parallel, model_parallel, pipeline, progress_thread, shared_replicas
+    from benchmarks.ranks import gloo
+
+    with gloo():
+        rows = [
+            batch_parallel.measure(TINY, 1),
+            model_parallel.measure(TINY, "columns", 1),
+            pipeline.measure(TINY, "gpipe", 1),
+            shared_replicas.measure(TINY, 1),
+            *progress_thread.measure(TINY, 1),
+        ]
+    assert all(0 < row["ratio_min"] <= row["ratio"] <= row["ratio_max"] for row in rows)
+
+
+def test_products_that_are_timed_alone_are_those_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, ours = our_run(TINY, ProcessGrid())
+    of_the_run, of_the_sizes, before = products_in(ours).run, products_of(TINY), trainer.weights()
+    shapes: list[Any] = []
+    monkeypatch.setattr(np, "matmul", lambda a, b, out: shapes.append((a.shape, b.shape, out.shape)))
+    for products in (of_the_run, of_the_sizes):
+        shapes.clear()
+        products()
+        assert sum(2 * rows * inner * columns for (rows, inner), (_, columns), _ in shapes) == (
+            TINY.steps * TINY.products_flops
+        )
+    assert all(np.array_equal(before[name], array) for name, array in trainer.weights().items())
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_layouts_between_nodes_are_summed_up(comm: MPI.Intracomm) -> None:
+    machine = make_machine(alpha=1e-4, beta=1e-8, nodes=2, ranks_per_node=1)
+    with (
+        patch.object(between_nodes, "NETWORKS", (((6, 8, 8, 8, 3), 16),)),
+        patch("benchmarks.cost_check.ROUND_SECONDS", 0.0),
+    ):
+        (network,) = between_nodes.prepare_all(machine, on_nodes(comm, (0, 1)), 0)
+    generator = np.random.default_rng(0)
+    for layout, run in network.predicted.items():
+        assert run.trainer.layout == layout
+        run.measured[:] = (run.predicted_seconds_per_step * generator.uniform(0.5, 2, 5)).tolist()
+    found = between_nodes.summary_of([network])
+    errors = [run.predicted_seconds_per_step / median(run.measured) - 1 for run in network.predicted.values()]
+    assert found["layouts"] == len(errors) > between_nodes.DRAWN
+    assert found["mean_error"] == pytest.approx(np.abs(errors).mean())
+    assert found["pairs"] == len(errors) * (len(errors) - 1) / 2
+    assert found["plan"]["6-8-8-8-3"]["loss"] >= 0
+
+
+def test_ranks_in_one_process_have_a_row_for_every_quantity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "run_program", lambda name, epochs: getattr(in_process, name)(epochs))
+    for row in in_process.trainings(1, epochs=1):
+        assert row["ratio"] == pytest.approx(row["seconds_of_one"] / row["seconds_of_four"])
+    engine = list(in_process.engine(1, calls=3))
+    assert len(engine) == 1 + len(in_process.PATTERNS) + 3
+    assert all(row["measured"] <= row["asked"] for row in engine if row["unit"] == "relative error")
+
+
+def test_rows_of_the_class_kit_have_the_time_and_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IPYTHONDIR", "")
+    monkeypatch.setattr(class_kit, "run_kit", lambda *_: None)
+    rows = list(class_kit.measured_rows(["bounds", "variants: 3"], 2, ["a2"]))
+    found = [(row["quantity"], row["asked"]) for row in rows]
+    assert found == [("check bounds of a2", 3.0), ("verify all, variants: 3", 600.0)]
+
+
+def test_a_training_beside_pytorch_is_measured_and_one_refusal_costs_one_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: 1 / 0)
+    for name, value in (("SECONDS", 0.01), ("PAIRS", 1)):
+        monkeypatch.setattr(gpu_training, name, value)
+    results = tmp_path / "training.json"
+    words = ["--device", "cpu", "--case", "4-64", "--json", str(results), "--no-chart"]
+    monkeypatch.setattr(sys, "argv", ["gpu_training", *words])
+    with pytest.raises(SystemExit, match="True"):
+        gpu_training.main()
+    (row,) = json.loads(results.read_text())["training"]
+    assert list(row["errors"]) == ["compiled"]
+    assert {"ratio", "ratio_plain", "products_share", "torch_products_share", "tflop_per_s"} <= set(row)
+    assert "ratio_compiled" not in row
+    assert "samples/s" in capsys.readouterr().out
+
+
+class Cupy(Emulator):
+    """The emulated ``cupy`` with events between which half a millisecond always passes."""
+
+    __version__ = "14"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        facts = {"name": b"processor", "multiProcessorCount": 1}
+        self.cuda = SimpleNamespace(
+            get_current_stream=Emulator.cuda.get_current_stream,
+            Event=lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None),
+            get_elapsed_time=lambda start, stop: 0.5,
+            Device=lambda: SimpleNamespace(id=0, compute_capability="90"),
+            runtime=SimpleNamespace(
+                getDeviceProperties=lambda number: facts, driverGetVersion=lambda: 0, runtimeGetVersion=lambda: 0
+            ),
+        )
+
+    def get_default_memory_pool(self) -> Any:
+        return SimpleNamespace(free_all_blocks=lambda: None)
+
+
+@pytest.mark.slow
+def test_every_kernel_runs_and_has_its_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy, numbers, results = Cupy(tmp_path), 2 * gpu_kernels.COLUMNS, tmp_path / "results.json"
+    products = SimpleNamespace(multiply=lambda a, b, out, factor, keep: np.matmul(a, b, out=out, casting="unsafe"))
+    monkeypatch.setattr(gpu_kernels, "cupy_kernels", lambda tf32=False: CupyKernels(cupy, products))  # type: ignore[arg-type]
+    monkeypatch.setattr(gpu_kernels, "load_cupy", lambda: cupy)
+    monkeypatch.setattr(gpu_kernels, "PRODUCTS", ((4, 5, 6),))
+    monkeypatch.setattr(gpu_kernels, "torch_products", partial(gpu_kernels.torch_products, device="cpu"))
+    monkeypatch.setattr("sys.argv", ["", "--numbers", str(numbers), "--runs", "1", "--json", str(results)])
+    gpu_kernels.main()
+    found = json.loads(results.read_text())
+    assert [row["tflop_per_s"] for row in found["products"]] == pytest.approx([2 * 4 * 5 * 6 / 0.5e-3 / 1e12] * 4)
+    speeds = {(row["kernel"], row["dtype"]): row["gb_per_s"] for row in found["one_pass"]}
+    arrays = {"copy": 2, "add": 3, "gradient of relu": 3, "SGD with momentum": 5, "AdamW": 7, "row sums": 1}
+    for name, count in arrays.items():
+        assert speeds[name, "float32"] == pytest.approx(count * numbers * 4 / 0.5e-3 / 1e9), name
+    assert len({name for name, _, _ in cupy.launches}) > 20, "kernels of every kind were launched"
+
+
+SECONDS = {name: 5 if "1,024 ranks" in name else 60 if "100,000 ranks" in name else 10 for name in planning_scale.TASKS}
+"""Seconds that each task may take on an idle machine."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", planning_scale.TASKS)
+def test_large_machines_take_little_time_and_memory(name: str) -> None:
+    """In a process of its own. The deadline is ten times as long, because a test must pass on a busy machine."""
+    with get_context("spawn").Pool(1) as pool:
+        _, nbytes, result = pool.apply_async(planning_scale.measure, (name,)).get(deadline(10 * SECONDS[name]))
+    assert nbytes < 4 * 10**9
+    assert "best exact: " in result or " s per step, " in result

@@ -1,0 +1,262 @@
+"""`hybridnn evaluate`, `predict` and `export`: figures and files, on any number of ranks, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from hybridnn.datasets import load_dataset, load_file, split
+from hybridnn.runs.quality import ClassReport
+from reference import network as net
+from reference.command_line import Run, error_line, records_of
+from reference.trained_runs import regression_file, train, weights_of, write_checkpoint
+
+STEPS = 30
+
+
+@pytest.fixture
+def run(run_hybridnn: Run, trained_once: Callable[..., Path]) -> Run:
+    """The command line in a folder with a run on digits without checkpoints, and its test samples."""
+    shutil.copytree(trained_once("--hidden", "12", "--epochs", "2", "--set", "training.dtype=float64"), "run")
+    shutil.rmtree("run/checkpoints")
+    _, test = split(load_dataset("digits").train, 0.2, seed=0)
+    x, y = np.empty((test.samples, 64)), np.empty(test.samples, np.int64)
+    test.take(np.arange(test.samples), x, y)
+    np.savez("x.npz", x)
+    np.save("y.npy", y)
+    return run_hybridnn
+
+
+@pytest.fixture
+def evaluate(run: Run) -> Run:
+    """Evaluate that run."""
+    return partial(run, "evaluate", "run")
+
+
+def test_text_and_json_have_the_figures_of_the_last_epoch(evaluate: Run) -> None:
+    last = records_of("run", "epoch")[-1]
+    code, text, err = evaluate()
+    assert (code, err) == (0, "")
+    assert [[words[0], words[1].strip()] for line in text.splitlines()[:5] if (words := line.split(maxsplit=1))] == [
+        ["weights", f"run/weights.npz, step {STEPS}"],
+        ["data", "digits, the test part"],
+        ["samples", "359"],
+        ["loss", f"{last['test_loss']:.6g}"],
+        ["accuracy", f"{last['test_accuracy']:.6g}"],
+    ]
+    found = json.loads(evaluate("--format", "json")[1])
+    by_class = {name: found.pop(name) for name in ("classes", "macro_mean", "weighted_mean", "confusion")}
+    assert sum(map(sum, by_class["confusion"])) == sum(item["samples"] for item in by_class["classes"]) == 359
+    assert found == {
+        "run": "run",
+        "weights": {"path": "run/weights.npz", "step": STEPS, "damaged": []},
+        "data": "digits",
+        "part": "test",
+        "loss": last["test_loss"],
+        "accuracy": last["test_accuracy"],
+        "r2": None,
+        "samples": 359,
+    }
+    found = json.loads(evaluate("--in-process", "3", "--format", "json")[1])
+    assert found["loss"] == pytest.approx(last["test_loss"], rel=1e-12)
+    assert (found["accuracy"], found["samples"]) == (last["test_accuracy"], 359)
+    code, text, err = evaluate("--in-process", "2", "--pipeline", "2", "--part", "train")
+    assert (code, err, text.count("loss")) == (0, "", 1)
+    assert "digits, the train part" in text
+
+
+def test_file_part_targets_and_checkpoint_are_taken(run_hybridnn: Run, tmp_path: Path) -> None:
+    table = "\n".join(f"{number},{number % 5},{number % 3 + 0.5}" for number in range(20))
+    (tmp_path / "mine.csv").write_text(f"a,b,c\n{table}\n")
+    (tmp_path / "other.csv").write_text(f"a,b,z\n{table}\n")
+    data = {"file": "mine.csv", "targets": ["c"]}
+    train(Path("run"), data=data, model={"hidden": [4]}, training={"epochs": 2, "batch_size": 16})
+    write_checkpoint(tmp_path / "run", 1, weights_of(tmp_path / "run"))
+    arguments = ["--data", "other.csv", "--targets", "z", "--checkpoint", "step-00000001", "--format", "json"]
+    code, text, err = run_hybridnn("evaluate", "run", *arguments)
+    assert (code, err) == (0, "")
+    found = json.loads(text)
+    assert (found["data"], found["part"], found["samples"], found["accuracy"]) == ("other.csv", "all", 20, None)
+    assert found["weights"] == {"path": "run/checkpoints/step-00000001", "step": 1, "damaged": []}
+    assert "R²" in run_hybridnn("evaluate", "run", "--part", "train")[1]
+
+
+def test_damaged_checkpoint_is_named_as_a_warning(evaluate: Run, tmp_path: Path) -> None:
+    for step in (4, 6):
+        write_checkpoint(tmp_path / "run", step, weights_of(tmp_path / "run"))
+    Path("run/weights.npz").unlink()
+    Path("run/checkpoints/step-00000006/layers.0.bias.npy").unlink()
+    code, text, err = evaluate()
+    assert (code, "run/checkpoints/step-00000004, step 4" in text) == (0, True)
+    assert err.startswith("Warning: run/checkpoints/step-00000006/layers.0.bias.npy: ")
+
+
+def test_the_report_by_class_is_that_of_scikit_learn(evaluate: Run, run: Run) -> None:
+    assert run("predict", "run", "x.npz", "--out", "found.npz")[0] == 0
+    true = np.load("y.npy")
+    with np.load("found.npz") as file:
+        predicted = file["classes"]
+    expected: Any = metrics.classification_report(true, predicted, output_dict=True, zero_division=0)
+    for ranks in ((), ("--in-process", "3"), ("--in-process", "2", "--pipeline", "2")):
+        found = json.loads(evaluate("--format", "json", *ranks)[1])
+        assert found["confusion"] == metrics.confusion_matrix(true, predicted, labels=range(10)).tolist()
+        for label, item in enumerate(found["classes"]):
+            names = {"precision": "precision", "recall": "recall", "f1": "f1-score", "samples": "support"}
+            assert item.pop("name") == str(label)
+            assert item == pytest.approx({own: expected[str(label)][name] for own, name in names.items()})
+        for own, name in (("macro_mean", "macro avg"), ("weighted_mean", "weighted avg")):
+            values = [found[own][key] for key in ("precision", "recall", "f1")]
+            assert values == pytest.approx([expected[name][key] for key in ("precision", "recall", "f1-score")])
+    (mean,) = [line.split()[:3] for line in evaluate()[1].splitlines() if "macro mean" in line]
+    assert mean == ["macro", "mean", f"{expected['macro avg']['precision']:.4f}"]
+
+
+def test_the_report_of_a_regression_is_in_the_units_of_the_targets(run_hybridnn: Run) -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((80, 2))
+    y = np.stack([1000 + 50 * x[:, 0], x[:, 1] + 0.3 * random.standard_normal(80)], axis=1)
+    np.savetxt("mine.csv", np.hstack([x, y]), delimiter=",", header="a,b,price,noise", comments="", fmt="%.17g")
+    data = {"file": "mine.csv", "targets": ["price", "noise"]}
+    train(Path("run"), data=data, model={"hidden": [4]}, training={"epochs": 3, "dtype": "float64"})
+    np.savez("x.npz", x)
+    assert run_hybridnn("predict", "run", "x.npz", "--out", "found.npz")[0] == 0
+    with np.load("found.npz") as file:
+        predicted = file["predictions"]
+    code, text, err = run_hybridnn("evaluate", "run", "--data", "mine.csv", "--part", "train", "--format", "json")
+    assert (code, err) == (0, "")
+    part, _ = split(load_file("mine.csv", ("price", "noise")).train, 0.2, seed=0)
+    own_y = np.empty((part.samples, 2))
+    part.take(np.arange(part.samples), None, own_y)
+    index = [int(np.flatnonzero((y == row).all(axis=1))[0]) for row in own_y]
+    found = json.loads(text)["targets"]
+    assert [item["target"] for item in found] == ["price", "noise"]
+    for column, item in enumerate(found):
+        true, own = y[index, column], predicted[index, column]
+        assert item["r2"] == pytest.approx(metrics.r2_score(true, own))
+        assert item["rmse"] == pytest.approx(metrics.root_mean_squared_error(true, own))
+        assert item["mae"] == pytest.approx(metrics.mean_absolute_error(true, own))
+    assert "RMSE" in run_hybridnn("evaluate", "run")[1]
+    assert run_hybridnn("evaluate", "run", "--picture", "errors.svg")[0] == 0
+    texts = {item.text for item in ElementTree.parse("errors.svg").iter("{http://www.w3.org/2000/svg}text")}
+    assert {"true price", "predicted price", "true noise", "predicted - true"} <= texts
+
+
+def test_the_confusion_matrix_is_drawn(evaluate: Run) -> None:
+    for name, beginning in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")):
+        assert evaluate("--picture", name)[::2] == (0, "")
+        assert Path(name).read_bytes().startswith(beginning)
+    confusion = np.array(json.loads(evaluate("--format", "json")[1])["confusion"])
+    axes = ClassReport(tuple("0123456789"), confusion).figure().axes[0]
+    counts = {(item.get_position()[1], item.get_position()[0]): item.get_text() for item in axes.texts}
+    assert counts == {place: f"{count:,}" for place, count in np.ndenumerate(confusion) if count}
+
+
+def test_classes_that_never_occur_have_scores_of_zero() -> None:
+    report = ClassReport.of("abc", np.array([0, 0, 1]), np.array([0, 1, 1]))
+    assert report.precision.tolist() == [1.0, 0.5, 0.0]
+    assert report.recall.tolist() == [0.5, 1.0, 0.0]
+    assert report.f1.tolist() == pytest.approx([2 / 3, 2 / 3, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--picture", "a.gif"], "picture = 'a.gif': "),
+        (["--picture", "none/a.png"], "picture = 'none/a.png': "),
+        (["--data", "digit"], "digits"),
+        (["--data", "absent.csv"], "data.file = 'absent.csv': "),
+        (["--data", "x.csv"], "data.targets = []: "),
+        (["--data", "synthetic"], "synthetic is for regression; run was trained for classification"),
+        (["--data", "other.npz"], "other.npz: y_train is float64"),
+        (["--checkpoint", "step-00000001"], "--checkpoint = 'step-00000001': "),
+        (["--batch", "2"], "the process grid batch 2 x model 1 does not fit 1 rank"),
+        (["--part", "some"], "--part"),
+    ],
+)
+def test_wrong_input_of_evaluate_is_one_line(evaluate: Run, arguments: list[str], message: str) -> None:
+    regression_file(Path("other.npz"))
+    Path("x.csv").write_text("a,b\n1,2\n")
+    assert message in error_line(evaluate(*arguments))
+
+
+def test_predictions_are_those_of_the_network_on_any_number_of_ranks(run: Run, tmp_path: Path) -> None:
+    with np.load("run/standardization.npz") as file, np.load("x.npz") as samples:
+        x = (samples["arr_0"] - file["x_mean"]) / file["x_scale"]
+    outputs, _ = net.forward(net.Network((64, 12, 10)), weights_of(tmp_path / "run"), x)
+    expected = [int(np.argmax(row)) for row in outputs]
+    for ranks in ((), ("--in-process", "3")):
+        said = f"359 predictions with the weights of run/weights.npz, step {STEPS}\n"
+        for name in ("predictions.csv", "p.npz"):
+            assert run("predict", "run", "x.npz", "--out", name, "--force", *ranks) == (0, f"{name}: {said}", "")
+        table = np.loadtxt("predictions.csv", delimiter=",", skiprows=1)
+        assert table[:, 0].tolist() == expected
+        with np.load("p.npz") as file:
+            assert file["classes"].tolist() == expected
+            assert file["probabilities"].tolist() == table[:, 1:].tolist()
+
+
+def test_exported_file_holds_the_weights_and_the_standardization_or_both_folded(
+    run: Run, run_as_ranks: Run, tmp_path: Path
+) -> None:
+    weights = weights_of(tmp_path / "run")
+    before = {path.name for path in tmp_path.iterdir()}
+    assert run_as_ranks("export", "run", "w.npz") == (0, f"w.npz: the weights of run/weights.npz, step {STEPS}\n", "")
+    with np.load("w.npz") as file, np.load("run/standardization.npz") as shift:
+        for name, array in weights.items():
+            np.testing.assert_array_equal(file[name], array)
+        np.testing.assert_array_equal(file["input_mean"], shift["x_mean"])
+        np.testing.assert_array_equal(file["input_scale"], shift["x_scale"])
+    assert {path.name for path in tmp_path.iterdir()} == before | {"w.npz"}
+    write_checkpoint(tmp_path / "run", 7, {name: 2 * array for name, array in weights.items()})
+    code, text, _ = run("export", "run", "f.npz", "--fold-standardization", "--checkpoint", "step-00000007")
+    assert (code, text) == (0, "f.npz: the weights of run/checkpoints/step-00000007, step 7\n")
+    with np.load("f.npz") as file:
+        assert "input_mean" not in file
+        np.testing.assert_array_equal(file["layers.1.weight"], 2 * weights["layers.1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [(("predict", "run", "x.npz", "--out"), "--out"), (("export", "run"), "WEIGHTS.npz")],
+    ids=["predict", "export"],
+)
+def test_file_that_is_there_is_replaced_only_with_force(run: Run, command: tuple[str, ...], setting: str) -> None:
+    Path("w.npz").write_text("precious")
+    line = error_line(run(*command, "w.npz"))
+    assert line == f"Error: {setting} = 'w.npz': is there already; --force replaces it"
+    assert run(command[0], "absent", *command[2:], "w.npz", "--force")[0] == 2
+    assert Path("w.npz").read_text() == "precious"
+    assert run(*command, "w.npz", "--force")[0] == 0
+    with np.load("w.npz") as file:
+        assert file.files
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("predict absent x.npz", "Error: absent is not a run folder"),
+        ("predict run absent.npz", "Error: absent.npz: no such file"),
+        ("predict run run/config.toml", "'run/config.toml': the name of the file must end in .npz, .csv or .parquet"),
+        ("predict run wide.csv", "Error: wide.csv: samples of 3 features; the network takes 64"),
+        ("predict run x.npz --out p.txt", "Error: --out = 'p.txt': "),
+        ("predict run x.npz --out no/p.csv", "Error: --out = 'no/p.csv': "),
+        ("predict run x.npz --model 2", "model 2"),
+        ("export absent w.npz", "Error: absent is not a run folder"),
+        ("export run w.csv", "Error: WEIGHTS.npz = 'w.csv': "),
+        ("export run no/w.npz", "Error: WEIGHTS.npz = 'no/w.npz': "),
+        ("export run /proc/w.npz", "/proc/w.npz"),
+    ],
+)
+def test_wrong_input_of_predict_and_export_is_one_line(run: Run, command: str, message: str) -> None:
+    Path("wide.csv").write_text("a,b,c\n1,2,3\n")
+    assert message in error_line(run(*command.split()))
+    assert {path.name for path in Path().iterdir()} == {"run", "wide.csv", "x.npz", "y.npy"}

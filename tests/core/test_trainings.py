@@ -1,0 +1,164 @@
+"""Whole trainings in one process, which together use every split, pipeline method, optimizer, rate, loss and setting.
+
+Each equals an independent reference: the serial training or the replay of its method in `reference`, or PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hybridnn
+from hybridnn import MLP, Trainer
+from hybridnn.checkpoints.reading import newest_valid
+from hybridnn.datasets import ArrayRows, Dataset
+from hybridnn.in_process import run_ranks
+from hybridnn.runs.data import place_data
+from hybridnn.training.epoch import StepPosition
+from reference import network as net
+from reference import serial
+from reference.cases import OPTIMIZERS, Case, assert_arrays_close, assert_close, data, plan_of
+from reference.core_cases import CORE_CASES, STAGES
+from reference.network import Array, Network
+from reference.pipeline_cases import COSINE, PipelineCase
+from reference.training_cases import Grid, TrainingCase, run_training_case, trainer_of
+
+pytestmark = pytest.mark.core
+
+
+@pytest.mark.parametrize("name", CORE_CASES)
+def test_training_equals_the_reference(name: str) -> None:
+    run_training_case(CORE_CASES[name])
+
+
+def test_every_optimizer_is_used() -> None:
+    used = {it.case.optimizer for it in CORE_CASES.values()}
+    assert used >= OPTIMIZERS.keys() - {"dampened-alone"}
+
+
+LONG = replace(COSINE, epochs=3)
+LAYOUTS = {
+    "2 x 2 to a pipeline": (
+        TrainingCase(4, Grid(model=2), LONG),
+        TrainingCase(4, Grid(2), PipelineCase("1f1b", LONG, 3)),
+    ),
+    "wide stages to model ranks": (
+        TrainingCase(4, Grid(stages=STAGES), PipelineCase("zb-h1", LONG, 3)),
+        TrainingCase(4, Grid(model=4), replace(LONG, model_split="alternating")),
+    ),
+}
+"""Layouts before and after a checkpoint."""
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+def test_a_training_goes_on_from_a_checkpoint_on_another_layout(layouts: str, tmp_path: Path) -> None:
+    """Written in the middle of the second epoch; rates and samples are those of the whole training."""
+    x, y = data(LONG)
+    expected = serial.train(LONG.network, plan_of(LONG), x, y)
+    middle = 8
+
+    def program(comm: Any) -> None:
+        first, second = (trainer_of(it, comm) for it in LAYOUTS[layouts])
+        writer = first.checkpoint_writer(tmp_path, "data")
+
+        def should_stop(reached: StepPosition) -> bool:
+            if reached.step == middle:
+                writer.write(reached.progress())
+            return reached.step == middle + 1
+
+        first.fit(x, y, epochs=3, should_stop=should_stop)
+        checkpoint, problems = newest_valid(tmp_path, second.grid.world)
+        assert checkpoint is not None, problems
+        second.restore(checkpoint)
+        assert second.step == middle
+        second.fit(x, y, epochs=2, validation=data(LONG, "test"))
+        assert_arrays_close(second.weights(), expected.weights, layouts)
+        for slot, arrays in expected.slots.items():
+            assert_arrays_close(second.optimizer_slots()[slot], arrays, f"{layouts}: {slot}")
+        losses = [record.train_loss for record in second.history.epochs]
+        assert_close(losses, expected.epoch_losses[1:], f"{layouts}: losses")
+
+    run_ranks(4, program)
+
+
+def without(rows: Array, count: int, stream: bytes) -> tuple[Array, Array]:
+    """Rows without so many that are chosen at random, and these; in order."""
+    seed = np.random.SeedSequence([5, int.from_bytes(stream, "big")])
+    order = np.random.Generator(np.random.Philox(seed)).permutation(len(rows))
+    return rows[np.sort(order[count:])], rows[np.sort(order[:count])]
+
+
+@pytest.mark.parametrize("distribution", ["local", "scatter"])
+def test_samples_are_split_and_standardized_by_the_training_split(distribution: str) -> None:
+    """Means and scales are those of the training split; test and validation samples are standardized by them."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(3, 5, (60, 4)), random.normal(-2, 3, (60, 2))
+    x[:, 3] = 7.0  # a constant feature becomes 0
+    rest, test = without(np.arange(60), 15, b"splt")
+    train, _ = without(rest, 9, b"vali")
+    scale = np.append(x[train, :3].std(axis=0), 1.0)
+    inputs, targets = (x - x[train].mean(axis=0)) / scale, (y - y[train].mean(axis=0)) / y[train].std(axis=0)
+    network = Network((4, 8, 2), "tanh")
+    plan = serial.Plan(serial.SGD(lr=0.05, momentum=0.9), epochs=3, batch_size=10, seed=3)
+    expected = serial.train(network, plan, inputs[train], targets[train])
+
+    def program(comm: Any) -> None:
+        grid = hybridnn.ProcessGrid(comm, model=2)
+        placed = place_data(
+            lambda: Dataset("numbers", "regression", 4, 2, ArrayRows(x, y), None),
+            grid,
+            generated=False,
+            distribution=distribution,
+            standardize=True,
+            test_fraction=0.25,
+            validation_fraction=0.2,
+            seed=5,
+            dtype="float64",
+        )
+        model, rule = MLP([4, 8, 2], "tanh"), hybridnn.SGD(lr=0.05, momentum=0.9)
+        trainer = Trainer(model, rule, grid=grid, batch_size=10, seed=3, dtype="float64", distribution=distribution)
+        trainer.fit(placed.train, epochs=3)
+        metrics = trainer.evaluate(placed.test)
+        assert (placed.train_samples, placed.validation_samples, metrics.samples) == (36, 9, 15)
+        assert_arrays_close(trainer.weights(), expected.weights, distribution)
+        outputs, _ = net.forward(network, expected.weights, inputs[test])
+        assert_close(metrics.loss, net.loss(network, outputs, targets[test]), "test loss")
+        assert_close(metrics.r2, net.r2(outputs, targets[test]), "R2")
+        placed.memory.free()
+
+    run_ranks(2, program)
+
+
+def test_gradients_are_the_slopes_of_the_loss_and_those_of_pytorch() -> None:
+    torch_network = pytest.importorskip("reference.torch_network")
+    for classification, activation in ((True, "selu"), (False, "relu")):
+        case = Case((6, 6, 9, 9, 3), classification, activation, residual=True, samples=7, batch_size=7, epochs=1)
+        x, y = data(case)
+        weights = net.initial_weights(case.network, case.seed)
+        trainer = trainer_of(TrainingCase(1, Grid(), case), None)
+        trainer.fit(x, y, epochs=1)
+        gradients = trainer.gradients()
+        expected = torch_network.gradients(case.network, weights, x, y)
+        assert_arrays_close(gradients, expected, str(case), 1e-12)
+        h = 1e-6
+        for name, place in (("layers.0.weight", (2, 3)), ("layers.2.weight", (8, 0)), ("layers.3.bias", (1,))):
+            losses = []
+            for step in (h, -h):
+                moved = weights[name].copy()
+                moved[place] += step
+                trainer.load_weights(weights | {name: moved})
+                losses.append(trainer.evaluate(x, y).loss)
+            slope = (losses[0] - losses[1]) / (2 * h)
+            assert gradients[name][place] == pytest.approx(slope, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd-nesterov", "adam-decay", "adamw-decay", "rmsprop"])
+def test_updates_are_those_of_pytorch(optimizer: str) -> None:
+    pytest.importorskip("torch")
+    from training.test_against_pytorch import compare
+
+    compare(Network((5, 13, 7, 4), "tanh", loss="cross_entropy"), optimizer, "cosine")
