@@ -266,12 +266,12 @@ class History:
         DataError, SettingError
             If there is no epoch, or the file cannot be written.
         """
-        from hybridnn.training.learning_curve import learning_curve
+        from hybridnn.training.learning_curve import learning_curve_figure
         from hybridnn.utils.figures import write_figure
 
         if not self.epochs:
             raise DataError("there is no epoch to plot")
-        figure = learning_curve(self.epochs)
+        figure = learning_curve_figure(self.epochs)
         if path is not None:
             write_figure(figure, Path(path))
         return figure
@@ -283,6 +283,6 @@ class History:
         return DataFrame([asdict(record) for record in self.epochs])
 
     def _repr_svg_(self) -> str | None:
-        from hybridnn.utils.figures import figure_bytes
+        from hybridnn.training.learning_curve import learning_curve
 
-        return figure_bytes(self.plot(), "svg").decode() if self.epochs else None
+        return learning_curve(self.epochs).svg() if self.epochs else None

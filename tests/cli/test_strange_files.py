@@ -137,7 +137,7 @@ def test_a_file_where_a_folder_is_expected_is_one_line(kind: str, run_hybridnn: 
         assert path.partition("/")[0] in require_one_line(code, err)
 
 
-@pytest.mark.parametrize("name", ["weights.npz", "config.toml", "learning_curve.png", "standardization.npz"])
+@pytest.mark.parametrize("name", ["weights.npz", "config.toml", "learning_curve.svg", "standardization.npz"])
 def test_a_folder_where_a_file_is_expected_is_one_line(name: str, run_hybridnn: Run) -> None:
     Path("run", name).mkdir(parents=True)
     code, _, err = run_hybridnn("train", "--epochs", "1", "--set", "data.standardize=true", "--out", "run", "-q")

@@ -241,7 +241,7 @@ def test_one_rank_trains_and_leaves_a_finished_folder(
         epoch["test_accuracy"] for epoch in result["epochs"]
     ]
     assert {"config.toml", "weights.npz"} <= set(os.listdir(folder))
-    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "learning_curve.svg").read_text().startswith("<svg ")
     code, _, err = run_hybridnn("train", "--out", "here")
     assert code == 2
     assert "already holds a finished run" in err
