@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import nan
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict
 
 from hybridnn.comm.recorder import RecordedTotals
 from hybridnn.errors import DataError
@@ -84,12 +83,22 @@ class Meter:
 class Record:
     """Base class of the records of ``history.jsonl``, each a frozen dataclass; `kind` is the tag of its lines."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+    # Not pydantic's type of it: that takes longer to load than all else that a `Trainer` needs.
+    __pydantic_config__: ClassVar[Mapping[str, object]] = {"strict": True, "extra": "forbid"}
 
     kind: ClassVar[str]
 
 
-Figure = Annotated[float, BeforeValidator(lambda value: nan if value is None else value)]
+class NullIsNaN:
+    """Annotation of a float: null is read as NaN."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> Any:
+        """The schema of `source` after a function that replaces None."""
+        function = {"type": "no-info", "function": lambda value: nan if value is None else value}
+        return {"type": "function-before", "function": function, "schema": handler(source)}
+
+
+Figure = Annotated[float, NullIsNaN()]
 """A float that may be NaN or infinite: both are written to JSON as null, and null is read as NaN."""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from hybridnn.cli.main import COMMANDS as LAZY_COMMANDS
 from hybridnn.cli.main import parser
 from hybridnn.config.settings import Settings
 from hybridnn.datasets import catalogue
@@ -38,6 +39,11 @@ WITHOUT = re.compile(r"\b(without|by default|in place of|may be given|required|i
 def test_there_are_commands() -> None:
     assert {("train",), ("data", "list"), ("study", "run"), ("course", "check")} <= set(COMMANDS)
     assert len(OPTIONS) > 100
+
+
+def test_summaries_of_commands_are_those_of_their_own_help() -> None:
+    found = {name: " ".join(command.help.split("\n\n")[0].split()) for name, command in parser().commands.items()}
+    assert found == {name: entry.summary for name, entry in LAZY_COMMANDS.items()}
 
 
 @pytest.mark.parametrize("option", OPTIONS)
