@@ -26,7 +26,6 @@ from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS, read_records
 from hybridnn.runs.tensorboard_log import TensorBoardLog
-from hybridnn.training.learning_curve import learning_curve
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
 from hybridnn.training.trainer import Trainer
 
@@ -232,6 +231,8 @@ def summarize(
 
 def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path, evaluated: str = "test") -> None:
     """Write the learning curve as SVG; raises `EnvironmentProblem` if `path` cannot be written."""
+    from hybridnn.training.learning_curve import learning_curve  # only here: one rank of a job draws it
+
     try:
         path.write_text(learning_curve(epochs, evaluated).svg(), encoding="utf-8")
     except OSError as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import groupby
 from math import cos, sin, tau
 from typing import TYPE_CHECKING, Any, NamedTuple
-from xml.sax.saxutils import escape
 
 from hybridnn.utils.figures import NAMED_COLORS, figure_bytes
 
@@ -122,7 +122,7 @@ class Picture:
         font = f'font-family="Helvetica, Arial, \'Liberation Sans\', sans-serif" font-size="{_px(FONT)}"'
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">',
-            f"<title>{escape(self.title)}</title>",
+            f"<title>{_text(self.title)}</title>",
             _dark_style(),
             *map(_element, (Rect(0, 0, self.width, self.height, "paper"), *self.shapes)),
             "</svg>",
@@ -160,7 +160,7 @@ def _dark_style() -> str:
 
 def _element(shape: Shape | Group) -> str:
     if isinstance(shape, Group):
-        title = f"<title>{escape(shape.title)}</title>" if shape.title else ""
+        title = f"<title>{_text(shape.title)}</title>" if shape.title else ""
         between = "" if title else "\n"
         return f"<g>{between}{title}{between.join(map(_element, shape.shapes))}{between}</g>"
     if isinstance(shape, Rect):
@@ -190,7 +190,7 @@ def _element(shape: Shape | Group) -> str:
         style += f' font-size="{_px(shape.size)}"'
     if shape.length:
         style += f' textLength="{_px(shape.length)}" lengthAdjust="spacingAndGlyphs"'
-    return f'<text{_colors(shape.color)} x="{_px(shape.x)}" y="{_px(shape.y)}"{style}>{escape(shape.text)}</text>'
+    return f'<text{_colors(shape.color)} x="{_px(shape.x)}" y="{_px(shape.y)}"{style}>{_text(shape.text)}</text>'
 
 
 def _colors(fill: str, stroke: str = "") -> str:
@@ -203,6 +203,10 @@ def _colors(fill: str, stroke: str = "") -> str:
 
 def _light(color: str) -> str:
     return NAMED_COLORS[color][0] if color in NAMED_COLORS else color
+
+
+def _text(text: str) -> str:
+    return escape(text, quote=False)
 
 
 def _px(value: float) -> str:
