@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
 from hybridnn.errors import INTERRUPTED, HybridnnError
+from hybridnn.utils.collector import paused_collector, skip_last_collection
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The base of all errors of the parser, which typer does not export under a name of its own."""
@@ -147,7 +148,8 @@ class _Root(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name, which is loaded."""
         if args:
-            self._lazy.get(args[0])
+            with paused_collector():
+                self._lazy.get(args[0])
         return super().resolve_command(ctx, args)
 
 
@@ -175,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     A user's mistake ends all ranks with one line and its exit code; any other exception propagates to the hook that
     ends the whole job.
     """
+    skip_last_collection()
     try:
         with _silent_unless_first_rank():
             status = parser().main(
@@ -195,10 +198,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 @lru_cache(maxsize=1)
 def parser() -> Any:
     """The parser of all subcommands; the application object itself would replace `sys.excepthook`."""
-    root = typer.Typer(help=SUMMARY, cls=_Root)
-    root.callback(invoke_without_command=True)(_root)
-    parser = typer.main.get_command(root)
-    _hide_types_of_flags(parser)
+    with paused_collector():
+        root = typer.Typer(help=SUMMARY, cls=_Root)
+        root.callback(invoke_without_command=True)(_root)
+        parser = typer.main.get_command(root)
+        _hide_types_of_flags(parser)
     return parser
 
 
