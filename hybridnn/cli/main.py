@@ -23,7 +23,7 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 SUMMARY = "Train multi-layer perceptrons over MPI: batch and model parallelism, layer pipelines."
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command in the help of the root, which loads the module of a command only to run it or to show its own help."""
 
     place: (
@@ -33,53 +33,57 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "train": Entry(
+    "train": CommandEntry(
         "train:train",
         "Train a multi-layer perceptron; -n or --in-process starts it on several ranks, as mpirun and srun do.",
     ),
-    "run": Entry("ranks:run", "Run a Python script on several ranks: hybridnn run -n 4 script.py."),
-    "schedule": Entry(
+    "run": CommandEntry("ranks:run", "Run a Python script on several ranks: hybridnn run -n 4 script.py."),
+    "schedule": CommandEntry(
         "schedule:schedule",
         "Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock.",
     ),
-    "partition": Entry(
+    "partition": CommandEntry(
         "partition:partition",
         "Time the layers on this machine and divide them into stages: by their number, and by their time.",
     ),
-    "plan": Entry("plan:plan", "List the fastest layouts of a number of ranks, as the machine file predicts them."),
-    "simulate": Entry(
+    "plan": CommandEntry(
+        "plan:plan", "List the fastest layouts of a number of ranks, as the machine file predicts them."
+    ),
+    "simulate": CommandEntry(
         "simulate:simulate",
         "Simulate training steps of a layout on a machine: the timeline, where the time goes, and how it scales.",
     ),
-    "trace": Entry("trace:trace", "Break down where the time of a traced epoch went, and draw what every rank did."),
-    "report": Entry("report:report", "Show where the time of a run went; of several runs, how they scale."),
-    "compare": Entry(
+    "trace": CommandEntry(
+        "trace:trace", "Break down where the time of a traced epoch went, and draw what every rank did."
+    ),
+    "report": CommandEntry("report:report", "Show where the time of a run went; of several runs, how they scale."),
+    "compare": CommandEntry(
         "compare:compare", "List the settings in which runs differ, with their losses, accuracies and times."
     ),
-    "stall": Entry("report:stall", "Show which rank a stalled run waited for, and what every rank was doing."),
-    "evaluate": Entry(
+    "stall": CommandEntry("report:stall", "Show which rank a stalled run waited for, and what every rank was doing."),
+    "evaluate": CommandEntry(
         "trained:evaluate", "Evaluate the weights of a run, on its own data or others; several ranks as for train."
     ),
-    "export": Entry(
+    "export": CommandEntry(
         "trained:export",
         "Write the weights of a run, and the means and scales of its standardization, as plain arrays.",
     ),
-    "predict": Entry(
+    "predict": CommandEntry(
         "trained:predict",
         "Write classes and their probabilities, or numbers in the units of the targets, for samples without targets.",
     ),
-    "calibrate": Entry(
+    "calibrate": CommandEntry(
         "calibrate:calibrate",
         "Measure this machine, for plans and predictions; start it with -n and as many ranks as runs will use.",
     ),
-    "doctor": Entry(
+    "doctor": CommandEntry(
         "doctor:doctor",
         "Check this machine, or ranks and nodes of a job: MPI, threads, cores, GPU, folders; exit code 1 on failures.",
     ),
-    "course": Entry("course.app:app", "Assignments for a class: work on them, hand them out, grade them."),
-    "data": Entry("data:app", "List, describe and download data sets."),
-    "formulas": Entry("formulas:app", "Evaluate the formulas of the papers, section by section."),
-    "study": Entry("study:app", "Run and report a study: many runs along a few axes."),
+    "course": CommandEntry("course.app:app", "Assignments for a class: work on them, hand them out, grade them."),
+    "data": CommandEntry("data:app", "List, describe and download data sets."),
+    "formulas": CommandEntry("formulas:app", "Evaluate the formulas of the papers, section by section."),
+    "study": CommandEntry("study:app", "Run and report a study: many runs along a few axes."),
 }
 
 
