@@ -209,9 +209,9 @@ def study_table() -> str:
 
 def command_line() -> str:
     """Every command with its arguments and options."""
-    from hybridnn.cli.main import app
+    from hybridnn.cli.main import application
 
-    return "\n\n".join(_commands("hybridnn", app))
+    return "\n\n".join(_commands("hybridnn", application()))
 
 
 def _commands(name: str, app: Any) -> Iterator[str]:

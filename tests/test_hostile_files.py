@@ -810,7 +810,7 @@ def test_a_file_in_place_of_a_folder(kind: str, folder: Path) -> None:
         assert file.partition("/")[0] in err
 
 
-@pytest.mark.parametrize("name", ["weights.npz", "config.toml", "learning_curve.png", "standardization.npz"])
+@pytest.mark.parametrize("name", ["weights.npz", "config.toml", "learning_curve.svg", "standardization.npz"])
 def test_a_folder_in_place_of_a_file(name: str, folder: Path) -> None:
     (folder / RUN / name).mkdir(parents=True)
     code, err = run_command(*QUICK, "--set", "data.standardize=true", "--out", RUN)

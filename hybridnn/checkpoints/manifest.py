@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hybridnn.checkpoints.progress import FrozenModel, Positive, Progress
+from hybridnn.checkpoints.progress import Positive, Progress
 from hybridnn.errors import DataError, one_line
 from hybridnn.pipeline.layout import Layout
 from hybridnn.utils.files import parse_json
@@ -17,6 +17,12 @@ MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"  # SHA-256 of all files, including the manifest, in the format of ``sha256sum -c``
 FORMAT_VERSION = 1  # version of the folder's contents; a reader refuses newer ones
 NO_VERSION = 10**6  # larger numbers are damage, not a version
+
+
+class FrozenModel(BaseModel):
+    """Base class of the parts of a manifest."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Origin(FrozenModel):

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from hybridnn.utils.checks import Range
 
-Number = Annotated[int, Field(ge=0, lt=2**63)]
-Positive = Annotated[int, Field(ge=1, lt=2**63)]
-
-
-class FrozenModel(BaseModel):
-    """Base class of the parts of a manifest."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+Number = Annotated[int, Range(at_least=0, below=2**63)]
+Positive = Annotated[int, Range(at_least=1, below=2**63)]
 
 
-class Progress(FrozenModel):
-    """Progress of the training.
+@dataclass(frozen=True)
+class Progress:
+    """Progress of the training; a manifest is read with the limits of the types.
 
     Attributes
     ----------
@@ -30,6 +27,9 @@ class Progress(FrozenModel):
     loss_sum : float
         Sum of the losses of these samples, each before its update.
     """
+
+    # Not pydantic's type of it: that takes longer to load than all else that a `Trainer` needs.
+    __pydantic_config__: ClassVar[Mapping[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
     step: Number = 0
     epoch: Positive = 1

@@ -5,48 +5,156 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from hybridnn.cli.calibrate import calibrate
-from hybridnn.cli.compare import compare
-from hybridnn.cli.course.app import app as course_app
-from hybridnn.cli.data import app as data_app
-from hybridnn.cli.doctor import doctor
-from hybridnn.cli.formulas import app as formulas_app
-from hybridnn.cli.partition import partition
-from hybridnn.cli.plan import plan
-from hybridnn.cli.ranks import FirstRankError, launch_rank, leave, run
-from hybridnn.cli.report import report, stall
-from hybridnn.cli.schedule import schedule
-from hybridnn.cli.simulate import simulate
-from hybridnn.cli.study import app as study_app
-from hybridnn.cli.trace import trace
-from hybridnn.cli.train import train
-from hybridnn.cli.trained import evaluate, export, predict
+from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
 from hybridnn.errors import INTERRUPTED, HybridnnError
+from hybridnn.utils.collector import paused_collector, skip_last_collection
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The base of all errors of the parser, which typer does not export under a name of its own."""
 
 SUMMARY = "Train multi-layer perceptrons over MPI: batch and model parallelism, layer pipelines."
 
-app = typer.Typer(help=SUMMARY)
-app.command()(train)
-app.command(context_settings={"allow_interspersed_args": False})(run)
-COMMANDS: tuple[Callable[..., None], ...] = (
-    *(schedule, partition, plan, simulate, trace, report, compare, stall),
-    *(evaluate, export, predict, calibrate, doctor),
-)
-for _command in COMMANDS:
-    app.command()(_command)
-app.add_typer(course_app, name="course")
-app.add_typer(data_app, name="data")
-app.add_typer(formulas_app, name="formulas")
-app.add_typer(study_app, name="study")
+
+class CommandEntry(NamedTuple):
+    """A command in the help of the root, which loads the module of a command only to run it or to show its own help."""
+
+    place: (
+        str  # module in this package, and the name of a function there, or of an application with commands of its own
+    )
+    summary: str  # first paragraph of its help
+
+
+COMMANDS = {
+    "train": CommandEntry(
+        "train:train",
+        "Train a multi-layer perceptron; -n or --in-process starts it on several ranks, as mpirun and srun do.",
+    ),
+    "run": CommandEntry("ranks:run", "Run a Python script on several ranks: hybridnn run -n 4 script.py."),
+    "schedule": CommandEntry(
+        "schedule:schedule",
+        "Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock.",
+    ),
+    "partition": CommandEntry(
+        "partition:partition",
+        "Time the layers on this machine and divide them into stages: by their number, and by their time.",
+    ),
+    "plan": CommandEntry(
+        "plan:plan", "List the fastest layouts of a number of ranks, as the machine file predicts them."
+    ),
+    "simulate": CommandEntry(
+        "simulate:simulate",
+        "Simulate training steps of a layout on a machine: the timeline, where the time goes, and how it scales.",
+    ),
+    "trace": CommandEntry(
+        "trace:trace", "Break down where the time of a traced epoch went, and draw what every rank did."
+    ),
+    "report": CommandEntry("report:report", "Show where the time of a run went; of several runs, how they scale."),
+    "compare": CommandEntry(
+        "compare:compare", "List the settings in which runs differ, with their losses, accuracies and times."
+    ),
+    "stall": CommandEntry("report:stall", "Show which rank a stalled run waited for, and what every rank was doing."),
+    "evaluate": CommandEntry(
+        "trained:evaluate", "Evaluate the weights of a run, on its own data or others; several ranks as for train."
+    ),
+    "export": CommandEntry(
+        "trained:export",
+        "Write the weights of a run, and the means and scales of its standardization, as plain arrays.",
+    ),
+    "predict": CommandEntry(
+        "trained:predict",
+        "Write classes and their probabilities, or numbers in the units of the targets, for samples without targets.",
+    ),
+    "calibrate": CommandEntry(
+        "calibrate:calibrate",
+        "Measure this machine, for plans and predictions; start it with -n and as many ranks as runs will use.",
+    ),
+    "doctor": CommandEntry(
+        "doctor:doctor",
+        "Check this machine, or ranks and nodes of a job: MPI, threads, cores, GPU, folders; exit code 1 on failures.",
+    ),
+    "course": CommandEntry("course.app:app", "Assignments for a class: work on them, hand them out, grade them."),
+    "data": CommandEntry("data:app", "List, describe and download data sets."),
+    "formulas": CommandEntry("formulas:app", "Evaluate the formulas of the papers, section by section."),
+    "study": CommandEntry("study:app", "Run and report a study: many runs along a few axes."),
+}
+
+
+def application() -> typer.Typer:
+    """All commands as one application of typer, for pages that describe them."""
+    whole = typer.Typer(help=SUMMARY)
+    for name in COMMANDS:
+        _add(whole, name)
+    return whole
+
+
+def _add(to: typer.Typer, name: str) -> None:
+    """Load a command, or the application with commands of its own, and add it."""
+    module, _, attribute = COMMANDS[name].place.partition(":")
+    found = getattr(import_module(f"hybridnn.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        to.add_typer(found, name=name)
+    else:
+        # The options behind a script are its own.
+        to.command(name, context_settings={"allow_interspersed_args": False} if name == "run" else None)(found)
+
+
+class _Commands(Mapping[str, Any]):
+    """Commands of the parser by their names; each is loaded when it is looked up."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        if name not in self.loaded:
+            alone = typer.Typer(add_completion=False)
+            alone.callback()(lambda: None)  # without one, typer makes no group of a single command
+            _add(alone, name)
+            group: Any = typer.main.get_command(alone)
+            self.loaded[name] = group.commands[name]
+            _hide_types_of_flags(self.loaded[name])
+        return self.loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Root(TyperGroup):
+    """The root of the parser: its help and completion show the summaries of commands that are not loaded."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._lazy = _Commands()
+        self.commands = self._lazy  # type: ignore[assignment]  # nothing is added to it
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of the commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command if it is loaded, else one that only has its help; None if there is no such command."""
+        if cmd_name in self._lazy.loaded or cmd_name not in COMMANDS:
+            return self._lazy.loaded.get(cmd_name)
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name].summary)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments name, which is loaded."""
+        if args:
+            with paused_collector():
+                self._lazy.get(args[0])
+        return super().resolve_command(ctx, args)
 
 
 def _print_version(is_given: bool) -> None:
@@ -57,7 +165,6 @@ def _print_version(is_given: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
     version: Annotated[
@@ -74,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     A user's mistake ends all ranks with one line and its exit code; any other exception propagates to the hook that
     ends the whole job.
     """
+    skip_last_collection()
     try:
         with _silent_unless_first_rank():
             status = parser().main(
@@ -94,8 +202,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 @lru_cache(maxsize=1)
 def parser() -> Any:
     """The parser of all subcommands; the application object itself would replace `sys.excepthook`."""
-    parser = typer.main.get_command(app)
-    _hide_types_of_flags(parser)
+    with paused_collector():
+        root = typer.Typer(help=SUMMARY, cls=_Root)
+        root.callback(invoke_without_command=True)(_root)
+        parser = typer.main.get_command(root)
+        _hide_types_of_flags(parser)
     return parser
 
 
@@ -104,7 +215,8 @@ def _hide_types_of_flags(command: Any) -> None:
     for option in command.get_params(typer.Context(command)):
         if getattr(option, "is_flag", False):
             option.metavar = ""
-    for subcommand in getattr(command, "commands", {}).values():
+    below = getattr(command, "commands", {})
+    for subcommand in (below.loaded if isinstance(below, _Commands) else below).values():
         _hide_types_of_flags(subcommand)
 
 

@@ -23,6 +23,7 @@ from hybridnn.cli.options import (
 )
 from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError
+from hybridnn.utils.collector import paused_collector
 
 if TYPE_CHECKING:
     from hybridnn.config.settings import Settings
@@ -165,24 +166,26 @@ def train(
 ) -> None:
     """Train a multi-layer perceptron; -n or --in-process starts it on several ranks, as mpirun and srun do."""
     require_one_way(ranks, in_process)
-    from hybridnn.config.settings import load_settings
-
     _require_one_source(overrides or (), data, file)
     numbers = (hidden, epochs, batch_size, seed, lr, pipeline, batch, model)
     names = (data, file, targets, optimizer, method, split, device, out)
     changes = [*(overrides or ()), *filter(None, (*numbers, *names))]
-    settings = None if resume not in (None, "auto") and config is None else load_settings(config, changes)
-    if ranks is not None:
-        _require_fitting_layout(settings, resume, changes, ranks)
+    with paused_collector():
+        from hybridnn.config.settings import load_settings
+
+        settings = None if resume not in (None, "auto") and config is None else load_settings(config, changes)
+        if ranks is not None:
+            _require_fitting_layout(settings, resume, changes, ranks)
     start_ranks(ranks, stops_on_signals=True)
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
-    from hybridnn.cli.train_view import TrainView, announce_loss, leave_after_loss
-    from hybridnn.comm.agreement import agree
-    from hybridnn.diagnostics.lost_ranks import start_mpi_with_timeout
-    from hybridnn.parallel.grid import all_ranks_group
-    from hybridnn.runs.recovery import RankLoss, RunOutcome, train_on_survivors
-    from hybridnn.runs.resume import resolve_request
+    with paused_collector():
+        from hybridnn.cli.train_view import TrainView, announce_loss, leave_after_loss
+        from hybridnn.comm.agreement import agree
+        from hybridnn.diagnostics.lost_ranks import start_mpi_with_timeout
+        from hybridnn.parallel.grid import all_ranks_group
+        from hybridnn.runs.recovery import RankLoss, RunOutcome, train_on_survivors
+        from hybridnn.runs.resume import resolve_request
 
     start_mpi_with_timeout()
 

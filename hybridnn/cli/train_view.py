@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -15,6 +16,7 @@ from hybridnn.training.records import EpochRecord, Speed, StepRecord
 from hybridnn.utils.text import counted, format_bytes, name_ranks, plural
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
@@ -34,9 +36,13 @@ class TrainView:
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self._as_json = as_json
         self._silent = as_json or quiet
-        self._console = make_console()
         self._header: RunHeader | None = None
         self._progress: Progress | None = None
+
+    @cached_property
+    def _console(self) -> Console:
+        """Made on rank 0 only, which alone loads rich."""
+        return make_console()
 
     def __enter__(self) -> TrainView:
         """Return the view itself."""

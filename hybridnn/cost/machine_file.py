@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -14,31 +13,17 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from hybridnn.cost.machine import Machine
+from hybridnn.cost.machine_lookup import MACHINE_FILE, MACHINE_VARIABLE, find_machine
 from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.utils.files import FileError, parse_toml, read_json, read_toml, write_atomically
 from hybridnn.utils.settings_models import setting_error
 from hybridnn.utils.text import shown_path
-
-MACHINE_FILE = "machine.toml"
-MACHINE_VARIABLE = "HYBRIDNN_MACHINE"
 
 HEADER = """\
 # A machine for `hybridnn plan`, `simulate` and `train`. Every key is explained in cluster-1024.toml, which ships with
 # hybridnn. To plan for more nodes of the same kind, raise `nodes`.
 
 """
-
-
-def find_machine(name: Path | str | None = None) -> Path | str | None:
-    """Source for `read_machine`: `name`, else ``$HYBRIDNN_MACHINE``, else ``machine.toml`` in the working folder.
-
-    A file may be missing. None if nothing is named and there is no ``machine.toml``.
-    """
-    if name is not None:
-        return name
-    if variable := os.environ.get(MACHINE_VARIABLE):
-        return variable
-    return Path(MACHINE_FILE) if os.path.lexists(MACHINE_FILE) else None
 
 
 def require_machine(name: Path | str | None = None) -> Machine:

@@ -86,6 +86,8 @@ def main() -> None:
     with contextlib.suppress(FrameError):
         start = receive_frame(control)
         assignment = load_assignment(start["assignment"])
+        # Submissions may import SciPy, which loads parts of NumPy that execute text: not below the hook.
+        importlib.import_module("scipy.linalg")
         if hides_library(start["modules"]):
             assignment = without_solutions(assignment)
         mode, users = start["isolation"], range(start["first_user"], start["first_user"] + USERS)

@@ -14,10 +14,10 @@ from math import isfinite, sqrt
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from scipy.linalg.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
 
 from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.kernels.backend import UPDATE_BLOCK, AdamSettings, HostArray, Kernels, SGDSettings, StepScalars
+from hybridnn.kernels.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
 from hybridnn.kernels.compressed_formats import rounded_to_bfloat16
 
 NORM_BLOCK = 1 << 16

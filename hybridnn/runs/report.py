@@ -6,12 +6,12 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from hybridnn._version import __version__
@@ -19,17 +19,15 @@ from hybridnn.comm.hosts import describe_hosts
 from hybridnn.comm.mpi import is_in_process, library_version
 from hybridnn.config.settings import Settings
 from hybridnn.datasets import TableEncoding
-from hybridnn.errors import NonFiniteLossError
+from hybridnn.errors import EnvironmentProblem, NonFiniteLossError
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS, read_records
 from hybridnn.runs.tensorboard_log import TensorBoardLog
-from hybridnn.training.learning_curve import learning_curve
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.figures import write_png
 
 
 class RunView(Protocol):
@@ -184,7 +182,7 @@ class RunReport:
                 "hybridnn": __version__,
                 "Python": platform.python_version(),
                 "NumPy": np.__version__,
-                "SciPy": scipy.__version__,
+                "SciPy": version("scipy"),
                 "MPI": library_version(),
             },
             folder=str(folder),
@@ -232,5 +230,10 @@ def summarize(
 
 
 def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path, evaluated: str = "test") -> None:
-    """Write the learning curve as PNG; raises `EnvironmentProblem` if `path` cannot be written."""
-    write_png(learning_curve(epochs, evaluated), path)
+    """Write the learning curve as SVG; raises `EnvironmentProblem` if `path` cannot be written."""
+    from hybridnn.training.learning_curve import learning_curve  # only here: one rank of a job draws it
+
+    try:
+        path.write_text(learning_curve(epochs, evaluated).svg(), encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error

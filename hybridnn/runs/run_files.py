@@ -34,7 +34,7 @@ CONFIG_END = "\n# the end: a file that was cut off would name other settings\n"
 """Last line of ``config.toml``, without which a truncated file would be valid."""
 
 HISTORY = "history.jsonl"
-LEARNING_CURVE = "learning_curve.png"
+LEARNING_CURVE = "learning_curve.svg"
 TRACE = "trace.json"
 STANDARDIZATION = "standardization.npz"
 TABLE = "table.json"

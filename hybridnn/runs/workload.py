@@ -1,4 +1,7 @@
-"""Workload and layout of a run for the cost models, as the trainer would resolve them; the automatic layout."""
+"""Workload and layout of a run for the cost models, as the trainer would resolve them; the automatic layout.
+
+The cost models are imported where they are used: every rank of every run loads this module.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.settings import DataSettings, ParallelSettings, Settings, stage_shapes, with_stages
-from hybridnn.cost.machine import Machine
-from hybridnn.cost.machine_file import find_machine, read_machine, require_machine
-from hybridnn.cost.planning.layouts import balanced_layers
-from hybridnn.cost.planning.plan import best_exact
-from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import Workload
+from hybridnn.cost.machine_lookup import find_machine
 from hybridnn.datasets import Dataset, DatasetInfo, count_split
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
@@ -26,6 +24,8 @@ from hybridnn.training.config import array_dtype
 from hybridnn.training.layout_choice import resolve_layout
 
 if TYPE_CHECKING:
+    from hybridnn.cost.machine import Machine
+    from hybridnn.cost.prediction.workload import Workload
     from hybridnn.training.trainer import Trainer
 
 
@@ -38,12 +38,17 @@ def workload_from_settings(settings: Settings) -> Workload:
         As the trainer would: the data do not exist, or an option does not fit them.
     """
     data = settings.data.describe(settings.model.task)
-    model = settings.model.make(data.features, data.outputs, data.task)
-    return workload_of_run(settings, model, _train_samples(data, settings.data), data.task)
+    return workload_of_run(settings, _model(settings, data), _train_samples(data, settings.data), data.task)
+
+
+def _model(settings: Settings, data: Dataset | DatasetInfo) -> MLP:
+    return settings.model.make(data.features, data.outputs, data.task)
 
 
 def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: str) -> Workload:
     """The workload of `settings` on data of known shape."""
+    from hybridnn.cost.prediction.workload import Workload
+
     return Workload(
         model,
         train_samples,
@@ -87,6 +92,8 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     if settings.parallel.partition == "profile" and len(stages) > 1:
         if machine is None:
             raise SettingError("parallel.partition", "profile", "needs a machine file where no layers are timed")
+        from hybridnn.cost.planning.layouts import balanced_layers
+
         # Only the size of the minibatch matters here.
         workload = workload_of_run(settings, model, settings.training.batch_size, "")
         layers = balanced_layers(workload, machine, stages, chunks=layout.chunks, microbatches=layout.microbatches)
@@ -105,7 +112,7 @@ def require_fitting_layout(settings: Settings, ranks: int) -> None:
         ):  # the layers of the stages are timed in the run; all else is checked
             parallel = settings.parallel.model_copy(update={"partition": ParallelSettings().partition})
             settings = settings.model_copy(update={"parallel": parallel})
-        layout_from_settings(settings, ranks, workload_from_settings(settings).model)
+        layout_from_settings(settings, ranks, _model(settings, settings.data.describe(settings.model.task)))
 
 
 def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, task: str) -> PredictedStep | None:
@@ -126,6 +133,9 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
         path = find_machine() if trainer.grid.rank == 0 and trainer.device.kind == "cpu" else None
         if path is None:
             return None
+        from hybridnn.cost.machine_file import read_machine
+        from hybridnn.cost.prediction.predict import predict
+
         machine = read_machine(path).placed(trainer.grid.size, trainer.grid.nodes)
         predicted = predict(workload_of_run(settings, trainer.model, train_samples, task), trainer.layout, machine)
         return PredictedStep(
@@ -189,6 +199,9 @@ def fixed_constraints(settings: Settings) -> dict[str, Any]:
 
 def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
     """The keys of ``[parallel]`` for the fastest exact layout."""
+    from hybridnn.cost.machine_file import require_machine
+    from hybridnn.cost.planning.plan import best_exact
+
     parallel, wanted = settings.parallel, fixed_constraints(settings)
     for key in UNSUPPORTED:
         if (value := getattr(parallel, key)) != ParallelSettings.model_fields[key].default:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hybridnn.comm.hosts import processor_name
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.machine_file import find_machine, read_machine
+from hybridnn.cost.machine_file import read_machine
+from hybridnn.cost.machine_lookup import find_machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings

@@ -21,7 +21,8 @@ from types import FrameType
 from typing import Literal, Protocol
 
 from hybridnn.comm.threads import THREAD_VARIABLES
-from hybridnn.cost.machine_file import MACHINE_VARIABLE, read_machine
+from hybridnn.cost.machine_file import read_machine
+from hybridnn.cost.machine_lookup import MACHINE_VARIABLE
 from hybridnn.errors import INTERRUPTED, EnvironmentProblem, SettingError, StoppedBySignal
 from hybridnn.runs.lock import FolderInUse
 from hybridnn.runs.run_files import run_status

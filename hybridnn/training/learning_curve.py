@@ -1,12 +1,13 @@
-"""The learning curve of a training as a figure."""
+"""The learning curve of a training, as a picture and as a figure of matplotlib."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hybridnn.utils.figures import COLORS, MUTED, column_figure, legend_above, plain_ticks, tidy
+from hybridnn.utils.line_plot import LARGEST, MOST_DOTS, Panel, Series, line_plot
+from hybridnn.utils.shapes import Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +19,7 @@ LOG_SCALE_RATIO = 10.0  # ratio of the largest to the smallest loss from which t
 
 PANEL = 1.8  # inches, height of a panel
 
-Points = list[tuple[int, float]]
+Points = list[tuple[float, float]]
 
 
 class EvaluatedEpoch(Protocol):
@@ -36,68 +37,69 @@ class EvaluatedEpoch(Protocol):
     def test_r2(self) -> float | None: ...  # noqa: D102
 
 
-def learning_curve(epochs: Sequence[EvaluatedEpoch], evaluated: str = "test") -> Figure:
-    """Training and test loss, and the test accuracy or R² if there is one.
+def learning_curve(epochs: Sequence[EvaluatedEpoch], evaluated: str = "test") -> Picture:
+    """Training and test loss, and the test accuracy or R² if there is one; without matplotlib.
 
     Parameters
     ----------
     epochs : sequence of EpochRecord
-        At least one; values that are None or not finite are left out.
+        At least one; values that are None, not finite or beyond 1e300 are left out.
     evaluated : str
         Name of the split on which the epochs were evaluated, such as ``"validation"``.
     """
-    accuracy = _points((record.epoch, record.test_accuracy) for record in epochs)
-    metric = accuracy or _points((record.epoch, record.test_r2) for record in epochs)
-    figure, panels = column_figure(*[PANEL] * (2 if metric else 1))
-    _draw_losses(panels[0], epochs, evaluated)
-    if metric:
-        _draw_metric(panels[1], metric, evaluated, is_accuracy=bool(accuracy))
-    for axes in panels:
-        _format_axes(axes, max(record.epoch for record in epochs))
-    legend_above(figure, panels[0].get_lines())
+    last = max(record.epoch for record in epochs)
+    return line_plot(f"Learning curve of {last} epochs", _panels(epochs, evaluated), last, PANEL)
+
+
+def learning_curve_figure(epochs: Sequence[EvaluatedEpoch], evaluated: str = "test") -> Figure:
+    """`learning_curve` as a figure of matplotlib, whose axes a program can change."""
+    panels = _panels(epochs, evaluated)
+    figure, all_axes = column_figure(*[PANEL] * len(panels))
+    for panel, axes in zip(panels, all_axes, strict=True):
+        _draw(axes, panel, max(record.epoch for record in epochs))
+    legend_above(figure, all_axes[0].get_lines())
     return figure
 
 
-def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:
-    return [(epoch, value) for epoch, value in pairs if value is not None and math.isfinite(value)]
-
-
-def _draw_losses(axes: Axes, epochs: Sequence[EvaluatedEpoch], evaluated: str) -> None:
+def _panels(epochs: Sequence[EvaluatedEpoch], evaluated: str) -> list[Panel]:
     train = _points((record.epoch, record.train_loss) for record in epochs)
     test = _points((record.epoch, record.test_loss) for record in epochs)
-    axes.set_title("Loss")
-    axes.set_ylabel("mean loss")
-    for points, label, color in ((train, "train", TRAIN_COLOR), (test, evaluated, TEST_COLOR)):
-        if points:
-            _line(axes, points, color, label)
     values = [value for _, value in train + test]
-    if values and min(values) > 0 and max(values) >= LOG_SCALE_RATIO * min(values):
+    is_log = bool(values) and min(values) > 0 and max(values) >= LOG_SCALE_RATIO * min(values)
+    lines = [Series("train", TRAIN_COLOR, train), Series(evaluated, TEST_COLOR, test)]
+    panels = [Panel("Mean loss", "epoch", [line for line in lines if line.points], is_log=is_log)]
+    accuracy = _points((record.epoch, record.test_accuracy) for record in epochs)
+    metric = accuracy or _points((record.epoch, record.test_r2) for record in epochs)
+    if metric:
+        best = max(metric, key=lambda point: point[1])
+        text = f"{best[1]:.2%}" if accuracy else f"{best[1]:.4f}"
+        title = f"{evaluated.capitalize()} {'accuracy' if accuracy else 'R²'}: best {text} in epoch {best[0]}"
+        line = Series(evaluated, TEST_COLOR, metric)
+        panels.append(Panel(title, "epoch", [line], is_percent=bool(accuracy), marked=best))
+    return panels
+
+
+def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:
+    return [(epoch, value) for epoch, value in pairs if value is not None and abs(value) <= LARGEST]
+
+
+def _draw(axes: Axes, panel: Panel, last_epoch: int) -> None:
+    """Draw a panel with matplotlib."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    for label, color, points in panel.series:
+        xs, ys = zip(*points, strict=True)
+        dots = 2.5 if len(points) <= MOST_DOTS else 0
+        axes.plot(xs, ys, color=color, label=label, linewidth=1.3, marker="o", markersize=dots)
+    if panel.marked is not None:
+        axes.plot(*panel.marked, marker="o", markersize=6, markerfacecolor="none", color=MUTED, linestyle="none")
+    axes.set_title(panel.title)
+    axes.set_xlabel(panel.x_label)
+    if panel.is_log:
         axes.set_yscale("log")
         plain_ticks(axes.yaxis)
-
-
-def _draw_metric(axes: Axes, points: Points, evaluated: str, *, is_accuracy: bool) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    _line(axes, points, TEST_COLOR, evaluated)
-    best_epoch, best = max(points, key=lambda point: point[1])
-    axes.plot(best_epoch, best, marker="o", markersize=6, markerfacecolor="none", color=MUTED, linestyle="none")
-    text = f"{best:.2%}" if is_accuracy else f"{best:.4f}"
-    axes.set_title(f"{evaluated.capitalize()} {'accuracy' if is_accuracy else 'R²'}: best {text} in epoch {best_epoch}")
-    axes.set_ylabel("accuracy" if is_accuracy else "R²")
-    if is_accuracy:
+    if panel.is_percent:
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
-
-
-def _line(axes: Axes, points: Points, color: str, label: str) -> None:
-    xs, ys = zip(*points, strict=True)
-    axes.plot(xs, ys, color=color, label=label, linewidth=1.3, marker="o", markersize=2.5 if len(points) <= 40 else 0)
-
-
-def _format_axes(axes: Axes, last_epoch: int) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_xlabel("epoch")
     margin = max(0.5, 0.03 * last_epoch)
     axes.set_xlim(1 - margin, last_epoch + margin)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import nan
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict
 
 from hybridnn.comm.recorder import RecordedTotals
 from hybridnn.errors import DataError
@@ -84,12 +83,22 @@ class Meter:
 class Record:
     """Base class of the records of ``history.jsonl``, each a frozen dataclass; `kind` is the tag of its lines."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+    # Not pydantic's type of it: that takes longer to load than all else that a `Trainer` needs.
+    __pydantic_config__: ClassVar[Mapping[str, object]] = {"strict": True, "extra": "forbid"}
 
     kind: ClassVar[str]
 
 
-Figure = Annotated[float, BeforeValidator(lambda value: nan if value is None else value)]
+class NullIsNaN:
+    """Annotation of a float: null is read as NaN."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> Any:
+        """The schema of `source` after a function that replaces None."""
+        function = {"type": "no-info", "function": lambda value: nan if value is None else value}
+        return {"type": "function-before", "function": function, "schema": handler(source)}
+
+
+Figure = Annotated[float, NullIsNaN()]
 """A float that may be NaN or infinite: both are written to JSON as null, and null is read as NaN."""
 
 
@@ -266,12 +275,12 @@ class History:
         DataError, SettingError
             If there is no epoch, or the file cannot be written.
         """
-        from hybridnn.training.learning_curve import learning_curve
+        from hybridnn.training.learning_curve import learning_curve_figure
         from hybridnn.utils.figures import write_figure
 
         if not self.epochs:
             raise DataError("there is no epoch to plot")
-        figure = learning_curve(self.epochs)
+        figure = learning_curve_figure(self.epochs)
         if path is not None:
             write_figure(figure, Path(path))
         return figure
@@ -283,6 +292,6 @@ class History:
         return DataFrame([asdict(record) for record in self.epochs])
 
     def _repr_svg_(self) -> str | None:
-        from hybridnn.utils.figures import figure_bytes
+        from hybridnn.training.learning_curve import learning_curve
 
-        return figure_bytes(self.plot(), "svg").decode() if self.epochs else None
+        return learning_curve(self.epochs).svg() if self.epochs else None

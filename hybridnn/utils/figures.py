@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -169,11 +169,3 @@ def write_figure(figure: Figure, path: Path) -> None:
         path.write_bytes(figure_bytes(figure, file_format))
     except OSError as error:
         raise SettingError("picture", str(path), f"cannot be written: {error.strerror}") from None
-
-
-def write_png(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG; raises `EnvironmentProblem` if `path` cannot be written."""
-    try:
-        path.write_bytes(figure_bytes(figure, "png"))
-    except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error

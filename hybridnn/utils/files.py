@@ -24,7 +24,6 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic_core import from_json
 
 from hybridnn.errors import DataError, EnvironmentProblem, one_line
 from hybridnn.utils.text import printable, shown_path
@@ -168,6 +167,8 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
     Raises ``ValueError`` if it is not JSON, is nested too deep, or has a number that is not allowed or an integer of
     more than 64 bits.
     """
+    from pydantic_core import from_json  # only here: a training that reads no JSON does not load it
+
     value = from_json(text, allow_inf_nan=not finite)
     _check_values(value, finite=finite)
     return value

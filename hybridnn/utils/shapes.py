@@ -1,12 +1,13 @@
-"""Pictures of rectangles, lines and texts: as SVG, which is dark on dark pages, and with matplotlib as PNG and PDF."""
+"""Pictures of shapes and texts: as SVG, which is dark on dark pages, and with matplotlib as PNG and PDF."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import groupby
+from math import cos, sin, tau
 from typing import TYPE_CHECKING, Any, NamedTuple
-from xml.sax.saxutils import escape
 
 from hybridnn.utils.figures import NAMED_COLORS, figure_bytes
 
@@ -40,6 +41,24 @@ class Line(NamedTuple):
     dashed: bool = False
 
 
+class Polyline(NamedTuple):
+    """A line through points, one unit wide by default."""
+
+    points: tuple[tuple[float, float], ...]
+    color: str
+    width: float = 1.0
+
+
+class Circle(NamedTuple):
+    """A circle with its centre; filled, or one with an edge that has a colour, or both."""
+
+    x: float
+    y: float
+    radius: float
+    fill: str = "none"
+    edge: str = ""
+
+
 class Polygon(NamedTuple):
     """A filled polygon."""
 
@@ -48,7 +67,10 @@ class Polygon(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A line of text on a baseline, which begins at `x` or is centred there; made as long as `length`, in SVG only."""
+    """A line of text on a baseline, which begins or ends at `x` or is centred there.
+
+    Made as long as `length`, in SVG only.
+    """
 
     x: float
     y: float
@@ -58,9 +80,10 @@ class Text(NamedTuple):
     centered: bool = False
     bold: bool = False
     length: float = 0.0
+    ends: bool = False  # at `x`
 
 
-Shape = Rect | Line | Polygon | Text
+Shape = Rect | Line | Polyline | Circle | Polygon | Text
 
 
 class Group(NamedTuple):
@@ -99,7 +122,7 @@ class Picture:
         font = f'font-family="Helvetica, Arial, \'Liberation Sans\', sans-serif" font-size="{_px(FONT)}"'
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">',
-            f"<title>{escape(self.title)}</title>",
+            f"<title>{_text(self.title)}</title>",
             _dark_style(),
             *map(_element, (Rect(0, 0, self.width, self.height, "paper"), *self.shapes)),
             "</svg>",
@@ -137,7 +160,7 @@ def _dark_style() -> str:
 
 def _element(shape: Shape | Group) -> str:
     if isinstance(shape, Group):
-        title = f"<title>{escape(shape.title)}</title>" if shape.title else ""
+        title = f"<title>{_text(shape.title)}</title>" if shape.title else ""
         between = "" if title else "\n"
         return f"<g>{between}{title}{between.join(map(_element, shape.shapes))}{between}</g>"
     if isinstance(shape, Rect):
@@ -148,15 +171,26 @@ def _element(shape: Shape | Group) -> str:
         ends = f'x1="{_px(shape.x1)}" y1="{_px(shape.y1)}" x2="{_px(shape.x2)}" y2="{_px(shape.y2)}"'
         dashes = ' stroke-dasharray="4 3"' if shape.dashed else ""
         return f"<line{_colors('', shape.color)} {ends}{dashes}/>"
+    if isinstance(shape, Circle):
+        place = f'cx="{_px(shape.x)}" cy="{_px(shape.y)}" r="{_px(shape.radius)}"'
+        return f"<circle{_colors(shape.fill, shape.edge)} {place}/>"
+    if isinstance(shape, Polyline):
+        points = " ".join(f"{_px(x)},{_px(y)}" for x, y in shape.points)
+        width = f' stroke-width="{_px(shape.width)}"' if shape.width != 1 else ""
+        return f'<polyline{_colors("none", shape.color)}{width} stroke-linejoin="round" points="{points}"/>'
     if isinstance(shape, Polygon):
         points = " ".join(f"{_px(x)},{_px(y)}" for x, y in shape.points)
         return f'<polygon{_colors(shape.fill)} points="{points}"/>'
-    style = ' text-anchor="middle"' * shape.centered + ' font-weight="bold"' * shape.bold
+    style = (
+        ' text-anchor="middle"' * shape.centered
+        + ' text-anchor="end"' * shape.ends
+        + ' font-weight="bold"' * shape.bold
+    )
     if shape.size != FONT:
         style += f' font-size="{_px(shape.size)}"'
     if shape.length:
         style += f' textLength="{_px(shape.length)}" lengthAdjust="spacingAndGlyphs"'
-    return f'<text{_colors(shape.color)} x="{_px(shape.x)}" y="{_px(shape.y)}"{style}>{escape(shape.text)}</text>'
+    return f'<text{_colors(shape.color)} x="{_px(shape.x)}" y="{_px(shape.y)}"{style}>{_text(shape.text)}</text>'
 
 
 def _colors(fill: str, stroke: str = "") -> str:
@@ -169,6 +203,10 @@ def _colors(fill: str, stroke: str = "") -> str:
 
 def _light(color: str) -> str:
     return NAMED_COLORS[color][0] if color in NAMED_COLORS else color
+
+
+def _text(text: str) -> str:
+    return escape(text, quote=False)
 
 
 def _px(value: float) -> str:
@@ -197,12 +235,25 @@ def _collection(kind: type, shapes: list[Any], scale: float, order: int) -> Any:
         dashes = [(0, (4, 3)) if line.dashed else "solid" for line in shapes]
         colors = [_light(line.color) for line in shapes]
         return LineCollection(segments, colors=colors, linestyles=dashes, linewidths=width, zorder=order)
+    if kind is Polyline:
+        widths = [line.width * width for line in shapes]
+        colors = [_light(line.color) for line in shapes]
+        return LineCollection([line.points for line in shapes], colors=colors, linewidths=widths, zorder=order)
+    if kind is Circle:
+        fills, edges = [_light(shape.fill) for shape in shapes], [_light(shape.edge) or "none" for shape in shapes]
+        rings = [[_on_circle(shape, turn / 48) for turn in range(48)] for shape in shapes]
+        return PolyCollection(rings, facecolors=fills, edgecolors=edges, linewidths=width, zorder=order)
     if kind is Polygon:
         fills = [_light(shape.fill) for shape in shapes]
         return PolyCollection([shape.points for shape in shapes], facecolors=fills, linewidths=0, zorder=order)
     corners = [((x, y), (x + width, y), (x + width, y + height), (x, y + height)) for x, y, width, height, *_ in shapes]
     fills, edges = [_light(shape.fill) for shape in shapes], [_light(shape.edge) or "none" for shape in shapes]
     return PolyCollection(corners, facecolors=fills, edgecolors=edges, linewidths=width, zorder=order)
+
+
+def _on_circle(circle: Circle, turn: float) -> tuple[float, float]:
+    angle = tau * turn
+    return circle.x + circle.radius * cos(angle), circle.y + circle.radius * sin(angle)
 
 
 def _write(axes: Axes, item: Text, scale: float) -> None:
@@ -213,7 +264,7 @@ def _write(axes: Axes, item: Text, scale: float) -> None:
         color=_light(item.color),
         fontsize=item.size * scale / POINT,
         fontweight="bold" if item.bold else "normal",
-        ha="center" if item.centered else "left",
+        ha="center" if item.centered else "right" if item.ends else "left",
         va="baseline",
         zorder=1e6,
     )

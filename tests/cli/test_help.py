@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from hybridnn.cli.main import COMMANDS as LAZY_COMMANDS
 from hybridnn.cli.main import parser
 from hybridnn.config.settings import Settings
 from hybridnn.datasets import catalogue
@@ -47,6 +48,11 @@ def test_help_of_an_option_is_a_sentence_with_a_default() -> None:
         text = option.help or ""
         assert re.fullmatch(r"[A-Z0-9].*[.)]", text, re.DOTALL), (words, text)
         assert option.is_flag or option.required or has_default(option) or WITHOUT.search(text), (words, text)
+
+
+def test_summaries_of_commands_are_those_of_their_own_help() -> None:
+    found = {name: " ".join(command.help.split("\n\n")[0].split()) for name, command in parser().commands.items()}
+    assert found == {name: entry.summary for name, entry in LAZY_COMMANDS.items()}
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

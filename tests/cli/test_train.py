@@ -210,7 +210,7 @@ def test_one_rank_trains_and_leaves_a_finished_folder(
     accuracies = [record.test_accuracy for record in read_epochs(folder)[0]]
     assert accuracies == [epoch["test_accuracy"] for epoch in result["epochs"]]
     assert {"config.toml", "weights.npz"} <= set(os.listdir(folder))
-    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "learning_curve.svg").read_text().startswith("<svg ")
     assert "already holds a finished run" in error_line(run_hybridnn("train", "--out", "here"))
 
 

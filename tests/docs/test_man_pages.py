@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from hybridnn.cli.main import app
+from hybridnn.cli.main import application
 from mpi_runner.slowness import deadline
 from reference.pages import man_pages, reference_pages
 
@@ -17,7 +17,7 @@ TABLES = dict(re.findall(r"^## (hybridnn [\w -]+)$(.*?)(?=^## |\Z)", reference_p
 
 
 def test_every_command_has_a_page() -> None:
-    groups = {f"hybridnn-{group.name}.1" for group in app.registered_groups}
+    groups = {f"hybridnn-{group.name}.1" for group in application().registered_groups}
     commands = {f"{name.replace(' ', '-')}.1" for name in TABLES}
     assert set(PAGES) == {"hybridnn.1"} | groups | commands
     for file, page in PAGES.items():

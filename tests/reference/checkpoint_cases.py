@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ class LocalArrays:
 
 def progress_at(step: int) -> Progress:
     """A progress of the training with this step."""
-    return PROGRESS.model_copy(update={"step": step})
+    return replace(PROGRESS, step=step)
 
 
 def layouts(ranks: int) -> list[Layout]:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import resource
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,9 +23,12 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
-from hybridnn.training.learning_curve import learning_curve
+from hybridnn.training.learning_curve import learning_curve_figure
 from hybridnn.training.records import EpochRecord, StepRecord
+from hybridnn.utils.line_plot import linear_ticks, logarithmic_ticks
 from reference.pictures import least_points
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 SPEED = {
     "samples_per_second": 1e4,
@@ -209,14 +213,40 @@ def _epoch(epoch: int, **changes: float | None) -> EpochRecord:
     ids=["many epochs", "regression", "one epoch without test data, nothing finite"],
 )
 def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord], scale: str) -> None:
-    from matplotlib.image import imread
-
-    figure = learning_curve(epochs)
-    assert figure.axes[0].get_yscale() == scale
+    draw_learning_curve(epochs, tmp_path / "curve.svg")
+    svg = ElementTree.parse(tmp_path / "curve.svg").getroot()
+    points = [float(text.attrib["font-size"]) * 0.75 for text in svg.iter(f"{SVG}text")]
+    assert min(points) >= 6
+    for axis in ("width", "height"):
+        assert float(svg.attrib[axis]) >= 170
+    values = [record.train_loss for record in epochs if math.isfinite(record.train_loss)]
+    longest = max((len(line.attrib["points"].split()) for line in svg.iter(f"{SVG}polyline")), default=0)
+    assert longest == (max(len(values), 2) if values else 0)
+    figure = learning_curve_figure(epochs)
     assert least_points(figure) >= 6
-    draw_learning_curve(epochs, tmp_path / "curve.png")
-    pixels = imread(tmp_path / "curve.png")
-    assert pixels.shape[0] > 250
-    assert pixels.std() > 0
-    with pytest.raises(EnvironmentProblem, match=r"no/curve\.png cannot be written"):
-        draw_learning_curve(epochs, tmp_path / "no" / "curve.png")
+    assert figure.axes[0].get_yscale() == scale
+    with pytest.raises(EnvironmentProblem, match=r"no/curve\.svg cannot be written"):
+        draw_learning_curve(epochs, tmp_path / "no" / "curve.svg")
+
+
+def test_learning_curve_of_few_orders_is_linear_and_of_many_logarithmic(tmp_path: Path) -> None:
+    places = []
+    for last in (2, 19):
+        draw_learning_curve([_epoch(epoch, test_loss=None) for epoch in range(1, last + 1)], tmp_path / "curve.svg")
+        svg = ElementTree.parse(tmp_path / "curve.svg").getroot()
+        # The first polyline is the legend's; equal factors are equal distances on a logarithmic axis.
+        line = list(svg.iter(f"{SVG}polyline"))[1].attrib["points"].split()
+        places.append([float(point.partition(",")[2]) for point in line])
+    steps = np.diff(places[1])
+    np.testing.assert_allclose(steps, steps[0], atol=2e-3)
+    svg_texts = [text.text for text in svg.iter(f"{SVG}text")]
+    assert {"1e-05", "0.001", "0.1"} & set(svg_texts)
+
+
+def test_ticks_of_a_plot_are_few_and_round() -> None:
+    assert linear_ticks(0.03, 0.97) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert linear_ticks(-1.2, 1.3) == pytest.approx([-1, -0.5, 0, 0.5, 1])
+    assert linear_ticks(1, 2, whole=True) == [1, 2]
+    assert linear_ticks(1, 60, whole=True) == [10, 20, 30, 40, 50, 60]
+    assert logarithmic_ticks(-1.1, 0.2) == pytest.approx([0.1, 0.2, 0.5, 1])
+    assert logarithmic_ticks(-3.1, 0.2) == pytest.approx([1e-3, 1e-2, 0.1, 1])

@@ -117,7 +117,7 @@ def test_a_history_is_a_curve_of_its_losses(tmp_path: Path) -> None:
     shown = history._repr_svg_()
     assert shown is not None
     texts = {element.text for element in ElementTree.fromstring(shown).iter(f"{SVG}text")}
-    assert {"Loss", "epoch", "train", "test"} <= texts
+    assert {"Mean loss", "epoch", "train", "test"} <= texts
     for name, beginning in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.PDF", b"%PDF")):
         history.plot(tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(beginning)
