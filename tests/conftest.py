@@ -73,6 +73,16 @@ def _no_fsync() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    """Restore the environment after each test: commands that run in this process change it for the ranks they start."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def unpacked(pytestconfig: pytest.Config) -> Path:
     """Return a folder with the official files of airfoil, MNIST and CIFAR-10.

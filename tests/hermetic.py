@@ -17,6 +17,10 @@ LAUNCHERS = {
 """Programs that the library looks for on PATH, and that a machine may have or not."""
 
 
+SURROUNDING = ("SLURM_", "SBATCH_", "XDG_", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+"""Beginnings of the names of variables that say something of a job, a desktop or a terminal around the tests."""
+
+
 def needs_the_machine(markers: str) -> bool:
     """Return whether a marker expression asks for tests on what the machine has: its Slurm, its network, its GPU."""
     return re.search(r"(?<!not )\b(slurm|cluster|gpu)\b", markers) is not None
@@ -63,8 +67,7 @@ def isolate(environment: MutableMapping[str, str], folder: Path) -> None:
     environment.setdefault("PIP_CACHE_DIR", str(cache / "pip"))
     environment.setdefault("MPLCONFIGDIR", str(cache / "matplotlib"))
     environment.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(cache / "ms-playwright"))
-    surrounding = ("SLURM_", "SBATCH_", "XDG_")
-    for name in [name for name in environment if name.startswith(surrounding)]:
+    for name in [name for name in environment if name.startswith(SURROUNDING)]:
         del environment[name]
     environment["HOME"] = str(folder / "home")
     (folder / "home").mkdir()

@@ -324,6 +324,8 @@ def test_chunks_and_merged_weight_gradients_have_factors_of_their_own() -> None:
         for one in (WeightGradient(0, microbatch, 0), WeightGradient(0, microbatch, 1))
     ]
     assert len(set(found)) == 6
+    # By microbatch, then by chunk.
+    assert found[:4] == pytest.approx(Disturbance(0.2).factors(0, WeightGradient(0), 4))
 
 
 def test_communication_is_not_disturbed() -> None:
