@@ -227,7 +227,7 @@ def pipelines_of_wide_stages() -> Cases:
             yield TrainingCase(8, four_stages, replace(DELAYED_CASES[name], case=ADAM))
         yield TrainingCase(8, four_stages, replace(exact_cases(4)["zb-h1"], case=ODD))
     yield TrainingCase(4, Grid(stages=((2, 1), (1, 2))), PipelineCase("gpipe", clipped, microbatches=3))
-    narrow = Case((5, 8, 2, 1), classification=False, optimizer="plain", samples=50, batch_size=12, epochs=2)
+    narrow = Case((5, 8, 2, 1), classification=False, samples=50, batch_size=12, epochs=2)
     for it in (it for it in methods(2).values() if it.chunks == 1):
         for widths in (((1, 1), (1, 3)), ((1, 2), (1, 3))):  # of more ranks than their layers have outputs
             yield TrainingCase(sum(model for _, model in widths), Grid(stages=widths), replace(it, case=narrow))
