@@ -238,8 +238,12 @@ def _pytest(tests: Sequence[str], copy: Path, root: Path) -> str:
         return "a test that hangs"
     if process.returncode == 0:
         return ""
-    failed = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return failed[0] if failed else f"pytest ended with {process.returncode}: {output.strip().splitlines()[-1]}"
+    if "ERROR: not found: " in output:
+        raise RuntimeError(f"the coverage is of other tests than those in {root}: measure it anew")
+    for line in output.splitlines():
+        if line.startswith(("FAILED ", "ERROR ")):
+            return line.partition(" ")[2].partition(" - ")[0]
+    return f"pytest ended with {process.returncode}: {output.strip().splitlines()[-1]}"
 
 
 def covering(coverage_file: Path) -> Callable[[Mutant, int], list[str]]:
