@@ -97,7 +97,7 @@ def test_predictions_are_those_of_one_rank(run_hybridnn: Run, trained_once: Call
     for name, ranks in (("parts.npz", ("--in-process", "3")), ("alone.npz", ())):
         assert run_hybridnn("predict", run, "samples.npz", "--out", name, *ranks)[::2] == (0, "")
     with np.load("parts.npz") as parts, np.load("alone.npz") as alone:
-        assert parts.files == alone.files == ["classes", "probabilities"]
+        assert parts.files == alone.files == ["predictions"]
         for name in alone.files:
             np.testing.assert_allclose(parts[name], alone[name], rtol=1e-10)
 
