@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn.comm.recorder import Call, Recorder, bytes_sent_by_rank
+from hybridnn.comm.recorder import Call, RecordedTotals, Recorder, bytes_sent_by_rank
 from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
@@ -34,6 +34,20 @@ def test_compute_is_recorded_but_not_counted_as_communication() -> None:
     assert (event.kind, event.name, event.start) == ("compute", "forward", start)
     assert event.stop >= start
     assert recorder.totals.communication_seconds == 0
+    assert recorder.finished == 1
+
+
+def test_unsuccessful_tests_are_not_among_the_last_events() -> None:
+    recorder = Recorder()
+    for name in ("send", "recv.test", "recv.wait", "recv.test"):
+        recorder.end_communication(name, "model", perf_counter(), 0)
+    assert [event.name for event in recorder.last_events(2)] == ["send", "recv.wait"]
+
+
+def test_totals_are_added_and_subtracted_by_field() -> None:
+    late, early = RecordedTotals(7.0, 2.0, 100, 9), RecordedTotals(4.0, 0.5, 30, 4)
+    assert late - early == RecordedTotals(3.0, 1.5, 70, 5)
+    assert late + early == RecordedTotals(11.0, 2.5, 130, 13)
 
 
 def test_totals_of_a_span_are_a_difference() -> None:

@@ -200,6 +200,10 @@ def test_the_cheapest_algorithm_is_extrapolated_from_two_ranks() -> None:
     # With three ranks measured, or more, the fitted algorithm stands.
     folded = Machine.model_validate(values() | {"collectives": [cost | {"ranks": 4}]})
     assert folded.collective_seconds("allreduce", n, 3) == pytest.approx(4e-6 + 3 * n * 1e-9)
+    # Of two measured groups, that with the nearer number of ranks counts.
+    slow = cost | {"ranks": 8, "segments": [{"alpha_seconds": 1.0, "beta_seconds_per_byte": 1e-9}]}
+    nearer = Machine.model_validate(values() | {"collectives": [slow, cost | {"ranks": 4}]})
+    assert nearer.collective_seconds("allreduce", n, 4) == pytest.approx(four)
 
 
 def test_ranks_of_a_measured_group_that_shared_a_node_are_not_counted_twice() -> None:
