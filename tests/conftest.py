@@ -42,6 +42,9 @@ if find_spec("hypothesis") is not None:  # the tests on a GPU run without hypoth
 
 def pytest_configure(config: pytest.Config) -> None:
     """Isolate the first process of a run; the processes that it starts inherit its environment."""
+    for name in ("COLUMNS", "LINES"):  # readline, which pytest loads, sets them for processes that this one starts
+        os.environ.pop(name, None)
+        os.unsetenv(name)
     if ISOLATED not in os.environ and not needs_the_machine(config.option.markexpr):
         folder = tempfile.mkdtemp(prefix="hybridnn-tests-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

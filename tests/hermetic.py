@@ -17,7 +17,7 @@ LAUNCHERS = {
 """Programs that the library looks for on PATH, and that a machine may have or not."""
 
 
-SURROUNDING = ("SLURM_", "SBATCH_", "XDG_", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+SURROUNDING = ("SLURM_", "SBATCH_", "XDG_", "NO_COLOR", "FORCE_COLOR")
 """Beginnings of the names of variables that say something of a job, a desktop or a terminal around the tests."""
 
 
