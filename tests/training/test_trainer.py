@@ -17,6 +17,7 @@ from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, Settin
 from hybridnn.in_process import run_ranks
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.records import EpochRecord, StepRecord
+from hybridnn.training.trainer import _largest_product
 from reference.network import Array
 
 if TYPE_CHECKING:
@@ -318,3 +319,11 @@ def test_probabilities_are_the_softmax_of_the_outputs(comm: MPI.Intracomm) -> No
     regression = Trainer(MLP([4, 6, 3], loss="mse"), SGD(lr=0.1), grid=ProcessGrid(comm))
     with pytest.raises(SettingError, match=r"model\.loss = 'mse': classification data takes cross_entropy"):
         regression.predict_proba(x)
+
+
+@pytest.mark.parametrize(("batch", "model", "expected"), [(1, 1, 35 * 11), (2, 1, 35 * 6), (1, 2, 35 * 11 // 2)])
+def test_threads_depend_on_the_largest_product_of_a_rank(batch: int, model: int, expected: int) -> None:
+    def program(comm: Any) -> None:
+        assert _largest_product(MLP([5, 7, 3]), 11, ProcessGrid(comm, batch=batch, model=model)) == expected
+
+    run_ranks(batch * model, program)
