@@ -5,6 +5,7 @@ Importing this package is cheap: NumPy, mpi4py and other dependencies are loaded
 
 from __future__ import annotations
 
+import atexit
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hybridnn._version import __version__
 from hybridnn.comm.mpi import register_single_rank
 from hybridnn.comm.open_mpi import set_rank_settings
-from hybridnn.diagnostics.failsafe import install
+from hybridnn.diagnostics.failsafe import send_departure
 
 if TYPE_CHECKING:
     from hybridnn.errors import HybridnnError
@@ -69,7 +70,7 @@ _MODULES = {
     "schedule": "pipeline.timelines",
 }
 
-install()
+atexit.register(send_departure)
 set_rank_settings(os.environ)
 register_single_rank(lambda: import_module("hybridnn.in_process.runner").one_rank())
 

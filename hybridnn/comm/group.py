@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.blocks import offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
 from hybridnn.comm.recorder import CallRecord, CollectiveProgress, Recorder, bytes_sent_by_rank
-from hybridnn.comm.transport import Direct, Transport, copy_rows
+from hybridnn.comm.transport import REDUCTIONS, Direct, Transport, copy_rows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -242,6 +242,7 @@ class Group:
 
     def allreduce(self, array: NDArray[Any], operation: str = "sum") -> None:
         """Replace `array` by its sum (``"max"``: maximum) over the ranks, in place."""
+        _require_reduction(operation)
         if self.size == 1:
             return
         if self._transports is not None:
@@ -250,11 +251,12 @@ class Group:
         require_buffer(array, "allreduce")
         call = self._begin("allreduce", array.nbytes, array.dtype, reduction=operation)
         for piece in pieces(array, min(self._limit, REDUCE_PIECE)):
-            self._comm.Allreduce(self._mpi.IN_PLACE, piece, self._mpi.SUM if operation == "sum" else self._mpi.MAX)
+            self._comm.Allreduce(self._mpi.IN_PLACE, piece, getattr(self._mpi, operation.upper()))
         self._finish(call)
 
     def iallreduce(self, array: NDArray[Any], operation: str = "sum") -> Request:
         """As `allreduce`, but non-blocking; the request owns `array` until it is done."""
+        _require_reduction(operation)
         if self.size == 1:
             return DONE
         require_buffer(array, "allreduce")
@@ -421,6 +423,11 @@ def _require_root_array(what: str, array: NDArray[Any] | None, part: NDArray[Any
     require_buffer(array, what, part.dtype)
     _require_shape(what, array, (rows, *part.shape[1:]))
     return array
+
+
+def _require_reduction(operation: str) -> None:
+    if operation not in REDUCTIONS:
+        raise ValueError(f"an all-reduce computes {' or '.join(map(repr, REDUCTIONS))}, not {operation!r}")
 
 
 def _require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:

@@ -16,6 +16,9 @@ from hybridnn.kernels.backend import Array
 Graphs = MutableMapping[int, Callable[..., None]]
 """Replays of CUDA graphs by a key. A graph is freed when the last mapping that holds it drops it."""
 
+REDUCTIONS = ("sum", "max")
+"""Operations of an all-reduce."""
+
 
 class Transport(Protocol):
     """Starts the calls of one group.
@@ -89,7 +92,7 @@ class Direct(Transport):
 
     def allreduce(self, array: NDArray[Any], operation: str) -> list[Any]:
         """Replace `array` by its sum or maximum over the ranks."""
-        op = self._mpi.SUM if operation == "sum" else self._mpi.MAX
+        op = getattr(self._mpi, operation.upper())
         return [self._comm.Iallreduce(self._mpi.IN_PLACE, piece, op) for piece in self._pieces(array)]
 
     def allgather(self, array: NDArray[Any]) -> list[Any]:

@@ -1,8 +1,9 @@
 """Fail-safe: an exception on any rank ends the whole job at once, with the traceback of that rank.
 
 Without it the failing rank would exit while the others wait for it in a collective, and the job would hang. The hooks
-are installed when `hybridnn` is imported and do nothing until MPI runs on more than one rank. ``HYBRIDNN_NO_ABORT=1``
-keeps Python's own behaviour, for example under a debugger.
+are installed by the first process grid of several ranks; a single process keeps Python's own. A rank that exits before
+that reports it to the ranks that wait for it. ``HYBRIDNN_NO_ABORT=1`` keeps Python's own behaviour, for example under a
+debugger.
 """
 
 from __future__ import annotations
@@ -154,10 +155,14 @@ def _start_meeting(comm: Any, *, leaves: bool) -> tuple[Any, memoryview]:
 
 
 def wait_for_ranks(comm: Any) -> None:
-    """Return when all ranks of the communicator `comm` have called this; end the job if one of them exits instead."""
+    """Return when all ranks of the communicator `comm` have called this; end the job if one of them exits instead.
+
+    Installs the hooks, once.
+    """
     world = running_world()
     if world is None or comm.Get_size() == 1:
         return
+    install()
     members = comm.Get_group().Translate_ranks(None, world.Get_group())
     (request, flags), tests = _start_meeting(comm, leaves=False), 0
     while not request.Test():
@@ -170,7 +175,7 @@ def wait_for_ranks(comm: Any) -> None:
     if flags[0]:
         time.sleep(ERROR_SECONDS)  # that rank prints its error and ends the job
         end_job("\n=== the job cannot go on: another rank left it with an error; the job was ended ===\n")
-    atexit.unregister(_send_departure)  # from here on the stall watchdog of the process grid reports departures
+    atexit.unregister(send_departure)  # from here on the stall watchdog of the process grid reports departures
 
 
 def _end_without(world: Any, left: int) -> NoReturn:
@@ -191,7 +196,7 @@ def describe_exit(otherwise: str) -> str:
     return f"its script ended with {call}" if call else otherwise
 
 
-def _send_departure() -> None:
+def send_departure() -> None:
     """When the interpreter ends, send how this rank exits to the ranks that wait for it in `wait_for_ranks`.
 
     Ranks that exit too receive the messages: MPICH kills a job that ends with unreceived ones.
@@ -258,7 +263,6 @@ def install() -> None:
     threading.excepthook = on_thread_error
     sys.exit = RecordedExit(sys.exit)
     os._exit = _AnnouncedExit()
-    atexit.register(_send_departure)
 
 
 def _location(frame: FrameType) -> str:

@@ -21,7 +21,7 @@ import pydantic  # noqa: F401 - which every rank would import by itself
 
 from hybridnn.comm.group import Group, Request
 from hybridnn.comm.recorder import Recorder
-from hybridnn.diagnostics.failsafe import exit_now
+from hybridnn.diagnostics.failsafe import exit_now, install
 from hybridnn.diagnostics.stalls.processes import Process, start_of
 from hybridnn.diagnostics.stalls.watchdog import SharedFolder, StallWatchdog
 
@@ -189,6 +189,7 @@ def run_rank(job: Job, number: int, folder: Path, seconds: float) -> None:
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     print("rank", number, "begins", end="")
+    install()
     rank = Rank(job, number, seconds)
     job.program(rank)
     rank.end_watch()

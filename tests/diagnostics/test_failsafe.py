@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hybridnn.diagnostics import failsafe
-from hybridnn.diagnostics.failsafe import LEFT_TAG, _send_departure, running_world
+from hybridnn.diagnostics.failsafe import LEFT_TAG, running_world, send_departure
 from mpi_runner.launch import run_mpi
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def others_seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type.__name__))
     for owner, name in ((sys, "exit"), (os, "_exit")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # restored afterwards
-    monkeypatch.setattr(failsafe.atexit, "register", lambda function: None)
     monkeypatch.delenv("HYBRIDNN_NO_ABORT", raising=False)
     failsafe.install()
     return seen
@@ -132,6 +131,6 @@ def test_ranks_that_exit_together_receive_all_messages(comm: MPI.Intracomm) -> N
     """MPICH kills a job that ends with unreceived messages."""
     world = running_world()
     comm.Barrier()
-    _send_departure()
+    send_departure()
     comm.Barrier()
     assert not any(world.Iprobe(rank, LEFT_TAG) for rank in range(3))

@@ -15,7 +15,7 @@ import pytest
 
 from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.stalls.files import StallFiles
-from hybridnn.diagnostics.stalls.watchdog import SharedFolder, StallWatchdog, create_shared_folder
+from hybridnn.diagnostics.stalls.watchdog import SharedFolder, StallWatchdog, _DepartureNote, create_shared_folder
 from mpi_runner.launch import run_job, run_mpi
 from mpi_runner.slowness import deadline
 
@@ -156,8 +156,13 @@ def count_watchdogs() -> int:
     return sum(thread.name == "stall watchdog" for thread in threading.enumerate())
 
 
-def test_a_watchdog_ends_with_its_owners_and_leaves_no_files(tmp_path: Path) -> None:
-    before = count_watchdogs()
+def test_a_watchdog_ends_with_its_owners_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the trainer writes the departure note: its own thread may end with the interpreter meanwhile."""
+    before, writers = count_watchdogs(), []
+    write = _DepartureNote.write
+    monkeypatch.setattr(
+        _DepartureNote, "write", lambda note: (writers.append(threading.current_thread().name), write(note))
+    )
     for number in range(20):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -174,6 +179,7 @@ def test_a_watchdog_ends_with_its_owners_and_leaves_no_files(tmp_path: Path) -> 
         time.sleep(0.05)
     assert count_watchdogs() == before
     assert list(tmp_path.iterdir()) == []
+    assert writers == ["MainThread"] * 20
 
 
 def test_a_watchdog_without_a_limit_starts_no_thread(tmp_path: Path) -> None:

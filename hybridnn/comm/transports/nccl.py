@@ -71,7 +71,7 @@ class Nccl(Staging):
         """Replace `array` by its sum or maximum over the ranks."""
         if not self._accepts(array):
             return super().allreduce(array, operation)
-        op = self._nccl.NCCL_SUM if operation == "sum" else self._nccl.NCCL_MAX
+        op = getattr(self._nccl, f"NCCL_{operation.upper()}")
         address, kind = array.data.ptr, self._type(array)
         return self._enqueue(lambda on: self._communicator.allReduce(address, address, array.size, kind, op, on))
 

@@ -155,7 +155,7 @@ class Staging(Transport):
 
     def allreduce(self, array: Array, operation: str) -> list[Any]:
         """Replace `array` by its sum or maximum over the ranks."""
-        op = self._mpi.SUM if operation == "sum" else self._mpi.MAX
+        op = getattr(self._mpi, operation.upper())
         transfer = Transfer(self._device)
         for piece in self._pieces(array):
             start = partial(self._comm.Iallreduce, self._mpi.IN_PLACE, op=op)

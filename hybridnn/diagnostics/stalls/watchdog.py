@@ -138,7 +138,11 @@ class StallWatchdog:
         self._limit = max(self._limits.values(), default=0.0)
         if not self._limits:
             self._stop.set()
-            self._thread = None
+            thread, self._thread = self._thread, None
+            if thread is not None and thread is not threading.current_thread():
+                # Else the thread may be the last one to drop the recorder, and write the departure note; if the
+                # interpreter ends at that moment, the note is lost.
+                thread.join(MAX_INTERVAL)
             self._stop_process_watchdog()
 
     def _cancel_departure(self) -> None:
