@@ -8,6 +8,7 @@ completed has a last record of kind ``"end"`` in ``history.jsonl``. The last rec
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import itertools
 import os
@@ -149,6 +150,8 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     def _open_history(self, mode: Literal["w", "a"]) -> None:
         with _named_if_unwritable(self.path):
             (self.path / LEARNING_CURVE).unlink(missing_ok=True)
+            if mode == "w":
+                (self.path / HISTORY).unlink(missing_ok=True)  # a link would lead to a file elsewhere
             # Line buffering: every record is in the file as soon as it is written.
             self._history = open(self.path / HISTORY, mode, encoding="utf-8", buffering=1)  # noqa: SIM115 - `close` does
 
@@ -203,4 +206,5 @@ def _named_if_unwritable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise EnvironmentProblem(f"output.folder = {str(folder)!r} cannot be written: {error.strerror}") from error
+        reason = f"{Path(error.filename).name} is a link" if error.errno == errno.ELOOP else error.strerror
+        raise EnvironmentProblem(f"output.folder = {str(folder)!r} cannot be written: {reason}") from error

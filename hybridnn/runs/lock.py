@@ -52,7 +52,7 @@ class FolderLock(AbstractContextManager["FolderLock"]):
         """
         path = folder / name
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
                 held = not _locked(descriptor, fcntl.LOCK_EX) and not _locked(descriptor, fcntl.LOCK_EX, PROBE_SECONDS)
             except OSError:

@@ -19,7 +19,7 @@ from hybridnn.comm.hosts import describe_hosts
 from hybridnn.comm.mpi import is_in_process, library_version
 from hybridnn.config.settings import Settings
 from hybridnn.datasets import TableEncoding
-from hybridnn.errors import EnvironmentProblem, NonFiniteLossError
+from hybridnn.errors import NonFiniteLossError
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary
@@ -28,6 +28,7 @@ from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIG
 from hybridnn.runs.tensorboard_log import TensorBoardLog
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
 from hybridnn.training.trainer import Trainer
+from hybridnn.utils.files import write_atomically
 
 
 class RunView(Protocol):
@@ -233,7 +234,4 @@ def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path, evaluated: st
     """Write the learning curve as SVG; raises `EnvironmentProblem` if `path` cannot be written."""
     from hybridnn.training.learning_curve import learning_curve  # only here: one rank of a job draws it
 
-    try:
-        path.write_text(learning_curve(epochs, evaluated).svg(), encoding="utf-8")
-    except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error
+    write_atomically(path, learning_curve(epochs, evaluated).svg())

@@ -101,12 +101,19 @@ def _joined(values: Any) -> str:
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV, with the columns of all rows in the order of their appearance."""
+    """Rows as CSV, with the columns of all rows in the order of their appearance.
+
+    Text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _known(figure: Any) -> Any:

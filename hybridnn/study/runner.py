@@ -348,6 +348,8 @@ def run_process(
         After SIGINT or SIGTERM and the end of the command, with the signal's name. Another signal while the command is
         being ended shortens the wait.
     """
+    for name in (STDOUT, STDERR):
+        (folder / name).unlink(missing_ok=True)  # a link would lead to a file elsewhere
     with _raising_signals(), open(folder / STDOUT, "wb") as out, open(folder / STDERR, "wb") as err:
         try:
             # A session of its own: an interrupt on the terminal reaches this process alone, which then ends the ranks.

@@ -22,7 +22,14 @@ from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, read_divergence, run_s
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.statements import Conclusions
 from hybridnn.study.study_file import Study
-from hybridnn.utils.files import JSON_BYTES, FileError, read_bytes, read_json, replace_atomically
+from hybridnn.utils.files import (
+    JSON_BYTES,
+    FileError,
+    read_bytes,
+    read_json,
+    replace_atomically,
+    write_atomically,
+)
 from hybridnn.utils.settings_models import by_dotted_name, first_problem
 from hybridnn.utils.text import counted, shown_path, to_json
 
@@ -186,13 +193,13 @@ class StudyFolder:
                 for subfolder in (folder / CHECKPOINTS, folder / STALL):
                     if subfolder.exists():
                         shutil.rmtree(subfolder)
-            (folder / SETTINGS).write_text(to_toml(cell.settings), encoding="utf-8")
+            write_atomically(folder / SETTINGS, to_toml(cell.settings))
             write_json(folder / STARTED, _start_of(os.environ))
 
     def fail(self, name: str, status: Failure, reason: str) -> None:
         """Record the failure of a cell and its reason."""
         with self._write_errors():
-            (self.cell(name) / FAILURE).write_text(f"{status}: {reason}\n", encoding="utf-8")
+            write_atomically(self.cell(name) / FAILURE, f"{status}: {reason}\n")
 
     def _change(self, cell: Cell) -> str:
         """The first setting of a finished cell that has another value now, or an empty text."""

@@ -181,6 +181,23 @@ def test_unwritable_folder_is_named(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file" / "run", "x")
 
 
+def test_a_link_in_a_prepared_folder_does_not_lead_to_a_file_elsewhere(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "run"
+    outside.write_text("precious")
+    folder.mkdir()
+    (folder / ".lock").symlink_to(outside)
+    with pytest.raises(EnvironmentProblem, match=r"output\.folder = '.*run' cannot be written: \.lock is a link"):
+        RunFolder.create(folder, "x")
+    (folder / ".lock").unlink()
+    for name in ("history.jsonl", "learning_curve.svg"):
+        (folder / name).symlink_to(outside)
+    with RunFolder.create(folder, "x") as run:
+        run.append(STEP)
+    draw_learning_curve([EPOCH], folder / "learning_curve.svg")
+    assert outside.read_text() == "precious"
+    assert len(read_records(folder)[0]) == 1
+
+
 def test_damaged_history_names_the_line(tmp_path: Path) -> None:
     assert run_status(tmp_path) == "absent"
     with pytest.raises(DataError, match=r"history\.jsonl: cannot be read"):
@@ -225,8 +242,8 @@ def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord], 
     figure = learning_curve_figure(epochs)
     assert least_points(figure) >= 6
     assert figure.axes[0].get_yscale() == scale
-    with pytest.raises(EnvironmentProblem, match=r"no/curve\.svg cannot be written"):
-        draw_learning_curve(epochs, tmp_path / "no" / "curve.svg")
+    with pytest.raises(EnvironmentProblem, match=r"curve\.svg/below\.svg cannot be written"):
+        draw_learning_curve(epochs, tmp_path / "curve.svg" / "below.svg")
 
 
 def test_learning_curve_of_few_orders_is_linear_and_of_many_logarithmic(tmp_path: Path) -> None:

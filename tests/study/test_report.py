@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.study.cell_table import csv_text
+from hybridnn.study.cell_table import csv_text, write_csv
 from hybridnn.study.folders import compared_folders, read_folders
 from hybridnn.study.report_files import (
     folder_facts,
@@ -439,3 +439,7 @@ def test_folders_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         read_folders([first, first / ".." / "a"])
     with pytest.raises(DataError, match="is not the folder of a study"):
         read_folders([first, tmp_path / "none"])
+
+
+def test_text_of_a_table_is_no_formula_of_a_spreadsheet() -> None:
+    assert write_csv([{"cell": "=1+1", "loss": -0.5, "device": "@cpu"}]) == "cell,loss,device\n'=1+1,-0.5,'@cpu\n"

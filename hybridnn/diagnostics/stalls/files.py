@@ -72,6 +72,7 @@ class StallFiles:
         self.path.mkdir(parents=True, exist_ok=True)
         # A new file also makes a network file system look again for the files of other nodes.
         partial = self.path / f".{name}{PARTIAL}"
+        partial.unlink(missing_ok=True)  # a link would lead to a file elsewhere
         partial.write_text(dumps(asdict(state), indent=1, ensure_ascii=False), encoding="utf-8")
         os.replace(partial, self.path / name)
 
