@@ -32,7 +32,6 @@ from hybridnn.training.config import (
     DTYPES,
     DeviceOptions,
     Distribution,
-    Drain,
     ModelSplit,
     Pipelining,
     TrainConfig,
@@ -55,7 +54,7 @@ from hybridnn.utils.settings_models import (
 from hybridnn.utils.text import shown_path
 
 TABLE_KEYS = frozenset({"targets", "inputs", "decimal", "drop_columns", "missing", "categories"})
-PIPELINE_KEYS = frozenset({"method", "microbatches", "chunks", "partition", "vertical_sync", "drain", "weight_grad"})
+PIPELINE_KEYS = frozenset({"method", "microbatches", "chunks", "partition", "vertical_sync", "weight_grad"})
 
 
 class StageSettings(Section):
@@ -86,7 +85,7 @@ class ParallelSettings(Section):
     ----------
     stages : tuple of StageSettings
         Batch and model ranks of every stage, for stages of different width; excludes `pipeline`, `batch` and `model`.
-    method, microbatches, chunks, partition, vertical_sync, drain, weight_grad
+    method, microbatches, chunks, partition, vertical_sync, weight_grad
         As for `Pipelining`; the last six have no effect on one stage. A method that is set without `pipeline` sets the
         number of stages: see `with_stages`.
     overlap : bool or "auto"
@@ -113,7 +112,6 @@ class ParallelSettings(Section):
     chunks: Count | None = Pipelining.chunks
     partition: Annotated[str | tuple[int, ...], PlainValidator(_partition)] = "uniform"
     vertical_sync: bool = Pipelining.vertical_sync
-    drain: Drain = Pipelining.drain
     weight_grad: WeightGradients = Pipelining.weight_grad
     auto: bool = False
 
@@ -295,13 +293,15 @@ class TrainingSettings(Section):
         Epochs between two evaluations.
     evaluate_every_steps : int
         Steps between two evaluations besides, each with a record of its own; 0: none. With an asynchronous method they
-        are done at the end of the epoch, of copies of the weights.
+        are done when the pipeline has drained, of copies of the weights.
+    drain_every : int
+        Epochs after which the pipeline of an asynchronous method drains; see `Trainer`.
     weight_error : int
         Record in every step record the errors of stale and of predicted weights for 1 to so many updates; 0: do not.
         With an exact method and an optimizer with momentum. Slows the training down.
     checkpoint_every : int, str or None
         Steps between two checkpoints, or seconds, as ``"90 s"``; with an asynchronous pipeline method they are written
-        at the next end of an epoch.
+        when the pipeline drains next.
     keep : int
         The number of checkpoints to keep, the newest ones.
     keep_best : bool
@@ -319,6 +319,7 @@ class TrainingSettings(Section):
     clip_norm: Positive | None = TrainConfig.clip_norm
     evaluate_every: Count = TrainConfig.evaluate_every
     evaluate_every_steps: Seed = TrainConfig.evaluate_every_steps
+    drain_every: Count = TrainConfig.drain_every
     weight_error: Seed = TrainConfig.weight_error
     check_collectives: bool = False
     checkpoint_every: Interval | None = None
@@ -408,6 +409,7 @@ class Settings(Section):
             log_every=self.output.log_every,
             evaluate_every=training.evaluate_every,
             evaluate_every_steps=training.evaluate_every_steps,
+            drain_every=training.drain_every,
             weight_error=training.weight_error,
             pipelining=Pipelining(**parallel.model_dump(include=set(PIPELINE_KEYS))),
         )

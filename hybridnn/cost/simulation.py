@@ -189,12 +189,7 @@ class SimulatedStep:
 
     @property
     def seconds_per_epoch(self) -> float:
-        """Seconds of an epoch, extrapolated from the simulated minibatches by the time of a step.
-
-        A pipeline that stays full from epoch to epoch takes the time of a step for each.
-        """
-        if self.layout.drains_at_end:
-            return self.workload.steps_per_epoch * self.seconds_per_step
+        """Seconds of an epoch, extrapolated from the simulated minibatches by the time of a step."""
         return self.seconds + (self.workload.steps_per_epoch - self.minibatches) * self.seconds_per_step
 
     @property

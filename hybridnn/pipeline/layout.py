@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hybridnn.kernels.compressed_formats import CompressedFormat
 
 PARTITIONS = ("uniform", "profile")  # automatic partitions: equal counts, or by the layers' times
-DRAINED_AT_END = "drained at the end"  # in the text of a method: the pipeline stays full between epochs
 StageShapes = tuple[tuple[int, int], ...]  # batch and model ranks of every stage
 Placement = tuple[int, ...]  # ranks of a batch group on each of its nodes
 
@@ -43,7 +42,6 @@ class Layout:
     microbatches: int = 1  # microbatches of a minibatch
     chunks: int = 1  # virtual stages of every stage
     vertical_sync: bool = False  # whether all stages use the same weight version for a minibatch
-    drain: str = "epoch"  # when an asynchronous method empties the pipeline: after every ``epoch``, or at the ``end``
     merges: bool = False  # whether the weight gradient is one product over all microbatches
     shared_replicas: bool = False  # whether the batch ranks of a node share a replica
     wire_dtype: str = "same"  # element type of the gradients in the all-reduce between nodes
@@ -82,7 +80,7 @@ class Layout:
     @property
     def method_text(self) -> str:
         """The method with its options, for example ``pipedream with vertical sync``."""
-        return self.method + " with vertical sync" * self.vertical_sync + f", {DRAINED_AT_END}" * self.drains_at_end
+        return self.method + " with vertical sync" * self.vertical_sync
 
     def describe_staleness(self) -> str:
         """Age of the weights that gradients are computed with: ``exact``, ``stale by up to 3 updates``, ..."""
@@ -135,7 +133,6 @@ class Layout:
             "chunks": self.chunks,
             "partition": list(self.layers),
             "vertical_sync": self.vertical_sync,
-            "drain": self.drain,
             "weight_grad": "auto" if self.merges or METHODS[self.method].placed_weight_gradients else "per-microbatch",
         }
 
@@ -145,11 +142,6 @@ class Layout:
     def exact(self) -> bool:
         """Whether the training equals that of one rank: a minibatch is completed before the next one begins."""
         return METHODS[self.method].exact or len(self.stages) == 1
-
-    @property
-    def drains_at_end(self) -> bool:
-        """Whether the pipeline stays full between epochs."""
-        return self.drain == "end"
 
     def recomputes(self, stage: int) -> bool:
         """Whether a stage computes forward passes twice, as every stage but the last does in features replay."""

@@ -153,8 +153,8 @@ class RunReport:
     def _header(self, folder: Path) -> RunHeader:
         settings, trainer, data = self._settings, self._trainer, self._data
         minibatches = -(-data.train_samples // settings.training.batch_size)
-        if trainer.layout.drains_at_end:
-            minibatches *= max(1, settings.training.epochs - trainer.progress.epoch + 1)
+        left = settings.training.epochs - trainer.progress.epoch + 1
+        minibatches *= max(1, min(settings.training.drain_every, left))
         staleness = trainer.layout.mean_staleness(minibatches)
         return RunHeader(
             ranks=trainer.grid.size,

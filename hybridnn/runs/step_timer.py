@@ -15,7 +15,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import make_split
 from hybridnn.training.engine import Engine, make_engine
-from hybridnn.training.epoch import EpochHooks, train_epoch
+from hybridnn.training.epoch import EpochHooks, train_epochs
 
 RATE = 1e-9  # learning rate, so small that the training does not diverge
 ROUNDS, STEPS = 3, 6  # number of timed rounds, of which the median is taken, and steps per round
@@ -42,7 +42,7 @@ class TrainingTimer:
             batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
             minibatches = engine.loader.minibatches(split, batches, [RATE] * STEPS, first=engine.updates)
             hooks = EpochHooks(lambda record: None, log_every=engine.updates + STEPS + 1)
-            train_epoch(engine, self._grid, split, minibatches, Progress(), hooks)
+            train_epochs(engine, self._grid, split, [minibatches], Progress(step=engine.updates), hooks)
 
         train()  # warm-up
         instructions = len(case.layout.schedule(1).orders[0])

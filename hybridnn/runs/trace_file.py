@@ -57,9 +57,9 @@ class RankTrace:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The training of an epoch, without its evaluation."""
+    """The training of an epoch, without its evaluation, or of all epochs before the pipeline drains."""
 
-    number: int  # from 1
+    number: int  # of the first epoch, from 1
     # as for `Trace`
     method: str
     stages: tuple[tuple[int, int], ...]
@@ -131,7 +131,7 @@ class Trace:
 
     @staticmethod
     def _phases(trace: RankTrace) -> dict[int, Event]:
-        """Phases of training by number of the epoch."""
+        """Phases of training by number of the epoch, the first one before a drain."""
         phases = (event for event in trace.events if event.kind == "phase" and event.name == TRAINING)
         return {phase.about: phase for phase in phases if isinstance(phase.about, int)}
 

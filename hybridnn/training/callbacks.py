@@ -23,7 +23,9 @@ class Callback:
     """Base class of callbacks for `Trainer.fit`, whose methods do nothing.
 
     Every rank calls them, with equal records, so they may call collective methods of the trainer.
-    ``trainer.stop_training = True`` ends the training after the epoch, on all ranks if one of them sets it.
+    ``trainer.stop_training = True`` ends the training after the epoch, on all ranks if one of them sets it. With
+    `drain_every` they are called when the pipeline has drained, for one epoch after the other, and the value after the
+    last of these epochs counts.
     """
 
     def on_train_begin(self, trainer: TrainedNetwork) -> None:
@@ -33,7 +35,7 @@ class Callback:
         """Called before an epoch, counted from 1; an incomplete epoch begins again."""
 
     def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
-        """Called with every logged step (`log_every`); with an asynchronous method, at the end of the epoch."""
+        """Called with every logged step (`log_every`); with an asynchronous method, after the drain."""
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Called after an epoch and its evaluation."""
@@ -98,6 +100,8 @@ class EarlyStopping(Callback):
         sign = MONITORS[self.monitor]
         if not self.best_epoch or (isfinite(value) and sign * (value - self.best) > self.min_delta):
             self.best, self.best_epoch, self._without = value, record.epoch, 0
+            if self.stopped_epoch:  # an epoch before, since the last drain of the pipeline
+                self.stopped_epoch, trainer.stop_training = 0, False
             if self.restore_best_weights:
                 self._weights = trainer.weights()
             return

@@ -25,7 +25,6 @@ BFLOAT16 = "bfloat16"
 WIRE_DTYPES = ("same", "bfloat16", "float16")
 WeightGradients = Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))]
 ModelSplit = Annotated[str, OneOf(MODEL_SPLITS)]
-Drain = Annotated[str, OneOf(("epoch", "end"))]
 WireDtype = Annotated[str, OneOf(WIRE_DTYPES)]
 Distribution = Annotated[str, OneOf(DISTRIBUTIONS)]
 DEVICES = ("auto", "cpu", "gpu")
@@ -90,9 +89,6 @@ class Pipelining:
         Number of layers of each stage (of each chunk of each stage, in the order of the layers).
     vertical_sync : bool
         ``pipedream``: every stage reads the weight version that the first stage read.
-    drain : {"epoch", "end"}
-        When an asynchronous method empties the pipeline: at the end of every epoch, or only at the end of `fit`. With
-        ``"end"``, the weights after an epoch are those of every stage after its last update of the epoch.
     weight_grad : {"auto", "merged", "per-microbatch"}
         Weight gradients as one product over all microbatches, or one product per microbatch; ``auto`` merges unless the
         method schedules weight gradients itself.
@@ -105,7 +101,6 @@ class Pipelining:
     chunks: Count | None = None
     partition: str | Sequence[int] = "uniform"
     vertical_sync: bool = False
-    drain: Drain = "epoch"
     weight_grad: WeightGradients = "auto"
     synchronous_sends: bool = False
 
@@ -130,6 +125,7 @@ class TrainConfig:
     log_every: Count = 10
     evaluate_every: Count = 1
     evaluate_every_steps: Seed = 0
+    drain_every: Count = 1
     weight_error: Seed = 0
     pipelining: Pipelining = field(default_factory=Pipelining)
 
@@ -151,12 +147,12 @@ class TrainConfig:
             For the first setting that is not allowed.
         """
         require_choice("training.dtype", getattr(self.dtype, "__name__", str(self.dtype)), DTYPES)
-        evaluation = "evaluate_every", "evaluate_every_steps", "weight_error"
+        evaluation = "evaluate_every", "evaluate_every_steps", "drain_every", "weight_error"
         require_fields("training", self, ("batch_size", "seed", "clip_norm", *evaluation))
         require_fields("output", self, ("log_every",))
         require_fields("data", self, ("distribution",))
         require_fields("parallel", self, ("model_split", "overlap", "shared_replicas", "wire_dtype"))
-        require_fields("parallel", self.pipelining, ("microbatches", "chunks", "vertical_sync", "drain", "weight_grad"))
+        require_fields("parallel", self.pipelining, ("microbatches", "chunks", "vertical_sync", "weight_grad"))
         return replace(
             self, batch_size=int(self.batch_size), dtype=self.dtype if self.rounds_products else np.dtype(self.dtype)
         )

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from hybridnn.parallel.replica_sharing import Sharing
     from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
     from hybridnn.training.cuda_graphs import CudaGraphSteps, DeviceSampleCache
-    from hybridnn.training.full_pipeline import EpochSequence, FullPipeline
     from hybridnn.training.weight_errors import WeightErrors
 
 
@@ -99,11 +98,9 @@ class Engine:
             for schedule in schedules:
                 lint(schedule)
         self._chunk_plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(layout.chunks)]
-        # A pipeline that is full between epochs is evaluated in memory of its own, and a GPU in larger blocks.
-        self._evaluates_apart = layout.drains_at_end or self._evaluates_large_blocks
         self._evaluation_plans = [
-            plan_chunk((schedules[1], schedules[1]), grid.pipeline_rank, index, tag=2 * layout.chunks)
-            for index in range(layout.chunks * self._evaluates_apart)
+            plan_chunk((schedules[1], schedules[1]), grid.pipeline_rank, index)
+            for index in range(layout.chunks * self._evaluates_large_blocks)
         ]
         arrays = self._chunk_plans[0].weight_versions + len(config.optimizer.slot_names)
         replica = ReplicaConfig(sharing, arrays, layout.wire_dtype, fused)
@@ -129,7 +126,6 @@ class Engine:
         self.loader = Loader(make_distributor(grid, config.distribution), kernels, grid)
         self._runtimes: list[ChunkRuntime] = []
         self._evaluation_runtimes: list[ChunkRuntime] = []
-        self._full_pipeline: FullPipeline | None = None
         self._executors: dict[tuple[str | None, bool, int], Executor] = {}
 
     def _make_weight_errors(self) -> WeightErrors | None:
@@ -166,12 +162,6 @@ class Engine:
             With an exact method after its update, else when its gradients are complete. With an exact method on the
             CPU its loss has been fetched.
         """
-        if self._full_pipeline is not None:
-            self._publish()  # an update follows, which must not overtake reads of shared weights
-            for minibatch in self._full_pipeline.train_epoch():
-                losses.note(minibatch, self.chunks[-1].replica.total_loss)
-                yield minibatch
-            return
         executor = self._executor(split.task, True, 1 if self.layout.exact else len(minibatches))
         if not self.layout.exact:
             yield from self._run_schedule(executor, minibatches, losses)
@@ -194,47 +184,6 @@ class Engine:
             losses.read_from(graphs.losses)
             yield partial(graphs.step, run=partial(self._train_on, executor))
 
-    @property
-    def has_epochs(self) -> bool:
-        """Whether `begin_epochs` was called, and not `end_epochs`."""
-        return self._full_pipeline is not None
-
-    def begin_epochs(self, split: DataSplit, minibatches: EpochSequence) -> None:
-        """Let `train` train the epochs of `minibatches`, one in each call, without draining the pipeline between them.
-
-        `end_epochs` ends this. In the meantime the weights between two epochs are those after an epoch's last update,
-        on every stage.
-        """
-        from hybridnn.training.full_pipeline import FullPipeline
-
-        executor = self._executor(split.task, True, len(minibatches))
-        self._full_pipeline = FullPipeline(executor, minibatches, split.task)
-
-    def end_epochs(self) -> None:
-        """Empty the pipeline after the last epoch of `begin_epochs`, or after an earlier one.
-
-        After an earlier one, the minibatches in flight are completed and their updates undone.
-        """
-        pipeline, self._full_pipeline = self._full_pipeline, None
-        if pipeline is None or not pipeline.is_between_epochs:
-            return
-        updates, saved = self.updates, [[self._copy(array) for array in arrays] for arrays in self._state_arrays()]
-        self._publish()
-        pipeline.drain(self._executor(pipeline.task, True, pipeline.entered))
-
-        def load() -> None:
-            for arrays, copies in zip(self._state_arrays(), saved, strict=True):
-                for array, copy in zip(arrays, copies, strict=True):
-                    self._kernels.copy(copy, array)
-
-        for state in self.states:
-            state.updates = updates
-        self.restore(load)
-
-    def _state_arrays(self) -> list[list[Array]]:
-        """Weights and arrays of the optimizer of every chunk."""
-        return [[chunk.weights, *state.slots.values()] for chunk, state in zip(self.chunks, self.states, strict=True)]
-
     def copy_weights(self) -> list[Array]:
         """Copies of this rank's weights by chunk, after the last update of its stage; collective over its replicas."""
         self._publish()  # shared weights are complete
@@ -243,8 +192,11 @@ class Engine:
         return copies
 
     @contextmanager
-    def other_weights(self, weights: Sequence[Array]) -> Iterator[None]:
-        """Context in which forward passes use other weights, by chunk."""
+    def other_weights(self, weights: Sequence[Array] | None) -> Iterator[None]:
+        """Context in which the weights are others, by chunk; None: the current ones."""
+        if weights is None:
+            yield
+            return
         saved = [(chunk.weights, chunk.parameters) for chunk in self.chunks]
         try:
             for chunk, flat in zip(self.chunks, weights, strict=True):
@@ -286,15 +238,15 @@ class Engine:
         for chunk in self.chunks:
             chunk.replica.clip(norm, self._config.clip_norm)
 
-    def require_finite(self, test: Metrics | None) -> None:
-        """Check that the weights and the test loss are finite.
+    def require_finite(self, test: Metrics | None, step: int) -> None:
+        """Check that the weights after a step and the test loss are finite.
 
         Raises `NonFiniteLossError` on every rank.
         """
         if not np.isfinite(self.arrays.squared_norms([chunk.weights for chunk in self.chunks])).all():
-            self._stop(f"the weights are no longer finite after step {self.updates}", self.updates)
+            self._stop(f"the weights are no longer finite after step {step}", step)
         if test is not None and not isfinite(test.loss):
-            self._stop(f"the test loss became {test.loss} after step {self.updates}", self.updates)
+            self._stop(f"the test loss became {test.loss} after step {step}", step)
 
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, every parameter counted once."""
@@ -399,7 +351,7 @@ class Engine:
 
     def _runtimes_for(self, task: str | None, *, trains: bool) -> list[ChunkRuntime]:
         """The runtimes of this rank's chunks, with workspace for the targets of a task."""
-        own = self._evaluates_apart and not trains
+        own = self._evaluates_large_blocks and not trains
         runtimes, plans = self._runtimes, self._chunk_plans
         if own:
             runtimes, plans = self._evaluation_runtimes, self._evaluation_plans
@@ -448,8 +400,6 @@ class Engine:
         from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 
         runtimes = self._runtimes_for(task, trains=True)
-        if self.layout.drains_at_end:
-            runtimes = runtimes + self._runtimes_for(task, trains=False)
         return MemoryBreakdown.of_rank(self.chunks, self.states, runtimes)
 
     @property
@@ -461,7 +411,6 @@ class Engine:
         return MemoryBreakdown.of_rank(self.chunks, self.states, runtimes).total
 
     def _stop(self, what: str, step: int) -> NoReturn:
-        self.end_epochs()
         for runtime in self._runtimes:
             runtime.finish()  # completes the sends: an exact method stops after the last message of the minibatch
         norms = np.sqrt(self.arrays.squared_norms([chunk.weights for chunk in self.chunks]))

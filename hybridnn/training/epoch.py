@@ -1,4 +1,4 @@
-"""Training of one epoch, or of the rest of one, with its records and its time by kind of instruction."""
+"""Training of an epoch, or of several without a drain between them, with records and time by kind of instruction."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.errors import NonFiniteLossError
+from hybridnn.kernels.backend import Array
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import (
@@ -86,13 +88,15 @@ class StepPosition(NamedTuple):
 class EpochHooks:
     """Functions that are called during an epoch."""
 
-    # called with each record; with an asynchronous method at the end of the epoch, when the losses are fetched
+    # called with each record; with an asynchronous method when the pipeline has drained, and the losses are fetched
     log: Callable[[StepRecord], None]
     log_every: int
     # called on every rank after each step but the last; True stops the training there. Only with an exact method,
     # whose pipeline is empty between steps.
     should_stop: Callable[[StepPosition], bool] | None = None
     evaluations: StepEvaluations | None = None
+    begin_epoch: Callable[[int], None] = lambda epoch: None  # called before the records of every epoch but the first
+    end_epoch: Callable[[EpochResult], None] = lambda result: None  # called with the weights after the epoch
 
 
 @dataclass(frozen=True)
@@ -100,78 +104,110 @@ class EpochResult:
     """Result of an epoch: progress with its losses, and speed and times of the steps that were done here."""
 
     progress: Progress
-    stopped: bool
+    learning_rate: float  # of the last update
     speed: Speed
-    measured: MeasuredStep
+    measured: MeasuredStep  # means over all epochs without a drain between them
 
 
-def train_epoch(
+def train_epochs(
     engine: Engine,
     grid: ProcessGrid,
     split: DataSplit,
-    minibatches: Sequence[Minibatch],
+    epochs: Sequence[Sequence[Minibatch]],
     before: Progress,
     hooks: EpochHooks,
-) -> EpochResult:
-    """Train on the remaining minibatches of an epoch, once each; collective.
+) -> Progress | None:
+    """Train on the remaining minibatches of an epoch, once each, and on those of later ones; collective.
+
+    The minibatches of all epochs are one program: the pipeline of an asynchronous method drains only after the last.
+    Its stages end an epoch, or reach a step that is evaluated, at different times: each copies its own weights then.
+    Records, evaluations and `EpochHooks.end_epoch` of the epochs follow in order when the pipeline has drained.
 
     Parameters
     ----------
-    minibatches : sequence of Minibatch
-        At least one.
+    epochs : sequence of sequence of Minibatch
+        At least one, of at least one; of an exact method only one.
     before : Progress
         Progress before the first of them.
+
+    Returns
+    -------
+    Progress or None
+        Progress within the epoch if `EpochHooks.should_stop` ended the training there.
     """
     start = perf_counter()
     clock = StepClock(grid)
     since_start, since_record = Meter(grid), Meter(grid)
-    losses = engine.new_losses(minibatches)
-    done, unmarked, stopped = 0, 0, False
+    minibatches = [minibatch for epoch in epochs for minibatch in epoch]
+    ends = set(accumulate(map(len, epochs), initial=before.step))
+    losses, evaluations, exact = engine.new_losses(minibatches), hooks.evaluations, engine.layout.exact
+    progress, done, samples, unmarked = before, 0, 0, 0
+    incomplete, diverged = None, None
+    copies: dict[int, list[Array]] = {}  # weights after steps, of an asynchronous method
     errors: tuple[tuple[float, ...], tuple[float, ...]] = (), ()
 
     def log(minibatch: Minibatch, loss: float) -> None:
         speed = asdict(since_record.read())
         stale, predicted = errors
-        record = StepRecord(minibatch.number + 1, before.epoch, loss, minibatch.rate, **speed)
+        record = StepRecord(minibatch.number + 1, progress.epoch, loss, minibatch.rate, **speed)
         hooks.log(replace(record, stale_error=stale, predicted_error=predicted) if stale else record)
 
-    def log_fetched() -> None:
-        """Log the steps of an asynchronous method, up to the first loss that is not finite."""
-        if not engine.layout.exact:
-            for minibatch, loss in zip(minibatches, losses.means, strict=False):
-                if (minibatch.number + 1) % hooks.log_every == 0:
-                    log(minibatch, loss)
-
     for minibatch in engine.train(split, minibatches, losses):
+        step = minibatch.number + exact  # an asynchronous method does the update of a minibatch after its yield
+        if not exact and step > before.step:
+            if step in ends:
+                since_start.mark(samples)
+                samples = 0
+            if step in ends or (evaluations is not None and evaluations.is_due(step)):
+                with clock.paused(since_start, since_record):
+                    copies[step] = engine.copy_weights()
         done += 1
+        samples += minibatch.size
         unmarked += minibatch.size
         if engine.weight_errors is not None:
             with clock.paused(since_start, since_record):
                 errors = engine.weight_errors.after_update(minibatch.rate)
         if (minibatch.number + 1) % hooks.log_every == 0:
-            if engine.layout.exact:
+            if exact:
                 losses.fetch(done)  # waits for the device, so that the mark is at the end of the step
             since_record.mark(unmarked)
             unmarked = 0
-            if engine.layout.exact:
+            if exact:
                 log(minibatch, losses.means[-1])
-        # An asynchronous method does the update of a minibatch after its yield.
-        step = minibatch.number + engine.layout.exact
-        if hooks.evaluations is not None and step > before.step and hooks.evaluations.is_due(step):
+        if exact and evaluations is not None and evaluations.is_due(step):
             with clock.paused(since_start, since_record):
-                hooks.evaluations.after_step(step, before.epoch)
+                evaluations.evaluate(step, before.epoch)
         if hooks.should_stop is not None and done < len(minibatches):
-            position = minibatch.number + 1, before.minibatches + done, partial(losses.progress, before, done)
+            position = step, before.minibatches + done, partial(losses.progress, before, done)
             if hooks.should_stop(StepPosition(*position)):
-                stopped = True
+                incomplete = losses.progress(before, done)
                 break
     try:
-        progress = losses.progress(before, done)
-    except NonFiniteLossError:
-        log_fetched()
-        raise
-    log_fetched()
+        losses.fetch(done)
+    except NonFiniteLossError as error:  # raised after the records of the steps before
+        diverged = error
     grid.recorder.end_phase("training", start, before.epoch)
-    since_start.mark(progress.samples - before.samples)
+    if incomplete is not None:
+        return incomplete
+    since_start.mark(samples)
     clock.stop()
-    return EpochResult(progress, stopped, since_start.read(), clock.read(before.epoch, done))
+    measured = clock.read(before.epoch, done)
+    for epoch in epochs:
+        if progress is not before:
+            hooks.begin_epoch(progress.epoch)
+        if not exact:
+            for minibatch, loss in zip(epoch, losses.means[progress.step - before.step :], strict=False):
+                if (minibatch.number + 1) % hooks.log_every == 0:
+                    log(minibatch, loss)
+        end = epoch[-1].number + 1
+        if diverged is not None and len(losses.means) < end - before.step:
+            raise diverged
+        progress = losses.progress(progress, len(epoch))
+        if evaluations is not None and not exact:
+            for step in filter(evaluations.is_due, range(epoch[0].number + 1, end + 1)):
+                evaluations.evaluate(step, progress.epoch, copies.get(step))
+        result = EpochResult(progress, epoch[-1].rate, since_start.read(), replace(measured, epoch=progress.epoch))
+        with engine.other_weights(copies.get(end)):
+            hooks.end_epoch(result)
+        progress = progress.next_epoch()
+    return None

@@ -89,7 +89,6 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         microbatches,
         chunks,
         vertical_sync=pipelining.vertical_sync and count > 1,
-        drain=pipelining.drain,
         merges=pipelining.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
         shared_replicas=on_host and config.shared_replicas is not False,
         wire_dtype=config.wire_dtype,
@@ -134,9 +133,6 @@ def _require_compatible(method: Method, stages: int, config: TrainConfig) -> Non
             raise SettingError("optimizer.momentum", 0.0, f"above 0 with {method.name}, which predicts weights from it")
         allowed = f"does not predict weights, as {method.name} needs"
         raise SettingError("optimizer.name", config.optimizer.name, allowed)
-    if config.pipelining.drain == "end" and method.exact:
-        stale = ", ".join(name for name, other in METHODS.items() if not other.exact)
-        raise SettingError("parallel.drain", "end", f"{method.name} drains after every minibatch; only with {stale}")
     if stages == 1:
         return
     if config.clip_norm is not None and not method.exact:

@@ -1,4 +1,4 @@
-"""Losses of the minibatches of an epoch, and test metrics, which count every sample once for every number of ranks."""
+"""Losses of minibatches, and test metrics, which count every sample once for every number of ranks."""
 
 from __future__ import annotations
 
@@ -88,11 +88,12 @@ class MinibatchLosses:
         self.means.append(mean)
 
     def progress(self, before: Progress, count: int) -> Progress:
-        """Progress `count` minibatches after `before`; calls `fetch`."""
-        self.fetch(count)
-        sizes = [minibatch.size for minibatch in self._minibatches[:count]]
+        """Progress `count` minibatches after `before`, which is at the first one or later; calls `fetch`."""
+        first = before.step - self._first
+        self.fetch(first + count)
+        sizes = [minibatch.size for minibatch in self._minibatches[first : first + count]]
         loss_sum = before.loss_sum
-        for mean, size in zip(self.means[:count], sizes, strict=True):
+        for mean, size in zip(self.means[first : first + count], sizes, strict=True):
             loss_sum += mean * size
         return Progress(
             step=before.step + count,

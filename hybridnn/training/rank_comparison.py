@@ -177,6 +177,7 @@ SETTING_OF = {
         "batch_size",
         "evaluate_every",
         "evaluate_every_steps",
+        "drain_every",
         "weight_error",
         "seed",
         "dtype",

@@ -126,7 +126,8 @@ class StepRecord(Record):
     learning_rate : float
         Learning rate of the update.
     samples_per_second, compute_seconds, communication_seconds, bytes_sent, waiting_seconds
-        As in `EpochRecord`, for the steps since the previous record, or since the start of the epoch.
+        As in `EpochRecord`, for the steps since the previous record, or since the start of the epoch (with
+        `drain_every`, of the first epoch after a drain).
     stale_error, predicted_error : tuple of float
         Root-mean-square difference of the weights after the update from those of 1, 2, ... updates before, and from the
         predictions made then; empty unless `Trainer` records them.

@@ -25,7 +25,7 @@ from hybridnn.training.config import DeviceOptions, Pipelining, TrainConfig
 from hybridnn.training.data_split import DataSplit, epoch_order, minibatches, warn_of_constant_targets
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.engine import make_engine
-from hybridnn.training.epoch import EpochHooks, StepPosition, train_epoch
+from hybridnn.training.epoch import EpochHooks, EpochResult, StepPosition, train_epochs
 from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.progress_bar import ProgressBar, in_notebook
 from hybridnn.training.records import EpochRecord, EvaluationRecord, History, StepRecord
@@ -87,7 +87,20 @@ class Trainer(TrainedNetwork):
         Epochs between two evaluations; the last epoch is always evaluated.
     evaluate_every_steps : int
         Steps between two evaluations besides, each with an `EvaluationRecord`; 0: none. They do not count as training
-        time. With an asynchronous method each rank keeps a copy of its weights for each, until the end of the epoch.
+        time. With an asynchronous method each rank keeps a copy of its weights for each, until the pipeline drains.
+    drain_every : int
+        Epochs whose minibatches an asynchronous method trains as one sequence: the pipeline fills once and drains
+        after every epoch whose number is a multiple, and after the last one of `fit`. Staleness and weight versions
+        count from the last drain. Order of the samples, learning rates and records are those of the single epochs.
+
+        The stages end an epoch before the drain at different times. Each copies its weights after its own last update
+        of the epoch, and keeps the copy until the pipeline has drained. Then all epochs are evaluated and recorded in
+        order, and their callbacks called, for which `weights`, `evaluate` and `predict` have the weights after the
+        epoch; changes of these weights are lost, and the optimizer's state and `step` are those after the drain. Only
+        at a drain can the training end early or write a checkpoint (`should_stop`): a callback that ends it at an
+        earlier epoch does not keep the other epochs from being trained, and they are recorded too.
+
+        No effect with exact methods, whose pipeline drains after every minibatch.
     weight_error : int
         Record in every `StepRecord` the errors of stale and of predicted weights for 1 to this many updates (Chen et
         al. 2018, Figure 8); 0: do not. With an exact method and an optimizer with momentum. Slows the training down.
@@ -139,6 +152,7 @@ class Trainer(TrainedNetwork):
         log_every: int = 10,
         evaluate_every: int = 1,
         evaluate_every_steps: int = 0,
+        drain_every: int = 1,
         weight_error: int = 0,
         pipelining: Pipelining | None = None,
         initial_weights: Mapping[str, HostArray] | None = None,
@@ -161,6 +175,7 @@ class Trainer(TrainedNetwork):
             log_every=log_every,
             evaluate_every=evaluate_every,
             evaluate_every_steps=evaluate_every_steps,
+            drain_every=drain_every,
             weight_error=weight_error,
             pipelining=pipelining or Pipelining(),
         )
@@ -202,7 +217,7 @@ class Trainer(TrainedNetwork):
         self.batch_size, self.schedule = config.batch_size, config.schedule
         self.seed, self.shuffle = config.seed, config.shuffle
         self.log_every, self.evaluate_every = config.log_every, config.evaluate_every
-        self.evaluate_every_steps = config.evaluate_every_steps
+        self.evaluate_every_steps, self.drain_every = config.evaluate_every_steps, config.drain_every
         self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, self.batch_size, grid))
         self.history, self.progress = History(), Progress()
         self.device = resolve_device(device, grid)
@@ -246,13 +261,11 @@ class Trainer(TrainedNetwork):
         validation : tuple or Rows, optional
             Test samples and targets, as `x` and `y`, or rows of a data set.
         on_step, on_epoch, on_evaluation : callable, optional
-            Called on every rank with each record; with an asynchronous pipeline method, `on_step` and `on_evaluation`
-            are called at the end of the epoch.
+            Called on every rank with each record; with an asynchronous pipeline method when the pipeline has drained.
         should_stop : callable, optional
             Called on every rank with the position of the training, after every step and after every epoch with its
-            record written; with an asynchronous method only after every epoch. If it returns True, `fit` returns. It
-            must return the same value on every rank, and may write a checkpoint. With ``drain = "end"``, the updates of
-            minibatches in flight, which belong to the next epoch, are undone before `fit` returns.
+            record written; with an asynchronous method only when the pipeline has drained. If it returns True, `fit`
+            returns. It must return the same value on every rank, and may write a checkpoint.
         callbacks : sequence of Callback
             Objects with methods that are called on every rank; the same on every rank. See
             `hybridnn.training.callbacks`, which has `EarlyStopping`.
@@ -270,8 +283,8 @@ class Trainer(TrainedNetwork):
             If the data do not fit the model, or have elements that are not finite.
         NonFiniteLossError
             If the loss becomes infinite or NaN, or, after an epoch, the weights or the test loss. The weights are then
-            those before that step, or, with an asynchronous pipeline method, those at the end of the epoch; on a GPU
-            they are later ones, because losses are fetched only when they are logged and at the end of the epoch.
+            those before that step, or, with an asynchronous pipeline method, those after the drain; on a GPU they are
+            later ones, because losses are fetched only when they are logged and at the end of the epoch.
         """
         self._require_same_fit(epochs, should_stop, callbacks, progress)
         require_whole("training.epochs", epochs, 1)
@@ -286,7 +299,6 @@ class Trainer(TrainedNetwork):
         per_epoch = ceil(train.samples / self.batch_size)
         last = self.progress.epoch + epochs - 1
         updates = self.step - self.progress.minibatches + epochs * per_epoch
-        self._engine.end_epochs()  # of a `fit` that an error ended
         evaluations = self._step_evaluations(test, on_evaluation)
 
         def log(record: StepRecord) -> None:
@@ -295,26 +307,30 @@ class Trainer(TrainedNetwork):
                 on_step(record)
             called.step_logged(record)
 
-        called.train_begins()
-        while self.progress.epoch <= last:
-            epoch = self.progress.epoch
-            if self.layout.drains_at_end and not self.progress.minibatches and not self._engine.has_epochs:
-                self._begin_epochs(train, last - epoch + 1, per_epoch, updates)
-            evaluated = test if epoch % self.evaluate_every == 0 or epoch == last else None
-            called.epoch_begins(epoch)
-            # A diverging loss raises `NonFiniteLossError` in the step.
-            with np.errstate(over="ignore", invalid="ignore"):
-                record = self._train_epoch(train, evaluated, (per_epoch, updates), log, should_stop, evaluations)
-            if record is None:
-                break
-            self.history.epochs.append(record)
+        stops = False
+
+        def end_epoch(result: EpochResult) -> None:
+            nonlocal stops
+            record = self._evaluate_epoch(result, test, last)
             if on_epoch is not None:
                 on_epoch(record)
-            if called.epoch_ended(record):
+            stops = called.epoch_ended(record)
+
+        called.train_begins()
+        while self.progress.epoch <= last and not stops:
+            called.epoch_begins(self.progress.epoch)
+            loaded = self._until_drained(train, last, per_epoch, updates)
+            # With an asynchronous method the pipeline is not empty between steps.
+            stop_at = should_stop if self.layout.exact else None
+            hooks = EpochHooks(log, self.log_every, stop_at, evaluations, called.epoch_begins, end_epoch)
+            # A diverging loss raises `NonFiniteLossError` in the step.
+            with np.errstate(over="ignore", invalid="ignore"):
+                incomplete = train_epochs(self._engine, self.grid, train, loaded, self.progress, hooks)
+            if incomplete is not None:
+                self.progress = incomplete
                 break
-            if should_stop is not None and should_stop(StepPosition(self.step, 0, lambda: self.progress)):
+            if stops or (should_stop is not None and should_stop(StepPosition(self.step, 0, lambda: self.progress))):
                 break
-        self._engine.end_epochs()
         called.train_ended()
         return self.history
 
@@ -331,45 +347,40 @@ class Trainer(TrainedNetwork):
         from hybridnn.training.rank_comparison import require_same_settings, trainer_facts
 
         names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every"
-        evaluations = "evaluate_every", "evaluate_every_steps"
+        evaluations = "evaluate_every", "evaluate_every_steps", "drain_every"
         settings: dict[str, Any] = {name: getattr(self, name) for name in (*names, *evaluations)}
         settings |= {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
         settings["should_stop"] = should_stop is not None
         settings |= {"callbacks": [type(callback).__qualname__ for callback in callbacks], "progress": progress}
         require_same_settings(self.grid.world, lambda: trainer_facts(settings))
 
-    def _train_epoch(
-        self,
-        train: DataSplit,
-        test: DataSplit | None,
-        counts: tuple[int, int],
-        log: Callable[[StepRecord], None],
-        should_stop: Callable[[StepPosition], bool] | None,
-        evaluations: StepEvaluations | None,
-    ) -> EpochRecord | None:
-        """Train on the rest of the epoch; None if the training stopped before its end."""
-        before = self.progress
-        loaded = self._minibatches(train, before, *counts)
-        rates = [minibatch.rate for minibatch in loaded]
+    def _until_drained(self, train: DataSplit, last: int, per_epoch: int, updates: int) -> list[list[Minibatch]]:
+        """The minibatches of the rest of the epoch, and of the later ones before the pipeline drains."""
+        start, every = self.progress, 1 if self.layout.exact else self.drain_every
+        stop = min(last, ceil(start.epoch / every) * every)
+        epochs = [self._minibatches(train, start, per_epoch, updates)]
+        for epoch in range(start.epoch + 1, stop + 1):
+            before = Progress(step=epochs[-1][-1].number + 1, epoch=epoch)
+            epochs.append(self._minibatches(train, before, per_epoch, updates))
         if self.grid.size > 1:
             from hybridnn.training.rank_comparison import require_same_rates
 
-            require_same_rates(self.grid.world, range(self.step, self.step + len(loaded)), rates)
+            rates = [minibatch.rate for minibatches in epochs for minibatch in minibatches]
+            require_same_rates(self.grid.world, range(start.step, start.step + len(rates)), rates)
+        return epochs
 
-        # With an asynchronous method the pipeline is not empty between steps.
-        hooks = EpochHooks(log, self.log_every, should_stop if self.layout.exact else None, evaluations)
-        result = train_epoch(self._engine, self.grid, train, loaded, before, hooks)
-        if result.stopped:
-            self.progress = result.progress
-            return None
-        if evaluations is not None:
-            evaluations.end_epoch(result.progress.step, before.epoch)
+    def _evaluate_epoch(self, result: EpochResult, test: DataSplit | None, last: int) -> EpochRecord:
+        """Add an epoch to the history, with its evaluation if it has one."""
+        progress, metrics = result.progress, None
+        if test is not None and (progress.epoch % self.evaluate_every == 0 or progress.epoch == last):
+            metrics = self._engine.evaluate(test)
         self.history.measured.append(result.measured)
-        metrics = None if test is None else self._engine.evaluate(test)
-        self._engine.require_finite(metrics)
-        self.progress = result.progress.next_epoch()
-        loss = result.progress.loss_sum / result.progress.samples
-        return EpochRecord.of(self.step, before.epoch, loss, rates[-1], metrics, result.speed)
+        self._engine.require_finite(metrics, progress.step)
+        self.progress = progress.next_epoch()
+        loss = progress.loss_sum / progress.samples
+        record = EpochRecord.of(progress.step, progress.epoch, loss, result.learning_rate, metrics, result.speed)
+        self.history.epochs.append(record)
+        return record
 
     def _step_evaluations(
         self, test: DataSplit | None, on_evaluation: Callable[[EvaluationRecord], None] | None
@@ -392,18 +403,6 @@ class Trainer(TrainedNetwork):
         steps = range(start.step, start.step + len(batches))
         rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, updates) for step in steps]
         return self._engine.loader.minibatches(train, batches, rates, first=start.step)
-
-    def _begin_epochs(self, train: DataSplit, epochs: int, per_epoch: int, updates: int) -> None:
-        """Begin epochs between which the pipeline stays full."""
-        from hybridnn.training.full_pipeline import EpochSequence  # only for ``parallel.drain = "end"``
-
-        first = self.progress
-
-        def make(number: int) -> list[Minibatch]:
-            start = Progress(step=first.step + number * per_epoch, epoch=first.epoch + number)
-            return self._minibatches(train, start, per_epoch, updates)
-
-        self._engine.begin_epochs(train, EpochSequence(make, epochs, per_epoch, len(self.layout.stages)))
 
     def free(self) -> None:
         """As `TrainedNetwork.free`; also ends the stall watchdog, and NCCL unless the caller provided the device."""

@@ -74,8 +74,8 @@ def test_header_report_and_output_have_the_mean_staleness(run_hybridnn: Run) -> 
     assert facts["mean_staleness"] == header["mean_staleness"]
     assert facts["stage_staleness"] == header["stage_staleness"]
     assert shown in run_hybridnn("report", "run")[1]
-    full = ["--method", "vanilla", "--epochs", "3", "--set", "parallel.drain=end", "--out", "full"]
-    assert "vanilla, drained at the end" in run_hybridnn(*ON_FOUR, *DIGITS, *options, *full)[1]
+    full = ["--method", "vanilla", "--epochs", "5", "--set", "training.drain_every=3", "--out", "full"]
+    assert run_hybridnn(*ON_FOUR, *DIGITS, *options, *full)[0] == 0
     of_first = sum(min(t, 3) for t in range(3 * minibatches)) / (3 * minibatches)
     assert records_of("full")[0]["stage_staleness"][0] == pytest.approx(of_first)
     exact = ["--method", "1f1b", "--out", "exact"]
@@ -84,21 +84,23 @@ def test_header_report_and_output_have_the_mean_staleness(run_hybridnn: Run) -> 
 
 
 @pytest.mark.parametrize("method", ["fr", "spectrain"])
-def test_a_full_pipeline_stops_at_a_signal_after_the_epoch_and_resumes(
+def test_a_full_pipeline_stops_at_a_signal_after_its_drain_and_resumes_as_without_the_stop(
     run_hybridnn: Run, signal_at: SignalAt, method: str
 ) -> None:
+    options = ["--method", method, "--epochs", "5", "--set", "training.drain_every=2"]
+    assert run_hybridnn(*ON_FOUR, *DIGITS, *options, "--out", "whole")[0] == 0
     signal_at(20, signal.SIGUSR1)
-    options = ["--method", method, "--epochs", "4", "--set", "parallel.drain=end", "--out", "run"]
-    code, _, err = run_hybridnn(*ON_FOUR, *DIGITS, *options)
+    code, _, err = run_hybridnn(*ON_FOUR, *DIGITS, *options, "--out", "run")
     assert code == 75
     assert "stopped by SIGUSR1 after step 30; wrote run/checkpoints/step-00000030" in err
+    changed = run_hybridnn(*ON_FOUR, "--resume", "run", "--set", "training.drain_every=1")
+    assert "training.drain_every" in error_line(changed)
     code, out, _ = run_hybridnn(*ON_FOUR, "--resume", "run")
     assert code == 0
-    assert "60, the last 30 in" in out
-    *_, before, after = (record["mean_staleness"] for record in records_of("run", "header"))
-    assert before > after > 0, "each header counts the minibatches that were left to train"
-    changed = run_hybridnn(*ON_FOUR, "--resume", "run", "--epochs", "5", "--set", "parallel.drain=epoch")
-    assert f"the checkpoint is of pipeline 4, {method}, drained at the end" in error_line(changed)
+    assert "75, the last 45 in" in out
+    assert_same_weights("run", "whole")
+    assert [record["epoch"] for record in records_of("run", "epoch")] == [1, 2, 3, 4, 5]
+    assert [record["epoch"] for record in records_of("run", "measured")] == [1, 2, 3, 4, 5]
 
 
 def test_stages_of_different_widths_train_and_written_settings_repeat_the_run(run_hybridnn: Run) -> None:

@@ -114,7 +114,7 @@ def test_wrong_value_is_named_with_what_is_allowed(overrides: str) -> None:
             "parallel.zzz=3",
             "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "
             "model_split, overlap, shared_replicas, wire_dtype, method, microbatches, chunks, partition, "
-            "vertical_sync, drain, weight_grad, auto",
+            "vertical_sync, weight_grad, auto",
         ),
         (
             "zzz.zzz=3",

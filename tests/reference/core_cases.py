@@ -85,10 +85,13 @@ PIPELINES = {
     "vanilla": TrainingCase(3, Grid(3), PipelineCase("vanilla", replace(MOMENTUM, optimizer="rmsprop"))),
     "spectrain": TrainingCase(3, Grid(3), PipelineCase("spectrain", COSINE)),
     "spectrain, momentum": TrainingCase(4, Grid(stages=STAGES), PipelineCase("spectrain", MOMENTUM)),
-    "drain at the end, shared": TrainingCase(
-        4, Grid(2), PipelineCase("fr", replace(MOMENTUM, shared_replicas=True), drain="end")
+    "one drain, shared": TrainingCase(
+        4, Grid(2), PipelineCase("fr", replace(MOMENTUM, shared_replicas=True), drain_every=2)
     ),
-    "drain at the end": TrainingCase(3, Grid(3), PipelineCase("pipedream", MOMENTUM, drain="end")),
+    "two epochs and one": TrainingCase(
+        3, Grid(3), PipelineCase("pipedream", replace(MOMENTUM, epochs=3), drain_every=2)
+    ),
+    "drains of an exact method": TrainingCase(2, Grid(2), PipelineCase("1f1b", MOMENTUM, 3, drain_every=2)),
 }
 
 CORE_CASES = {**GRIDS, **PIPELINES}

@@ -45,7 +45,7 @@ UNEVEN = {1: (8,), 2: (5, 3), 3: (1, 2, 5), 4: (3, 1, 1, 3)}
 
 @dataclass(frozen=True)
 class PipelineCase:
-    """A training in a pipeline, with the fields of `Pipelining`."""
+    """A training in a pipeline, with the fields of `Pipelining`, and `drain_every`."""
 
     method: str
     case: Case = MOMENTUM
@@ -53,13 +53,15 @@ class PipelineCase:
     chunks: int = 1
     partition: str | tuple[int, ...] = "uniform"
     vertical_sync: bool = False
-    drain: str = "epoch"
     weight_grad: str = "auto"
     synchronous_sends: bool = False
+    drain_every: int = 1
 
     @property
-    def pipelining(self) -> Pipelining:
-        return Pipelining(**{f.name: getattr(self, f.name) for f in fields(self) if f.name != "case"})
+    def settings(self) -> dict[str, Any]:
+        """Arguments of the trainer."""
+        pipelining = Pipelining(**{field.name: getattr(self, field.name) for field in fields(Pipelining)})
+        return {"pipelining": pipelining, "drain_every": self.drain_every}
 
     def __str__(self) -> str:
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)[2:] if getattr(self, f.name) != f.default]
@@ -119,13 +121,13 @@ def expected_outcome(pipelined: PipelineCase, stages: int) -> Outcome:
     case = replace(pipelined.case, model_split="columns", overlap=True, shared_replicas="auto")
     uniform = pipelines.uniform(case.network.layers, stages)
     layers = uniform if isinstance(pipelined.partition, str) else pipelined.partition
-    return _replay(case, Pipeline(pipelined.method, layers, pipelined.vertical_sync, pipelined.drain))
+    return _replay(case, Pipeline(pipelined.method, layers, pipelined.vertical_sync, pipelined.drain_every))
 
 
 def pipelined_trainer(
     pipelined: PipelineCase, grid: hybridnn.ProcessGrid, dtype: str = "float64", **settings: Any
 ) -> hybridnn.Trainer:
-    return make_trainer(pipelined.case, grid, dtype, pipelining=pipelined.pipelining, **settings)
+    return make_trainer(pipelined.case, grid, dtype, **pipelined.settings, **settings)
 
 
 def run_pipelined(

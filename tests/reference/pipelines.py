@@ -1,7 +1,7 @@
 """Serial replay of the asynchronous pipeline methods by their definitions, with all weight versions of an epoch.
 
-The version of a stage is its number of updates since the pipeline was last empty: since the epoch began, or, if it
-drains only at the end, since the training began. Every minibatch makes one update at every stage, and no pass of
+The version of a stage is its number of updates since the pipeline was last empty: since the epoch began, or the first
+of several epochs without a drain between them. Every minibatch makes one update at every stage, and no pass of
 minibatch t reads a version above t. So one process that computes the minibatches in order, forward, backward and
 update, gets the same results as a pipeline.
 """
@@ -27,7 +27,7 @@ class Pipeline:
     method: str
     layers: tuple[int, ...]
     vertical_sync: bool = False
-    drain: str = "epoch"  # or "end" of the training
+    drain_every: int = 1  # epochs
 
     @property
     def stages(self) -> int:
@@ -133,12 +133,11 @@ def train(
     out = Outcome(weights, slots, [], [], [], {})
     starts = range(0, len(x), plan.batch_size)
     updates = plan.epochs * len(starts)
-    length = len(starts) if pipeline.drain == "epoch" else updates  # minibatches until the pipeline is empty
-    versions = Versions(plan.rule, [], [], [])
     for epoch in range(1, plan.epochs + 1):
         order = sample_order(len(x), plan.seed, epoch) if plan.shuffle else np.arange(len(x))
-        if pipeline.drain == "epoch":
+        if (epoch - 1) % pipeline.drain_every == 0:
             versions = Versions(plan.rule, [], [], [])
+            length = len(starts) * min(pipeline.drain_every, plan.epochs - epoch + 1)  # until the pipeline is empty
         total = 0.0
         for t, start in enumerate(starts, len(versions.rates)):
             picked = order[start : start + plan.batch_size]

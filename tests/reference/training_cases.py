@@ -100,8 +100,8 @@ def run_training_case(it: TrainingCase) -> None:
 
 def trainer_of(it: TrainingCase, comm: Any, **settings: Any) -> Trainer:
     """The trainer of a case on the ranks of `comm`, before its training."""
-    pipelining = {} if isinstance(it.training, Case) else {"pipelining": it.training.pipelining}
-    return make_trainer(it.case, it.grid.on(comm), it.dtype, **pipelining, **settings)
+    pipelined = {} if isinstance(it.training, Case) else it.training.settings
+    return make_trainer(it.case, it.grid.on(comm), it.dtype, **pipelined, **settings)
 
 
 def trained(it: TrainingCase, comm: Any, **how: Any) -> Trainer:

@@ -252,11 +252,15 @@ THREE = replace(MOMENTUM, epochs=3)
 
 
 def full_pipelines() -> Cases:
-    """Pipelines that stay full between epochs; also epochs of two minibatches and of one: fewer than stages."""
-    for it in (replace(it, drain="end") for it in DELAYED_CASES.values()):
+    """Pipelines that drain after several epochs; also epochs of two minibatches and of one: fewer than stages."""
+    for it in (replace(it, drain_every=3) for it in DELAYED_CASES.values()):
         for stages in (2, 3, 4):
             for case in (THREE, ADAM, COSINE, replace(FEW, epochs=5), replace(SINGLE, epochs=7)):
                 yield TrainingCase(stages, Grid(pipeline=stages), replace(it, case=case))
+            yield TrainingCase(stages, Grid(pipeline=stages), replace(it, case=THREE, drain_every=2))
+            yield TrainingCase(
+                stages, Grid(pipeline=stages), replace(it, case=replace(SINGLE, epochs=7), drain_every=7)
+            )
         many = replace(THREE, batch_size=2, samples=41)
         yield TrainingCase(3, Grid(pipeline=3), replace(it, case=many))
         yield TrainingCase(3, Grid(pipeline=3), replace(it, case=THREE, synchronous_sends=True))

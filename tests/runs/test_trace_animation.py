@@ -106,28 +106,6 @@ def test_a_later_epoch_has_the_numbers_of_its_minibatches_and_versions_of_its_ow
     assert measured.drawing.versions == "v2: weights after 2 updates of the epoch"
 
 
-@pytest.mark.parametrize(("method", "first", "stop"), [("vanilla", 0, 5), ("pipedream", 8, 14), ("spectrain", 14, 20)])
-def test_versions_of_a_full_pipeline_count_from_the_beginning(method: str, first: int, stop: int) -> None:
-    """An epoch of a training that drains at its end: what every stage did between two of its updates."""
-    long = schedule(method, stages=3, minibatches=20)
-    lanes, wanted = [], []
-    for stage, items in enumerate(long.timeline.stages):
-        updates = [at for at, item in enumerate(items) if isinstance(item.instruction, Update)]
-        part = items[updates[first - 1] + 1 if first else 0 : updates[stop - 1] + 1]
-        lanes.append(events_of(part))
-        passes = sum(isinstance(item.instruction, Forward | Backward) for item in items[: items.index(part[0])])
-        drawn = reads(long.animation)[stage][passes:]
-        wanted.append(drawn[: sum(isinstance(item.instruction, Forward | Backward) for item in part)])
-    spans = [(0.0, long.makespan * SECOND)] * 3
-    measured = animated(make_epoch([(1, 1)] * 3, lanes, spans, f"{method}, drained at the end"))
-    assert reads(measured) == wanted
-    assert measured.drawing.versions.startswith("v2: weights after 2 updates of the training")
-    for stage, found in enumerate(measured.stages):
-        assert found.weights[-1].label == f"v{stop}"
-        current = [item.label for item in found.weights if item.start == 0]
-        assert f"v{first}" in current, stage
-
-
 def test_another_order_than_planned_shows_no_versions() -> None:
     epoch = recorded(schedule("pipedream", stages=2, minibatches=4).timeline)
     lane = epoch.ranks[0]

@@ -61,14 +61,14 @@ def assert_same_weights(one: Trainer, other: Trainer) -> None:
 
 
 @pytest.mark.in_process(ranks=[4])
-@pytest.mark.parametrize("drain", ["epoch", "end"])
+@pytest.mark.parametrize("drain_every", [1, 2, 3])
 @pytest.mark.parametrize("name", DELAYED_CASES)
 def test_stale_pipelines_evaluate_the_weights_of_the_step_on_every_stage(
-    comm: MPI.Intracomm, name: str, drain: Any
+    comm: MPI.Intracomm, name: str, drain_every: int
 ) -> None:
     """Four steps per epoch, evaluated every three; the replay has the weights of every step."""
-    it = replace(DELAYED_CASES[name], drain=drain, case=replace(MOMENTUM, epochs=3))
-    stages = 4 if list(DELAYED_CASES).index(name) % 2 == (drain == "end") else 2  # else two batch ranks per stage
+    it = replace(DELAYED_CASES[name], drain_every=drain_every, case=replace(MOMENTUM, epochs=3))
+    stages = 4 if list(DELAYED_CASES).index(name) % 2 == drain_every % 2 else 2  # else two batch ranks per stage
     grid = ProcessGrid(comm, pipeline=stages)
     trainer, replayed = (pipelined_trainer(it, grid) for _ in range(2))
     trainer.evaluate_every_steps = 3
@@ -86,7 +86,7 @@ def test_stale_pipelines_evaluate_the_weights_of_the_step_on_every_stage(
 def test_copies_of_shared_weights_are_complete(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=2)
     case = replace(MOMENTUM, epochs=3, shared_replicas=True)
-    it = replace(DELAYED_CASES["pipedream"], drain="end", case=case)
+    it = replace(DELAYED_CASES["pipedream"], drain_every=3, case=case)
     trainer, replayed = (pipelined_trainer(it, grid) for _ in range(2))
     trainer.evaluate_every_steps = 1
     history = trainer.fit(*data(case), epochs=3, validation=data(case, "test"))

@@ -28,7 +28,7 @@ class Prediction:
 
     layout: Layout
     seconds_per_step: float  # per minibatch; in the steady state, where minibatches overlap
-    # includes warm-up and drain of the pipeline, unless it stays full from epoch to epoch
+    # includes warm-up and drain of the pipeline
     seconds_per_epoch: float
     breakdown: TimeBreakdown  # of a step, the mean over the ranks
     bytes_per_step: int  # sent by all ranks, counted as in ``hybridnn.comm.recorder``
@@ -93,9 +93,7 @@ def _time_asynchronous(costs: StageCosts) -> _StepTimes:
     # lower bound.
     per_step = max(busiest, seconds_per_added_minibatch(short, long))
     steps = costs.workload.steps_per_epoch
-    if layout.drains_at_end:
-        epoch = steps * per_step
-    elif steps <= warm_up:
+    if steps <= warm_up:
         epoch = makespan(run(compile_layout(layout, steps), costs))
     else:
         epoch = makespan(short) + (steps - warm_up) * per_step

@@ -34,20 +34,18 @@ Span = tuple[float, float]
 class ScheduleProgress:
     """When a schedule's computations and messages took place, in the unit of its drawing."""
 
-    # Per stage, from the position of a computation in its list; of all, or of those that were recorded, in a row.
-    computed: Sequence[Mapping[int, Span]]
+    computed: Sequence[Mapping[int, Span]]  # per stage, from the position of a computation in its list
     sent: Mapping[Message, Span]  # from the beginning of the send to the arrival
     barriers: Sequence[tuple[Span, ...]] = ()  # per stage, its waits at barriers; empty where they are not known
     first_minibatch: int = 0  # number in the drawing of the schedule's minibatch 0
-    first_version: int = 0  # number of the weights with which the schedule begins
     since: str = ""  # whose updates the versions count, where that is not plain, such as `` of the epoch``
 
     def start(self, stage: int, position: int) -> float:
-        """Start of an instruction; infinite where it lies before or after what was recorded."""
+        """Start of an instruction; infinite where none was recorded."""
         return self._span(stage, position)[0]
 
     def end(self, stage: int, position: int) -> float:
-        """End of an instruction; infinite where it lies before or after what was recorded."""
+        """End of an instruction; infinite where none was recorded."""
         return self._span(stage, position)[1]
 
     def _span(self, stage: int, position: int) -> Span:
@@ -166,7 +164,7 @@ class _Story:
         if not self.progress.computed[stage]:
             return boxes
         versions = {
-            (item.name, self._label(item)): version_text(self._read(read))
+            (item.name, self._label(item)): version_text(read)
             for _, item, _, read in self.schedule.versions(stage)
             if read is not None
         }
@@ -212,9 +210,6 @@ class _Story:
     def _label(self, item: Instruction) -> str:
         return self.numbering.label(item.of_minibatch(item.minibatch + self.progress.first_minibatch))
 
-    def _read(self, read: WeightRead) -> WeightRead:
-        return read._replace(version=read.version + self.progress.first_version)
-
     def _weights(self, stage: int) -> Iterator[Stored]:
         """Versions of a stage, each until the next update and its last reader; the last one for ever."""
         last_readers = plan_memory(self.schedule, stage).last_readers
@@ -222,7 +217,7 @@ class _Story:
         updates = [end(stage, at) for at, item in enumerate(order) if isinstance(item, Update)]
         for version, (born, replaced) in enumerate(pairwise([-inf, *updates, inf])):
             until = max(replaced, end(stage, last_readers[version])) if version in last_readers else replaced
-            yield Stored(version_text(self._read(WeightRead(version))), born, until)
+            yield Stored(version_text(WeightRead(version)), born, until)
 
     def _held(self, stage: int, items: Iterable[tuple[str, int, int]]) -> tuple[Stored, ...]:
         """Stored parts by their labels and the positions from the start of which to the end of which they are held."""

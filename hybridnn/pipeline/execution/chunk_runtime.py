@@ -11,7 +11,7 @@ rank reads the buffer that it writes. Predicted weights are private to every ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
     from hybridnn.pipeline.execution.point_to_point import ExpectedMessage, Receiver, Sender
 
-    MessagesOf = Callable[[type[Instruction], int], Iterable[ExpectedMessage]]
     Channels = tuple[Receiver | None, Receiver | None, Sender | None, Sender | None]
 
 
@@ -52,7 +51,6 @@ class ChunkPlan:
     """What the schedules of training and of evaluation require of a chunk."""
 
     index: int  # index of the chunk on its rank
-    tag: int  # first tag of the channels of the pipeline
     role: StageRole
     before: tuple[int, int]  # stage and chunk of the virtual stage before; not used at the end of the network
     after: tuple[int, int]
@@ -65,14 +63,13 @@ class ChunkPlan:
     accumulates: bool  # whether the gradients of microbatches are added
 
 
-def plan_chunk(schedules: tuple[Schedule, Schedule], stage: int, index: int, tag: int = 0) -> ChunkPlan:
+def plan_chunk(schedules: tuple[Schedule, Schedule], stage: int, index: int) -> ChunkPlan:
     """Plan a chunk of a stage for schedules of training and of evaluation with the largest memory."""
     schedule = schedules[0]
     program = StageProgram(schedule, stage)
     memory = program.memory
     return ChunkPlan(
         index,
-        tag,
         StageRole(schedule.is_first(stage, index), schedule.is_last(stage, index)),
         schedule.before(stage, index),
         schedule.after(stage, index),
@@ -109,28 +106,23 @@ class ChunkRuntime:
         self.workspace.expect_targets(classification=classification)
         self.training_workspace.expect_targets(classification=classification)
 
-    def begin(self, messages: MessagesOf, rate_of: Callable[[int], float]) -> None:
+    def begin(
+        self, messages: Callable[[type[Instruction], int], Iterable[ExpectedMessage]], rates: Sequence[float]
+    ) -> None:
         """Prepare for a run of a schedule.
 
         Parameters
         ----------
         messages : callable
             Returns the messages of a kind of instruction and a chunk, in order.
-        rate_of : callable
-            Returns the learning rate of an update, by its number from 0.
+        rates : sequence of float
+            Learning rates of the updates.
         """
-        self.weights.begin(rate_of)
+        self.weights.begin(rates)
         if self.input_receiver is not None:
             self.input_receiver.begin(messages(ReceiveActivations, self.index))
         if self.gradient_receiver is not None:
             self.gradient_receiver.begin(messages(ReceiveGradients, self.index))
-
-    def expect(self, messages: MessagesOf) -> None:
-        """Receive the messages that follow those of `begin`, when these have arrived."""
-        if self.input_receiver is not None:
-            self.input_receiver.expect(messages(ReceiveActivations, self.index))
-        if self.gradient_receiver is not None:
-            self.gradient_receiver.expect(messages(ReceiveGradients, self.index))
 
     def finish(self) -> None:
         """Wait for all sends."""
@@ -235,12 +227,12 @@ def _channels(plan: ChunkPlan, grid: ProcessGrid, chunk: ModelChunk, capacity: i
     input_receiver = gradient_receiver = output_sender = gradient_sender = None
     if not role.loads_input:
         before, chunk_before = plan.before
-        input_receiver = receiver(plan.tag + _tag(plan.index, 0), before, first.inputs, depths.input_receiver)
-        gradient_sender = sender(plan.tag + _tag(chunk_before, 1), before, first.inputs, depths.gradient_sender)
+        input_receiver = receiver(_tag(plan.index, 0), before, first.inputs, depths.input_receiver)
+        gradient_sender = sender(_tag(chunk_before, 1), before, first.inputs, depths.gradient_sender)
     if not role.loads_target:
         after, chunk_after = plan.after
-        gradient_receiver = receiver(plan.tag + _tag(plan.index, 1), after, last.outputs, depths.gradient_receiver)
-        output_sender = sender(plan.tag + _tag(chunk_after, 0), after, last.outputs, depths.output_sender)
+        gradient_receiver = receiver(_tag(plan.index, 1), after, last.outputs, depths.gradient_receiver)
+        output_sender = sender(_tag(chunk_after, 0), after, last.outputs, depths.output_sender)
     return input_receiver, gradient_receiver, output_sender, gradient_sender
 
 
@@ -266,21 +258,21 @@ class WeightStore:
         current = chunk.weights
         self._predicted = self._with_views(chunk.kernels.empty(current.shape, current.dtype)) if predicts else None
         self._older: dict[int, tuple[HostArray, Views]] = {}  # by age, in updates
-        self._rate_of: Callable[[int], float]
+        self._rates: Sequence[float] = ()
         self._updates = 0
         self.nbytes = (versions - 1) * chunk.replica.bytes_per_rank(current.nbytes) + predicts * current.nbytes
 
-    def begin(self, rate_of: Callable[[int], float]) -> None:
-        """Start a run of a schedule, with the learning rates of its updates by number: drop all stashed versions."""
+    def begin(self, rates: Sequence[float]) -> None:
+        """Start a run of a schedule, with the learning rates of its updates: drop all stashed versions."""
         self._free += self._older.values()
         self._older = {}
-        self._rate_of, self._updates = rate_of, 0
+        self._rates, self._updates = rates, 0
 
     def read(self, age: int, ahead: int) -> Views:
         """Parameters for a pass: the version of `age` updates ago, or the prediction for `ahead` updates later."""
         if self._predicted is not None and ahead:
             out, views = self._predicted
-            rate = self._rate_of(self._updates)
+            rate = self._rates[self._updates]
             self._optimizer.predict(self._chunk.weights, self._state, rate, ahead, out)
             self._chunk.weights_changed()
             return views

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,8 +99,6 @@ class Executor:
         self._microbatches = program.schedule.microbatches
         self._operations: dict[tuple[int, int], Operation] = {}
         self._steps: dict[int, tuple[list[Operation], list[Operation]]] = {}
-        self._streams: dict[tuple[type[Instruction], int], Iterator[ExpectedMessage]] = {}
-        self.walked = 0  # instructions that `train` had executed when it last yielded
         self._has_messages = grid.pipeline > 1
         self._take_outputs: TakeOutputs | None = None
         self._compilers: dict[type[Instruction], Callable[[_Task], Operation | None]] = {
@@ -121,26 +119,18 @@ class Executor:
             Barrier: lambda task: lambda minibatch: self._grid.world.barrier(),
         }
 
-    def train(self, minibatches: Sequence[Minibatch], epoch: int | None = None) -> Iterator[Minibatch]:
+    def train(self, minibatches: Sequence[Minibatch]) -> Iterator[Minibatch]:
         """Train on consecutive minibatches; collective over the grid.
-
-        Parameters
-        ----------
-        epoch : int, optional
-            Minibatches of an epoch, if `minibatches` are several epochs of an asynchronous method.
 
         Yields
         ------
         Minibatch
-            Each minibatch when its gradients are complete. The update follows when the iteration continues. At the
-            first minibatch of a later epoch, every stage has the weights after its last update of the epoch before, and
-            the grid can do other collectives.
+            Each minibatch when its gradients are complete. The update follows when the iteration continues.
         """
         count = len(minibatches)
-        epoch = epoch or count
         self._expect_other_weights()
         if self._has_messages or count > 1:
-            self._begin(minibatches, self.entered(epoch, count))
+            self._begin(minibatches)
         if count == self._program.schedule.minibatches == 1:
             (minibatch,) = minibatches
             gradient, update = self._steps.get(minibatch.size) or self._compile_step(minibatch.size)
@@ -150,57 +140,18 @@ class Executor:
             for operation in update:
                 operation(minibatch)
         else:
-            yield from self._walk(minibatches, count, epoch, 0)
+            order = self._program.order
+            for position, shift in self._program.walk(count):
+                instruction = order[position]
+                if isinstance(instruction, Barrier):  # has no minibatch: it may follow the last one
+                    self._grid.world.barrier()
+                    continue
+                minibatch = minibatches[instruction.minibatch + shift]
+                if isinstance(instruction, Update):
+                    yield minibatch
+                self._operation(position, minibatch.size)(minibatch)
         if self._has_messages:
             self._finish()
-
-    def entered(self, updates: int, count: int) -> int:
-        """Minibatches of `count` that may have entered the pipeline before the update after so many is done."""
-        return min(updates + self._program.schedule.stages, count)
-
-    def drain(self, minibatches: Sequence[Minibatch], count: int, epoch: int, walked: int) -> None:
-        """Complete the minibatches in flight of another executor's `train`, which stopped between two epochs.
-
-        Parameters
-        ----------
-        minibatches, epoch
-            Of that `train`.
-        count : int
-            Number of minibatches that have entered the pipeline; this executor's program is for them.
-        walked : int
-            `walked` of the other executor.
-        """
-        for _ in self._walk(minibatches, count, epoch, walked):
-            pass
-        self._finish()
-
-    def _walk(self, minibatches: Sequence[Minibatch], count: int, epoch: int, first: int) -> Iterator[Minibatch]:
-        """Execute the instructions for `count` minibatches, from the one of number `first` on; yields as `train`."""
-        order = self._program.order
-        for number, (position, shift) in enumerate(islice(self._program.walk(count), first, None), first):
-            instruction = order[position]
-            index = instruction.minibatch + shift
-            if isinstance(instruction, Barrier):  # has no minibatch: it may follow the last one
-                if not self._is_between_epochs(index, count, epoch):
-                    self._grid.world.barrier()
-                continue
-            minibatch = minibatches[index]
-            if isinstance(instruction, Update):
-                self.walked = number
-                yield minibatch
-                if index and index % epoch == 0:
-                    entering = self.entered(index + epoch, count) - self.entered(index, count)
-                    for runtime in self._runtimes:
-                        runtime.expect(partial(self._next_messages, minibatches, entering))
-            self._operation(position, minibatch.size)(minibatch)
-
-    def _is_between_epochs(self, step: int, count: int, epoch: int) -> bool:
-        """Whether some stages have ended an epoch in a step with barriers, and others have not.
-
-        The barriers of these steps are left out, because the stages wait for one another at the end of the epoch.
-        """
-        end = min(step, count - 1) // epoch * epoch
-        return end > 0 and step - end < self._program.schedule.stages
 
     def forward(self, minibatches: Sequence[Minibatch], take_outputs: TakeOutputs) -> None:
         """Run forward passes only; collective over the grid.
@@ -212,18 +163,18 @@ class Executor:
         """
         self._take_outputs = take_outputs
         self._expect_other_weights()
-        self._begin(minibatches, len(minibatches))
+        self._begin(minibatches)
         for position, shift in self._program.walk(len(minibatches)):
             minibatch = minibatches[self._program.order[position].minibatch + shift]
             self._operation(position, minibatch.size)(minibatch)
         self._finish()
         self._take_outputs = None
 
-    def _begin(self, minibatches: Sequence[Minibatch], entering: int) -> None:
-        """Start the first receives, of the first `entering` minibatches."""
-        self._streams.clear()
+    def _begin(self, minibatches: Sequence[Minibatch]) -> None:
+        """Start the first receives."""
+        rates = [minibatch.rate for minibatch in minibatches]
         for runtime in self._runtimes:
-            runtime.begin(partial(self._next_messages, minibatches, entering), lambda update: minibatches[update].rate)
+            runtime.begin(partial(self._messages, minibatches), rates)
 
     def _expect_other_weights(self) -> None:
         """The weights may have been read from a file, or exchanged, since the last run."""
@@ -233,14 +184,6 @@ class Executor:
     def _finish(self) -> None:
         for runtime in self._runtimes:
             runtime.finish()
-
-    def _next_messages(
-        self, minibatches: Sequence[Minibatch], entering: int, kind: type[Instruction], chunk: int
-    ) -> Iterator[ExpectedMessage]:
-        """Messages of the next `entering` minibatches of a kind that a chunk receives, in order."""
-        if (kind, chunk) not in self._streams:
-            self._streams[kind, chunk] = self._messages(minibatches, kind, chunk)
-        return islice(self._streams[kind, chunk], entering * self._microbatches)
 
     def _messages(
         self, minibatches: Sequence[Minibatch], kind: type[Instruction], chunk: int

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 from numpy.typing import DTypeLike
@@ -149,12 +148,7 @@ class Receiver(_Buffers):
 
     def begin(self, messages: Iterable[ExpectedMessage]) -> None:
         """Set the sequence of messages and start the first receives."""
-        self._expected, self._in_flight = iter(()), deque()
-        self.expect(messages)
-
-    def expect(self, messages: Iterable[ExpectedMessage]) -> None:
-        """Set the messages that follow those expected so far, and start the first receives."""
-        self._expected = chain(self._expected, messages)
+        self._expected, self._in_flight = iter(messages), deque()
         for _ in range(len(self._ring)):
             self._begin_next()
 

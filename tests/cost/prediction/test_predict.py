@@ -13,11 +13,8 @@ from hybridnn import MLP, SGD
 from hybridnn.cost.machine import ElementCost, Machine, PassCost
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.stage_costs import StageCosts, traffic_of
-from hybridnn.cost.prediction.times import compile_layout, makespan
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.cost.simulation import simulate_layout
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.clock import run
 from hybridnn.pipeline.schedules.instructions import Forward, InputGradient
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from reference.machines import make_machine
@@ -203,22 +200,6 @@ def test_pipedream_adds_the_slowest_stage_per_minibatch(stages: int) -> None:
     assert done.seconds_per_step == pytest.approx(slowest)
     # Filling takes the forward passes of the stages before, and emptying their backward passes.
     assert done.seconds_per_epoch > 10 * done.seconds_per_step
-
-
-@pytest.mark.parametrize("method", ["ddg", "fr", "pipedream", "spectrain", "vanilla"])
-def test_full_pipeline_adds_an_epoch_without_drain(method: str) -> None:
-    """An epoch takes what five whole epochs in one schedule take longer than four."""
-    options = {"layers": (2, 2, 2), "method": method}
-    work, machine = equal_stages(3), make_machine(alpha=1e-6, beta=1e-9)
-    full = layout(*[(1, 1)] * 3, drain="end", **options)
-    costs = StageCosts(work, full, machine)
-    ends = [makespan(run(compile_layout(full, epochs * work.steps_per_epoch), costs)) for epochs in (4, 5)]
-    done = predict(work, full, machine)
-    assert done.seconds_per_epoch == pytest.approx(ends[1] - ends[0], rel=1e-3)
-    assert simulate_layout(work, full, machine, 24).seconds_per_epoch == pytest.approx(ends[1] - ends[0], rel=1e-3)
-    drained = predict(work, layout(*[(1, 1)] * 3, **options), machine)
-    assert drained.seconds_per_epoch > 1.05 * done.seconds_per_epoch
-    assert drained.seconds_per_step == done.seconds_per_step
 
 
 @pytest.mark.parametrize("method", ["sequential", "ddg", "fr"])
