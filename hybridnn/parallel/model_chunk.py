@@ -43,7 +43,6 @@ class ReplicaConfig:
 
     sharing: Sharing | None = None  # the ranks of the node that share a replica; None for private replicas
     arrays: int = 1  # arrays of a shared replica: versions of the weights, and slots of the optimizer
-    wire_dtype: str = "same"  # element type of gradients between nodes, for batch groups that span several
     # compute weight gradients during the update (`FusedUpdateReplica`); for batch groups on one node, or one GPU
     fused_update: bool = False
 
@@ -85,12 +84,8 @@ class ModelChunk:
         self.replica: Replica
         self._fused: FusedUpdateReplica | None = None
         self._gradients: list[LayerParameters] = []
-        sharing, compression = config.sharing, None
+        sharing = config.sharing
         # Each kind of replica is imported where it is chosen: most trainings need one.
-        if config.wire_dtype != "same" and grid.batch_spans_nodes:
-            from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
-
-            compression = COMPRESSED_FORMATS[config.wire_dtype]
         if config.fused_update:
             from hybridnn.parallel.fused_update import FusedUpdateReplica
             from hybridnn.parallel.node_memory import PrivateMemory
@@ -100,10 +95,10 @@ class ModelChunk:
         elif sharing is not None:
             from hybridnn.parallel.shared_replica import SharedReplica
 
-            self.replica = SharedReplica(sharing, self.layout.size, dtype, config.arrays, compression)
+            self.replica = SharedReplica(sharing, self.layout.size, dtype, config.arrays)
             self._gradients = self.layout.views(self.replica.gradient)
         else:
-            self.replica = PrivateReplica(batch, self.layout.ends, dtype, overlap, kernels, compression)
+            self.replica = PrivateReplica(batch, self.layout.ends, dtype, overlap, kernels)
             self._gradients = self.layout.views(self.replica.gradient)
         self.weights: NDArray[Any] = self.replica.new_array()
         self.loss: NDArray[Any] = self.replica.loss

@@ -187,14 +187,11 @@ def choose_parallel_settings(settings: Settings) -> Settings:
 
 
 def fixed_constraints(settings: Settings) -> dict[str, Any]:
-    """Values of ``[parallel]`` that follow from other settings, or change the training.
+    """Values of ``[parallel]`` that follow from other settings.
 
-    Both ends of a pipeline read data, so rank 0 cannot distribute it; and rounded gradients change the training.
+    Both ends of a pipeline read data, so rank 0 cannot distribute it.
     """
-    fixed: dict[str, Any] = {} if settings.data.distribution == "local" else {"pipeline": 1}
-    if settings.parallel.wire_dtype != "same":
-        fixed["wire_dtype"] = settings.parallel.wire_dtype
-    return fixed
+    return {} if settings.data.distribution == "local" else {"pipeline": 1}
 
 
 def _choose(settings: Settings, ranks: int) -> dict[str, Any]:

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float64", "bfloat16")
 BFLOAT16 = "bfloat16"
-WIRE_DTYPES = ("same", "bfloat16", "float16")
 WeightGradients = Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))]
 ModelSplit = Annotated[str, OneOf(MODEL_SPLITS)]
 Drain = Annotated[str, OneOf(("epoch", "end"))]
-WireDtype = Annotated[str, OneOf(WIRE_DTYPES)]
 Distribution = Annotated[str, OneOf(DISTRIBUTIONS)]
 DEVICES = ("auto", "cpu", "gpu")
 TRANSPORTS = ("auto", "staging", "mpi", "nccl")
@@ -58,8 +56,7 @@ class DeviceOptions:
     graphs : {"auto"} or bool
         Replay steps as CUDA graphs. Requires samples in GPU memory, and either a single rank or batch ranks that are
         connected by NCCL; otherwise the kernels of a step are launched one by one. With ``"auto"`` that is also done
-        if gradients are rounded between nodes, or if CUDA refuses the graph of a single rank, which are errors with
-        true.
+        if CUDA refuses the graph of a single rank, which is an error with true.
     """
 
     name: Annotated[str, OneOf(DEVICES)] = "auto"
@@ -125,7 +122,6 @@ class TrainConfig:
     model_split: ModelSplit = "columns"
     overlap: AutoOrBool = "auto"
     shared_replicas: AutoOrBool = "auto"
-    wire_dtype: WireDtype = "same"
     distribution: Distribution = "local"
     log_every: Count = 10
     evaluate_every: Count = 1
@@ -155,7 +151,7 @@ class TrainConfig:
         require_fields("training", self, ("batch_size", "seed", "clip_norm", *evaluation))
         require_fields("output", self, ("log_every",))
         require_fields("data", self, ("distribution",))
-        require_fields("parallel", self, ("model_split", "overlap", "shared_replicas", "wire_dtype"))
+        require_fields("parallel", self, ("model_split", "overlap", "shared_replicas"))
         require_fields("parallel", self.pipelining, ("microbatches", "chunks", "vertical_sync", "drain", "weight_grad"))
         return replace(
             self, batch_size=int(self.batch_size), dtype=self.dtype if self.rounds_products else np.dtype(self.dtype)

@@ -106,7 +106,7 @@ class Engine:
             for index in range(layout.chunks * self._evaluates_apart)
         ]
         arrays = self._chunk_plans[0].weight_versions + len(config.optimizer.slot_names)
-        replica = ReplicaConfig(sharing, arrays, layout.wire_dtype, fused)
+        replica = ReplicaConfig(sharing, arrays, fused)
         self.chunks = [
             ModelChunk(layers, grid, layout.model_split, self.dtype, layout.overlap, kernels, replica)
             for layers in layout.layers_of(config.model, grid.pipeline_rank)
@@ -490,18 +490,10 @@ def make_engine(
     Raises
     ------
     SettingError
-        On every rank: the arrays do not fit the memory, ``shared_replicas`` is true and impossible, or a compressed
-        all-reduce is combined with required CUDA graphs.
+        On every rank: the arrays do not fit the memory, or ``shared_replicas`` is true and impossible.
     GridError
         As for `choose_sharing`.
     """
-    if config.wire_dtype != "same" and capture is not None and grid.spans_nodes:
-        if capture.required:
-            allowed = (
-                "the host rounds gradients, which a GPU's replayed steps leave out: 'same', or device.graphs = 'auto'"
-            )
-            raise SettingError("parallel.wire_dtype", config.wire_dtype, allowed)
-        capture = None
     layout, sharing = choose_sharing(config, grid, layout, on_host=kernels.on_host)
 
     def make() -> Engine:

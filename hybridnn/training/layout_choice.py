@@ -92,7 +92,6 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         drain=pipelining.drain,
         merges=pipelining.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
         shared_replicas=on_host and config.shared_replicas is not False,
-        wire_dtype=config.wire_dtype,
         node_ranks=node_ranks,
     )
 

@@ -168,7 +168,6 @@ SETTING_OF = {
     "model_split": "parallel.model_split",
     "overlap": "parallel.overlap",
     "shared_replicas": "parallel.shared_replicas",
-    "wire_dtype": "parallel.wire_dtype",
     "distribution": "data.distribution",
     "log_every": "output.log_every",
 } | {

@@ -74,9 +74,6 @@ class Trainer(TrainedNetwork):
     shared_replicas : bool or "auto"
         Whether the batch ranks of a node share one copy of the weights and of the optimizer state, of which each rank
         updates a slice; see `choose_sharing`. The trained weights are the same.
-    wire_dtype : {"same", "bfloat16", "float16"}
-        Element type of the gradients in the all-reduce between nodes; see `hybridnn.parallel.compressed_allreduce`.
-        No effect unless a batch group spans several nodes.
     device : str, DeviceOptions or TrainingDevice
         ``"cpu"``, ``"gpu"``, or ``"auto"``, a GPU if every rank has one; see `resolve_device`.
     distribution : {"local", "scatter", "scatter-broadcast"}
@@ -133,7 +130,6 @@ class Trainer(TrainedNetwork):
         model_split: str = "columns",
         overlap: bool | str = "auto",
         shared_replicas: bool | str = "auto",
-        wire_dtype: str = "same",
         device: str | DeviceOptions | TrainingDevice = "auto",
         distribution: str = "local",
         log_every: int = 10,
@@ -156,7 +152,6 @@ class Trainer(TrainedNetwork):
             model_split=model_split,
             overlap=overlap,
             shared_replicas=shared_replicas,
-            wire_dtype=wire_dtype,
             distribution=distribution,
             log_every=log_every,
             evaluate_every=evaluate_every,

@@ -113,7 +113,7 @@ def test_wrong_value_is_named_with_what_is_allowed(overrides: str) -> None:
         (
             "parallel.zzz=3",
             "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "
-            "model_split, overlap, shared_replicas, wire_dtype, method, microbatches, chunks, partition, "
+            "model_split, overlap, shared_replicas, method, microbatches, chunks, partition, "
             "vertical_sync, drain, weight_grad, auto",
         ),
         (
@@ -273,7 +273,7 @@ def test_the_defaults_of_the_trainer_are_those_of_the_settings() -> None:
     settings, defaults = Settings(), {p.name: p.default for p in signature(Trainer).parameters.values()}
     for section, keys in (
         (settings.training, ("batch_size", "seed", "dtype", "shuffle", "clip_norm", "evaluate_every")),
-        (settings.parallel, ("model_split", "overlap", "shared_replicas", "wire_dtype")),
+        (settings.parallel, ("model_split", "overlap", "shared_replicas")),
         (settings.data, ("distribution",)),
         (settings.output, ("log_every",)),
     ):

@@ -19,7 +19,6 @@ from hybridnn.training.device import TrainingDevice, resolve_device
 from reference.bfloat16_steps import assert_rounded_alike, expected_step, one_step
 from reference.cases import Case, assert_arrays_close, assert_arrays_same, assert_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, exact_cases, run_pipelined
-from reference.ranks import on_nodes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -206,20 +205,6 @@ def test_batch_ranks_replay_steps(comm: MPI.Intracomm, bucket_bytes: int, monkey
             assert device.capture is not None
             check(case, grid, device, dtype)
             grid.disconnect()
-
-
-@pytest.mark.mpi(ranks=[2])
-@pytest.mark.parametrize("transport", ["staging", "nccl"])
-@pytest.mark.parametrize("words", ["bfloat16", "float16"])
-def test_gradients_rounded_between_nodes(comm: MPI.Intracomm, words: str, transport: str) -> None:
-    """In float64, because a different rounding of float32 may change a compressed element, and so a weight by more."""
-    grid = ProcessGrid(on_nodes(comm, (0, 1)))
-    device = on_gpu(grid, transport)
-    for overlap in (False, True):
-        case = replace(WIDE, overlap=overlap, shared_replicas=False)
-        found, on_cpu = (run(case, grid, "float64", device=on, wire_dtype=words) for on in (device, "cpu"))
-        assert found.rounds_gradients()
-        assert_same(found, on_cpu, words, "float64")
 
 
 @pytest.mark.mpi(ranks=[2])

@@ -179,15 +179,6 @@ class Staging(Transport):
         transfer.stage(flat, start, fetch=own, deliver=flat)
         return [transfer]
 
-    def alltoall(self, array: Array, out: Array) -> list[Any]:
-        """Send row i of `array` to rank i, and receive row i of `out` from it."""
-        transfer = Transfer(self._device)
-        self._copy(array[self._rank], out[self._rank])
-        for after, before in self._pairs():
-            self._receive(transfer, out[before], before, STAGING_TAG)
-            self._send(transfer, array[after], after, STAGING_TAG)
-        return [transfer]
-
     def broadcast(self, array: Array, root: int) -> list[Any]:
         """Copy the root's `array` to all ranks."""
         transfer = Transfer(self._device)
@@ -262,7 +253,7 @@ class Staging(Transport):
             transfer.stage(piece, start, fetch=None, deliver=piece, in_order=False)
 
     def _pairs(self) -> Iterator[tuple[int, int]]:
-        """The ranks to send to and to receive from in each round of an all-to-all; a permutation per round."""
+        """The ranks to send to and to receive from in each round of an all-gather; a permutation per round."""
         for step in range(1, self._size):
             yield (self._rank + step) % self._size, (self._rank - step) % self._size
 
