@@ -20,7 +20,6 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.records import PredictedStep
-from hybridnn.training.config import array_dtype
 from hybridnn.training.layout_choice import resolve_layout
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: st
         model,
         train_samples,
         settings.training.batch_size,
-        array_dtype(settings.training.dtype).name,
+        settings.training.dtype,
         settings.optimizer,
         classification=task == "classification",
         clips=settings.training.clip_norm is not None,

@@ -24,7 +24,7 @@ from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_runtime
 from hybridnn.pipeline.execution.executor import Executor, Minibatch
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
-from hybridnn.training.config import TrainConfig, array_dtype
+from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, Loader, minibatches
 from hybridnn.training.device import StepCapture
 from hybridnn.training.global_arrays import GlobalArrays
@@ -86,10 +86,8 @@ class Engine:
         *,
         fused_update: bool = True,
     ) -> None:
-        if config.rounds_products:
-            kernels = kernels.with_bfloat16_products()
         self._config, self._grid, self.layout, self._sharing, self._kernels = config, grid, layout, sharing, kernels
-        self.dtype = array_dtype(config.dtype)
+        self.dtype = np.dtype(config.dtype)
         kernels.compile(self.dtype)
         fused = fused_update and uses_fused_update(config, grid, layout, sharing, on_host=kernels.on_host)
         schedules = layout.largest_schedules()
@@ -355,10 +353,8 @@ class Engine:
         microbatch = ceil(self._config.batch_size / self.layout.microbatches)
         if not self._evaluates_large_blocks:
             return microbatch
-        sizes, itemsize = self._config.model.sizes, self.dtype.itemsize
-        if self._kernels.rounds_factors:
-            itemsize += 2  # beside an element, it rounded to bfloat16
-        bytes_per_sample = (sum(sizes) + 2 * max(sizes)) * itemsize
+        sizes = self._config.model.sizes
+        bytes_per_sample = (sum(sizes) + 2 * max(sizes)) * self.dtype.itemsize
         return max(microbatch, min(EVALUATED_SAMPLES, EVALUATION_BYTES // bytes_per_sample))
 
     @property

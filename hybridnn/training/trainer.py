@@ -60,9 +60,8 @@ class Trainer(TrainedNetwork):
         Factor on the optimizer's learning rate, by update.
     seed : int
         Seed of the initial weights and of the order of the samples.
-    dtype : {"float32", "float64", "bfloat16"}
-        Element type of all arrays. ``"bfloat16"`` is mixed precision (Micikevicius et al. 2018): the factors of matrix
-        products are rounded to bfloat16; weights, sums, losses and updates are float32, and no loss is scaled.
+    dtype : {"float32", "float64"}
+        Element type of all arrays.
     shuffle : bool
         Draw a new order of the samples every epoch.
     clip_norm : float, optional

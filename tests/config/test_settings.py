@@ -46,7 +46,7 @@ WRONG = {
     "training.epochs=many": "training.epochs = 'many': must be a whole number",
     "training.batch_size=-5": "training.batch_size = -5: must be at least 1",
     "training.shuffle=1": "training.shuffle = 1: must be true or false",
-    "training.dtype=float16": "training.dtype = 'float16': must be 'float32', 'float64' or 'bfloat16'",
+    "training.dtype=float16": "training.dtype = 'float16': must be 'float32' or 'float64'",
     "training.clip_norm=0": "training.clip_norm = 0: must be greater than 0",
     "model.hidden=[3,-1]": "model.hidden[1] = -1: must be at least 1",
     "model.hidden=5": f"model.hidden = 5: {LIST}",

@@ -16,8 +16,7 @@ from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice, resolve_device
-from reference.bfloat16_steps import assert_rounded_alike, expected_step, one_step
-from reference.cases import Case, assert_arrays_close, assert_arrays_same, assert_close, data, make_trainer, run
+from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, exact_cases, run_pipelined
 
 if TYPE_CHECKING:
@@ -106,27 +105,6 @@ def test_one_rank(name: str, dtype: str, graphs: bool) -> None:
     device = resolve_device(DeviceOptions("gpu", graphs=graphs), grid)
     assert (device.capture is not None) == graphs
     check((CASES | ADAPTIVE)[name], grid, device, dtype)
-
-
-@pytest.mark.parametrize("graphs", [False, True])
-def test_a_step_in_bfloat16_is_that_of_the_definition_to_the_last_bit(graphs: bool) -> None:
-    grid = ProcessGrid()
-    device = resolve_device(DeviceOptions("gpu", graphs=graphs), grid)
-    assert_arrays_same(one_step(grid, "bfloat16", times=4, device=device), expected_step())
-
-
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("name", [*CASES, *ADAPTIVE])
-def test_trainings_in_bfloat16_are_those_of_the_cpu(name: str, graphs: bool) -> None:
-    """Fifteen steps, within `ALIKE` of what the rounding of factors changes."""
-    case, grid = (CASES | ADAPTIVE)[name], ProcessGrid()
-    device = resolve_device(DeviceOptions("gpu", graphs=graphs), grid)
-    found = run(case, grid, "bfloat16", device=device)
-    expected, plain = (run(case, grid, dtype, device="cpu") for dtype in ("bfloat16", "float32"))
-    assert found.step >= 12
-    assert_rounded_alike(found.weights(), expected.weights(), plain.weights(), name)
-    losses = [[record.train_loss for record in trainer.history.steps] for trainer in (found, expected)]
-    np.testing.assert_allclose(losses[0], losses[1], rtol=2.0**-8)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -252,11 +252,6 @@ class Staging(Transport):
             # Its pinned memory is free, so it need not wait for the device.
             transfer.stage(piece, start, fetch=None, deliver=piece, in_order=False)
 
-    def _pairs(self) -> Iterator[tuple[int, int]]:
-        """The ranks to send to and to receive from in each round of an all-gather; a permutation per round."""
-        for step in range(1, self._size):
-            yield (self._rank + step) % self._size, (self._rank - step) % self._size
-
     def _block(self, array: Array, rank: int) -> Array:
         return array[block_slice(len(array), self._size, rank)]
 
@@ -300,3 +295,8 @@ class DeviceMpi(Staging):
     def _receive(self, transfer: Transfer, array: Array, peer: int, tag: int) -> None:
         for piece in self._pieces(array):
             transfer.pass_on(piece, partial(self._comm.Irecv, source=peer, tag=tag))
+
+    def _pairs(self) -> Iterator[tuple[int, int]]:
+        """The ranks to send to and to receive from in each round of an all-gather; a permutation per round."""
+        for step in range(1, self._size):
+            yield (self._rank + step) % self._size, (self._rank - step) % self._size

@@ -101,7 +101,6 @@ class _DryKernels:
     """Kernels that allocate dry arrays and compute nothing."""
 
     on_host = True
-    rounds_factors = False
     empty = zeros = staticmethod(dry_array)
 
     def to_device(self, array: NDArray[Any]) -> NDArray[Any]:

@@ -138,7 +138,6 @@ class Executor:
         """
         count = len(minibatches)
         epoch = epoch or count
-        self._expect_other_weights()
         if self._has_messages or count > 1:
             self._begin(minibatches, self.entered(epoch, count))
         if count == self._program.schedule.minibatches == 1:
@@ -211,7 +210,6 @@ class Executor:
             See `TakeOutputs`; called on the last stage.
         """
         self._take_outputs = take_outputs
-        self._expect_other_weights()
         self._begin(minibatches, len(minibatches))
         for position, shift in self._program.walk(len(minibatches)):
             minibatch = minibatches[self._program.order[position].minibatch + shift]
@@ -224,11 +222,6 @@ class Executor:
         self._streams.clear()
         for runtime in self._runtimes:
             runtime.begin(partial(self._next_messages, minibatches, entering), lambda update: minibatches[update].rate)
-
-    def _expect_other_weights(self) -> None:
-        """The weights may have been read from a file, or exchanged, since the last run."""
-        for runtime in self._runtimes:
-            runtime.chunk.weights_changed()
 
     def _finish(self) -> None:
         for runtime in self._runtimes:
