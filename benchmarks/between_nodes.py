@@ -51,10 +51,8 @@ def named_cases(ranks: int, nodes: int) -> Iterator[Case]:
     per_node = ranks // nodes
     yield Case("batch", {"batch": ranks}, own | {"overlap": False})
     yield Case("batch, overlap", {"batch": ranks}, own | {"overlap": True})
-    yield Case("batch, bfloat16", {"batch": ranks}, own | {"overlap": False, "wire_dtype": "bfloat16"})
     if per_node > 1:
         yield Case("batch, shared", {"batch": ranks}, {})
-        yield Case("batch, shared, bfloat16", {"batch": ranks}, {"wire_dtype": "bfloat16"})
     for split in ("columns", "alternating"):
         yield from _with_overlap(f"model, {split}", {"batch": 1, "model": ranks}, {"model_split": split})
     yield from _pipelines("pipeline", {"pipeline": ranks, "batch": 1})
@@ -80,7 +78,7 @@ def case_of(layout: Layout, name: str) -> Case:
     """A feasible layout as a case."""
     keys = layout.parallel_settings()
     axes = {axis: keys.pop(axis) for axis in ("pipeline", "batch", "model")}
-    settings = {key: keys.pop(key) for key in ("model_split", "overlap", "wire_dtype") if key in keys}
+    settings = {key: keys.pop(key) for key in ("model_split", "overlap") if key in keys}
     settings["shared_replicas"] = "auto" if layout.shared_replicas else False
     return Case(name, axes, settings | ({"pipelining": Pipelining(**keys)} if keys else {}))
 
@@ -184,8 +182,8 @@ def summary_of(networks: Sequence[Runs]) -> dict[str, Any]:
     losses = {}
     for network in networks:
         choice = network.predicted[network.planned]
-        # Users alone choose stale weights and rounding.
-        allowed = [run for layout, run in network.predicted.items() if layout.exact and layout.rounding(0) is None]
+        # Users alone choose stale weights.
+        allowed = [run for layout, run in network.predicted.items() if layout.exact]
         best = min(allowed, key=lambda run: median(run.measured))
         losses["-".join(map(str, choice.network))] = {
             "choice": choice.name,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -181,14 +179,11 @@ def sklearn_run(case: Case) -> Callable[[], Any]:
     return run
 
 
-def torch_run(
-    case: Case, model: Any, rows: slice = slice(None), device: str = "cpu", *, autocast: bool = False
-) -> Callable[[], None]:
+def torch_run(case: Case, model: Any, rows: slice = slice(None), device: str = "cpu") -> Callable[[], None]:
     """A function that makes one timed run in PyTorch, with the samples `rows` of every minibatch on this rank.
 
     It is a usual training loop, but the loss is never copied to Python, an advantage for PyTorch, because hybridnn
     checks the loss of every step. On a GPU the data are on the device before the run, and the optimizer is fused.
-    With `autocast`, products are computed in bfloat16.
     """
     import torch
 
@@ -196,7 +191,6 @@ def torch_run(
     loss_of = torch.nn.MSELoss() if case.task == "regression" else torch.nn.CrossEntropyLoss()
     x, y = (torch.from_numpy(array).to(device) for array in make_data(case))
     shuffle = torch.Generator(device).manual_seed(0)
-    precision = partial(torch.autocast, device, torch.bfloat16) if autocast else nullcontext
 
     def run() -> None:
         for _ in range(case.epochs):
@@ -204,8 +198,7 @@ def torch_run(
             for start in range(0, len(x), case.batch_size):
                 indices = order[start : start + case.batch_size][rows]
                 optimizer.zero_grad()
-                with precision():
-                    loss = loss_of(model(x[indices]), y[indices])
+                loss = loss_of(model(x[indices]), y[indices])
                 loss.backward()
                 optimizer.step()
 

@@ -20,7 +20,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.limits import as_factor
 from hybridnn import SGD, AdamW
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.backend import Kernels
@@ -146,14 +145,14 @@ def products(kernels: Kernels, dtype: str, name: str) -> list[Work]:
         a, b = (
             kernels.to_device(random.standard_normal(shape, np.float32).astype(dtype)) for shape in ((m, k), (k, n))
         )
-        out, factors = kernels.empty((m, n), dtype), (as_factor(kernels, a), as_factor(kernels, b))
-        return Work(f"{name}, {m} x {k} x {n}", 2.0 * m * k * n, lambda: kernels.matmul(*factors, out))
+        out = kernels.empty((m, n), dtype)
+        return Work(f"{name}, {m} x {k} x {n}", 2.0 * m * k * n, lambda: kernels.matmul(a, b, out))
 
     return [product(*sizes) for sizes in PRODUCTS]
 
 
 def torch_products(dtype: str, name: str, device: str = "cuda") -> list[Work]:
-    """The same in PyTorch, of factors of a dtype."""
+    """The same in PyTorch, of matrices of a dtype."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = name == "TF32"
@@ -207,14 +206,13 @@ def measure(cupy: Any, numbers: int, runs: int) -> dict[str, Any]:
         ]
         del works
         cupy.get_default_memory_pool().free_all_blocks()
-    for name, (kernels, dtype, torch_dtype) in {
-        "fp32": (cupy_kernels(), "float32", "float32"),
-        "TF32": (cupy_kernels(tf32=True), "float32", "float32"),
-        "bf16": (cupy_kernels().with_bfloat16_products(), "float32", "bfloat16"),
-        "fp64": (cupy_kernels(), "float64", "float64"),
+    for name, (kernels, dtype) in {
+        "fp32": (cupy_kernels(), "float32"),
+        "TF32": (cupy_kernels(tf32=True), "float32"),
+        "fp64": (cupy_kernels(), "float64"),
     }.items():
         works = products(kernels, dtype, name)
-        both = [*works, *torch_products(torch_dtype, name)]  # which take turns
+        both = [*works, *torch_products(dtype, name)]  # which take turns
         speeds = [work.amount / s / 1e12 for work, s in zip(both, seconds_of(cupy, both, runs), strict=True)]
         rates += [
             {"product": work.name, "tflop_per_s": ours, "torch_tflop_per_s": theirs}

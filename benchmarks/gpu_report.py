@@ -65,7 +65,7 @@ TARGETS = (
         0.95,
         lambda row: min(row["ratio"], row["ratio_compiled"]),
         (LARGE_PRODUCTS,),
-        ("TF32", "bf16"),
+        ("TF32",),
     ),
     Target(
         "share of cuBLAS's rate", 0.85, lambda row: row["torch_products_share"], (LARGE_PRODUCTS,), ("fp32", "TF32")

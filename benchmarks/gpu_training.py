@@ -3,7 +3,7 @@
 ``python3 -m benchmarks.gpu_training`` prints a table, writes JSON and draws a chart. Every timed run trains for about a
 second and waits for the GPU at its end. PyTorch runs with its fused optimizer (*eager*), and compiled with CUDA graphs
 (*compiled*); hybridnn launches kernels one by one (*plain*), or replays CUDA graphs. The samples of both are on the GPU
-before the run. In bfloat16, PyTorch runs with autocast. ``--device cpu`` runs the program without a GPU.
+before the run. ``--device cpu`` runs the program without a GPU.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ SECONDS = 1.0
 """Approximate time of a run."""
 
 LARGE = 2048
-"""Least width of layers for which TF32 and bfloat16 are measured too: small networks are limited by launches."""
+"""Least width of layers for which TF32 is measured too: small networks are limited by launches."""
 
-PRECISIONS = ("fp32", "TF32", "bf16")
+PRECISIONS = ("fp32", "TF32")
 
 Run = Callable[[], Any]
 
@@ -112,22 +112,20 @@ def measure(case: Case, machine: Machine, precision: str) -> Iterator[tuple[str,
     """Parts of the results of one case in one of `PRECISIONS`: names, and functions that measure them."""
     import torch
 
-    tf32, bf16 = precision == "TF32", precision == "bf16"
+    tf32 = precision == "TF32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     kernels: Kernels = NUMPY if machine.cupy is None else cupy_kernels(tf32=tf32)
-    kernels = kernels.with_bfloat16_products() if bf16 else kernels
     kernels.compile(np.dtype(np.float32))
 
     def ours(case: Case, *, graphs: bool | Literal["auto"]) -> Run:
         options = DeviceOptions(machine.name, tf32=tf32, graphs=graphs)
-        dtype = "bfloat16" if bf16 else "float32"
-        return machine.waits(our_run(case, ProcessGrid(), as_rows=True, device=options, dtype=dtype)[1])
+        return machine.waits(our_run(case, ProcessGrid(), as_rows=True, device=options)[1])
 
     def theirs(case: Case, *, compiled: bool) -> Run:
         model = torch_model(case).to(machine.torch_name)
         if compiled:
             model = torch.compile(model, mode="reduce-overhead")
-        return machine.waits(torch_run(case, model, device=machine.torch_name, autocast=bf16))
+        return machine.waits(torch_run(case, model, device=machine.torch_name))
 
     short = case
     yield "memory", lambda: machine.peaks(lambda: ours(short, graphs=False)(), lambda: theirs(short, compiled=False)())
@@ -147,8 +145,7 @@ def measure(case: Case, machine: Machine, precision: str) -> Iterator[tuple[str,
         return {"products_share": median(products.ratios), "tflop_per_s": rate}
 
     def beside_torch_products() -> Mapping[str, Any]:
-        kind = torch.bfloat16 if bf16 else torch.float32
-        products = alternate(graphs(), machine.waits(torch_products_of(case, machine.torch_name, kind)), PAIRS)
+        products = alternate(graphs(), machine.waits(torch_products_of(case, machine.torch_name)), PAIRS)
         return {"torch_products_share": median(products.ratios)}
 
     yield "products", beside_products

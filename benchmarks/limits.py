@@ -18,7 +18,6 @@ from hybridnn.kernels.numpy_kernels import NUMPY, NumpyKernels
 from hybridnn.parallel.workspace import NARROW
 
 __all__ = [
-    "as_factor",
     "compare_with_limits",
     "copy_bandwidth",
     "products_in",
@@ -134,7 +133,6 @@ def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
     weight_gradients = [kernels.empty(weight.shape, np.float32) for weight in weights]
     gradients = [empty(width) for width in widths]
     transposed = [empty(width).reshape(n, width) if kernels.on_host and n <= NARROW else None for width in widths]
-    activations, weights = ([as_factor(kernels, array) for array in arrays] for arrays in (activations, weights))
 
     def run() -> None:
         for _ in range(case.steps):
@@ -150,23 +148,12 @@ def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
     return run
 
 
-def as_factor(kernels: Kernels, array: Array) -> Array:
-    """A matrix as a factor of products: rounded, in the same layout, if the kernels round factors."""
-    if not kernels.rounds_factors:
-        return array
-    turned = not array.flags.c_contiguous
-    rounded = kernels.empty_factor(array.shape[::-1] if turned else array.shape)
-    rounded = rounded.T if turned else rounded
-    kernels.round_factor(array, rounded)
-    return rounded
-
-
-def torch_products_of(case: Case, device: str, dtype: Any) -> Callable[[], None]:
-    """The same products in PyTorch, which calls cuBLAS too, of tensors of a dtype."""
+def torch_products_of(case: Case, device: str) -> Callable[[], None]:
+    """The same products in PyTorch, which calls cuBLAS too."""
     import torch
 
     def drawn(*shape: int) -> Any:
-        return torch.randn(*shape, device=device).to(dtype)
+        return torch.randn(*shape, device=device)
 
     widths, n = case.sizes, case.batch_size
     activations, gradients = ([drawn(n, width) for width in widths] for _ in range(2))

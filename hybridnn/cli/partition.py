@@ -102,12 +102,11 @@ def _timed_costs(
     settings: Settings, samples: int | None, threads: int | None, check: Callable[[int], None]
 ) -> LayerCosts:
     from hybridnn.pipeline.partition.layer_profile import REPEATS, time_layers
-    from hybridnn.training.config import array_dtype
 
     model = _network(settings)
     check(len(model.layers))
     samples, threads = samples or settings.training.batch_size, threads or 1
-    dtype = array_dtype(settings.training.dtype).name
+    dtype = settings.training.dtype
     source = {"samples": samples, "dtype": dtype, "threads": threads, "repeats": REPEATS}
     return LayerCosts(time_layers(model, samples, dtype, threads=threads), tuple(model.sizes), source)
 

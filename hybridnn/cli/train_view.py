@@ -154,7 +154,6 @@ def header_table(header: RunHeader) -> Table:
         ("grid", _grid_text(header)),
         *_pipeline_rows(header),
         *_device_rows(header),
-        ("wire", header.wire),
         ("data", f"{header.data}, {samples}"),
         ("task", header.task),
         ("network", network),

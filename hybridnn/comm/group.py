@@ -165,17 +165,17 @@ class Group:
         """
         self._transport.disconnect()
 
-    def split(self, color: int, axis: str, *, on_device: bool = True) -> Self:
+    def split(self, color: int, axis: str) -> Self:
         """A new group of the ranks with the same `color`, in the same order. Collective.
 
-        With `on_device` it accepts arrays of the device if this group does, but has no NCCL connection.
+        It accepts arrays of the device if this group does, but has no NCCL connection.
         """
         if self.size == 1:
             return type(self)(None, axis, self.recorder, self._limit, self.members)
         comm = self._comm.Split(color, self.rank)
         members = [self.members[rank] for rank in ranks_within(comm, self._comm)]
         part = type(self)(comm, axis, self.recorder, self._limit, members)
-        if on_device and self._transports is not None:
+        if self._transports is not None:
             connected = self._transports.name == "nccl"
             part.attach_device(replace(self._transports, name="staging") if connected else self._transports)
         return part
@@ -291,25 +291,6 @@ class Group:
             return DONE
         require_buffer(array, "allgather")
         return self._start("allgather", array.nbytes, partial(self._transport.allgather, array), (array,))
-
-    def ialltoall_rows(self, array: NDArray[Any], out: NDArray[Any]) -> Request:
-        """All-to-all of rows, non-blocking; the request owns both arrays until it is done.
-
-        Parameters
-        ----------
-        array : ndarray, shape (ranks, ...)
-            Row i is sent to rank i.
-        out : ndarray, shape (ranks, ...)
-            Row i is received from rank i.
-        """
-        require_buffer(array, "all-to-all")
-        require_buffer(out, "all-to-all", array.dtype)
-        _require_shape("all-to-all", array, (self.size, *array.shape[1:]))
-        _require_shape("all-to-all", out, array.shape)
-        if self.size == 1:
-            copy_rows(array, out)
-            return DONE
-        return self._start("alltoall", array.nbytes, partial(self._transport.alltoall, array, out), (array, out))
 
     def broadcast(self, array: NDArray[Any], root: int = 0) -> None:
         """Copy the root's `array` to all ranks, in place."""

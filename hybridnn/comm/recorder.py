@@ -5,9 +5,9 @@ reports. Notes are plain tuples, because one is made before every call and hardl
 `EventRecord` are the fields of the named tuples `Call` and `Event`.
 
 Bytes sent are counted by a rule, because an MPI library does not report the algorithm that it chooses. Each collective
-counts as its bandwidth-optimal algorithm: ring all-reduce (reduce-scatter, then all-gather), ring all-gather, an
-all-to-all that sends every byte once, and a root that does so for every receiver. Sources: Thakur, Rabenseifner and
-Gropp 2005; Chan, Heimlich, Purkayastha and van de Geijn 2007.
+counts as its bandwidth-optimal algorithm: ring all-reduce (reduce-scatter, then all-gather), ring all-gather, and a
+root that sends every byte once for every receiver. Sources: Thakur, Rabenseifner and Gropp 2005; Chan, Heimlich,
+Purkayastha and van de Geijn 2007.
 """
 
 from __future__ import annotations
@@ -273,10 +273,10 @@ def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, is_root: bool = 
 
     Parameters
     ----------
-    operation : {"allreduce", "allgather", "alltoall", "broadcast", "scatter", "gather", "send", "receive", "barrier"}
+    operation : {"allreduce", "allgather", "broadcast", "scatter", "gather", "send", "receive", "barrier"}
     nbytes : int
-        Bytes of the full vector: the array that every rank ends up with (``allreduce``, ``allgather``, ``broadcast``)
-        or starts with (``alltoall``), all parts together (``scatter``, ``gather``), or the message.
+        Bytes of the full vector: the array that every rank ends up with (``allreduce``, ``allgather``, ``broadcast``),
+        all parts together (``scatter``, ``gather``), or the message.
     """
     if ranks == 1:
         return 0
@@ -284,7 +284,7 @@ def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, is_root: bool = 
     match operation:
         case "allreduce":
             return 2 * part
-        case "allgather" | "alltoall":
+        case "allgather":
             return part
         case "broadcast":
             # The vector is sent ranks - 1 times in all, by a tree or a pipeline; all of it is attributed to the root.

@@ -41,9 +41,6 @@ class Transport(Protocol):
     def allgather(self, array: Array) -> list[Any]:
         """Gather the blocks of rows of all ranks in `array`."""
 
-    def alltoall(self, array: Array, out: Array) -> list[Any]:
-        """Send row i of `array` to rank i, and receive row i of `out` from it."""
-
     def broadcast(self, array: Array, root: int) -> list[Any]:
         """Copy the root's `array` to all ranks."""
 
@@ -105,15 +102,6 @@ class Direct(Transport):
             for root in range(self._size)
             for piece in self._pieces(array[block_slice(len(array), self._size, root)])
         ]
-
-    def alltoall(self, array: NDArray[Any], out: NDArray[Any]) -> list[Any]:
-        """Send row i of `array` to rank i, and receive row i of `out` from it."""
-        if array.nbytes <= self._limit:
-            return [self._comm.Ialltoall(array, out)]
-        out[self._rank] = array[self._rank]
-        peers = [rank for rank in range(self._size) if rank != self._rank]
-        receives = [self._comm.Irecv(piece, rank) for rank in peers for piece in self._pieces(out[rank])]
-        return receives + [self._comm.Isend(piece, rank) for rank in peers for piece in self._pieces(array[rank])]
 
     def broadcast(self, array: NDArray[Any], root: int) -> list[Any]:
         """Copy the root's `array` to all ranks."""

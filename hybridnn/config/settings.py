@@ -36,7 +36,6 @@ from hybridnn.training.config import (
     Pipelining,
     TrainConfig,
     WeightGradients,
-    WireDtype,
 )
 from hybridnn.utils.checks import AtLeastZero, AutoOrBool, Count, OneOf, Positive, Range, Seed
 from hybridnn.utils.files import FileError, parse_toml, read_toml
@@ -93,8 +92,6 @@ class ParallelSettings(Section):
     shared_replicas : bool or "auto"
         Whether the batch ranks of a node share one copy of the weights and of the optimizer's state. ``"auto"``: if a
         node has several of them, unless the job is to survive lost ranks.
-    wire_dtype : str
-        As for `Trainer`.
     auto : bool
         Choose the fastest exact layout by the machine file; keys that are set constrain the choice.
     """
@@ -106,7 +103,6 @@ class ParallelSettings(Section):
     model_split: ModelSplit = TrainConfig.model_split
     overlap: AutoOrBool = TrainConfig.overlap
     shared_replicas: AutoOrBool = TrainConfig.shared_replicas
-    wire_dtype: WireDtype = TrainConfig.wire_dtype
     method: Annotated[str, PlainValidator(_method)] = Pipelining.method
     microbatches: Count | None = Pipelining.microbatches
     chunks: Count | None = Pipelining.chunks
@@ -404,7 +400,6 @@ class Settings(Section):
             model_split=parallel.model_split,
             overlap=parallel.overlap,
             shared_replicas=parallel.shared_replicas,
-            wire_dtype=parallel.wire_dtype,
             distribution=self.data.distribution,
             log_every=self.output.log_every,
             evaluate_every=training.evaluate_every,

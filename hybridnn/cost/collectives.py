@@ -139,12 +139,6 @@ def from_root(ranks: int, distance: int) -> Pairs:
     return np.zeros_like(receivers), receivers
 
 
-def every_pair(ranks: int, distance: int) -> Pairs:
-    """Every rank sends to every other one; all rounds at once."""
-    senders, receivers = np.nonzero(~np.eye(ranks, dtype=bool))
-    return senders, receivers
-
-
 # -- algorithms ------------------------------------------------------------------------------------------------------
 
 
@@ -227,12 +221,6 @@ def allgather_bruck(nbytes: int, ranks: int) -> RoundSequence:
     # Of all runs of blocks, also those around the end, the one at the start is the largest.
     sent = {gap: _leading_bytes(nbytes, ranks, min(gap, ranks - gap)) for gap in _gaps(ranks)}
     return tuple(Rounds(shift, gap, CommunicationCounts(1, size)) for gap, size in sent.items())
-
-
-@algorithm("alltoall", "linear")
-def alltoall_linear(nbytes: int, ranks: int) -> RoundSequence:
-    """Every rank sends every other one its block: (p-1) alpha + n (p-1)/p beta."""
-    return (Rounds(every_pair, 0, CommunicationCounts(ranks - 1, (ranks - 1) * _largest_block(nbytes, ranks))),)
 
 
 @algorithm("reduce_scatter", "ring")
@@ -405,7 +393,7 @@ class Crossings:
     def flows(self, pattern: Pattern, distance: int) -> float:
         """Messages of a round that leave or enter a node at the same time, on the node with most of them.
 
-        Of `from_root`, whose rounds follow one another, a group counts once; of `every_pair` the mean over the rounds.
+        Of `from_root`, whose rounds follow one another, a group counts once.
         """
         key = pattern, distance
         if key not in self._flows:
@@ -416,19 +404,9 @@ class Crossings:
         if pattern is from_root:
             spans = (self._nodes != self._nodes[:, :1]).any(axis=1)
             return float(np.bincount(self._nodes[spans, 0], self._numbers[spans]).max(initial=0))
-        if pattern is every_pair:
-            return self._count_every_pair()
         senders, receivers = pattern(self.ranks, distance)
         numbers = np.broadcast_to(self._numbers[:, None], (len(self._nodes), len(senders)))
         return concurrent_messages(self._nodes[:, senders], self._nodes[:, receivers], numbers)
-
-    def _count_every_pair(self) -> float:
-        """Each of the m ranks of a group on a node sends to the p - m others, in p - 1 rounds."""
-        nodes = int(self._nodes.max()) + 1
-        places = np.arange(len(self._nodes))[:, None] * nodes + self._nodes
-        occupied, members = np.unique(places, return_counts=True)
-        messages = members * (self.ranks - members) * self._numbers[occupied // nodes]
-        return float(np.bincount(occupied % nodes, messages).max() / (self.ranks - 1))
 
 
 def concurrent_messages(senders: Nodes, receivers: Nodes, weights: NDArray[np.float64]) -> float:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil, fsum, inf, log
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -207,10 +206,6 @@ class ActivationCost(Section):
     gradient: ElementCost
 
 
-ROUNDING_COPIES = MappingProxyType({"bfloat16": 12, "float16": 65})
-"""Cost of rounding an element, adding, rounding again and reading it, as a number of copies in the cache; measured."""
-
-
 class Compute(Section):
     """Costs of computing in one precision, with a number of busy ranks on a node.
 
@@ -235,9 +230,6 @@ class Compute(Section):
     updates : dict
         Per parameter, for the optimizers ``sgd``, ``momentum`` and ``adam``; a missing one costs what the most
         expensive does.
-    rounding : dict
-        Per element of gradients that are summed as ``bfloat16`` or ``float16``: rounding it, adding, rounding the sum
-        and reading it. A missing one costs as much as `ROUNDING_COPIES`.
     row_seconds : float
         Per row that is copied to a part of a longer row, in addition to its elements.
     instruction_seconds : float
@@ -260,7 +252,6 @@ class Compute(Section):
     load: ElementCost
     packing: ElementCost
     updates: dict[str, ElementCost] = Field(min_length=1)
-    rounding: dict[str, ElementCost] = Field(default_factory=dict)
     row_seconds: AtLeastZero = 0.0
     instruction_seconds: AtLeastZero = 0.0
     step_seconds: AtLeastZero = 0.0
@@ -285,13 +276,6 @@ class Compute(Section):
     def update(self, optimizer: str) -> ElementCost:
         """Cost of an optimizer's update."""
         return _named(self.updates, optimizer)
-
-    def rounding_seconds(self, name: str, elements: float) -> float:
-        """Seconds that rounding adds to a sum of so many elements, by the name of the format."""
-        if name in self.rounding:
-            itemsize = 4 if self.dtype == "float32" else 8
-            return self.rounding[name].seconds(elements, cached=elements * itemsize < self.cache_bytes)
-        return ROUNDING_COPIES[name] * self.packing.seconds(elements)
 
     def scaled(self, factor: float, *, calls: bool = True) -> Compute:
         """All costs times `factor`, those of Python and of calls only with `calls`."""

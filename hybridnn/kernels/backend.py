@@ -68,31 +68,12 @@ class Kernels(Protocol):
     ----------
     on_host : bool
         Whether arrays are in host memory and calls are synchronous.
-    rounds_factors : bool
-        Whether factors of products are rounded to bfloat16, by `round_factor` into memory of `empty_factor`. Otherwise
-        factors are the arrays themselves.
     """
 
     on_host: bool
-    rounds_factors: bool
 
     def compile(self, dtype: DTypeLike) -> None:
         """Compile all kernels for a dtype now rather than in the first step, and before a CUDA graph is captured."""
-
-    def with_bfloat16_products(self) -> Kernels:
-        """The same arithmetic of float32 arrays, but factors of products are rounded to bfloat16 (`rounds_factors`).
-
-        Sums, results and everything else stay float32.
-        """
-
-    def empty_factor(self, shape: tuple[int, ...]) -> Array:
-        """Uninitialized memory for a factor; only if factors are rounded."""
-
-    def round_factor(self, source: Array, out: Array) -> None:
-        """Round `source`, a float32 matrix that is contiguous along one of its axes, to `out` of the same layout.
-
-        A factor is rounded once after it was written, and read by all products until it is written again.
-        """
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """An uninitialized array of the device."""
@@ -142,13 +123,13 @@ class Kernels(Protocol):
         """
 
     def matmul(self, a: Array, b: Array, out: Array) -> None:
-        """``out = a @ b``, of factors that are contiguous along one of their axes."""
+        """``out = a @ b``, of matrices that are contiguous along one of their axes."""
 
     def matmul_transposed(self, a: Array, b: Array, out: Array, workspace: Array | None) -> None:
         """``out = a.T @ b``; a GPU does not use `workspace`."""
 
     def add_product(self, a: Array, b: Array, out: Array, factor: float, keep: float) -> None:
-        """``out = keep * out + factor * a @ b``, of factors as for `matmul`; every row of `out` is contiguous."""
+        """``out = keep * out + factor * a @ b``, of matrices as for `matmul`; every row of `out` is contiguous."""
 
     def add_row_sums(self, dz: Array, ones: Array, out: Array, factor: float, keep: float) -> None:
         """``out = keep * out + factor * row_sums``, of the row sums of `dz`."""

@@ -16,9 +16,7 @@ import numpy as np
 from hybridnn.errors import EnvironmentProblem
 
 NO_TRANSPOSE, TRANSPOSE = 0, 1
-DATA_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.uint16): 14}
-"""Types of matrices. NumPy has no bfloat16: its bits are in uint16."""
-
+DATA_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32F_FAST_TF32 = 68, 70, 77
 DEFAULT_ALGORITHM = -1
 SCALARS = {np.dtype(np.float32): ctypes.c_float, np.dtype(np.float64): ctypes.c_double}
@@ -87,12 +85,10 @@ class CublasProducts:
         Parameters
         ----------
         a, b, out : array, shape (m, k), (k, n), (m, n)
-            Of one dtype, float32 or float64, each contiguous along one of its axes. With an `out` of float32, `a` and
-            `b` may be the bits of bfloat16, of dtype uint16.
+            Of one dtype, float32 or float64, each contiguous along one of its axes.
         """
         (m, k), n, dtype = a.shape, b.shape[1], out.dtype
-        factors = np.dtype(np.uint16) if dtype == np.float32 and a.dtype == np.uint16 else dtype
-        if b.shape[0] != k or out.shape != (m, n) or not a.dtype == b.dtype == factors:
+        if b.shape[0] != k or out.shape != (m, n) or not a.dtype == b.dtype == dtype:
             raise ValueError(f"({a.shape}, {a.dtype}) @ ({b.shape}, {b.dtype}) is not ({out.shape}, {dtype})")
         if m == 0 or n == 0:
             return
@@ -109,15 +105,15 @@ class CublasProducts:
         # cuBLAS is column-major: to it row-major arrays are their transposes, and out.T = b.T @ a.T.
         (a_column_major, a_stride), (b_column_major, b_stride) = _order(a), _order(b)
         self._use_current_stream()
-        scalar, kind, result = SCALARS[dtype], DATA_TYPES[factors], DATA_TYPES[dtype]
+        scalar, kind = SCALARS[dtype], DATA_TYPES[dtype]
         status = self._gemm(
             self._handle,
             TRANSPOSE if b_column_major else NO_TRANSPOSE,
             TRANSPOSE if a_column_major else NO_TRANSPOSE,
             *(n, m, k),
             *(ctypes.byref(scalar(factor)), b.data.ptr, kind, b_stride, a.data.ptr, kind, a_stride),
-            *(ctypes.byref(scalar(keep)), out.data.ptr, result, out_stride),
-            self._compute[dtype] if factors == dtype else COMPUTE_32F,
+            *(ctypes.byref(scalar(keep)), out.data.ptr, kind, out_stride),
+            self._compute[dtype],
             DEFAULT_ALGORITHM,
         )
         _check(status, "cublasGemmEx")

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.backend import AdamSettings, Array, SGDSettings, StepScalars
 from hybridnn.kernels.cublas import CublasProducts, load_cublas
 from hybridnn.kernels.cupy_launch import (
     FLAT_BLOCK,
-    FLOAT32,
     FLOAT64,
     MOST_BLOCKS_ALONG_Y,
     MOST_PARTS,
@@ -39,9 +37,6 @@ from hybridnn.kernels.cupy_launch import (
 )
 from hybridnn.kernels.cupy_loading import load_cupy
 from hybridnn.kernels.device_events import PinnedMemory, Progress, record_event, wait_for
-
-BFLOAT16_CAPABILITY = 80
-"""Least compute capability, times ten, of devices that multiply bfloat16."""
 
 COPIES_AHEAD = 4
 """Inputs and targets of two minibatches: the host reads ahead while the device computes, with bounded memory."""
@@ -68,7 +63,6 @@ class CupyKernels:
     """
 
     on_host = False
-    rounds_factors = False
 
     def __init__(self, cupy: Any, products: CublasProducts, progress: Progress | None = None) -> None:
         self._launch = KernelLauncher(cupy)
@@ -183,42 +177,12 @@ class CupyKernels:
         grid = blocks_of_rows(len(index), block)
         self._launch("gather_rows", None, grid, block, source, index, out, len(index), len(source), row_bytes)
 
-    def with_bfloat16_products(self) -> CupyKernels:
-        """The same arithmetic with factors of products rounded to bfloat16.
-
-        Raises `SettingError` if the device has no such products.
-        """
-        capability = str(self._cupy.cuda.Device().compute_capability)
-        if int(capability) < BFLOAT16_CAPABILITY:
-            allowed = (
-                f"this GPU, of compute capability {capability[:-1]}.{capability[-1:]}, has no such products, as those "
-                "since Ampere (8.0) have: 'float32', or device.name = 'cpu'"
-            )
-            raise SettingError("training.dtype", "bfloat16", allowed)
-        kernels = copy(self)
-        kernels.rounds_factors = True
-        return kernels
-
-    def empty_factor(self, shape: tuple[int, ...]) -> Array:
-        """Memory for the bits of bfloat16."""
-        return self._cupy.empty(shape, np.uint16)
-
-    def round_factor(self, source: Array, out: Array) -> None:
-        """Round to bfloat16."""
-        if not source.flags.c_contiguous:
-            source, out = source.T, out.T
-        require(source.shape == out.shape, "memory of the factor's shape and layout")
-        require(source.dtype == FLOAT32 and out.dtype == np.uint16, "float32 to round, and uint16 for its bits")
-        require(source.flags.c_contiguous and out.flags.c_contiguous, "contiguous arrays")
-        self._launch.flat("round_to_bfloat16", FLOAT32, source.size, source, out, source.size)
-
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         """``out = a @ b``."""
         self.add_product(a, b, out, 1.0, 0.0)
 
     def add_product(self, a: Array, b: Array, out: Array, factor: float, keep: float) -> None:
         """``out = keep * out + factor * a @ b``."""
-        require(not self.rounds_factors or a.dtype == b.dtype == np.uint16, "rounded factors")
         self._products.multiply(a, b, out, factor, keep)
 
     def matmul_transposed(self, a: Array, b: Array, out: Array, workspace: Array | None = None) -> None:

@@ -18,7 +18,6 @@ from numpy.typing import DTypeLike, NDArray
 from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.kernels.backend import UPDATE_BLOCK, AdamSettings, HostArray, Kernels, SGDSettings, StepScalars
 from hybridnn.kernels.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
-from hybridnn.kernels.compressed_formats import rounded_to_bfloat16
 
 NORM_BLOCK = 1 << 16
 
@@ -330,7 +329,6 @@ class NumpyKernels:
     """Arithmetic on NumPy arrays; see `hybridnn.kernels.backend.Kernels`."""
 
     on_host = True
-    rounds_factors = False
 
     empty = staticmethod(empty)
     zeros = staticmethod(zeros)
@@ -351,18 +349,6 @@ class NumpyKernels:
 
     def compile(self, dtype: DTypeLike) -> None:
         """Does nothing: there is nothing to compile."""
-
-    def with_bfloat16_products(self) -> Kernels:
-        """The same arithmetic with factors of products rounded to bfloat16."""
-        return NumpyBfloat16Products()
-
-    def empty_factor(self, shape: tuple[int, ...]) -> HostArray:
-        """Memory of float32, in which NumPy holds rounded factors."""
-        return np.empty(shape, np.float32)
-
-    def round_factor(self, source: HostArray, out: HostArray) -> None:
-        """Round to bfloat16."""
-        np.copyto(out, rounded_to_bfloat16(source))
 
     def to_device(self, array: HostArray) -> HostArray:
         """The array itself."""
@@ -455,16 +441,6 @@ class NumpyKernels:
         """Store a step's loss, and go to the next step."""
         losses[step.item()] = loss.item()
         step += 1
-
-
-class NumpyBfloat16Products(NumpyKernels):
-    """As `NumpyKernels`, of float32 arrays, but with products of factors that are rounded to bfloat16.
-
-    So a GPU's tensor cores compute (``training.dtype = "bfloat16"``). On a processor the rounding only costs time; it
-    makes the same training possible without a GPU.
-    """
-
-    rounds_factors = True
 
 
 NUMPY: Kernels = NumpyKernels()  # the host's arithmetic; it has no state

@@ -7,7 +7,6 @@ the microbatches. One large product is faster than several small ones whose resu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from numpy.typing import DTypeLike
 
@@ -18,8 +17,6 @@ from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
 
 class ConcatenatedMicrobatches:
     """Concatenated inputs and gradients of all samples of a minibatch on this rank.
-
-    Inputs are stored as factors of the product only, gradients also as they are, for the gradients of the biases.
 
     Parameters
     ----------
@@ -32,12 +29,8 @@ class ConcatenatedMicrobatches:
     ) -> None:
         self._kernels, self._loads_input = kernels, loads_input
         self._shapes = [shard.weight_shape for shard in shards]
-        factor = kernels.empty_factor if kernels.rounds_factors else partial(kernels.empty, dtype=dtype)
-        self._x = [factor((columns * capacity,)) for _, columns in self._shapes]
+        self._x = [kernels.empty((columns * capacity,), dtype) for _, columns in self._shapes]
         self._dz = [kernels.empty((rows * capacity,), dtype) for rows, _ in self._shapes]
-        self._dz_factors = self._dz
-        if kernels.rounds_factors:
-            self._dz_factors = [factor((rows * capacity,)) for rows, _ in self._shapes]
         self._ones = kernels.zeros((capacity,), dtype)
         self._ones[...] = 1
         self._cache: dict[int, list[WeightGradientArrays]] = {}
@@ -45,8 +38,7 @@ class ConcatenatedMicrobatches:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        rounded = self._dz_factors if self._kernels.rounds_factors else ()
-        return sum(array.nbytes for array in (self._ones, *self._x, *self._dz, *rounded))
+        return sum(array.nbytes for array in (self._ones, *self._x, *self._dz))
 
     def layers(self, samples: int) -> list[WeightGradientArrays]:
         """Views for a minibatch of `samples` on this rank."""
@@ -58,15 +50,13 @@ class ConcatenatedMicrobatches:
         """Copy the input and gradient of one layer of a microbatch to the columns from `first` on, of `samples`."""
         concatenated = self.layers(samples)[index]
         columns = slice(first, first + len(layer.ones))
-        self._kernels.copy(layer.x_factor, concatenated.x[:, columns])
+        self._kernels.copy(layer.x, concatenated.x[:, columns])
         self._kernels.copy(layer.dz, concatenated.dz[:, columns])
-        if self._kernels.rounds_factors:
-            self._kernels.copy(layer.dz_factor, concatenated.dz_factor[:, columns])
 
     def _view(self, index: int, samples: int) -> WeightGradientArrays:
         rows, columns = self._shapes[index]
         x: Array = self._x[index][: columns * samples]
         samples_contiguous = self._loads_input and index == 0
         x = x.reshape(samples, columns).T if samples_contiguous else x.reshape(columns, samples)
-        dz, dz_factor = (flat[index][: rows * samples].reshape(rows, samples) for flat in (self._dz, self._dz_factors))
-        return WeightGradientArrays(x=x, dz=dz, ones=self._ones[:samples], x_factor=x, dz_factor=dz_factor)
+        dz = self._dz[index][: rows * samples].reshape(rows, samples)
+        return WeightGradientArrays(x=x, dz=dz, ones=self._ones[:samples])

@@ -16,9 +16,6 @@ forward pass and needs no communication in the backward pass.
 A layer has no state between calls. Everything it reads and writes is in the `LayerArrays` passed to it, so many
 microbatches can be in flight. The backward pass has two parts, so that the all-reduce of the input gradient overlaps
 with the weight gradient. In a group of one rank both classes are the plain layer.
-
-Weights, `x` and `dz` are each a factor of two products. If factors are rounded, each of them is rounded once: `x` and
-`dz` here, before the first of both products, and the weights by `ModelChunk`.
 """
 
 from __future__ import annotations
@@ -40,9 +37,6 @@ class WeightGradientArrays:
     x: Array  # input
     dz: Array  # gradient with respect to the activation's input on this rank's rows
     ones: Array
-    # `x` and `dz` as factors of products: the same arrays, or memory for them rounded (`Kernels.round_factor`)
-    x_factor: Array
-    dz_factor: Array
 
 
 @dataclass
@@ -94,16 +88,14 @@ class ColumnDense:
     """A layer split by outputs: rank i computes the i-th block of rows of ``W x + b``."""
 
     def __init__(self, shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> None:
-        self._group, self._kernels, self._rounds = group, kernels, kernels.rounds_factors
+        self._group, self._kernels = group, kernels
         self._reduces, self._overlap = group.size > 1, overlap
         self._gathers = shard.gathers and self._reduces
         self._activation = shard.layer.activation
 
     def forward(self, p: LayerParameters, s: LayerArrays) -> None:
         """Compute ``s.y`` from ``s.x``."""
-        if self._rounds:
-            self._kernels.round_factor(s.x, s.x_factor)
-        self._kernels.matmul(p.weight, s.x_factor, s.activation)
+        self._kernels.matmul(p.weight, s.x, s.activation)
         self._kernels.bias_activate(self._activation, s.activation, p.bias_column, s.scratch)
         if s.own_x is not None:
             self._kernels.add(s.own_x, s.activation, s.local_y)
@@ -124,11 +116,9 @@ class ColumnDense:
             self._kernels.gradient_and_row_sums(
                 self._activation, s.activation, s.own_dy, s.dz, bias_gradient, s.scratch, s.ones
             )
-        if self._rounds:
-            self._kernels.round_factor(s.dz, s.dz_factor)
         if s.dx is None:
             return DONE
-        self._kernels.matmul_transposed(p.weight, s.dz_factor, s.dx, s.product)
+        self._kernels.matmul_transposed(p.weight, s.dz, s.dx, s.product)
         if s.own_dx is not None:
             # Each rank adds its own rows of dy, so that the sum over the ranks adds every row once.
             self._kernels.add(s.own_dx, s.own_dy, s.own_dx)
@@ -141,7 +131,7 @@ class ColumnDense:
 
     def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
         """Gradient of this rank's weights and, unless `backward_input` computed it, of its biases."""
-        self._kernels.matmul(s.dz_factor, s.x_factor.T, gradient.weight)
+        self._kernels.matmul(s.dz, s.x.T, gradient.weight)
         if biases:
             self._kernels.row_sums(s.dz, s.ones, gradient.bias)
 
@@ -153,16 +143,14 @@ class RowDense:
     """
 
     def __init__(self, shard: LayerShard, group: Group, kernels: Kernels) -> None:
-        self._group, self._kernels, self._rounds = group, kernels, kernels.rounds_factors
+        self._group, self._kernels = group, kernels
         self._activation = shard.layer.activation
         self._residual = shard.layer.residual
         self._bias_rows = shard.bias_rows
 
     def forward(self, p: LayerParameters, s: LayerArrays) -> None:
         """Compute ``s.y`` from ``s.x``."""
-        if self._rounds:
-            self._kernels.round_factor(s.x, s.x_factor)
-        self._kernels.matmul(p.weight, s.x_factor, s.activation)
+        self._kernels.matmul(p.weight, s.x, s.activation)
         own = s.activation[self._bias_rows]
         self._kernels.add_bias(own, p.bias_column)
         self._group.allreduce(s.activation)
@@ -180,17 +168,15 @@ class RowDense:
         self._kernels.gradient_of_activation(self._activation, s.activation, s.dy, s.dz, s.scratch)
         if bias_gradient is not None:
             self._kernels.row_sums(s.dz[self._bias_rows], s.ones, bias_gradient)
-        if self._rounds:
-            self._kernels.round_factor(s.dz, s.dz_factor)
         if s.dx is not None:
-            self._kernels.matmul_transposed(p.weight, s.dz_factor, s.dx, s.product)
+            self._kernels.matmul_transposed(p.weight, s.dz, s.dx, s.product)
             if self._residual:
                 self._kernels.add(s.dx, s.own_dy, s.dx)
         return DONE
 
     def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
         """Gradient of this rank's weights and, unless `backward_input` computed it, of its biases."""
-        self._kernels.matmul(s.dz_factor, s.x_factor.T, gradient.weight)
+        self._kernels.matmul(s.dz, s.x.T, gradient.weight)
         if biases:
             self._kernels.row_sums(s.dz[self._bias_rows], s.ones, gradient.bias)
 

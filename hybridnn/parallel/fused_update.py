@@ -186,7 +186,7 @@ class FusedUpdateReplica(NodeReplica):
             kept = keep
             for layers in ranks:
                 layer = layers[item.layer]
-                self._kernels.add_product(layer.dz_factor[item.rows], layer.x_factor.T, weight, factor, kept)
+                self._kernels.add_product(layer.dz[item.rows], layer.x.T, weight, factor, kept)
                 if bias.size:
                     self._kernels.add_row_sums(layer.dz[item.bias_rows], layer.ones, bias, factor, kept)
                 kept = 1.0

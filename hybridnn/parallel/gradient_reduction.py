@@ -5,28 +5,18 @@ backward pass, and of Algorithm 3, line 16, after every layer. With overlap, the
 consecutive layers, each all-reduced while earlier layers are still in their backward pass.
 
 The gradient buffer ends with one more element, the sum of this rank's losses. It follows the last layer's gradient and
-travels with it, so the loss over the global minibatch needs no message of its own. Only with compressed all-reduces
-does it have one, because the loss is never rounded.
+travels with it, so the loss over the global minibatch needs no message of its own.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from hybridnn.comm.blocks import pieces
 from hybridnn.comm.group import Group, Request
 from hybridnn.kernels.backend import Array
-from hybridnn.kernels.compressed_formats import CompressedFormat
-from hybridnn.parallel.compressed_allreduce import (
-    CompressedAllreduce,
-    CompressedReducer,
-    CompressionWorkspace,
-    StagedCompressedAllreduce,
-    piece_sizes,
-)
 
 BUCKET_BYTES = 1 << 19
 """A bucket is sent when it has at least this many bytes: smaller messages cost more latency than they hide."""
@@ -54,17 +44,6 @@ DEVICE_BUCKETS = BucketConfig(1 << 24, 1 << 30, 1 << 10, single_blocks=False)
 """A device computes while messages are in flight, and its transports divide them, so pieces are not limited here. The
 bucket size keeps a connection of many GB/s busy for about as long as a collective takes to start."""
 
-STAGED_BUCKETS = BucketConfig(1 << 22, 1 << 22, 4, single_blocks=False)
-"""For compressed all-reduces of a device's gradients: copies, encoding and messages of several pieces overlap."""
-
-
-def choose_buckets(*, on_host: bool, compressed: bool) -> BucketConfig:
-    """The buckets for gradients in host memory or on a device."""
-    return HOST_BUCKETS if on_host else STAGED_BUCKETS if compressed else DEVICE_BUCKETS
-
-
-Reduction = Request | CompressedAllreduce | StagedCompressedAllreduce
-
 
 def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int, tuple[int, int]]:
     """Buckets of the gradient buffer, each with the layer after whose backward pass it is complete.
@@ -89,19 +68,6 @@ def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int,
     return buckets
 
 
-def min_bucket_elements(size: int, itemsize: int, overlap: bool, config: BucketConfig = HOST_BUCKETS) -> int:
-    """Smallest bucket of a buffer of `size` elements; without overlap the buffer is one bucket."""
-    return max(config.bucket_bytes // itemsize if overlap else size, 1)
-
-
-def compressed_piece_sizes(
-    ends: Sequence[int], itemsize: int, overlap: bool, config: BucketConfig = HOST_BUCKETS
-) -> list[int]:
-    """Elements of every piece of a gradient buffer whose all-reduces are compressed."""
-    plan = plan_buckets(ends, ends[-1], min_bucket_elements(ends[-1], itemsize, overlap, config))
-    return [n for start, stop in plan.values() for n in piece_sizes(stop - start, config.piece_bytes // itemsize)]
-
-
 class GradientReducer:
     """All-reduces the gradient buffer over the batch group during a backward pass.
 
@@ -111,50 +77,31 @@ class GradientReducer:
         The flat buffer, summed in place.
     overlap : bool
         False: one all-reduce after the backward pass (Laugier et al. 2018, Algorithm 1, line 14).
-    compression : CompressedFormat, optional
-        Format in which the gradients travel; the last element of the buffer, the loss, is not rounded.
     """
 
     def __init__(
-        self,
-        group: Group,
-        gradient: Array,
-        ends: Sequence[int],
-        overlap: bool,
-        config: BucketConfig = HOST_BUCKETS,
-        compression: CompressedFormat | None = None,
+        self, group: Group, gradient: Array, ends: Sequence[int], overlap: bool, config: BucketConfig = HOST_BUCKETS
     ) -> None:
-        self._group, self._config, self._is_compressed = group, config, compression is not None
-        self._iallreduce: Callable[[Array], Reduction] = group.iallreduce
-        self._last, self._loss, self.nbytes = len(ends) - 1, gradient[-1:], 0
-        if compression is not None:
-            gradient = gradient[:-1]
-            elements = min(gradient.size, config.piece_bytes // gradient.itemsize)
-            workspaces = [
-                CompressionWorkspace(compression, group.size, elements, gradient.dtype) for _ in range(config.in_flight)
-            ]
-            self._iallreduce = CompressedReducer(group, workspaces).iallreduce
-            self.nbytes = sum(workspace.nbytes for workspace in workspaces)
-        min_elements = min_bucket_elements(gradient.size, gradient.itemsize, overlap, config)
+        self._group, self._config = group, config
+        # Without overlap the buffer is one bucket.
+        min_elements = max(config.bucket_bytes // gradient.itemsize if overlap else gradient.size, 1)
         plan = plan_buckets(ends, gradient.size, min_elements)
         self._buckets = {layer: gradient[start:stop] for layer, (start, stop) in plan.items()}
-        self._waiting: deque[Callable[[], Reduction]] = deque()
-        self._in_flight: deque[Reduction] = deque()
+        self._waiting: deque[Array] = deque()  # pieces of complete buckets
+        self._in_flight: deque[Request] = deque()
 
     def ready(self, layer: int) -> None:
         """Send the bucket that the complete gradient of `layer` completes, if any, and let MPI make progress."""
         bucket = self._buckets.get(layer)
         if self._group.size == 1:
             return
-        if len(self._buckets) == 1 and self._config.single_blocks and not self._is_compressed:
+        if len(self._buckets) == 1 and self._config.single_blocks:
             # One message after the last layer has nothing to overlap with; the blocking call is faster.
             if bucket is not None:
                 self._group.allreduce(bucket)
             return
-        if layer == self._last and self._is_compressed:
-            self._waiting.append(partial(self._group.iallreduce, self._loss))
         if bucket is not None:
-            self._waiting.extend(partial(self._iallreduce, piece) for piece in pieces(bucket, self._config.piece_bytes))
+            self._waiting.extend(pieces(bucket, self._config.piece_bytes))
         while self._in_flight and self._in_flight[0].test():
             self._in_flight.popleft()
         self._start()
@@ -168,4 +115,4 @@ class GradientReducer:
     def _start(self) -> None:
         # Ranks may start a piece at different moments, but all start the pieces in the same order, as MPI requires.
         while self._waiting and len(self._in_flight) < self._config.in_flight:
-            self._in_flight.append(self._waiting.popleft()())
+            self._in_flight.append(self._group.iallreduce(self._waiting.popleft()))

@@ -181,16 +181,6 @@ class ProcessGrid:
         return self._first_of_stage[stage] + batch_rank * self.stages[stage][1] + model_rank
 
     @property
-    def batch_spans_nodes(self) -> bool:
-        """Whether this rank's batch group has ranks on several nodes; the same on all its ranks."""
-        return not set(self.batch_group.members) <= set(self.node_group.members)
-
-    @property
-    def spans_nodes(self) -> bool:
-        """Whether the grid has ranks on several nodes; the same on all ranks."""
-        return self.node_group.size < self.world.size
-
-    @property
     def rank(self) -> int:
         """Position in the grid; rank 0 loads data, logs and writes files."""
         return self.world.rank

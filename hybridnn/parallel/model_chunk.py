@@ -43,7 +43,6 @@ class ReplicaConfig:
 
     sharing: Sharing | None = None  # the ranks of the node that share a replica; None for private replicas
     arrays: int = 1  # arrays of a shared replica: versions of the weights, and slots of the optimizer
-    wire_dtype: str = "same"  # element type of gradients between nodes, for batch groups that span several
     # compute weight gradients during the update (`FusedUpdateReplica`); for batch groups on one node, or one GPU
     fused_update: bool = False
 
@@ -85,12 +84,8 @@ class ModelChunk:
         self.replica: Replica
         self._fused: FusedUpdateReplica | None = None
         self._gradients: list[LayerParameters] = []
-        sharing, compression = config.sharing, None
+        sharing = config.sharing
         # Each kind of replica is imported where it is chosen: most trainings need one.
-        if config.wire_dtype != "same" and grid.batch_spans_nodes:
-            from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
-
-            compression = COMPRESSED_FORMATS[config.wire_dtype]
         if config.fused_update:
             from hybridnn.parallel.fused_update import FusedUpdateReplica
             from hybridnn.parallel.node_memory import PrivateMemory
@@ -100,19 +95,14 @@ class ModelChunk:
         elif sharing is not None:
             from hybridnn.parallel.shared_replica import SharedReplica
 
-            self.replica = SharedReplica(sharing, self.layout.size, dtype, config.arrays, compression)
+            self.replica = SharedReplica(sharing, self.layout.size, dtype, config.arrays)
             self._gradients = self.layout.views(self.replica.gradient)
         else:
-            self.replica = PrivateReplica(batch, self.layout.ends, dtype, overlap, kernels, compression)
+            self.replica = PrivateReplica(batch, self.layout.ends, dtype, overlap, kernels)
             self._gradients = self.layout.views(self.replica.gradient)
         self.weights: NDArray[Any] = self.replica.new_array()
         self.loss: NDArray[Any] = self.replica.loss
         self.parameters = self.layout.views(self.weights)
-        # weights as factors of products, if they are rounded, and the parameters that were rounded last
-        self._factors: list[LayerParameters] = []
-        self._rounded: Sequence[LayerParameters] | None = None
-        if kernels.rounds_factors:
-            self._factors = [view._replace(weight=kernels.empty_factor(view.weight.shape)) for view in self.parameters]
 
     def workspace(
         self,
@@ -149,26 +139,8 @@ class ModelChunk:
 
     def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
         """Compute the outputs from the inputs in `arrays`, with the current weights by default."""
-        parameters = self._as_factors(parameters or self.parameters)
-        for dense, layer_parameters, layer in zip(self._dense, parameters, arrays.layers, strict=True):
-            dense.forward(layer_parameters, layer)
-
-    def _as_factors(self, parameters: Sequence[LayerParameters]) -> Sequence[LayerParameters]:
-        """The parameters with weights as factors of products, rounded unless they have been rounded last."""
-        if not self.kernels.rounds_factors:
-            return parameters
-        if self._rounded is not parameters:
-            self._factors = [
-                own._replace(weight=factor.weight) for own, factor in zip(parameters, self._factors, strict=True)
-            ]
-            for own, factor in zip(parameters, self._factors, strict=True):
-                self.kernels.round_factor(own.weight, factor.weight)
-            self._rounded = parameters
-        return self._factors
-
-    def weights_changed(self) -> None:
-        """Round the weights again before the next product. To be called after a change of any version of them."""
-        self._rounded = None
+        for dense, of_layer, layer in zip(self._dense, parameters or self.parameters, arrays.layers, strict=True):
+            dense.forward(of_layer, layer)
 
     def backward(
         self,
@@ -192,7 +164,7 @@ class ModelChunk:
             self.input_gradient(arrays, parameters)
             self.set_samples(len(arrays.columns))
             return
-        parameters = self._as_factors(parameters or self.parameters)
+        parameters = parameters or self.parameters
         for index in reversed(range(len(self._dense))):
             layer, dense = arrays.layers[index], self._dense[index]
             gradient = self._addends[1][index] if accumulate else self._gradients[index]
@@ -224,7 +196,7 @@ class ModelChunk:
             Called after each layer with its index and arrays, before the operands of its weight gradient may be
             overwritten (in a workspace that does not keep ``dz``).
         """
-        parameters = self._as_factors(parameters or self.parameters)
+        parameters = parameters or self.parameters
         for index in reversed(range(len(self._dense))):
             layer = arrays.layers[index]
             dx_request = self._dense[index].backward_input(parameters[index], layer)
@@ -265,11 +237,10 @@ class ModelChunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights, also as factors, and of gradients; of shared arrays, this rank's share."""
+        """Bytes of weights and gradients; of shared arrays, this rank's share."""
         addends = self.__dict__.get("_addends")
         owned = self.replica.bytes_per_rank(self.weights.nbytes) + self.replica.nbytes
-        rounded = sum(factor.weight.nbytes for factor in self._factors)
-        return owned + rounded + (0 if addends is None else addends[0].nbytes)
+        return owned + (0 if addends is None else addends[0].nbytes)
 
     def squared_norms(self, flat: NDArray[Any]) -> NDArray[np.float64]:
         """Squared norm of every layer of a flat buffer, shape (layers,), each parameter of the model counted once."""

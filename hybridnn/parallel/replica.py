@@ -9,7 +9,6 @@ ranks are on one node, and weight gradients are computed during the update. They
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from numpy.typing import DTypeLike
 
@@ -18,9 +17,6 @@ from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
-
-if TYPE_CHECKING:
-    from hybridnn.kernels.compressed_formats import CompressedFormat
 
 LEAST_PARAMETERS = 1 << 16
 """Fewest parameters for a fused update: for smaller networks its additional calls cost more than they save."""
@@ -58,7 +54,6 @@ class PrivateReplica:
         dtype: DTypeLike,
         overlap: bool,
         kernels: Kernels = NUMPY,
-        compression: CompressedFormat | None = None,
     ) -> None:
         self._kernels = kernels
         flat = kernels.zeros((ends[-1] + 1,), dtype)
@@ -67,11 +62,9 @@ class PrivateReplica:
         self.ready: Callable[[int], None] = _nothing_to_reduce
         self.finish: Callable[[], None] = _nothing_to_reduce
         if group.size > 1:
-            from hybridnn.parallel.gradient_reduction import GradientReducer, choose_buckets
+            from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS, HOST_BUCKETS, GradientReducer
 
-            buckets = choose_buckets(on_host=kernels.on_host, compressed=compression is not None)
-            reducer = GradientReducer(group, flat, ends, overlap, buckets, compression)
-            self.nbytes += reducer.nbytes
+            reducer = GradientReducer(group, flat, ends, overlap, HOST_BUCKETS if kernels.on_host else DEVICE_BUCKETS)
             self.ready, self.finish = reducer.ready, reducer.finish
 
     @property

@@ -2,8 +2,7 @@
 
 Every rank has a segment of the window for its gradients. When all backward passes are complete, each rank sums a slice
 of all segments and updates that slice of the weights. Inside a node nothing is all-reduced, no element is updated
-twice, and the weights and the optimizer's state are stored once. Between nodes, the owners of a slice all-reduce it,
-compressed if ``parallel.wire_dtype`` is set.
+twice, and the weights and the optimizer's state are stored once. Between nodes, the owners of a slice all-reduce it.
 
 The ranks synchronize twice in a step: at the all-reduce of the loss, after which no rank reads the weights of this step
 or writes gradients, and at a barrier after the update.
@@ -19,10 +18,8 @@ from numpy.typing import DTypeLike
 
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.backend import HostArray
-from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
-from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, CompressedReducer, CompressionWorkspace
 from hybridnn.parallel.replica_sharing import NodeReplica, Sharing, slice_bounds
 
 SUM_BLOCK = 1 << 16  # elements that are summed and, while in the cache, updated: measured fastest between 2^12 and 2^24
@@ -57,8 +54,6 @@ class SharedReplica(NodeReplica):
     ----------
     arrays : int
         Number of calls of `new_array`: versions of the weights, and slots of the optimizer.
-    compression : CompressedFormat, optional
-        Format in which sums of a node's gradients travel to other nodes.
 
     Attributes
     ----------
@@ -67,14 +62,7 @@ class SharedReplica(NodeReplica):
         `squared_norm_into`, `clip`, `full_gradient`, or an update over several nodes.
     """
 
-    def __init__(
-        self,
-        sharing: Sharing,
-        size: int,
-        dtype: DTypeLike,
-        arrays: int,
-        compression: CompressedFormat | None = None,
-    ) -> None:
+    def __init__(self, sharing: Sharing, size: int, dtype: DTypeLike, arrays: int) -> None:
         self._sharing = sharing
         ranks, rank = sharing.memory.group.size, sharing.memory.group.rank
         window = sharing.memory.allocate((arrays + ranks, size), dtype)
@@ -84,11 +72,6 @@ class SharedReplica(NodeReplica):
         _, largest = slice_bounds(size, sharing.slices, 0)
         self._workspace = kernels.empty((min(SUM_BLOCK, largest),), dtype)
         self._slices = [self._blocks(item.number) for item in sharing.owned]
-        self._compression_workspaces = [
-            CompressionWorkspace(compression, item.owners.size, min(largest, PIECE_ELEMENTS), dtype)
-            for item in sharing.owned[:1]
-            if item.owners is not None and compression is not None
-        ]
         self._states: list[OptimizerState] = []
         self._is_summed = False
         # The operating system places memory near the rank that writes it first.
@@ -100,8 +83,7 @@ class SharedReplica(NodeReplica):
     @property
     def nbytes(self) -> int:
         """Bytes of the gradients and the workspace of this rank."""
-        arrays = (self.gradient, self.loss, self._total, self._workspace)
-        return sum(item.nbytes for item in (*arrays, *self._compression_workspaces))
+        return sum(item.nbytes for item in (self.gradient, self.loss, self._total, self._workspace))
 
     def new_state(self, optimizer: Optimizer, weights: HostArray) -> OptimizerState:
         """State before the first update, its slots in the window."""
@@ -181,8 +163,5 @@ class SharedReplica(NodeReplica):
             for block in blocks:
                 block.sum_into(block.own)
             if item.owners is not None and blocks:
-                total = self.gradient[blocks[0].where.start : blocks[-1].where.stop]
-                workspaces = self._compression_workspaces
-                reducer = CompressedReducer(item.owners, workspaces) if workspaces else item.owners
-                reducer.allreduce(total)
+                item.owners.allreduce(self.gradient[blocks[0].where.start : blocks[-1].where.stop])
         self._is_summed = True

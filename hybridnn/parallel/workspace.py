@@ -4,9 +4,6 @@ Several microbatches can be in flight: there are buffers for some inputs and for
 schedule chooses those of a microbatch. The backward pass needs only two gradients at a time, because a layer's weight
 gradient is computed before the layer below overwrites its operands: two buffers alternate, and the free one is scratch
 memory. If weight gradients are computed later, each set of activations stores their operands.
-
-If factors of products are rounded (`Kernels.rounds_factors`), every layer's input has memory for its rounded elements
-beside it, and every ``dz`` that is stored. The others share such memory, as they are used up before the next one.
 """
 
 from __future__ import annotations
@@ -89,11 +86,9 @@ class _ActivationSet:
     separate: list[Array | None]
     full_inputs: list[Array | None]
     dz: list[Array | None]
-    output_factors: list[Array | None]  # as factors of the next layer's products, if they are rounded
-    dz_factors: list[Array | None]
 
     def arrays(self) -> list[Array]:
-        optional = *self.separate, *self.full_inputs, *self.dz, *self.output_factors, *self.dz_factors
+        optional = *self.separate, *self.full_inputs, *self.dz
         return [*self.outputs, *(array for array in optional if array is not None)]
 
 
@@ -126,7 +121,6 @@ class Workspace:
         self._capacity, self._dtype = capacity, np.dtype(dtype)
         self._cache: dict[tuple[int, int, int], StageArrays] = {}
         self._inputs = [self._allocate_operand(shards[0].layer.inputs) for _ in range(buffers.inputs)]
-        self._input_factors = [self._allocate_factor(shards[0].layer.inputs) for _ in range(buffers.inputs)]
         self._targets: list[Array] = []
         self.expect_targets(classification=False)
         self._activations = [self._allocate_activations() for _ in range(buffers.activations)]
@@ -136,7 +130,6 @@ class Workspace:
         self._own_gradient = self._allocate(
             max((_own_height(shard) for shard in shards if shard.layer.residual), default=0)
         )
-        self._dz_factor = None if buffers.keeps_dz else self._allocate_factor(max(map(_own_height, shards)))
         input_height = 0 if role.loads_input else shards[0].layer.inputs
         height = max(input_height, *(_output_height(shard) for shard in shards))
         self._gradients = (self._allocate(height), self._allocate(height))
@@ -156,14 +149,13 @@ class Workspace:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         transient = [self._columns, self._ones, self._own_gradient, *self._gradients]
-        transient += [array for array in (self._product, self._dz_factor) if array is not None]
+        transient += [] if self._product is None else [self._product]
         return int(self.activation_bytes + sum(array.nbytes for array in transient))
 
     @property
     def activation_bytes(self) -> int:
         """Bytes of the inputs and activations stored until their backward pass."""
         stored = [array for item in self._activations for array in item.arrays()]
-        stored += [array for array in self._input_factors if array is not None]
         return sum(array.nbytes for array in (*self._inputs, *self._targets, *stored))
 
     def arrays(self, n: int, input_slot: int = 0, activation_slot: int = 0) -> StageArrays:
@@ -176,10 +168,6 @@ class Workspace:
     def _allocate(self, height: int) -> Array:
         return self._kernels.empty((height * self._capacity,), self._dtype)
 
-    def _allocate_factor(self, height: int) -> Array | None:
-        kernels = self._kernels
-        return kernels.empty_factor((height * self._capacity,)) if kernels.rounds_factors else None
-
     def _allocate_operand(self, height: int) -> Array:
         return self._allocate(height) if self._memory is None else next(self._memory)
 
@@ -190,31 +178,23 @@ class Workspace:
             [self._allocate(_own_height(shard)) if shard.layer.residual else None for shard in shards],
             [self._allocate(shard.layer.inputs) if _gathers_input(shard) else None for shard in shards],
             [self._allocate_operand(_own_height(shard)) if keeps_dz else None for shard in shards],
-            [*(self._allocate_factor(_output_height(shard)) for shard in shards[:-1]), None],
-            [self._allocate_factor(_own_height(shard)) if keeps_dz else None for shard in shards],
         )
 
     def _view(self, n: int, input_slot: int, activation_slot: int) -> StageArrays:
         first, last = self._shards[0].layer, self._shards[-1].layer
 
-        def view(flat: Array) -> Array:
-            elements = flat[: n * first.inputs]
-            return elements.reshape(n, first.inputs).T if self._role.loads_input else elements.reshape(first.inputs, n)
-
-        x, factor = view(self._inputs[input_slot]), self._input_factors[input_slot]
-        x_factor = x if factor is None else view(factor)
+        elements = self._inputs[input_slot][: n * first.inputs]
+        x = elements.reshape(n, first.inputs).T if self._role.loads_input else elements.reshape(first.inputs, n)
         targets = self._kernels.empty((0,), self._dtype)
         if self._role.loads_target:
             buffer = self._targets[input_slot]
             is_labels = buffer.dtype == np.int64
             targets = buffer[:n] if is_labels else buffer[: n * last.outputs].reshape(n, last.outputs)
         layers: list[LayerArrays] = []
-        stored, source, source_factor = self._activations[activation_slot], x, x_factor
-        for index, factor in enumerate(stored.output_factors):
-            layers.append(self._view_layer(index, source, source_factor, n, stored))
-            source = source_factor = layers[-1].y
-            if factor is not None:
-                source_factor = self._features(factor, len(source), n)
+        source = x
+        for index in range(len(self._shards)):
+            layers.append(self._view_layer(index, source, n, self._activations[activation_slot]))
+            source = layers[-1].y
         return StageArrays(
             samples=x.T,
             targets=targets,
@@ -234,7 +214,7 @@ class Workspace:
     def _is_by_sample(self, n: int) -> bool:
         return not self._features_contiguous and samples_are_contiguous(n, self._dtype)
 
-    def _view_layer(self, index: int, x: Array, x_factor: Array, n: int, stored: _ActivationSet) -> LayerArrays:
+    def _view_layer(self, index: int, x: Array, n: int, stored: _ActivationSet) -> LayerArrays:
         shard = self._shards[index]
         layer, view = shard.layer, partial(self._features, n=n)
         above = len(self._shards) - 1 - index
@@ -255,12 +235,9 @@ class Workspace:
             if layer.residual:
                 # Inputs and outputs have the same blocks, as there are as many.
                 own_x, own_dx = x[shard.rows], None if dx is None else dx[shard.rows]
-        separate, dz, dz_factor = stored.separate[index], stored.dz[index], stored.dz_factors[index]
+        separate, dz = stored.separate[index], stored.dz[index]
         if dz is None and layer.residual:
             dz = self._own_gradient
-        if dz_factor is None:
-            dz_factor = self._dz_factor
-        dz_view = own_dy if dz is None else view(dz, own)
         return LayerArrays(
             x=x,
             full_x=full_x,
@@ -269,15 +246,13 @@ class Workspace:
             local_y=local_y,
             dy=dy,
             own_dy=own_dy,
-            dz=dz_view,
+            dz=own_dy if dz is None else view(dz, own),
             dx=dx,
             own_x=own_x,
             own_dx=own_dx,
             scratch=view(self._gradients[(above + 1) % 2], own),
             product=None if dx is None or self._product is None else self._product[: dx.size].reshape(n, len(dx)),
             ones=self._ones[:n],
-            x_factor=x_factor,
-            dz_factor=dz_view if dz_factor is None else view(dz_factor, own),
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,6 @@ from hybridnn.parallel.replica import fused_update_pays
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.utils.text import counted
-
-if TYPE_CHECKING:
-    from hybridnn.kernels.compressed_formats import CompressedFormat
 
 PARTITIONS = ("uniform", "profile")  # automatic partitions: equal counts, or by the layers' times
 StageShapes = tuple[tuple[int, int], ...]  # batch and model ranks of every stage
@@ -44,7 +41,6 @@ class Layout:
     vertical_sync: bool = False  # whether all stages use the same weight version for a minibatch
     merges: bool = False  # whether the weight gradient is one product over all microbatches
     shared_replicas: bool = False  # whether the batch ranks of a node share a replica
-    wire_dtype: str = "same"  # element type of the gradients in the all-reduce between nodes
     node_ranks: int | None = None  # ranks of a full node; None if all ranks are on one
 
     def __post_init__(self) -> None:
@@ -123,8 +119,6 @@ class Layout:
         }
         if model > 1 or (batch > 1 and not self.shared_replicas):
             keys["overlap"] = self.overlap  # without effect elsewhere
-        if self.wire_dtype != "same":
-            keys["wire_dtype"] = self.wire_dtype
         if len(self.stages) == 1:
             return keys
         return keys | {
@@ -192,7 +186,6 @@ class Layout:
             self.overlap,
             chunks=self.chunks,
             shared_replicas=self.shared_replicas,
-            wire_dtype=self.wire_dtype,
             node_ranks=self.node_ranks,
         )
 
@@ -240,22 +233,13 @@ class Layout:
             From every placement that occurs in the stage to its number of batch groups.
         """
         batch, model = self.stages[stage]
-        return self._placements(stage) if self.shared_replicas else _own_replicas(batch, model)
+        if not self.shared_replicas:
+            return _own_replicas(batch, model)
+        return _batch_group_placements(self._places.of_stages[stage])
 
     def has_own_replicas(self, stage: int) -> bool:
         """Whether there is a batch group in the stage whose ranks all have replicas of their own."""
         return min(map(max, self.replica_groups(stage))) == 1
-
-    def rounding(self, stage: int) -> CompressedFormat | None:
-        """Format that a stage's gradients are rounded to; None if they are not, or no batch group spans nodes."""
-        if self.wire_dtype == "same" or max(map(len, self._placements(stage))) == 1:
-            return None
-        from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
-
-        return COMPRESSED_FORMATS[self.wire_dtype]
-
-    def _placements(self, stage: int) -> dict[Placement, int]:
-        return _batch_group_placements(self._places.of_stages[stage])
 
     @cached_property
     def _places(self) -> GridPlaces:

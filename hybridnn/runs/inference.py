@@ -24,7 +24,6 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.data import PlacedData, place_data
 from hybridnn.runs.quality import ClassReport, RegressionReport, Report
 from hybridnn.runs.trained_run import TrainedRun
-from hybridnn.training.config import array_dtype
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import npz_bytes
@@ -98,7 +97,7 @@ def evaluate_run(
             standardize=False,  # already done, with the statistics of the run
             test_fraction=run.settings.data.test_fraction,
             seed=run.settings.training.seed,
-            dtype=array_dtype(run.settings.training.dtype),
+            dtype=run.settings.training.dtype,
         )
     metrics = trainer.evaluate(placed.train)
     report = _report(run, grid, trainer, placed)
@@ -110,7 +109,7 @@ def evaluate_run(
 def _report(run: TrainedRun, grid: ProcessGrid, trainer: Trainer, placed: PlacedData) -> Report | None:
     """Predictions of all samples compared with their targets, on rank 0; collective."""
     rows = placed.train if grid.rank == 0 else None
-    dtype = array_dtype(run.settings.training.dtype)
+    dtype = np.dtype(run.settings.training.dtype)
     count = placed.train_samples
     regression = run.task == "regression"
     shape = (count, run.outputs) if regression else (count,)
@@ -266,7 +265,7 @@ def _outputs(run: TrainedRun, grid: ProcessGrid, x: NDArray[Any] | None) -> NDAr
     total = np.array([0 if x is None else len(x)], np.int64)
     grid.world.broadcast(total)
     samples = int(total[0])
-    dtype = array_dtype(run.settings.training.dtype)
+    dtype = np.dtype(run.settings.training.dtype)
     outputs = np.empty((0 if x is None else samples, run.outputs), dtype)
     block_size = max(1, BLOCK_ELEMENTS // (run.features * trainer.batch_size)) * trainer.batch_size
     for first in range(0, samples, block_size):

@@ -70,7 +70,6 @@ class RunHeader(Record):
     device_why: str = ""
     transport: str | None = None  # transport of a GPU's arrays; None on the CPU
     transport_why: str = ""  # the reason for the transport
-    wire: str | None = None  # element type of the gradients between nodes, as text; None if it is not shown
     task: str = ""  # the task of a user's data file and the reason for it; empty for a named data set
     in_process: bool = False  # whether the ranks took turns in one process: times are then not those of parallel ranks
     threads_why: str = ""  # the reason for the number of BLAS threads per rank

@@ -73,7 +73,6 @@ class RunReport:
         self._tensorboard: TensorBoardLog | None = None
         self._memory = trainer.stage_memory(data.task)
         self._hosts = describe_hosts(trainer.grid.world)
-        self._wire = describe_wire_dtype(settings.parallel.wire_dtype, rounds=trainer.rounds_gradients())
 
     def start(self, resumed: Resumed | None) -> None:
         """Report the header, before the first step."""
@@ -176,7 +175,6 @@ class RunReport:
             device_why=trainer.device.why,
             transport=trainer.device.transport,
             transport_why=trainer.device.transport_why,
-            wire=self._wire,
             task=data.task_reason,
             in_process=is_in_process(),
             versions={
@@ -201,15 +199,6 @@ def _with_absolute_paths(settings: Settings, encoding: TableEncoding | None) -> 
     if model.init_from is not None:
         model = model.model_copy(update={"init_from": os.path.abspath(model.init_from)})
     return settings.model_copy(update={"data": data, "model": model})
-
-
-def describe_wire_dtype(wire_dtype: str, *, rounds: bool) -> str | None:
-    """Line of the header on ``parallel.wire_dtype``; `rounds`: whether any gradients travel between nodes."""
-    if wire_dtype == "same":
-        return None
-    if rounds:
-        return f"gradients travel between nodes as {wire_dtype}"
-    return f"no gradients travel between nodes: parallel.wire_dtype = {wire_dtype!r} changes nothing"
 
 
 def summarize(

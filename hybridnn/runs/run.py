@@ -28,7 +28,6 @@ from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.tensorboard_log import require_tensorboard
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step
-from hybridnn.training.config import array_dtype
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.rank_comparison import describe_value, require_same_settings
 from hybridnn.training.records import EpochRecord
@@ -153,7 +152,7 @@ def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> tuple[Settings, 
         test_fraction=settings.data.test_fraction,
         validation_fraction=settings.data.validation_fraction,
         seed=settings.training.seed,
-        dtype=array_dtype(settings.training.dtype),
+        dtype=settings.training.dtype,
     )
     trainer = _make_trainer(settings, grid, device, data)
     resolved = {

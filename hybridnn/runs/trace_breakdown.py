@@ -211,8 +211,6 @@ COMMUNICATION_KINDS = {
     "barrier": "wait",
     "allreduce": "reduce",
     "allreduce.wait": "reduce",
-    "alltoall": "reduce",
-    "alltoall.wait": "reduce",
 }
 """Kinds of box by name of the event; other events are "other"."""
 

@@ -20,7 +20,6 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.records import PredictedStep
-from hybridnn.training.config import array_dtype
 from hybridnn.training.layout_choice import resolve_layout
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: st
         model,
         train_samples,
         settings.training.batch_size,
-        array_dtype(settings.training.dtype).name,
+        settings.training.dtype,
         settings.optimizer,
         classification=task == "classification",
         clips=settings.training.clip_norm is not None,
@@ -187,14 +186,11 @@ def choose_parallel_settings(settings: Settings) -> Settings:
 
 
 def fixed_constraints(settings: Settings) -> dict[str, Any]:
-    """Values of ``[parallel]`` that follow from other settings, or change the training.
+    """Values of ``[parallel]`` that follow from other settings.
 
-    Both ends of a pipeline read data, so rank 0 cannot distribute it; and rounded gradients change the training.
+    Both ends of a pipeline read data, so rank 0 cannot distribute it.
     """
-    fixed: dict[str, Any] = {} if settings.data.distribution == "local" else {"pipeline": 1}
-    if settings.parallel.wire_dtype != "same":
-        fixed["wire_dtype"] = settings.parallel.wire_dtype
-    return fixed
+    return {} if settings.data.distribution == "local" else {"pipeline": 1}
 
 
 def _choose(settings: Settings, ranks: int) -> dict[str, Any]:

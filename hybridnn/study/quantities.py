@@ -229,7 +229,7 @@ def conditions_of(run: RunRecord) -> dict[str, str]:
     training = settings.training.model_dump(include={"batch_size", "dtype", "shuffle", "clip_norm"})
     values = by_dotted_name({**sections, "training": training})
     values |= {"data": header.data, "data.train_samples": header.train_samples, "model.sizes": header.sizes}
-    values |= {"device": header.device, "parallel.wire_dtype": header.layout.wire_dtype}
+    values["device"] = header.device
     if not header.layout.exact:
         layout = header.layout
         values |= {"parallel.method": layout.method_text, "parallel.stages": len(layout.stages)}

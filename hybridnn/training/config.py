@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -20,25 +20,12 @@ from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Positive, Seed, requ
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-DTYPES = ("float32", "float64", "bfloat16")
-BFLOAT16 = "bfloat16"
-WIRE_DTYPES = ("same", "bfloat16", "float16")
+DTYPES = ("float32", "float64")
 WeightGradients = Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))]
 ModelSplit = Annotated[str, OneOf(MODEL_SPLITS)]
-WireDtype = Annotated[str, OneOf(WIRE_DTYPES)]
 Distribution = Annotated[str, OneOf(DISTRIBUTIONS)]
 DEVICES = ("auto", "cpu", "gpu")
 TRANSPORTS = ("auto", "staging", "mpi", "nccl")
-
-
-def is_bfloat16(dtype: DTypeLike) -> bool:
-    """Whether a dtype of a training is ``"bfloat16"``, which NumPy does not have."""
-    return isinstance(dtype, str) and dtype == BFLOAT16
-
-
-def array_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """NumPy dtype of all arrays of a training in `dtype`: float32 for ``"bfloat16"``, which only rounds products."""
-    return np.dtype(np.float32 if is_bfloat16(dtype) else dtype)
 
 
 @dataclass(frozen=True)
@@ -57,8 +44,7 @@ class DeviceOptions:
     graphs : {"auto"} or bool
         Replay steps as CUDA graphs. Requires samples in GPU memory, and either a single rank or batch ranks that are
         connected by NCCL; otherwise the kernels of a step are launched one by one. With ``"auto"`` that is also done
-        if gradients are rounded between nodes, or if CUDA refuses the graph of a single rank, which are errors with
-        true.
+        if CUDA refuses the graph of a single rank, which is an error with true.
     """
 
     name: Annotated[str, OneOf(DEVICES)] = "auto"
@@ -120,7 +106,6 @@ class TrainConfig:
     model_split: ModelSplit = "columns"
     overlap: AutoOrBool = "auto"
     shared_replicas: AutoOrBool = "auto"
-    wire_dtype: WireDtype = "same"
     distribution: Distribution = "local"
     log_every: Count = 10
     evaluate_every: Count = 1
@@ -129,17 +114,12 @@ class TrainConfig:
     weight_error: Seed = 0
     pipelining: Pipelining = field(default_factory=Pipelining)
 
-    @property
-    def rounds_products(self) -> bool:
-        """Whether the factors of matrix products are rounded to bfloat16."""
-        return is_bfloat16(self.dtype)
-
     def items(self) -> dict[str, object]:
         """The attributes by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def checked(self) -> Self:
-        """A validated copy, with `batch_size` as an int and `dtype` as a NumPy dtype, or ``"bfloat16"``.
+        """A validated copy, with `batch_size` as an int and `dtype` as a NumPy dtype.
 
         Raises
         ------
@@ -151,8 +131,6 @@ class TrainConfig:
         require_fields("training", self, ("batch_size", "seed", "clip_norm", *evaluation))
         require_fields("output", self, ("log_every",))
         require_fields("data", self, ("distribution",))
-        require_fields("parallel", self, ("model_split", "overlap", "shared_replicas", "wire_dtype"))
+        require_fields("parallel", self, ("model_split", "overlap", "shared_replicas"))
         require_fields("parallel", self.pipelining, ("microbatches", "chunks", "vertical_sync", "weight_grad"))
-        return replace(
-            self, batch_size=int(self.batch_size), dtype=self.dtype if self.rounds_products else np.dtype(self.dtype)
-        )
+        return replace(self, batch_size=int(self.batch_size), dtype=np.dtype(self.dtype))

@@ -24,7 +24,7 @@ from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_runtime
 from hybridnn.pipeline.execution.executor import Executor, Minibatch
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
-from hybridnn.training.config import TrainConfig, array_dtype
+from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, Loader, minibatches
 from hybridnn.training.device import StepCapture
 from hybridnn.training.global_arrays import GlobalArrays
@@ -85,10 +85,8 @@ class Engine:
         *,
         fused_update: bool = True,
     ) -> None:
-        if config.rounds_products:
-            kernels = kernels.with_bfloat16_products()
         self._config, self._grid, self.layout, self._sharing, self._kernels = config, grid, layout, sharing, kernels
-        self.dtype = array_dtype(config.dtype)
+        self.dtype = np.dtype(config.dtype)
         kernels.compile(self.dtype)
         fused = fused_update and uses_fused_update(config, grid, layout, sharing, on_host=kernels.on_host)
         schedules = layout.largest_schedules()
@@ -103,7 +101,7 @@ class Engine:
             for index in range(layout.chunks * self._evaluates_large_blocks)
         ]
         arrays = self._chunk_plans[0].weight_versions + len(config.optimizer.slot_names)
-        replica = ReplicaConfig(sharing, arrays, layout.wire_dtype, fused)
+        replica = ReplicaConfig(sharing, arrays, fused)
         self.chunks = [
             ModelChunk(layers, grid, layout.model_split, self.dtype, layout.overlap, kernels, replica)
             for layers in layout.layers_of(config.model, grid.pipeline_rank)
@@ -307,10 +305,8 @@ class Engine:
         microbatch = ceil(self._config.batch_size / self.layout.microbatches)
         if not self._evaluates_large_blocks:
             return microbatch
-        sizes, itemsize = self._config.model.sizes, self.dtype.itemsize
-        if self._kernels.rounds_factors:
-            itemsize += 2  # beside an element, it rounded to bfloat16
-        bytes_per_sample = (sum(sizes) + 2 * max(sizes)) * itemsize
+        sizes = self._config.model.sizes
+        bytes_per_sample = (sum(sizes) + 2 * max(sizes)) * self.dtype.itemsize
         return max(microbatch, min(EVALUATED_SAMPLES, EVALUATION_BYTES // bytes_per_sample))
 
     @property
@@ -439,18 +435,10 @@ def make_engine(
     Raises
     ------
     SettingError
-        On every rank: the arrays do not fit the memory, ``shared_replicas`` is true and impossible, or a compressed
-        all-reduce is combined with required CUDA graphs.
+        On every rank: the arrays do not fit the memory, or ``shared_replicas`` is true and impossible.
     GridError
         As for `choose_sharing`.
     """
-    if config.wire_dtype != "same" and capture is not None and grid.spans_nodes:
-        if capture.required:
-            allowed = (
-                "the host rounds gradients, which a GPU's replayed steps leave out: 'same', or device.graphs = 'auto'"
-            )
-            raise SettingError("parallel.wire_dtype", config.wire_dtype, allowed)
-        capture = None
     layout, sharing = choose_sharing(config, grid, layout, on_host=kernels.on_host)
 
     def make() -> Engine:

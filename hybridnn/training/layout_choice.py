@@ -24,7 +24,7 @@ from hybridnn.pipeline.schedules.methods import (
     make_schedule,
     too_few_stages,
 )
-from hybridnn.training.config import TrainConfig, array_dtype
+from hybridnn.training.config import TrainConfig
 from hybridnn.utils.checks import require_choice
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         vertical_sync=pipelining.vertical_sync and count > 1,
         merges=pipelining.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
         shared_replicas=on_host and config.shared_replicas is not False,
-        wire_dtype=config.wire_dtype,
         node_ranks=node_ranks,
     )
 
@@ -154,7 +153,7 @@ def _profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
     from hybridnn.pipeline.partition.layer_profile import time_layers
     from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK, balanced_counts
 
-    model, dtype = config.model, array_dtype(config.dtype)
+    model, dtype = config.model, np.dtype(config.dtype)
     samples = ceil(config.batch_size / layout.microbatches)
     profiles = {batch: time_layers(model, ceil(samples / batch), dtype) for batch in {b for b, _ in layout.stages}}
 
@@ -218,8 +217,6 @@ def uses_fused_update(
 
     On a GPU they are if there is one batch rank, and a velocity, which the factors of a captured product do not change.
     """
-    if on_host and config.rounds_products:
-        return False
     if not on_host and (grid.batch > 1 or not config.optimizer.slot_names):
         return False
     return layout.fuses_update(
@@ -246,7 +243,7 @@ def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: Process
             for layers in layout.layers_of(config.model, grid.pipeline_rank)
         ]
         elements = sum(ParameterLayout(chunk).size for chunk in splits)
-        return arrays * elements * array_dtype(config.dtype).itemsize
+        return arrays * elements * np.dtype(config.dtype).itemsize
 
     needed = np.array([agree(grid.world, window_bytes)], np.int64)
     grid.node_group.allreduce(needed)

@@ -27,7 +27,7 @@ from hybridnn.datasets import ArrayRows, Rows, SyntheticRows
 from hybridnn.errors import DataError, UnequalSettingError
 from hybridnn.nn.learning_rates import SCHEDULES
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.training.config import DeviceOptions, is_bfloat16
+from hybridnn.training.config import DeviceOptions
 
 REPORTED = 3  # largest number of differing settings in a message
 NAMED_RATES = 2**12  # learning rates of an epoch that are compared one by one, after their digests differ
@@ -168,7 +168,6 @@ SETTING_OF = {
     "model_split": "parallel.model_split",
     "overlap": "parallel.overlap",
     "shared_replicas": "parallel.shared_replicas",
-    "wire_dtype": "parallel.wire_dtype",
     "distribution": "data.distribution",
     "log_every": "output.log_every",
 } | {
@@ -209,7 +208,7 @@ def trainer_facts(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _dtype_name(dtype: DTypeLike) -> str:
     try:
-        return str(dtype) if is_bfloat16(dtype) else np.dtype(dtype).name
+        return np.dtype(dtype).name
     except TypeError:  # refused later, on all ranks
         return repr(dtype)
 

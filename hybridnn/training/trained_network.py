@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from hybridnn.comm.agreement import agree
 from hybridnn.kernels.backend import HostArray
 from hybridnn.nn.losses import resolve_loss
@@ -137,12 +135,6 @@ class TrainedNetwork:
     def stage_memory(self, task: str) -> tuple[MemoryBreakdown, ...]:
         """Memory for training on data of `task`, as maxima over the ranks of every stage; collective."""
         return self._engine.memory(task).largest_of_stages(self.grid)
-
-    def rounds_gradients(self) -> bool:
-        """Whether a batch group spans several nodes, so that `wire_dtype` has an effect; collective."""
-        spans = np.array([self.grid.batch_spans_nodes], np.int64)
-        self.grid.world.allreduce(spans, "max")
-        return bool(spans[0])
 
     def _require_same_arrays(self, what: str, arrays: Mapping[str, HostArray]) -> None:
         if self.grid.size == 1:

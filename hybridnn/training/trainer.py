@@ -60,9 +60,8 @@ class Trainer(TrainedNetwork):
         Factor on the optimizer's learning rate, by update.
     seed : int
         Seed of the initial weights and of the order of the samples.
-    dtype : {"float32", "float64", "bfloat16"}
-        Element type of all arrays. ``"bfloat16"`` is mixed precision (Micikevicius et al. 2018): the factors of matrix
-        products are rounded to bfloat16; weights, sums, losses and updates are float32, and no loss is scaled.
+    dtype : {"float32", "float64"}
+        Element type of all arrays.
     shuffle : bool
         Draw a new order of the samples every epoch.
     clip_norm : float, optional
@@ -74,9 +73,6 @@ class Trainer(TrainedNetwork):
     shared_replicas : bool or "auto"
         Whether the batch ranks of a node share one copy of the weights and of the optimizer state, of which each rank
         updates a slice; see `choose_sharing`. The trained weights are the same.
-    wire_dtype : {"same", "bfloat16", "float16"}
-        Element type of the gradients in the all-reduce between nodes; see `hybridnn.parallel.compressed_allreduce`.
-        No effect unless a batch group spans several nodes.
     device : str, DeviceOptions or TrainingDevice
         ``"cpu"``, ``"gpu"``, or ``"auto"``, a GPU if every rank has one; see `resolve_device`.
     distribution : {"local", "scatter", "scatter-broadcast"}
@@ -146,7 +142,6 @@ class Trainer(TrainedNetwork):
         model_split: str = "columns",
         overlap: bool | str = "auto",
         shared_replicas: bool | str = "auto",
-        wire_dtype: str = "same",
         device: str | DeviceOptions | TrainingDevice = "auto",
         distribution: str = "local",
         log_every: int = 10,
@@ -170,7 +165,6 @@ class Trainer(TrainedNetwork):
             model_split=model_split,
             overlap=overlap,
             shared_replicas=shared_replicas,
-            wire_dtype=wire_dtype,
             distribution=distribution,
             log_every=log_every,
             evaluate_every=evaluate_every,

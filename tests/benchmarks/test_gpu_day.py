@@ -304,7 +304,7 @@ def test_the_report_has_verdicts_tables_and_a_chart(
     case = "4-64-64-64-1"
     ratios = {f"{name}{end}": 2.0 for name in ("ratio", "ratio_compiled") for end in ("", "_min", "_max", "_plain")}
     whole = {"case": case, "precision": "fp32", "batch_size": 1, "our_samples_per_second": 2.0, **ratios}
-    part = {"case": case, "precision": "bf16", "batch_size": 1, "errors": {"compiled": "RuntimeError: no\ncompiler"}}
+    part = {"case": case, "precision": "TF32", "batch_size": 1, "errors": {"compiled": "RuntimeError: no\ncompiler"}}
     tests = {"passed": 3, "skipped": {}, "failed": [], "errors": ["c"]}
     about = {"seconds": 1.0, "date": "2026-01-01", "commit": "abc"}
     pieces = {
@@ -319,7 +319,7 @@ def test_the_report_has_verdicts_tables_and_a_chart(
     write_report({"devices": {GPU: pieces}}, ["training", "later"], tmp_path)
     for line in (
         f"| {case}, batch 1, fp32 | 2 |  | 2.00 (2.00-2.00) | 2.00 | 2.00 |  |  |  |  |  |",
-        f"* {case}, bf16, compiled: RuntimeError: no compiler",
+        f"* {case}, TF32, compiled: RuntimeError: no compiler",
         "| training | done | 1 | 2026-01-01 | abc |",
         "| later | not run |  |  |  |",
     ):

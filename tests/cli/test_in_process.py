@@ -72,7 +72,6 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "2 x 2 columns, scatter": (4, ("--model", "2", "--set", "data.distribution=scatter-broadcast")),
     "1f1b": (4, ("--pipeline", "4", "--method", "1f1b", *CHECKED)),
     "all three axes": (8, ("--pipeline", "2", "--batch", "2", "--model", "2", "--method", "zb-h1")),
-    "16-bit words": (2, ("--set", "parallel.wire_dtype=bfloat16")),  # used between nodes alone
 }
 
 

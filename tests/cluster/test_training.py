@@ -28,7 +28,7 @@ SHAPES: Mapping[str, tuple[int, int, Sequence[str]]] = {
 }
 """Ranks, step between cases, and options of mpirun, by the number of ranks on each node."""
 
-GROUPS = ("grids", "pipelines", "shared replicas", "rounded gradients", "checkpoints")
+GROUPS = ("grids", "pipelines", "shared replicas", "checkpoints")
 """Groups of cases of `training_job`."""
 
 Report = Mapping[str, Mapping[str, str]]

@@ -13,13 +13,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from hybridnn import ProcessGrid, Trainer
@@ -36,7 +34,6 @@ from reference.pipeline_cases import (
     few_of_each,
     short_training,
 )
-from reference.rounded_trainings import CASES, WORDS, Sharers, alone, check_rounded
 from reference.sweeps import SPLITS, grid_shapes, layouts, trainings
 
 Check = Callable[[], object]
@@ -67,12 +64,6 @@ class Nodes:
         assert WORLD.Split_type(MPI.COMM_TYPE_SHARED).Get_size() == own
         grid = ProcessGrid(WORLD)
         assert (grid.nodes, grid.node_ranks, grid.node_group.size) == (len(self.counts), max(self.counts), own)
-
-    @property
-    def sharers(self) -> Sharers:
-        """Batch ranks of every node, where all ranks are batch ranks."""
-        ends = np.cumsum(self.counts)
-        return [list(range(end - ranks, end)) for end, ranks in zip(ends, self.counts, strict=True)]
 
 
 def grids_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
@@ -147,30 +138,6 @@ def replica_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
             yield f"shared replicas, {stages}, {it}", lambda it=it, grid=pipeline: check_pipelined(it, grid)
 
 
-def rounding_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
-    """Gradients that are rounded between nodes: trainings by their definition."""
-    grid = ProcessGrid(WORLD)
-    for case, words in product(CASES, WORDS):
-        if max(nodes.counts) > 1:
-            shared = replace(case, shared_replicas=True)
-            yield (
-                f"shared replicas, {words}, {case}",
-                lambda case=shared, words=words: check_rounded(case, words, grid, nodes.sharers),
-            )
-        for overlap in (True, False):
-            own = replace(case, shared_replicas=False, overlap=overlap)
-            yield (
-                f"own replicas, {words}, {own}",
-                lambda case=own, words=words: check_rounded(case, words, grid, alone(WORLD.size)),
-            )
-    if nodes.counts == (1, 1, 1, 1):
-        pipelining = Pipelining("gpipe", microbatches=2)
-        pipeline = ProcessGrid(WORLD, pipeline=2, batch=2)
-        case = replace(CASES[1], samples=32)
-        check = lambda: check_rounded(case, "float16", pipeline, alone(2), pipelining=pipelining)  # noqa: E731
-        yield "a pipeline, float16", check
-
-
 def checkpoint_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
     """Checkpoints in a folder that all nodes see, from which another trainer goes on to the last bit."""
 
@@ -198,7 +165,6 @@ GROUPS: dict[str, Callable[[Nodes], Iterator[tuple[str, Check]]]] = {
     "grids": grids_cases,
     "pipelines": pipeline_cases,
     "shared replicas": replica_cases,
-    "rounded gradients": rounding_cases,
     "checkpoints": checkpoint_cases,
 }
 MANY = ("grids", "pipelines")

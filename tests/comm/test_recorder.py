@@ -142,8 +142,6 @@ def test_ring_collectives_match_a_count_by_rounds(ranks: int) -> None:
     nbytes = 96 * ranks
     gathered = sum(nbytes // ranks for _ in range(ranks - 1))  # each round passes one block on
     assert bytes_sent_by_rank("allgather", nbytes, ranks) == gathered
-    # An all-to-all sends its part to each other rank at once.
-    assert bytes_sent_by_rank("alltoall", nbytes, ranks) == sum(nbytes // ranks for _ in range(ranks - 1))
     # A ring all-reduce is a reduce-scatter and then an all-gather.
     assert bytes_sent_by_rank("allreduce", nbytes, ranks) == 2 * gathered
 

@@ -46,7 +46,7 @@ WRONG = {
     "training.epochs=many": "training.epochs = 'many': must be a whole number",
     "training.batch_size=-5": "training.batch_size = -5: must be at least 1",
     "training.shuffle=1": "training.shuffle = 1: must be true or false",
-    "training.dtype=float16": "training.dtype = 'float16': must be 'float32', 'float64' or 'bfloat16'",
+    "training.dtype=float16": "training.dtype = 'float16': must be 'float32' or 'float64'",
     "training.clip_norm=0": "training.clip_norm = 0: must be greater than 0",
     "model.hidden=[3,-1]": "model.hidden[1] = -1: must be at least 1",
     "model.hidden=5": f"model.hidden = 5: {LIST}",
@@ -113,7 +113,7 @@ def test_wrong_value_is_named_with_what_is_allowed(overrides: str) -> None:
         (
             "parallel.zzz=3",
             "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "
-            "model_split, overlap, shared_replicas, wire_dtype, method, microbatches, chunks, partition, "
+            "model_split, overlap, shared_replicas, method, microbatches, chunks, partition, "
             "vertical_sync, weight_grad, auto",
         ),
         (
@@ -273,7 +273,7 @@ def test_the_defaults_of_the_trainer_are_those_of_the_settings() -> None:
     settings, defaults = Settings(), {p.name: p.default for p in signature(Trainer).parameters.values()}
     for section, keys in (
         (settings.training, ("batch_size", "seed", "dtype", "shuffle", "clip_norm", "evaluate_every")),
-        (settings.parallel, ("model_split", "overlap", "shared_replicas", "wire_dtype")),
+        (settings.parallel, ("model_split", "overlap", "shared_replicas")),
         (settings.data, ("distribution",)),
         (settings.output, ("log_every",)),
     ):

@@ -69,7 +69,6 @@ EVERY_COUNT: dict[tuple[str, str], Closed] = {
     ("gather", "linear"): lambda n, p: (p - 1, n * (p - 1) // p, 0),
     ("allgather", "ring"): lambda n, p: (p - 1, n * (p - 1) // p, 0),
     ("allgather", "bruck"): lambda n, p: (ceil(log2(p)), n * (p - 1) // p, 0),
-    ("alltoall", "linear"): lambda n, p: (p - 1, n * (p - 1) // p, 0),
     ("reduce_scatter", "ring"): lambda n, p: (p - 1, n * (p - 1) // p, n * (p - 1) // p),
     ("reduce", "binomial"): lambda n, p: (ceil(log2(p)), ceil(log2(p)) * n, ceil(log2(p)) * n),
     ("allreduce", "ring"): lambda n, p: (2 * (p - 1), 2 * n * (p - 1) // p, n * (p - 1) // p),

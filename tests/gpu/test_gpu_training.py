@@ -16,10 +16,8 @@ from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice, resolve_device
-from reference.bfloat16_steps import assert_rounded_alike, expected_step, one_step
-from reference.cases import Case, assert_arrays_close, assert_arrays_same, assert_close, data, make_trainer, run
+from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, exact_cases, run_pipelined
-from reference.ranks import on_nodes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -109,27 +107,6 @@ def test_one_rank(name: str, dtype: str, graphs: bool) -> None:
     check((CASES | ADAPTIVE)[name], grid, device, dtype)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_a_step_in_bfloat16_is_that_of_the_definition_to_the_last_bit(graphs: bool) -> None:
-    grid = ProcessGrid()
-    device = resolve_device(DeviceOptions("gpu", graphs=graphs), grid)
-    assert_arrays_same(one_step(grid, "bfloat16", times=4, device=device), expected_step())
-
-
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("name", [*CASES, *ADAPTIVE])
-def test_trainings_in_bfloat16_are_those_of_the_cpu(name: str, graphs: bool) -> None:
-    """Fifteen steps, within `ALIKE` of what the rounding of factors changes."""
-    case, grid = (CASES | ADAPTIVE)[name], ProcessGrid()
-    device = resolve_device(DeviceOptions("gpu", graphs=graphs), grid)
-    found = run(case, grid, "bfloat16", device=device)
-    expected, plain = (run(case, grid, dtype, device="cpu") for dtype in ("bfloat16", "float32"))
-    assert found.step >= 12
-    assert_rounded_alike(found.weights(), expected.weights(), plain.weights(), name)
-    losses = [[record.train_loss for record in trainer.history.steps] for trainer in (found, expected)]
-    np.testing.assert_allclose(losses[0], losses[1], rtol=2.0**-8)
-
-
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_every_method_of_a_pipeline_on_one_rank(dtype: str) -> None:
     grid = ProcessGrid()
@@ -206,20 +183,6 @@ def test_batch_ranks_replay_steps(comm: MPI.Intracomm, bucket_bytes: int, monkey
             assert device.capture is not None
             check(case, grid, device, dtype)
             grid.disconnect()
-
-
-@pytest.mark.mpi(ranks=[2])
-@pytest.mark.parametrize("transport", ["staging", "nccl"])
-@pytest.mark.parametrize("words", ["bfloat16", "float16"])
-def test_gradients_rounded_between_nodes(comm: MPI.Intracomm, words: str, transport: str) -> None:
-    """In float64, because a different rounding of float32 may change a compressed element, and so a weight by more."""
-    grid = ProcessGrid(on_nodes(comm, (0, 1)))
-    device = on_gpu(grid, transport)
-    for overlap in (False, True):
-        case = replace(WIDE, overlap=overlap, shared_replicas=False)
-        found, on_cpu = (run(case, grid, "float64", device=on, wire_dtype=words) for on in (device, "cpu"))
-        assert found.rounds_gradients()
-        assert_same(found, on_cpu, words, "float64")
 
 
 @pytest.mark.mpi(ranks=[2])

@@ -1,6 +1,5 @@
 // Six functions of cuBLAS as its header declares them, for matrices in the host's memory.
 #include <cstddef>
-#include <cstring>
 
 extern "C" {
 
@@ -37,20 +36,9 @@ int cublasSetWorkspace_v2(cublasHandle_t handle, void* workspace, size_t bytes) 
 
 }  // extern "C"
 
-struct Bfloat16 {
-    unsigned short upper_half;
-
-    operator float() const {
-        const unsigned bits = static_cast<unsigned>(upper_half) << 16;
-        float value;
-        std::memcpy(&value, &bits, sizeof value);
-        return value;
-    }
-};
-
-template <class Real, class Factor>
+template <class Real>
 void multiply(
-    bool a_transposed, bool b_transposed, int m, int n, int k, Real alpha, const Factor* a, int lda, const Factor* b,
+    bool a_transposed, bool b_transposed, int m, int n, int k, Real alpha, const Real* a, int lda, const Real* b,
     int ldb, Real beta, Real* c, int ldc) {
     for (int i = 0; i < m; ++i) {
         for (int j = 0; j < n; ++j) {
@@ -70,16 +58,11 @@ extern "C" int cublasGemmEx(
     int lda, const void* B, int Btype, int ldb, const void* beta, void* C, int Ctype, int ldc, int compute, int algo) {
     const int invalid_value = 7, not_initialized = 1;
     if (!handle->workspace || handle->bytes < (1 << 20)) return not_initialized;
-    const bool from_bfloat16 = Atype == 14 && Ctype == 0 && compute == 68;
-    if (Atype != Btype || (Atype != Ctype && !from_bfloat16) || transa < 0 || transa > 1 || transb < 0 || transb > 1) return invalid_value;
+    if (Atype != Btype || Atype != Ctype || transa < 0 || transa > 1 || transb < 0 || transb > 1) return invalid_value;
     if (lda < (transa ? k : m) || ldb < (transb ? n : k) || ldc < m || algo != -1) return invalid_value;
     ++products;
     last_compute_type = compute;
-    if (from_bfloat16) {
-        multiply(
-            transa, transb, m, n, k, *(const float*)alpha, (const Bfloat16*)A, lda, (const Bfloat16*)B, ldb,
-            *(const float*)beta, (float*)C, ldc);
-    } else if (Atype == 0 && (compute == 68 || compute == 77)) {
+    if (Atype == 0 && (compute == 68 || compute == 77)) {
         multiply(
             transa, transb, m, n, k, *(const float*)alpha, (const float*)A, lda, (const float*)B, ldb,
             *(const float*)beta, (float*)C, ldc);

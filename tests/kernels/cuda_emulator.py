@@ -87,10 +87,7 @@ class Emulator:
 
     add, copyto = staticmethod(np.add), staticmethod(np.copyto)
     ascontiguousarray = staticmethod(lambda array: device_array(array))
-    cuda = SimpleNamespace(
-        get_current_stream=lambda: SimpleNamespace(ptr=7),
-        Device=lambda: SimpleNamespace(compute_capability="90"),
-    )
+    cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=7))
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

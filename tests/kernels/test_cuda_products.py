@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hybridnn.errors import SettingError
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS, rounded_to_bfloat16
 from hybridnn.kernels.cublas import CublasProducts
 from hybridnn.kernels.cupy_kernels import CupyKernels
 from kernels.cuda_emulator import HERE, Emulator, compile_cpp, device_array
@@ -77,75 +74,6 @@ def test_the_products_of_a_layer(products: CublasProducts, emulator: Emulator) -
     for found, expected in ((y, "oi,ni->on"), (dw, "on,ni->oi"), (dx, "oi,on->in")):
         operands = {"oi,ni->on": (weight, samples), "on,ni->oi": (dz, samples), "oi,on->in": (weight, dz)}[expected]
         np.testing.assert_allclose(found, np.einsum(expected, *operands), rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
-def test_bfloat16_products_are_those_of_the_host(
-    products: CublasProducts, emulator: Emulator, m: int, k: int, n: int
-) -> None:
-    """Of integers of nine bits, whose rounded products and sums float32 represents: equal to the last bit."""
-    random = np.random.default_rng(m + k + n)
-    kernels = CupyKernels(emulator, products).with_bfloat16_products()
-    a, b = (random.integers(-511, 512, shape).astype(np.float32) for shape in ((m, k), (k, n)))
-    expected = rounded_to_bfloat16(a) @ rounded_to_bfloat16(b)
-    assert (k, np.array_equal(expected, a @ b)) != (9, True), "rounding changes nothing"
-    for left in matrices_of(a)[:2]:
-        for right in matrices_of(b)[:2]:
-            out, other = kernels.empty((m, n), np.float32), kernels.empty((m, n), np.float32)
-            kernels.matmul(factor(kernels, left), factor(kernels, right), out)
-            kernels.matmul_transposed(factor(kernels, left).T, factor(kernels, right), other, None)
-            np.testing.assert_array_equal(out, expected)
-            np.testing.assert_array_equal(other, expected)
-
-
-def factor(kernels: CupyKernels, values: Any) -> Any:
-    """The matrix rounded, in the same layout."""
-    turned = not values.flags.c_contiguous
-    rounded = kernels.empty_factor(values.shape[::-1] if turned else values.shape)
-    rounded = rounded.T if turned else rounded
-    kernels.round_factor(values, rounded)
-    return rounded
-
-
-def test_products_of_rounded_factors_are_added(products: CublasProducts, emulator: Emulator) -> None:
-    kernels, velocity = CupyKernels(emulator, products).with_bfloat16_products(), device_array(np.ones((2, 2), "f"))
-    ones = factor(kernels, device_array(np.ones((2, 2), np.float32)))
-    kernels.add_product(ones, ones, velocity, 0.5, 0.75)
-    assert velocity.tolist() == [[1.75] * 2] * 2
-
-
-def test_factors_that_are_not_rounded_are_refused(products: CublasProducts, emulator: Emulator) -> None:
-    kernels = CupyKernels(emulator, products).with_bfloat16_products()
-    square = device_array(np.ones((2, 2), np.float32))
-    with pytest.raises(ValueError, match="the kernel takes rounded factors"):
-        kernels.matmul(factor(kernels, square), square, square.copy())
-    with pytest.raises(ValueError, match="the kernel takes rounded factors"):
-        kernels.add_product(square, factor(kernels, square), square.copy(), 1.0, 1.0)
-    with pytest.raises(ValueError, match="the kernel takes float32 to round"):
-        kernels.round_factor(square.astype(float), kernels.empty_factor((2, 2)))
-    with pytest.raises(ValueError, match="the kernel takes contiguous arrays"):
-        kernels.round_factor(square, kernels.empty_factor((2, 2)).T)
-    with pytest.raises(ValueError, match="the factor's shape"):
-        kernels.round_factor(square, kernels.empty_factor((2, 3)))
-
-
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 255, 20_003])
-@pytest.mark.parametrize("first", [0, 1])
-def test_factors_are_rounded_as_on_the_host(
-    emulator: Emulator, products: CublasProducts, size: int, first: int
-) -> None:
-    """In packs, with a rest, and one by one where an address is not aligned."""
-    bits = np.random.default_rng(0).integers(0, 1 << 32, size + 1, dtype=np.uint32)
-    special = np.array([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00000001, 0x80000000, 0x7F800001], np.uint32)
-    bits[first : first + 6] = special[: len(bits[first : first + 6])]
-    values = device_array(bits.view(np.float32))[first : first + size]
-    kernels = CupyKernels(emulator, products).with_bfloat16_products()
-    around = kernels.empty_factor((size + 9,))
-    kernels.round_factor(values, around[:size])
-    expected = np.empty(size, np.uint16)
-    COMPRESSED_FORMATS["bfloat16"].encode(np.array(values), expected, np.empty((2, size), np.float32))
-    np.testing.assert_array_equal(around[:size], expected)
-    assert (around[size:] == 0xFFFF).all(), "written behind the factor"
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 4, 0)])
@@ -225,19 +153,6 @@ def test_every_recording_sets_its_stream_and_workspace(
         before = counter.value
         kernels.record(lambda: kernels.matmul(square, square, square.copy()))
         assert counter.value == before + 1
-
-
-@pytest.mark.parametrize(("capability", "shown"), [("75", "7.5"), ("70", "7.0"), ("80", ""), ("100", "")])
-def test_bfloat16_needs_ampere(
-    products: CublasProducts, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, capability: str, shown: str
-) -> None:
-    monkeypatch.setattr(Emulator.cuda, "Device", lambda: SimpleNamespace(compute_capability=capability))
-    kernels = CupyKernels(emulator, products)
-    if not shown:
-        assert kernels.with_bfloat16_products().rounds_factors
-        return
-    with pytest.raises(SettingError, match=rf"^training\.dtype = 'bfloat16': this GPU, .* {shown}, .*'float32'"):
-        kernels.with_bfloat16_products()
 
 
 class _Stream:

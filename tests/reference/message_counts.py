@@ -75,8 +75,6 @@ def _start(algorithm: Algorithm) -> Holdings:
             return [{block: frozenset({0}) for block in blocks} if rank == 0 else {} for rank in ranks]
         case "gather" | "allgather" | "barrier":
             return [{rank: frozenset({rank})} for rank in ranks]
-        case "alltoall":  # blocks of different senders are different
-            return [{rank * algorithm.ranks + block: frozenset({rank}) for block in blocks} for rank in ranks]
         case "reduce" | "reduce_scatter" | "allreduce":
             return [{block: frozenset({rank}) for block in blocks} for rank in ranks]
     raise AssertionError(algorithm.operation)
@@ -96,8 +94,6 @@ def _expected(algorithm: Algorithm) -> Holdings:
             return [{block: frozenset({block}) for block in blocks} if rank == 0 else {} for rank in ranks]
         case "allgather" | "barrier":
             return [{block: frozenset({block}) for block in blocks} for _ in ranks]
-        case "alltoall":
-            return [{other * algorithm.ranks + rank: frozenset({other}) for other in ranks} for rank in ranks]
         case "reduce":
             return [{block: everyone for block in blocks} if rank == 0 else {} for rank in ranks]
         case "reduce_scatter":
@@ -145,10 +141,6 @@ def _ring(p: int, *, first: int, added: bool) -> list[Round]:
 
 def _pairwise(p: int) -> list[Round]:
     return [[Message(r, (r + k) % p, ((r + k) % p,), True) for r in range(p)] for k in range(1, p)]
-
-
-def _all_to_all(p: int) -> list[Round]:
-    return [[Message(r, (r + k) % p, (r * p + (r + k) % p,)) for r in range(p)] for k in range(1, p)]
 
 
 def _bruck(p: int) -> list[Round]:
@@ -265,7 +257,6 @@ def algorithms(p: int) -> dict[tuple[str, str], list[Algorithm]]:
     tree, scatter, left = _tree(p), _scatter_tree(p), len(_fold(p).working)
     around, summing = _ring(p, first=0, added=False), _ring(p, first=-1, added=True)
     made: dict[tuple[str, str], list[tuple[int, list[Round]]]] = {
-        ("alltoall", "linear"): [(p, _all_to_all(p))],
         ("send", "direct"): [(1, [[Message(0, 1, (0,))]] if p > 1 else [])],
         ("broadcast", "binomial"): [(1, tree)],
         ("broadcast", "scatter_recursive_doubling"): [(p, scatter + _allgather_doubling(p))],

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.rounding import rounded
-
 Array = NDArray[Any]
 Weights = dict[str, Array]
 Steps = dict[int, tuple[Array, Array]]
@@ -31,8 +29,6 @@ class Network:
     residual: bool = False
     loss: str = "mse"
     initializer: str = "auto"
-    factors: str = ""
-    """Format to which the factors of all products are rounded, for example "bfloat16"."""
 
     @property
     def layers(self) -> int:
@@ -48,10 +44,6 @@ class Network:
         if self.initializer != "auto":
             return self.initializer
         return {"relu": "he", "selu": "lecun"}.get(self.activation_of(layer), "glorot")
-
-
-def factor(network: Network, values: Array) -> Array:
-    return rounded(network.factors, values) if network.factors else values
 
 
 def value(activation: str, z: Array) -> Array:
@@ -100,8 +92,8 @@ def forward(network: Network, weights: Weights, x: Array, layers: range | None =
     """Outputs of some or all layers, with the input and the pre-activation of each of them."""
     steps: Steps = {}
     for layer in range(network.layers) if layers is None else layers:
-        weight = factor(network, weights[f"layers.{layer}.weight"])
-        z = factor(network, x) @ weight.T + weights[f"layers.{layer}.bias"]
+        weight = weights[f"layers.{layer}.weight"]
+        z = x @ weight.T + weights[f"layers.{layer}.bias"]
         steps[layer] = (x, z)
         y = value(network.activation_of(layer), z)
         x = x + y if network.is_residual(layer) else y
@@ -133,9 +125,9 @@ def backward(network: Network, weights: Weights, steps: Steps, dy: Array) -> tup
     for layer in sorted(steps, reverse=True):
         inputs, z = steps[layer]
         dz = dy * slope(network.activation_of(layer), z)
-        result[f"layers.{layer}.weight"] = factor(network, dz).T @ factor(network, inputs)
+        result[f"layers.{layer}.weight"] = dz.T @ inputs
         result[f"layers.{layer}.bias"] = dz.sum(axis=0)
-        dx = factor(network, dz) @ factor(network, weights[f"layers.{layer}.weight"])
+        dx = dz @ weights[f"layers.{layer}.weight"]
         dy = dx + dy if network.is_residual(layer) else dx
     return dy, result
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import cos, pi
 
@@ -137,14 +136,7 @@ def sample_order(samples: int, seed: int, epoch: int) -> Array:
     return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 1, 0])).permutation(samples)
 
 
-def train(
-    network: Network,
-    plan: Plan,
-    x: Array,
-    y: Array,
-    weights: Weights | None = None,
-    gradients_of: Callable[[Network, Weights, Array, Array], tuple[float, Weights]] = net.gradients,
-) -> Outcome:
+def train(network: Network, plan: Plan, x: Array, y: Array, weights: Weights | None = None) -> Outcome:
     weights = dict(net.initial_weights(network, plan.seed) if weights is None else weights)
     slots = {slot: {name: np.zeros_like(w) for name, w in weights.items()} for slot in plan.rule.slots()}
     out = Outcome(weights, slots, [], [], [], {})
@@ -155,7 +147,7 @@ def train(
         total = 0.0
         for start in starts:
             picked = order[start : start + plan.batch_size]
-            loss, gradients = gradients_of(network, weights, x[picked], y[picked])
+            loss, gradients = net.gradients(network, weights, x[picked], y[picked])
             total += loss * len(picked)
             step = len(out.rates)
             rate = plan.rule.lr * plan.schedule.at(step, len(starts), updates)

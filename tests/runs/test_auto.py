@@ -58,8 +58,6 @@ def test_keys_that_are_set_are_kept(comm: MPI.Intracomm) -> None:
     assert (grid.model, grid.overlap) == (2, False)
     own = choose_parallel_settings(settings_with("parallel.batch=4", "parallel.shared_replicas=false")).parallel
     assert (own.batch, own.shared_replicas) == (4, False)
-    rounded = choose_parallel_settings(settings_with("parallel.wire_dtype=bfloat16")).parallel
-    assert rounded.wire_dtype == "bfloat16"
     pipeline = choose_parallel_settings(settings_with("parallel.pipeline=2", "parallel.method=gpipe")).parallel
     assert (pipeline.pipeline, pipeline.method) == (2, "gpipe")
     assert sum(pipeline.partition) == 4  # type: ignore[arg-type]  # counts

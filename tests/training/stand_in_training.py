@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,6 @@ class StandInKernels:
     """
 
     on_host = False
-    rounds_factors = False
     record = CupyKernels.record
     _host = NUMPY
     _products = SimpleNamespace(forget_stream=lambda: None)
@@ -74,14 +72,6 @@ class StandInKernels:
         return later
 
     def compile(self, dtype: DTypeLike) -> None: ...
-
-    def with_bfloat16_products(self) -> StandInKernels:
-        kernels = copy(self)
-        kernels._host, kernels.rounds_factors = NUMPY.with_bfloat16_products(), True
-        return kernels
-
-    def empty_factor(self, shape: tuple[int, ...]) -> DeviceArray:
-        return self.empty(shape, np.float32)
 
     def free_bytes(self) -> int:
         return self._free

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hybridnn import ProcessGrid
 from reference.core_cases import CORE_CASES
 from reference.pipeline_cases import DELAYED_CASES, MOMENTUM, exact_cases
-from reference.ranks import on_nodes
-from reference.rounded_trainings import CASES, alone, check_rounded
 from reference.training_cases import Grid, TrainingCase, check_training
 
 if TYPE_CHECKING:
@@ -24,16 +21,6 @@ def test_core_cases(comm: MPI.Intracomm) -> None:
     for it in CORE_CASES.values():
         if it.ranks == comm.size:
             check_training(it, comm)
-
-
-@pytest.mark.mpi(ranks=[2, 4])
-def test_gradients_rounded_between_nodes(comm: MPI.Intracomm) -> None:
-    apart = ProcessGrid(on_nodes(comm, range(comm.size)))
-    check_rounded(replace(CASES[0], shared_replicas=False), "bfloat16", apart, alone(comm.size))
-    check_rounded(replace(CASES[1], shared_replicas=False), "float16", apart, alone(comm.size))
-    if comm.size == 4:
-        pairs = ProcessGrid(on_nodes(comm, (0, 0, 1, 1)))
-        check_rounded(replace(CASES[0], shared_replicas=True), "bfloat16", pairs, [[0, 1], [2, 3]])
 
 
 @pytest.mark.slow

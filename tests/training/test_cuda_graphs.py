@@ -5,41 +5,26 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.recorder import Call
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory
-from hybridnn.errors import SettingError
-from hybridnn.kernels.cupy_kernels import CupyKernels
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import StepCapture, TrainingDevice, resolve_device
 from hybridnn.training.records import StepRecord
-from reference import serial
-from reference.bfloat16_steps import (
-    EXACT,
-    RATE,
-    assert_rounded_alike,
-    exact_training,
-    expected_step,
-    one_step,
-    rounding,
-)
 from reference.cases import (
     Case,
     assert_arrays_close,
-    assert_arrays_same,
     check_against_reference,
     data,
     make_trainer,
-    plan_of,
     run,
 )
 from reference.stand_in_device import StandInCupy
@@ -70,17 +55,16 @@ def test_replayed_steps_compute_what_the_reference_computes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["clipped", "adamw"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_replayed_step_is_one_launch(name: str, dtype: str) -> None:
+def test_a_replayed_step_is_one_launch(name: str) -> None:
     """Samples, rates and losses of an epoch are on the device, which counts the steps."""
     grid = ProcessGrid()
-    assert launches_of_steps(grid, stand_in(grid, graphs=True), name, dtype) == [1] * 5
+    assert launches_of_steps(grid, stand_in(grid, graphs=True), name) == [1] * 5
 
 
-def launches_of_steps(grid: ProcessGrid, device: TrainingDevice, name: str, dtype: str) -> list[int]:
+def launches_of_steps(grid: ProcessGrid, device: TrainingDevice, name: str) -> list[int]:
     """Pieces of work that the host enqueues in steps 3 to 7, which are replayed."""
     case, stream = replace(GRAPHS[name], samples=80), kernels_of(device)._cupy.current
-    trainer, given = make_trainer(case, grid, dtype, device=device), []
+    trainer, given = make_trainer(case, grid, "float32", device=device), []
     trainer.log_every = 100
     trainer.fit(*data(case), epochs=1, should_stop=lambda position: given.append(stream.given))
     return np.diff(given)[1:6].tolist()
@@ -89,56 +73,7 @@ def launches_of_steps(grid: ProcessGrid, device: TrainingDevice, name: str, dtyp
 @pytest.mark.mpi(ranks=[2])
 def test_a_replayed_step_of_batch_ranks_is_one_launch(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, batch=2)
-    assert launches_of_steps(grid, stand_in(grid, "nccl", comm, graphs=True), "clipped", "float32") == [1] * 5
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_replayed_steps_in_bfloat16_follow_the_replay_that_rounds(name: str) -> None:
-    case, grid = GRAPHS[name], ProcessGrid()
-    device = stand_in(grid, graphs=True)
-    replay = serial.train(rounding(case.network), plan_of(case), *data(case))
-    found, plain = run(case, grid, "bfloat16", device=device), run(case, grid, "float32", device="cpu")
-    assert kernels_of(device).replays == [8, 2]
-    assert_rounded_alike(found.weights(), replay.weights, plain.weights(), name)
-    assert found.evaluate(*data(case)).loss == pytest.approx(plain.evaluate(*data(case)).loss, rel=2.0**-6)
-
-
-def test_a_step_that_is_captured_after_predictions_rounds_the_weights() -> None:
-    """The predictions have rounded them, but replays follow with other weights."""
-    grid = ProcessGrid()
-    (weights, x, y), device = exact_training(), stand_in(grid, graphs=True)
-    trainer = Trainer(
-        MLP(EXACT.sizes, "relu"),
-        SGD(RATE, 0.0),
-        grid=grid,
-        batch_size=8,
-        dtype="bfloat16",
-        shuffle=False,
-        device=device,
-    )
-    for step, factor in enumerate((2, 2, 2, 1), start=1):
-        trainer.load_weights({name: factor * array for name, array in weights.items()})
-        if step == 2:
-            trainer.predict(x)
-        trainer.fit(x, y, epochs=1)
-    assert kernels_of(device).replays == [3]
-    assert_arrays_same(trainer.weights(), expected_step())
-
-
-def test_a_replayed_step_in_bfloat16_is_that_of_the_definition_to_the_last_bit() -> None:
-    grid = ProcessGrid()
-    device = stand_in(grid, graphs=True)
-    assert_arrays_same(one_step(grid, "bfloat16", times=4, device=device), expected_step())
-    assert kernels_of(device).replays == [3]
-
-
-def test_bfloat16_is_refused_before_the_first_step_on_a_gpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = stand_in(ProcessGrid())
-    old = SimpleNamespace(compute_capability="75")
-    monkeypatch.setattr(kernels_of(device)._cupy.cuda, "Device", lambda: old, raising=False)
-    monkeypatch.setattr(type(kernels_of(device)), "with_bfloat16_products", CupyKernels.with_bfloat16_products)
-    with pytest.raises(SettingError, match=r"training\.dtype.*7\.5"):
-        make_trainer(Case(), ProcessGrid(), "bfloat16", device=device)
+    assert launches_of_steps(grid, stand_in(grid, "nccl", comm, graphs=True), "clipped") == [1] * 5
 
 
 def test_graphs_are_kept_for_later_fits_with_samples_in_the_same_memory() -> None:

@@ -15,7 +15,6 @@ from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
 from hybridnn.training.records import StepRecord
 from reference import network as net
-from reference.bfloat16_steps import assert_rounded_alike, rounding
 from reference.cases import (
     Case,
     assert_arrays_close,
@@ -24,13 +23,10 @@ from reference.cases import (
     data,
     local_data,
     make_trainer,
-    plan_of,
     reference,
-    run,
 )
 from reference.network import Weights
 from reference.ranks import on_nodes
-from reference.serial import train
 from reference.training_list import FOR_THREE, FOR_TWO, FUSED, LARGE
 from training.stand_in_training import kernels_of, stand_in
 
@@ -68,15 +64,6 @@ def test_a_gpu_adds_products_to_the_velocity(case: Case, graphs: bool) -> None:
 
     trainer.fit(*data(case), epochs=case.epochs, on_step=ask)
     assert len(asked) == len(expected)
-
-
-@pytest.mark.parametrize("graphs", [False, True])
-def test_a_gpu_adds_products_of_rounded_factors_to_the_velocity(graphs: bool) -> None:
-    case, grid = replace(LARGE, epochs=3), ProcessGrid()
-    replay = train(rounding(case.network), plan_of(case), *data(case))
-    found = run(case, grid, "bfloat16", device=stand_in(grid, graphs=graphs))
-    assert has_fused_update(found)
-    assert_rounded_alike(found.weights(), replay.weights, run(case, grid, "float32", device="cpu").weights())
 
 
 @pytest.mark.mpi(ranks=[2])

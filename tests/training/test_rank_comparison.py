@@ -106,7 +106,6 @@ CONSTRUCTED: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
     ("parallel.model_split", "'alternating'", "'columns'", {"model_split": "alternating"}, {}),
     ("parallel.overlap", "true", "'auto'", {"overlap": True}, {}),
     ("parallel.shared_replicas", "false", "'auto'", {"shared_replicas": False}, {}),
-    ("parallel.wire_dtype", "'bfloat16'", "'same'", {"wire_dtype": "bfloat16"}, {}),
     ("parallel.method", "'gpipe'", "'1f1b'", {"pipelining": Pipelining("gpipe")}, {}),
     ("data.distribution", "'scatter'", "'local'", {"distribution": "scatter"}, {}),
     ("device.name", "'cpu'", "'auto'", {"device": "cpu"}, {}),

@@ -254,18 +254,10 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_at_the_next_check(comm: MPI.I
     assert trainer.step == 10
 
 
-def test_shared_replicas_and_compressed_all_reduce_need_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_replicas_need_the_cpu() -> None:
     grid = ProcessGrid()
-    recording = stand_in(grid, graphs=True)
-    Trainer(MLP([3, 2]), grid=grid, device=recording, wire_dtype="float16")  # on one node it means nothing
-    monkeypatch.setattr(ProcessGrid, "spans_nodes", True)
     with pytest.raises(SettingError, match=r"shared_replicas.*GPU"):
         Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), shared_replicas=True)
-    with pytest.raises(SettingError, match=r"^parallel.wire_dtype = 'float16': the host rounds gradients, .*graphs"):
-        Trainer(MLP([3, 2]), grid=grid, device=recording, wire_dtype="float16")
-    for graphs in (False, "auto"):
-        trainer = Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid, graphs=graphs), wire_dtype="float16")
-        assert trainer._engine._graphs is None
 
 
 def test_records_of_a_run_name_its_device(

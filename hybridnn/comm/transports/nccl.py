@@ -38,7 +38,7 @@ TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "floa
 class Nccl(Staging):
     """All-reduce, all-gather and broadcast by NCCL. Asynchronous: the host does not wait for them.
 
-    Messages, scatter, gather and all-to-all are staged, and so are host arrays. Every rank of the group has a GPU of
+    Messages, scatter and gather are staged, and so are host arrays. Every rank of the group has a GPU of
     its own. A collective is done for `Request` when the current stream waits for it.
 
     While the current stream is being captured in a CUDA graph, collectives become part of the graph: NCCL's stream

@@ -179,15 +179,6 @@ class Staging(Transport):
         transfer.stage(flat, start, fetch=own, deliver=flat)
         return [transfer]
 
-    def alltoall(self, array: Array, out: Array) -> list[Any]:
-        """Send row i of `array` to rank i, and receive row i of `out` from it."""
-        transfer = Transfer(self._device)
-        self._copy(array[self._rank], out[self._rank])
-        for after, before in self._pairs():
-            self._receive(transfer, out[before], before, STAGING_TAG)
-            self._send(transfer, array[after], after, STAGING_TAG)
-        return [transfer]
-
     def broadcast(self, array: Array, root: int) -> list[Any]:
         """Copy the root's `array` to all ranks."""
         transfer = Transfer(self._device)
@@ -261,11 +252,6 @@ class Staging(Transport):
             # Its pinned memory is free, so it need not wait for the device.
             transfer.stage(piece, start, fetch=None, deliver=piece, in_order=False)
 
-    def _pairs(self) -> Iterator[tuple[int, int]]:
-        """The ranks to send to and to receive from in each round of an all-to-all; a permutation per round."""
-        for step in range(1, self._size):
-            yield (self._rank + step) % self._size, (self._rank - step) % self._size
-
     def _block(self, array: Array, rank: int) -> Array:
         return array[block_slice(len(array), self._size, rank)]
 
@@ -309,3 +295,8 @@ class DeviceMpi(Staging):
     def _receive(self, transfer: Transfer, array: Array, peer: int, tag: int) -> None:
         for piece in self._pieces(array):
             transfer.pass_on(piece, partial(self._comm.Irecv, source=peer, tag=tag))
+
+    def _pairs(self) -> Iterator[tuple[int, int]]:
+        """The ranks to send to and to receive from in each round of an all-gather; a permutation per round."""
+        for step in range(1, self._size):
+            yield (self._rank + step) % self._size, (self._rank - step) % self._size

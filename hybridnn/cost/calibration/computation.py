@@ -14,7 +14,6 @@ from itertools import cycle, pairwise
 from math import ceil, prod
 from statistics import median
 from time import perf_counter
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,9 +35,7 @@ from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import OPTIMIZERS, Workload
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.activations import ACTIVATIONS
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS, CompressedFormat
 from hybridnn.nn.mlp import MLP
-from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds, layer_timer
@@ -151,14 +148,15 @@ def measure_elements(
 ) -> dict[str, list[tuple[float, float]]]:
     """Time element-wise work on arrays of random sizes until the budget is spent, at least once in each size class.
 
-    Returns elements and seconds of the samples of ``packing``, ``forward relu``, ``rounding bfloat16``, …
+    Returns elements and seconds of the samples of ``packing``, ``forward relu``, …
     """
     found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     end, count = perf_counter() + budget_seconds, 0
     while count < len(ELEMENT_KINDS) * len(SIZE_CLASSES) or _before(end, ranks):
         kind = ELEMENT_KINDS[count % len(ELEMENT_KINDS)]
         elements = _log_uniform(generator, *SIZE_CLASSES[count // len(ELEMENT_KINDS) % len(SIZE_CLASSES)])
-        elements = min(elements, MOST_ELEMENTS.get(kind, elements))
+        if kind == "joining":
+            elements = min(elements, MOST_JOINED_ELEMENTS)
         action = _work(kind, elements, np.dtype(dtype), generator)
         found[kind].append((elements, median(_rounds(lambda: _seconds_of(action), ELEMENT_SECONDS))))  # noqa: B023
         count += 1
@@ -188,44 +186,19 @@ def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.G
         arrays = [np.zeros(wide, dtype) for _ in range(ceil(UNCACHED_BYTES / (prod(wide) * dtype.itemsize)))]
         parts = cycle([array[:, first : first + ROW] for first in range(0, ROW * PARTS, ROW) for array in arrays])
         return lambda: kernels.copy(part, next(parts))
-    if kind == "rounding":
-        return _rounding(COMPRESSED_FORMATS[name], source, out)
     if kind == "forward":
         return lambda: ACTIVATIONS[name].apply(source, out)
     gradient, scratch = _normal(elements, dtype, generator), np.empty(elements, dtype)
     return lambda: ACTIVATIONS[name].gradient(source, gradient, out, scratch)
 
 
-def _rounding(words: CompressedFormat, source: NDArray[Any], out: NDArray[Any]) -> Action:
-    """What one of two ranks computes in a `CompressedAllreduce`."""
-    half, scratch = source.size // 2, np.empty((2, source.size), source.dtype)
-    encoded = np.zeros(words.header + source.size, np.uint16)
-    sent = encoded[: words.header + half]
-
-    def action() -> None:
-        words.encode(source, encoded, scratch)
-        words.decode(encoded, out)  # the own half, and that of the other rank
-        kernels.add(out[:half], source[:half], out[:half])
-        words.encode(out[:half], sent, scratch)
-        words.decode(encoded, out)
-
-    return action
-
-
 _FUNCTIONS = tuple(name for name in ACTIVATIONS if name != "identity")
-_ROUNDINGS = tuple(f"rounding {name}" for name in COMPRESSED_FORMATS)
-ELEMENT_KINDS = (
-    "packing",
-    "joining",
-    *(f"{kind} {name}" for kind in ("forward", "gradient") for name in _FUNCTIONS),
-    *_ROUNDINGS,
-)
+ELEMENT_KINDS = "packing", "joining", *(f"{kind} {name}" for kind in ("forward", "gradient") for name in _FUNCTIONS)
 """Kinds of element-wise work that are measured."""
 
 ROW, PARTS = 16, 8  # samples of a microbatch, and microbatches of a minibatch, when `Compute.row_seconds` is measured
 UNCACHED_BYTES = 1 << 23
-MOST_ELEMENTS = MappingProxyType({"joining": 1 << 17, **dict.fromkeys(_ROUNDINGS, PIECE_ELEMENTS)})
-"""Most elements of a part that is joined, because all parts take eight times its memory, and of a rounded piece."""
+MOST_JOINED_ELEMENTS = 1 << 17  # of a part that is joined: all parts take eight times its memory
 
 
 # -- training steps --------------------------------------------------------------------------------------------------
@@ -381,7 +354,6 @@ def _calibrate(
             if name != "identity"
         },
         packing=element_costs["packing"],
-        rounding={name: element_costs[f"rounding {name}"] for name in COMPRESSED_FORMATS},
         row_seconds=ROW * max(element_costs["joining"].number_seconds - element_costs["packing"].number_seconds, 0.0),
         noise=fit_noise([network.rounds for network in networks]),
         **pass_costs,

@@ -107,7 +107,6 @@ def _layouts_of_grid(
                     model_split=split,
                     overlap=overlap,
                     shared_replicas=shared,
-                    wire_dtype=wanted.get("wire_dtype", "same"),
                     node_ranks=node_ranks,
                 )
                 # The alternating split is that by columns, unless some stage has two layers.

@@ -136,7 +136,7 @@ class Groups:
     def like(self, stage: int) -> Hashable:
         """What is equal for stages whose groups are: their ranks, and how these are placed on nodes."""
         placements = tuple(self._layout.replica_groups(stage).items())
-        return self._layout.stages[stage], *self._axes(stage), placements, self._layout.rounding(stage)
+        return self._layout.stages[stage], *self._axes(stage), placements
 
     def _collective(
         self, operation: str, axis: str, nbytes: int, ranks: int, crossings: Crossings | None

@@ -37,14 +37,9 @@ class ChunkCosts:
         return tuple(split_layers(self.layers, self.split, self.groups.ranks, 0))
 
     @cached_property
-    def parameter_layout(self) -> ParameterLayout:
-        """Layout of the rank's parameter buffer."""
-        return ParameterLayout(self.splits)
-
-    @property
     def parameters(self) -> int:
-        """Elements of that buffer."""
-        return self.parameter_layout.size
+        """Elements of the rank's parameter buffer."""
+        return ParameterLayout(self.splits).size
 
     def forward(self, samples: int) -> TimeBreakdown:
         """Forward pass of a microbatch."""

@@ -54,11 +54,9 @@ def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Plac
     """Bytes of the first rank of a stage, in a batch group with that placement."""
     grid, optimizer = DryGrid(layout.stages, stage), workload.optimizer
     plans, fused = _chunk_plans(layout.pipeline_only)[stage], workload.fuses_update(layout)
-    rounding = layout.rounding(stage)
     replica = ReplicaConfig(
         grid.share_replicas(placement) if fused or max(placement) > 1 else None,
         plans[0].weight_versions + len(optimizer.slot_names),
-        "same" if rounding is None else rounding.name,
         fused,
     )
     chunks, states, runtimes = [], [], []
@@ -103,7 +101,6 @@ class _DryKernels:
     """Kernels that allocate dry arrays and compute nothing."""
 
     on_host = True
-    rounds_factors = False
     empty = zeros = staticmethod(dry_array)
 
     def to_device(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -122,7 +119,7 @@ class DryGroup(Group):
     def __init__(self, axis: str, ranks: int, recorder: Recorder) -> None:
         super().__init__(None, axis, recorder, members=range(ranks))
 
-    def split(self, color: int, axis: str, *, on_device: bool = True) -> DryGroup:
+    def split(self, color: int, axis: str) -> DryGroup:
         """The same ranks."""
         return self
 
@@ -145,9 +142,7 @@ class DryGroup(Group):
 
 
 class DryGrid(ProcessGrid):
-    """The first rank of a stage, of a process grid in which every batch group spans nodes."""
-
-    batch_spans_nodes = True
+    """The first rank of a stage of a process grid."""
 
     def __init__(self, stages: Sequence[tuple[int, int]], stage: int) -> None:
         self.stages, self.pipeline, self.pipeline_rank = tuple(stages), len(stages), stage

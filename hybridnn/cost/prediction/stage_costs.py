@@ -12,8 +12,6 @@ from hybridnn.cost.prediction.groups import Collective, Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, overlapped
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.parallel.compressed_allreduce import compressed_bytes, piece_sizes
-from hybridnn.parallel.gradient_reduction import compressed_piece_sizes
 from hybridnn.parallel.replica_sharing import slice_bounds
 from hybridnn.pipeline.layout import Layout, Placement
 from hybridnn.pipeline.schedules.instructions import (
@@ -31,10 +29,6 @@ from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import Channel, Message
 
 LOSS_BYTES = 8  # the loss, which the last stage of an exact pipeline broadcasts
-
-COMPRESSED_ALLREDUCE = ("alltoall", "allgather")
-"""Collectives of `hybridnn.parallel.compressed_allreduce`."""
-
 
 NeighbourOverheads = tuple[MessageOverhead | None, MessageOverhead | None]
 """Of the messages between a stage and the ones before and after it; None where it is unknown."""
@@ -156,28 +150,18 @@ class StageCosts:
             return [groups.world("scatter", nbytes * groups.model_ranks(0))]
         return [groups.batch("scatter", nbytes, 0), groups.model("broadcast", sample_bytes * samples, 0)]
 
-    def reductions(self, stage: int, chunk: int, placement: Placement) -> list[Collective]:
-        """Sums of a chunk's gradients and loss over a batch group with that placement, before the update.
+    def reduction(self, stage: int, chunk: int, placement: Placement) -> Collective:
+        """Sum of a chunk's gradients and loss over a batch group with that placement, before the update.
 
-        The loss travels with the gradients unless they are rounded, or summed by the update of a shared replica.
+        The loss travels with the gradients, or alone if the update of a shared replica sums them.
         """
-        words, costs = self.layout.rounding(stage), self.chunks[stage][chunk]
-        loss = self.groups.batch("allreduce", costs.itemsize, stage)
-        if max(placement) > 1:
-            return [loss]
-        if words is None:
-            return [self.groups.batch("allreduce", (costs.parameters + 1) * costs.itemsize, stage)]
-        sizes = compressed_piece_sizes(costs.parameter_layout.ends, costs.itemsize, self.layout.overlap)
-        nbytes = compressed_bytes(sizes, self.layout.stages[stage][0], words)
-        return [*(self.groups.batch(operation, nbytes, stage) for operation in COMPRESSED_ALLREDUCE), loss]
+        costs = self.chunks[stage][chunk]
+        elements = 1 if max(placement) > 1 else costs.parameters + 1
+        return self.groups.batch("allreduce", elements * costs.itemsize, stage)
 
-    def slice_reductions(self, stage: int, elements: int, placement: Placement) -> list[Collective]:
+    def slice_reduction(self, stage: int, elements: int, placement: Placement) -> Collective:
         """Sum of a slice of shared gradients over its owners, one on each of several nodes."""
-        words = self.layout.rounding(stage)
-        if words is None:
-            return [self.groups.owners("allreduce", elements * self.workload.itemsize, stage, placement)]
-        nbytes = compressed_bytes(piece_sizes(elements), len(placement), words)
-        return [self.groups.owners(operation, nbytes, stage, placement) for operation in COMPRESSED_ALLREDUCE]
+        return self.groups.owners("allreduce", elements * self.workload.itemsize, stage, placement)
 
     def update_barrier(self, stage: int) -> Collective:
         """The barrier after the update of a shared replica."""
@@ -292,11 +276,6 @@ class StageCosts:
 
     # -- gradient reduction and update -------------------------------------------------------------------------------
 
-    def _rounding_seconds(self, stage: int, elements: int) -> float:
-        """Computing that an all-reduce of rounded gradients adds."""
-        words = self.layout.rounding(stage)
-        return 0.0 if words is None else self.compute.rounding_seconds(words.name, elements)
-
     def _reduce(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         """All-reduce of all chunks' gradients; with overlap, during the last microbatch's backward pass."""
         total = self._instruction()
@@ -305,12 +284,11 @@ class StageCosts:
         samples = self._samples(stage, self.layout.microbatches - 1)
         for number, costs in enumerate(self.chunks[stage]):
             placements = self.layout.replica_groups(stage)
-            blocking = max(_seconds(self.reductions(stage, number, placement)) for placement in placements)
+            blocking = max(self.reduction(stage, number, placement).seconds for placement in placements)
             if not self.layout.has_own_replicas(stage):
                 total += TimeBreakdown(communication=blocking)
                 continue
             concurrent = costs.backward(samples, accumulate=False).computing
-            total += TimeBreakdown(self._rounding_seconds(stage, costs.parameters))
             total += overlapped(blocking, concurrent, self._overlap)
         return total
 
@@ -358,9 +336,7 @@ class StageCosts:
         seconds += self._update_seconds(updated, arrays)
         communication = self.update_barrier(stage).seconds
         if len(placement) > 1:
-            sums = self.slice_reductions(stage, largest, placement)
-            communication += _seconds(sums) * (updated // largest)
-            seconds += self._rounding_seconds(stage, updated)
+            communication += self.slice_reduction(stage, largest, placement).seconds * (updated // largest)
         return TimeBreakdown(seconds, communication)
 
 
@@ -476,17 +452,15 @@ def _batch_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic
     if layout.stages[stage][0] == 1:
         return
     for placement, groups in layout.replica_groups(stage).items():
-        for item in costs.reductions(stage, chunk, placement):
-            yield _traffic(item, 1, item.bytes_sent * groups)
+        reduction = costs.reduction(stage, chunk, placement)
+        yield _traffic(reduction, 1, reduction.bytes_sent * groups)
         if max(placement) > 1:
             yield _traffic(costs.update_barrier(stage), 1, 0)
         if max(placement) > 1 and len(placement) > 1:
             slices, elements = max(placement), costs.chunks[stage][chunk].parameters
             bounds = [slice_bounds(elements, slices, number) for number in range(slices)]
-            sums = [costs.slice_reductions(stage, stop - start, placement) for start, stop in bounds]
-            for first, *others in zip(*sums, strict=True):
-                sent = sum(item.bytes_sent for item in (first, *others))
-                yield _traffic(first, -(-slices // min(placement)), sent * groups)
+            sums = [costs.slice_reduction(stage, stop - start, placement) for start, stop in bounds]
+            yield _traffic(sums[0], -(-slices // min(placement)), sum(item.bytes_sent for item in sums) * groups)
 
 
 def _model_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:

@@ -84,31 +84,6 @@ KERNEL gather_rows(const char* source, const Index* index, char* out, Index rows
     }
 }
 
-// The upper half of a float, rounded to nearest, ties to even. A NaN stays one.
-__device__ inline unsigned short bfloat16_of(unsigned bits) {
-    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    const unsigned rounded = is_nan ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u);
-    return static_cast<unsigned short>(rounded >> 16);
-}
-
-struct alignas(8) FourHalves {
-    unsigned short at[4];
-};
-
-// Floats rounded to bfloat16. A thread loads sixteen bytes and stores eight, as `for_each` does with elements of one size.
-KERNEL round_to_bfloat16(const unsigned* from, unsigned short* out, Index n) {
-    const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;
-    const Index first = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
-    const Index packs = aligned(from, out) ? n / 4 : 0;
-    for (Index pack = first; pack < packs; pack += threads) {
-        const SixteenBytes floats = reinterpret_cast<const SixteenBytes*>(from)[pack];
-        FourHalves halves;
-        for (int k = 0; k < 4; ++k) halves.at[k] = bfloat16_of(floats.words[k]);
-        reinterpret_cast<FourHalves*>(out)[pack] = halves;
-    }
-    for (Index i = 4 * packs + first; i < n; i += threads) out[i] = bfloat16_of(from[i]);
-}
-
 // Captured launches repeat their arguments, but read memory anew. So what differs between the steps of an epoch, the indices
 // of the samples and `count` scalars of the update, is in arrays of all steps, from which the step copies its own.
 KERNEL begin_step(

@@ -274,7 +274,6 @@ class WeightStore:
             out, views = self._predicted
             rate = self._rates[self._updates]
             self._optimizer.predict(self._chunk.weights, self._state, rate, ahead, out)
-            self._chunk.weights_changed()
             return views
         return self._chunk.parameters if age == 0 else self._older[age][1]
 
@@ -297,7 +296,6 @@ class WeightStore:
             chunk.weights, chunk.parameters = flat, views
         else:
             chunk.replica.update(self._optimizer, chunk.weights, self._state, rate)
-        chunk.weights_changed()
         self._updates += 1
 
     def _with_views(self, flat: HostArray) -> tuple[HostArray, Views]:

@@ -128,7 +128,6 @@ class Executor:
             Each minibatch when its gradients are complete. The update follows when the iteration continues.
         """
         count = len(minibatches)
-        self._expect_other_weights()
         if self._has_messages or count > 1:
             self._begin(minibatches)
         if count == self._program.schedule.minibatches == 1:
@@ -162,7 +161,6 @@ class Executor:
             See `TakeOutputs`; called on the last stage.
         """
         self._take_outputs = take_outputs
-        self._expect_other_weights()
         self._begin(minibatches)
         for position, shift in self._program.walk(len(minibatches)):
             minibatch = minibatches[self._program.order[position].minibatch + shift]
@@ -175,11 +173,6 @@ class Executor:
         rates = [minibatch.rate for minibatch in minibatches]
         for runtime in self._runtimes:
             runtime.begin(partial(self._messages, minibatches), rates)
-
-    def _expect_other_weights(self) -> None:
-        """The weights may have been read from a file, or exchanged, since the last run."""
-        for runtime in self._runtimes:
-            runtime.chunk.weights_changed()
 
     def _finish(self) -> None:
         for runtime in self._runtimes:

@@ -149,9 +149,6 @@ def test_known_costs_are_recovered_without_the_held_out_networks(
     assert found.load.number_seconds == pytest.approx(1e-9, rel=0.01)
     assert found.packing.number_seconds == pytest.approx(1e-9, rel=0.01)
     assert found.row_seconds == pytest.approx(48e-9, rel=0.01)
-    for name, rounding in found.rounding.items():
-        seconds = element_work(f"rounding {name}", 10**5)
-        assert rounding.seconds(10**5) == found.rounding_seconds(name, 10**5) == pytest.approx(seconds, rel=0.01)
     tanh = found.activations["tanh"].gradient
     assert tanh.call_seconds == pytest.approx(BACKWARD_FACTOR * element_work("gradient tanh", 0), rel=0.02)
     assert tanh.number_seconds == pytest.approx(BACKWARD_FACTOR * 1e-9, rel=0.02)

@@ -11,7 +11,6 @@ from hybridnn import MLP, SGD
 from hybridnn.cost.planning.layouts import balanced_layers, feasible_layouts, most_ranks
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -104,19 +103,6 @@ def test_batch_ranks_of_a_node_share_a_replica_by_default() -> None:
     whole = [layout.replica_groups(0) for layout in feasible_layouts(DEEP, cluster, 8) if layout.stages == ((8, 1),)]
     assert whole == [{(4, 4): 1}] * len(whole)
     assert not any(layout.shared_replicas for layout in feasible_layouts(DEEP, cluster, 8, {"shared_replicas": False}))
-
-
-def test_gradients_are_rounded_only_between_nodes_and_on_request() -> None:
-    cluster = make_machine(nodes=2, ranks_per_node=4)
-    plain = list(feasible_layouts(DEEP, cluster, 8))
-    rounded = list(feasible_layouts(DEEP, cluster, 8, {"wire_dtype": "float16"}))
-    assert [replace(layout, wire_dtype="same") for layout in rounded] == plain
-    for one, other in zip(rounded, plain, strict=True):
-        assert other.rounding(0) is None
-        for stage, (batch, model) in enumerate(one.stages):
-            first = stage * batch * model
-            nodes = {(first + place * model) // 4 for place in range(batch)}
-            assert (one.rounding(stage) is COMPRESSED_FORMATS["float16"]) == (len(nodes) > 1)
 
 
 def test_constraints_exclude_exactly_the_other_layouts() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from hybridnn.config.settings import ParallelSettings
@@ -72,9 +70,6 @@ def test_parallel_settings() -> None:
     assert (chosen.pipeline, chosen.batch, chosen.model, chosen.model_split) == (2, 4, 2, "alternating")
     assert (chosen.overlap, chosen.method, chosen.microbatches, chosen.partition) == (False, "gpipe", 8, (3, 1))
     assert chosen.weight_grad == "auto"
-    assert "wire_dtype" not in layout.parallel_settings()
-    rounded = replace(layout, wire_dtype="bfloat16")
-    assert rounded.parallel_settings()["wire_dtype"] == "bfloat16"
     assert "method" not in Layout(((4, 2),), (4,)).parallel_settings()
 
 

@@ -32,7 +32,6 @@ def check(
     *,
     split: str = "columns",
     shared: bool | str = "auto",
-    wire_dtype: str = "same",
     **pipelining: Any,
 ) -> None:
     """Train an epoch and compare every figure of every stage."""
@@ -44,7 +43,6 @@ def check(
         dtype=workload.dtype,
         model_split=split,
         shared_replicas=shared,
-        wire_dtype=wire_dtype,
         clip_norm=1.0 if workload.clips else None,
         pipelining=Pipelining(**pipelining),
     )
@@ -142,13 +140,6 @@ def test_stages_of_several_ranks_and_of_unequal_shapes(comm: MPI.Intracomm) -> N
 def test_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
     for nodes in ((0, 0, 1, 1), (0, 0, 0, 1)):
         check(ProcessGrid(on_nodes(comm, nodes)), Workload(WIDE, 240, 101, optimizer=ADAM))
-
-
-@pytest.mark.in_process(ranks=[4])
-@pytest.mark.parametrize(("dtype", "words"), [("float32", "bfloat16"), ("float64", "float16")])
-def test_gradients_rounded_between_nodes(comm: MPI.Intracomm, dtype: str, words: str) -> None:
-    for nodes, shared in (((0, 0, 1, 1), "auto"), ((0, 0, 0, 1), False), ((0, 0, 0, 1), "auto")):
-        check(ProcessGrid(on_nodes(comm, nodes)), Workload(WIDE, 240, 101, dtype), shared=shared, wire_dtype=words)
 
 
 def test_the_largest_memory_is_that_of_the_widest_layers() -> None:

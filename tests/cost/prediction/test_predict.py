@@ -120,40 +120,6 @@ def test_a_rank_alone_on_its_node_updates_all_slices() -> None:
     assert done.breakdown.communication == pytest.approx((2 + 2 + 3) * 1e6)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_rounding_halves_the_bytes_between_nodes_and_takes_time(shared: bool) -> None:
-    """Two nodes of two ranks; n bytes of gradients, n/2 rounded.
-
-    Shared: two slices of n/2 are each summed by two ranks, which exchange halves twice; both slices leave a node at
-    once. Else a ring leaves it once, with 2 n 3/4 bytes. Rounded, an all-to-all of n/2 in three rounds has 4/3 messages
-    that leave a node, and an all-gather n/2 3/4 bytes.
-    """
-    bytes_only = make_machine(beta=1.0, multiply_add=0.0, nodes=2, ranks_per_node=2)
-    elements = elements_only(nodes=2, ranks_per_node=2)
-    work, wide = workload(), {"layers": (5,), "shared_replicas": shared, "node_ranks": 2}
-    usual = predict(work, layout((4, 1), **wide), bytes_only)
-    loss = predict(work, layout((4, 1), layers=(5,), shared_replicas=True), bytes_only)
-    computing = [predict(work, layout((4, 1), **wide), elements).breakdown.computing]
-    for name in ("bfloat16", "float16"):
-        rounds = layout((4, 1), **wide, wire_dtype=name)
-        done = predict(work, rounds, bytes_only)
-        # The loss is never rounded; where ranks keep their own replicas it travels with the gradients otherwise.
-        apart = loss.breakdown.communication
-        share = 1 / 2 if shared else (1 / 2 * 3 / 4 * 4 / 3 + 1 / 2 * 3 / 4) / (2 * 3 / 4)
-        assert done.breakdown.communication - apart == pytest.approx(
-            (usual.breakdown.communication - apart) * share, rel=0.02
-        )
-        assert done.bytes_per_step - loss.bytes_per_step == pytest.approx(
-            (usual.bytes_per_step - loss.bytes_per_step) / 2, rel=0.02
-        )
-        computing.append(predict(work, rounds, elements).breakdown.computing)
-    assert computing[0] < computing[1] < computing[2]
-    inside = layout((4, 1), layers=(5,), wire_dtype="bfloat16")
-    assert replace(predict(work, inside, bytes_only), layout=inside) == replace(
-        predict(work, replace(inside, wire_dtype="same"), bytes_only), layout=inside
-    )
-
-
 @pytest.mark.parametrize(("split", "collectives"), [("columns", 5 + 4), ("alternating", 5)])
 def test_model_parallel_counts_its_collectives(split: str, collectives: int) -> None:
     # Two ranks and no bytes to pay for: each collective is one message of alpha at the least, an all-reduce one too

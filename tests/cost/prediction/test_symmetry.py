@@ -137,7 +137,6 @@ def test_simulated_steps_of_unequal_stages(ranks_per_node: int, one_by_one: pyte
         method="1f1b",
         microbatches=8,
         shared_replicas=True,
-        wire_dtype="bfloat16",
         node_ranks=ranks_per_node,
     )
     simulate = partial(simulate_layout, EVEN, layout, cluster(6, ranks_per_node), 2)

@@ -78,35 +78,3 @@ def test_layers_with_fewer_outputs_than_model_ranks_send_what_is_predicted(comm:
         check(comm, {"model": 4}, sizes=NARROW, model_split=split)
         check(comm, {"batch": 2, "model": 2}, sizes=NARROW, model_split=split)
         check(comm, {"stages": [(1, 3), (1, 1)]}, sizes=NARROW, model_split=split)
-
-
-@pytest.mark.in_process(ranks=[4])
-@pytest.mark.parametrize(
-    ("nodes", "is_shared", "overlap"),
-    [((0, 0, 1, 1), "auto", True), ((0, 0, 0, 1), False, True), ((0, 1, 2, 3), False, False)],
-)
-def test_rounded_gradients_send_what_is_predicted_half_as_much(
-    comm: MPI.Intracomm, nodes: tuple[int, ...], is_shared: bool | str, overlap: bool
-) -> None:
-    how = {"shared_replicas": is_shared, "overlap": overlap}
-    whole = check(on_nodes(comm, nodes), {}, **how)
-    for words in ("bfloat16", "float16"):
-        sent = check(on_nodes(comm, nodes), {}, wire_dtype=words, **how)
-        # But for the loss, the ends of short blocks, and the scales of float16.
-        assert 0.5 * whole <= sent < 0.52 * whole
-    assert check(comm, {}, wire_dtype="bfloat16") == check(comm, {}), "on one node nothing is rounded"
-
-
-@pytest.mark.in_process(ranks=[4])
-@pytest.mark.parametrize(
-    ("nodes", "method", "share"),
-    [((0, 0, 1, 1), "gpipe", 1), ((0, 1, 2, 3), "interleaved", 0.5), ((0, 1, 2, 3), "pipedream", 0.5)],
-)
-def test_pipelines_round_only_between_the_nodes_of_a_stage(
-    comm: MPI.Intracomm, nodes: tuple[int, ...], method: str, share: float
-) -> None:
-    axes: dict[str, Any] = {"pipeline": 2, "batch": 2}
-    how: dict[str, Any] = {"pipelining": Pipelining(method), "shared_replicas": False}
-    whole, rounded = (check(on_nodes(comm, nodes), axes, wire_dtype=it, **how) for it in ("same", "bfloat16"))
-    messages = 2 * BATCH_SIZE * SIZES[1] * 4 * STEPS * (3 if method == "interleaved" else 1)
-    assert rounded - messages == pytest.approx(share * (whole - messages), rel=0.05)
