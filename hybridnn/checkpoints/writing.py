@@ -90,7 +90,6 @@ class CollectivePhases:
 
     def __init__(self, group: Group, buffer: NDArray[np.uint8], phases: Sequence[Sequence[Job]]) -> None:
         self._group, self._buffer = group, buffer
-        self._threads: list[Thread] = []
         self.error: BaseException | None = None
         self._polls = self._begin(phases)
         self.advance()
@@ -104,19 +103,14 @@ class CollectivePhases:
         """Start what can be started, without waiting; True once all phases are done on all ranks."""
         return next(self._polls, True)
 
-    def join(self) -> None:
-        """Wait for the running jobs of this rank; none starts without `advance`."""
-        for thread in self._threads:
-            thread.join()
-
     def _begin(self, phases: Sequence[Sequence[Job]]) -> Iterator[bool]:
         """Begin the phases; yields False wherever something has to be waited for."""
         for jobs in phases:
             # Daemon threads: a rank that exits with an error does not wait for a disk.
-            self._threads = [Thread(target=self._run, args=(job,), daemon=True) for job in jobs]
-            for thread in self._threads:
+            threads = [Thread(target=self._run, args=(job,), daemon=True) for job in jobs]
+            for thread in threads:
                 thread.start()
-            while any(thread.is_alive() for thread in self._threads):
+            while any(thread.is_alive() for thread in threads):
                 yield False
             self._buffer[0] = self.error is not None
             allreduce = self._group.iallreduce(self._buffer, "max")
@@ -336,11 +330,6 @@ class CheckpointWriter:
         if phases.failed:
             self._abandon(pending, phases.error)
         return pending.finished
-
-    def join(self) -> None:
-        """Wait for this rank's threads only; for use after the loss of a rank, when `finish` would not return."""
-        if self._work is not None:
-            self._work[1].join()
 
     def _begin(self, progress: Progress, *, copies: bool) -> None:
         if self._work is not None:

@@ -28,6 +28,7 @@ from hybridnn.utils.collector import paused_collector
 if TYPE_CHECKING:
     from hybridnn.config.settings import Settings
     from hybridnn.runs.folder import Start
+    from hybridnn.runs.records import RunSummary
 
 Override = str | None  # a short option, parsed to the text that ``--set`` takes
 
@@ -180,37 +181,27 @@ def train(
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     with paused_collector():
-        from hybridnn.cli.train_view import TrainView, announce_loss, leave_after_loss
+        from hybridnn.cli.train_view import TrainView
         from hybridnn.comm.agreement import agree
-        from hybridnn.diagnostics.lost_ranks import start_mpi_with_timeout
         from hybridnn.parallel.grid import all_ranks_group
-        from hybridnn.runs.recovery import RankLoss, RunOutcome, train_on_survivors
         from hybridnn.runs.resume import resolve_request
-
-    start_mpi_with_timeout()
-
-    def new_view(loss: RankLoss | None) -> TrainView:
-        if loss is not None:
-            announce_loss(loss)
-        return TrainView(as_json=output_format is Format.json, quiet=quiet)
+        from hybridnn.runs.run import run_training
 
     def resolved() -> tuple[Settings, Start] | None:
         return resolve_request(settings, resume, changes, forced=force)
 
-    def train_rank() -> RunOutcome | None:
+    def train_rank() -> RunSummary | None:
         request = resolved() if resume is None else agree(all_ranks_group(), resolved, names_nodes=True)
         if request is None:
             return None
         run_settings, start = request
-        return train_on_survivors(run_settings, new_view, start, forced=force)
+        with TrainView(as_json=output_format is Format.json, quiet=quiet) as view:
+            return run_training(run_settings, view, start=start, forced=force)
 
     with reported_progress():
         ended = on_ranks(in_process, train_rank)
-    if ended is None:
-        if launch_rank() in (None, 0):
-            print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")
-    elif ended.loss is not None:
-        leave_after_loss(ended)
+    if ended is None and launch_rank() in (None, 0):
+        print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")
 
 
 def _require_fitting_layout(settings: Settings | None, resume: str | None, changes: Sequence[str], ranks: int) -> None:

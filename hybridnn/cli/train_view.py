@@ -1,4 +1,4 @@
-"""Output of a training run: header, progress, final tables or one JSON object, and lost ranks."""
+"""Output of a training run: header, progress, final tables or one JSON object."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import chain
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import MISSING, make_console, new_grid, new_table, write_json
 from hybridnn.runs.records import RunHeader, RunSummary, best_epoch
 from hybridnn.training.records import EpochRecord, Speed, StepRecord
-from hybridnn.utils.text import counted, format_bytes, name_ranks, plural
+from hybridnn.utils.text import counted, format_bytes, plural
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
-    from hybridnn.runs.recovery import RankLoss, RunOutcome
     from hybridnn.runs.resume import Resumed
 
 
@@ -285,21 +284,3 @@ def _number(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"
-
-
-def announce_loss(loss: RankLoss) -> None:
-    """Print the lost ranks on the first remaining rank, which prints from now on."""
-    if loss.is_first:
-        sys.stdout = sys.__stdout__
-        lost = f"{name_ranks(loss.lost)} {'was' if len(loss.lost) == 1 else 'were'} lost"
-        rest = f"{loss.remaining} go on" if loss.remaining > 1 else "one goes on"
-        print(f"{lost}; {rest}", file=sys.stderr, flush=True)
-
-
-def leave_after_loss(ended: RunOutcome) -> NoReturn:
-    """End this process; its last line is the error that ended the run, if there was one."""
-    from hybridnn.diagnostics.lost_ranks import exit_without_mpi
-
-    if ended.error is not None and ended.loss is not None and ended.loss.is_first:
-        print(f"Error: {ended.error}", file=sys.stderr)
-    exit_without_mpi(ended.exit_code)

@@ -22,9 +22,6 @@ from hybridnn.utils.text import counted
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 """Rank of the process, set by mpirun, mpiexec and srun before MPI is loaded."""
 
-LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-"""Rank of the process on its node."""
-
 LAUNCHER_PREFIXES = ("OMPI_COMM_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HYDI_", "MPI_LOCAL")
 """Prefixes of the variables that make a process a rank of a job."""
 

@@ -91,7 +91,7 @@ class ParallelSettings(Section):
         As for `Trainer`.
     shared_replicas : bool or "auto"
         Whether the batch ranks of a node share one copy of the weights and of the optimizer's state. ``"auto"``: if a
-        node has several of them, unless the job is to survive lost ranks.
+        node has several of them.
     auto : bool
         Choose the fastest exact layout by the machine file; keys that are set constrain the choice.
     """

@@ -1,1 +1,1 @@
-"""What ends a job that fails or stalls: fail-safe, stall watchdog, lost ranks, comparison of collectives."""
+"""What ends a job that fails or stalls: fail-safe, stall watchdog, comparison of collectives."""

@@ -65,7 +65,7 @@ def abort_job(error: BaseException, where: str = "") -> None:
     report_failure(1)
     # Open MPI may crash where ranks that fail together end the job at the same moment.
     time.sleep(FORWARDING_SECONDS + min(rank * TURN_SECONDS, FORWARDING_SECONDS))
-    _abort(world)
+    world.Abort(1)
 
 
 def end_job(message: str) -> NoReturn:
@@ -76,7 +76,7 @@ def end_job(message: str) -> NoReturn:
     time.sleep(FORWARDING_SECONDS)
     world = running_world()
     if world is not None:
-        _abort(world)
+        world.Abort(1)
     exit_now(1)
 
 
@@ -113,15 +113,6 @@ def streams_are_open() -> bool:
             os.fstat(descriptor)
             return True
     return False
-
-
-def _abort(world: Any) -> None:
-    """End every rank."""
-    with contextlib.suppress(Exception):  # only libraries with fault tolerance have it
-        if world.Get_failed().Get_size() == world.Get_size() - 1:
-            # The launcher of Open MPI 5 takes an abort of the last rank for a success.
-            exit_now(1)
-    world.Abort(1)
 
 
 def all_ranks_arrive(timeout: float) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.doctor import mpi_calls
 from hybridnn.doctor.job_checks import JobFacts, RankFacts, check_job, gather_facts
-from hybridnn.doctor.launch import check_job_size, check_launch, check_thread_level, failed_start, launched_ranks
+from hybridnn.doctor.launch import check_job_size, check_launch, check_thread_level, failed_start, rank_in_job
 from hybridnn.doctor.mpi_calls import run_check
 from hybridnn.doctor.mpi_trials import MpiTrials
 from hybridnn.doctor.node_survey import check_allocation
@@ -42,7 +42,7 @@ def examine(
     `format_report` if MPI ends this one while it starts; `print_report` is called on one rank.
     """
     environment = dict(os.environ)  # MPI adds to it
-    launched, _ = launched_ranks(environment)
+    launched = rank_in_job(environment)
     findings, library = check_process(environment, limit)
     if launched is None:
         findings += check_allocation(environment, limit)

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hybridnn.comm.launcher import LOCAL_RANK_VARIABLES, launched_rank, mpi_family, without_launcher
-from hybridnn.comm.mpi import SIZE_VARIABLES, STEP_SIZE, detect_launch, first_number, srun_option
+from hybridnn.comm.launcher import launched_rank, mpi_family, without_launcher
+from hybridnn.comm.mpi import SIZE_VARIABLES, STEP_SIZE, detect_launch, srun_option
 from hybridnn.doctor.report import Finding, failure, ok, warning
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.utils.processes import run_child
@@ -22,13 +22,9 @@ VERSION = re.compile(r"\d+\.\d+[\w.]*")
 MPIRUN_SECONDS = 10.0
 
 
-def launched_ranks(environment: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Rank in the job and on the node from the launcher's variables; None without a launcher.
-
-    Both are None in a batch script of Slurm, which no launcher started.
-    """
-    in_step = STEP_SIZE in environment and detect_launch(environment) is not None
-    return launched_rank(environment, in_step=in_step), first_number(environment, *LOCAL_RANK_VARIABLES)
+def rank_in_job(environment: Mapping[str, str]) -> int | None:
+    """Rank in the job from the launcher's variables; None without a launcher, as in a batch script of Slurm."""
+    return launched_rank(environment, in_step=STEP_SIZE in environment and detect_launch(environment) is not None)
 
 
 def check_library(load: Callable[[], str], environment: Mapping[str, str]) -> Finding:
@@ -71,7 +67,7 @@ def check_mpirun(library: str, environment: Mapping[str, str], python: str = sys
 def check_launch(environment: Mapping[str, str], size: int, library: str) -> Finding:
     """Whether MPI has as many ranks as the launcher started processes; `environment` is that before MPI started."""
     launch = detect_launch(environment)
-    rank, _ = launched_ranks(environment)
+    rank = rank_in_job(environment)
     seen = f"MPI sees {counted(size, 'rank')}"
     if launch is None and (rank is None or rank < size):
         return ok(seen if size > 1 else "one rank, started without a launcher")

@@ -19,8 +19,7 @@ from typing import Any
 
 from hybridnn._version import __version__
 from hybridnn.comm.launcher import without_launcher
-from hybridnn.diagnostics.device_mpi_trial import try_device_mpi
-from hybridnn.doctor.launch import check_library, check_mpirun, check_slurm, launched_ranks
+from hybridnn.doctor.launch import check_library, check_mpirun, check_slurm, rank_in_job
 from hybridnn.doctor.mpi_calls import load_mpi, run_check
 from hybridnn.doctor.node_checks import LEAST_MAJOR, package_versions
 from hybridnn.doctor.report import Finding, failure, ok, warning
@@ -120,8 +119,9 @@ def check_blas(pools: list[dict[str, Any]]) -> Finding:
 
 
 def _check_mpirun(process: ProcessFacts) -> Finding | None:
-    rank, _ = launched_ranks(process.environment)
-    return None if process.library is None or rank else check_mpirun(process.library, process.environment)
+    if process.library is None or rank_in_job(process.environment):
+        return None
+    return check_mpirun(process.library, process.environment)
 
 
 # -- clock and folders -------------------------------------------------------------------------------------------------
@@ -267,17 +267,6 @@ def check_gpus(gpus: GpuFacts) -> Finding | None:
     return ok(what)
 
 
-def check_device_mpi(gpus: GpuFacts, environment: Mapping[str, str], run: RunChild = run_child) -> Finding | None:
-    """Whether MPI sends arrays of a GPU; None without a GPU."""
-    if not gpus.found.get("devices"):
-        return None
-    trial = try_device_mpi(environment, CHILD_SECONDS, run=run)
-    if not trial.problem:
-        return ok(f"messages from GPU memory to GPU memory arrived, {trial.endpoints}")
-    advice = "let arrays travel through the host's memory, or use an MPI library built with CUDA"
-    return warning(f"{trial.problem} ({trial.endpoints})", advice)
-
-
 def _version(number: int) -> str:
     """Version of CUDA: 13020 is 13.2."""
     return f"{number // 1000}.{number % 1000 // 10}"
@@ -286,13 +275,6 @@ def _version(number: int) -> str:
 def _check_cupy(process: ProcessFacts) -> Finding:
     process.gpus = find_gpus(process.environment)
     return check_cupy(process.gpus)
-
-
-def _check_device_mpi(process: ProcessFacts) -> Finding | None:
-    _, rank_on_node = launched_ranks(process.environment)
-    if process.gpus is None or rank_on_node:
-        return None
-    return check_device_mpi(process.gpus, process.environment)
 
 
 PROCESS_CHECKS: tuple[tuple[str, Callable[[ProcessFacts], Finding | None], float | None], ...] = (
@@ -308,6 +290,5 @@ PROCESS_CHECKS: tuple[tuple[str, Callable[[ProcessFacts], Finding | None], float
     ("cache folder", lambda _: check_cache_folder(_cache_folder()), None),
     ("CuPy", _check_cupy, GPU_SECONDS),
     ("GPU", lambda process: None if process.gpus is None else check_gpus(process.gpus), GPU_SECONDS),
-    ("device-aware MPI", _check_device_mpi, GPU_SECONDS),
 )
 """Name, check, and a time limit of its own where the check starts a child process."""

@@ -7,7 +7,6 @@ Signals and elapsed time, which differ between ranks, are agreed on by a small a
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from math import inf
 from pathlib import Path
@@ -43,39 +42,34 @@ class CheckpointHook:
     ----------
     trainer : Trainer
         Its current step counts as saved: step 0, or that of the checkpoint it was resumed from.
-    new_writer : callable
-        ``new_writer()`` makes the checkpoint writer, ``new_writer(grid=...)`` one for the ranks of another grid.
+    writer : CheckpointWriter
 
     Attributes
     ----------
     stopped_by : int
         Number of the signal that stopped the training, or 0.
-    reached : StepPosition or None
-        Position of the training at the last call.
     """
 
     def __init__(
         self,
         settings: TrainingSettings,
         trainer: Trainer,
-        new_writer: Callable[..., CheckpointWriter],
+        writer: CheckpointWriter,
         signals: StopSignals,
     ) -> None:
         every = settings.checkpoint_every
         self._every_seconds = None if every is None else seconds_of(every)
         self._every_steps = every if isinstance(every, int) else None
         self._is_async = settings.checkpoint_async
-        self.trainer, self.new_writer, self.writer, self._signals = trainer, new_writer, new_writer(), signals
+        self.trainer, self.writer, self._signals = trainer, writer, signals
         self._written_at = self._agreed_at = perf_counter()
         self._last_step = self._checkpoint_step = trainer.step
         self._stride = self._steps_to_agreement = 1
         self.stopped_by = 0
         self._last_checkpoint: Path | None = None
-        self.reached: StepPosition | None = None
 
     def __call__(self, reached: StepPosition) -> bool:
         """Write a checkpoint if one is due; whether to stop the training. Collective."""
-        self.reached = reached
         due = self._passed_multiple(reached.step)
         self._steps_to_agreement -= 1
         if self._steps_to_agreement <= 0 or reached.minibatches == 0:

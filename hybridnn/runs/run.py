@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hybridnn.comm.agreement import agree, broadcast_text, name_hosts
 from hybridnn.comm.file_io import NOT_SHARED, nodes_without
@@ -34,75 +34,7 @@ from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import read_npz
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-
 TRACED_EVENTS = 1 << 16  # events that a trace keeps of every rank: the last ones of the run
-
-
-@dataclass
-class Attempt:
-    """An attempt at a run; with what is left of it, `hybridnn.runs.recovery` makes another one if a rank is lost."""
-
-    settings: Settings  # the same on every rank
-    view: RunView  # receives the progress on rank 0
-    # ``"resume"`` continues the run in `output.folder` from its newest valid checkpoint, ``"again"`` restarts it
-    start: Start = "new"
-    forced: bool = False  # resume even if settings differ that change the training
-    comm: MPI.Intracomm | None = None  # ranks to train on; None: all ranks of the job
-    # whether the caller continues after a lost rank. If not, errors name the command that resumes the run.
-    recovers: bool = False
-    path: Path | None = field(default=None, init=False)  # run folder, once it is open
-    # set before the first step, when the history has begun
-    hook: CheckpointHook | None = field(default=None, init=False)
-
-    def train(self, on_training: Callable[[], None] = lambda: None) -> RunSummary:
-        """Train and write the run folder; collective. `on_training` is called before the first step."""
-        require_same_run(self.settings, self.start, forced=self.forced, comm=self.comm)
-        settings, data, trainer = _prepare(self.settings, self.comm)
-        grid = trainer.grid
-        predicted = predicted_step(settings, trainer, data.train_samples, data.task)
-        folder, path = _open_folder(settings, self.start, grid)
-        self.path = path
-        with StopSignals(announces=grid.rank == 0) as signals, contextlib.ExitStack() as stack:
-            stack.callback(trainer.end_watch)
-            if folder is not None:
-                stack.enter_context(folder)
-            if grid.stall_watchdog is not None:
-                grid.stall_watchdog.use_folder(path, lambda: resume_advice(path))
-            report = RunReport(settings, trainer, data, self.view, folder, predicted)
-            stack.callback(report.close)
-            identity = data_identity(settings, data)
-            resumed = None
-            if self.start == "resume":
-                with trainer.busy("reading the checkpoint"):
-                    resumed = resume(path, settings, trainer, identity, data.train_samples, forced=self.forced)
-            new_writer = partial(trainer.checkpoint_writer, path / CHECKPOINTS, identity, settings.training.keep)
-            hook = CheckpointHook(settings.training, trainer, new_writer, signals)
-            agree(grid.world, lambda: report.start(resumed))
-            self.hook = hook
-            on_training()
-            first_step = trainer.step
-            with contextlib.nullcontext() if self.recovers else _with_resume_advice(path):
-                best = BestWeights(trainer, folder) if settings.training.keep_best else None
-                seconds = _fit(settings, data, report, hook, best)
-                if hook.stopped_by:
-                    raise hook.stop_error(path)
-            _write_last_checkpoint(hook)
-            weights_epoch = None
-            if settings.training.patience is not None:
-                weights_epoch = restore_best_weights(trainer, path)
-            with trainer.busy("writing the results"):
-                if settings.output.trace:
-                    write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout.method_text)
-                weights = trainer.weights()
-                summary = summarize(trainer, data, str(path), seconds, first_step, weights_epoch)
-                agree(grid.world, partial(report.finish, weights, summary))
-        trainer.free()
-        grid.disconnect()
-        data.memory.free()
-        return summary
 
 
 def run_training(settings: Settings, view: RunView, *, start: Start = "new", forced: bool = False) -> RunSummary:
@@ -113,33 +45,71 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
 
     Parameters
     ----------
-    settings, view, start, forced
-        As for `Attempt`.
+    settings : Settings
+        The same on every rank.
+    view : RunView
+        Receives the progress on rank 0.
+    start : {"new", "again", "resume"}
+        ``"resume"`` continues the run in `output.folder` from its newest valid checkpoint, ``"again"`` restarts it.
+    forced : bool
+        Resume even if settings differ that change the training.
 
     Returns
     -------
     RunSummary
         The same on every rank, except for seconds.
     """
-    return Attempt(settings, view, start, forced).train()
-
-
-def require_same_run(settings: Settings, start: Start, *, forced: bool, comm: MPI.Intracomm | None = None) -> None:
-    """Refuse ranks that were started with different settings; collective, before the process grid is made.
-
-    Raises `UnequalSettingError` on every rank.
-    """
     options = settings.model_dump() | {"--resume": start, "--force": forced}
-    require_same_settings(all_ranks_group(comm), lambda: describe_value("", options))
+    require_same_settings(all_ranks_group(), lambda: describe_value("", options))
+    settings, data, trainer = _prepare(settings)
+    grid = trainer.grid
+    predicted = predicted_step(settings, trainer, data.train_samples, data.task)
+    folder, path = _open_folder(settings, start, grid)
+    with StopSignals(announces=grid.rank == 0) as signals, contextlib.ExitStack() as stack:
+        stack.callback(trainer.end_watch)
+        if folder is not None:
+            stack.enter_context(folder)
+        if grid.stall_watchdog is not None:
+            grid.stall_watchdog.use_folder(path, lambda: resume_advice(path))
+        report = RunReport(settings, trainer, data, view, folder, predicted)
+        stack.callback(report.close)
+        identity = data_identity(settings, data)
+        resumed = None
+        if start == "resume":
+            with trainer.busy("reading the checkpoint"):
+                resumed = resume(path, settings, trainer, identity, data.train_samples, forced=forced)
+        writer = trainer.checkpoint_writer(path / CHECKPOINTS, identity, settings.training.keep)
+        hook = CheckpointHook(settings.training, trainer, writer, signals)
+        agree(grid.world, lambda: report.start(resumed))
+        first_step = trainer.step
+        with _with_resume_advice(path):
+            best = BestWeights(trainer, folder) if settings.training.keep_best else None
+            seconds = _fit(settings, data, report, hook, best)
+            if hook.stopped_by:
+                raise hook.stop_error(path)
+        _write_last_checkpoint(hook)
+        weights_epoch = None
+        if settings.training.patience is not None:
+            weights_epoch = restore_best_weights(trainer, path)
+        with trainer.busy("writing the results"):
+            if settings.output.trace:
+                write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout.method_text)
+            weights = trainer.weights()
+            summary = summarize(trainer, data, str(path), seconds, first_step, weights_epoch)
+            agree(grid.world, partial(report.finish, weights, summary))
+    trainer.free()
+    grid.disconnect()
+    data.memory.free()
+    return summary
 
 
-def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> tuple[Settings, PlacedData, Trainer]:
+def _prepare(settings: Settings) -> tuple[Settings, PlacedData, Trainer]:
     """Make the process grid, choose the device, load the data and make the trainer; collective.
 
     The settings are returned with the layout and the device as they run.
     """
     settings = choose_parallel_settings(settings)
-    grid = _make_grid(settings, comm)
+    grid = _make_grid(settings)
     if settings.output.tensorboard:
         agree(grid.world, require_tensorboard)
     device = resolve_device(settings.device, grid)  # before anything that takes long
@@ -162,13 +132,13 @@ def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> tuple[Settings, 
     return settings.model_copy(update=resolved), data, trainer
 
 
-def _make_grid(settings: Settings, comm: MPI.Intracomm | None) -> ProcessGrid:
+def _make_grid(settings: Settings) -> ProcessGrid:
     parallel = settings.parallel
     recorder = Recorder(TRACED_EVENTS) if settings.output.trace else None
     axes: dict[str, Any] = {"pipeline": parallel.pipeline, "batch": parallel.batch, "model": parallel.model}
     if parallel.stages:
         axes = {"stages": [(stage.batch, stage.model) for stage in parallel.stages]}
-    return ProcessGrid(comm, **axes, recorder=recorder, check_collectives=settings.training.check_collectives)
+    return ProcessGrid(**axes, recorder=recorder, check_collectives=settings.training.check_collectives)
 
 
 def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data: PlacedData) -> Trainer:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,11 @@ from hybridnn.comm.agreement import broadcast_text, lowest_rank
 from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory, TransportName
-from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial, try_device_mpi
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.cupy_kernels import CupyKernels, cupy_kernels
 from hybridnn.parallel.grid import ProcessGrid
 
-PROBE_SECONDS = 60.0
+NO_CUDA = "this Open MPI was built without support of CUDA (ompi_info --all | grep cuda)"
 
 
 @dataclass(frozen=True)
@@ -52,65 +49,35 @@ def make_kernels(
     return kernels
 
 
-@cache
-def _try_on_this_node(bus_addresses: tuple[str, ...]) -> DeviceMpiTrial:
-    """A trial, which takes up to a minute, unless the MPI library says that it would fail; once in a process."""
-    if cuda_support() is False:
-        return DeviceMpiTrial("this Open MPI was built without support of CUDA (ompi_info --all | grep cuda)", "")
-    return try_device_mpi(os.environ, PROBE_SECONDS, bus_addresses)
-
-
-def choose_transport(
-    grid: ProcessGrid, name: str, cupy: Any, probe: Callable[[tuple[str, ...]], DeviceMpiTrial] = _try_on_this_node
-) -> TransportChoice:
+def choose_transport(grid: ProcessGrid, name: str, cupy: Any) -> TransportChoice:
     """Choose the transport for a grid whose ranks compute on GPUs; collective.
 
-    ``"auto"`` is NCCL if every rank has its own GPU, else staging. Device-aware MPI is used only on request.
+    ``"auto"`` is NCCL if every rank has its own GPU, else staging. Device-aware MPI is used only on request; whether
+    it works is not tried.
 
-    Raises `EnvironmentProblem` on all ranks if the requested transport is not available.
+    Raises `EnvironmentProblem` on all ranks if the requested transport is not available, or the MPI library was built
+    without it.
 
     Parameters
     ----------
     cupy : module
         CuPy with this rank's GPU as the current device.
-    probe : callable
-        Trial of device-aware MPI between the GPUs with the given PCI bus addresses, those of the first two ranks of a
-        node; called on the first rank of every node.
     """
     if grid.size == 1:
         return TransportChoice("staging", "a single rank sends no messages")
     if name == "staging":
         return TransportChoice("staging", "as requested")
     if name == "mpi":
-        return _device_mpi(grid, cupy, probe)
+        problem = first_problem(grid, NO_CUDA if cuda_support() is False else "")
+        if problem:
+            raise _unavailable(name, problem)
+        return TransportChoice("mpi", "as requested")
     problem = _nccl_problem(grid, cupy)
     if not problem:
         return TransportChoice("nccl", "every rank has a GPU of its own")
     if name == "nccl":
         raise _unavailable(name, problem)
     return TransportChoice("staging", problem)
-
-
-def _device_mpi(grid: ProcessGrid, cupy: Any, probe: Callable[[tuple[str, ...]], DeviceMpiTrial]) -> TransportChoice:
-    """Device-aware MPI, if it passes the trial on every node."""
-    addresses = tuple(_bus_addresses_on_node(grid, cupy))
-    trial = probe(addresses) if grid.node_group.rank == 0 else DeviceMpiTrial("", "")
-    problem = first_problem(grid, trial.problem)
-    if problem:
-        raise _unavailable("mpi", problem)
-    endpoints = broadcast_text(grid.world, trial.endpoints, 0)
-    return TransportChoice("mpi", f"as requested, and messages from GPU memory to GPU memory arrived, {endpoints}")
-
-
-def _bus_addresses_on_node(grid: ProcessGrid, cupy: Any) -> list[str]:
-    """PCI bus addresses of the GPUs of the first two ranks of this rank's node."""
-    node = grid.node_group
-    return [broadcast_text(node, _bus_address(cupy), rank) for rank in range(min(node.size, 2))]
-
-
-def _bus_address(cupy: Any) -> str:
-    address: str = cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice())
-    return address
 
 
 def attach_transport(grid: ProcessGrid, name: str, device: Device) -> TransportChoice:
@@ -162,7 +129,8 @@ def first_problem(grid: ProcessGrid, problem: str) -> str:
 
 def _gpu_ids(grid: ProcessGrid, cupy: Any) -> NDArray[np.int64]:
     """Identifier of every rank's GPU, from its node and PCI bus address: CUDA's indices may differ between ranks."""
-    text = f"{grid.node_group.members[0]} {_bus_address(cupy)}"
+    runtime = cupy.cuda.runtime
+    text = f"{grid.node_group.members[0]} {runtime.deviceGetPCIBusId(runtime.getDevice())}"
     identifiers = np.zeros(grid.size, np.int64)
     identifiers[grid.rank] = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
     grid.world.allgather_rows(identifiers)

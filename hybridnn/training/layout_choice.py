@@ -174,9 +174,7 @@ def choose_sharing(
 ) -> tuple[Layout, Sharing | None]:
     """Choose whether the batch ranks of a node share a replica; collective over the grid.
 
-    ``shared_replicas = "auto"`` shares if a node has several ranks of a batch group and enough memory, unless the job
-    was started with recovery from lost ranks: the shared memory is lost with the job, and an update that a lost rank
-    left incomplete cannot be undone.
+    ``shared_replicas = "auto"`` shares if a node has several ranks of a batch group and enough memory.
 
     Returns
     -------
@@ -198,13 +196,10 @@ def choose_sharing(
         reason = TOO_FEW
     else:
         # Imported here: a single rank shares no replica.
-        from hybridnn.diagnostics.lost_ranks import tolerates_losses
         from hybridnn.parallel.replica_sharing import share_replicas
 
-        reason = "not available in a job that was started to survive lost ranks"
-        if not tolerates_losses():
-            sharing = share_replicas(grid)
-            reason = _sharing_problem(sharing, config, grid, layout)
+        sharing = share_replicas(grid)
+        reason = _sharing_problem(sharing, config, grid, layout)
     if reason and setting is True:
         raise SettingError("parallel.shared_replicas", setting, f"{reason}; allowed are 'auto', true and false")
     return replace(layout, shared_replicas=not reason), None if reason else sharing

@@ -436,9 +436,7 @@ class Trainer(TrainedNetwork):
             layout=self.layout,
         )
 
-    def checkpoint_writer(
-        self, folder: Path, data: str, keep: int = 3, *, grid: ProcessGrid | None = None
-    ) -> CheckpointWriter:
+    def checkpoint_writer(self, folder: Path, data: str, keep: int = 3) -> CheckpointWriter:
         """Make a writer of this training's checkpoints; collective.
 
         Parameters
@@ -449,13 +447,11 @@ class Trainer(TrainedNetwork):
             Identity of the data, for the manifests.
         keep : int
             Number of newest checkpoints to keep.
-        grid : ProcessGrid, optional
-            The ranks that write, by default all; with the batch axis only, any subset has the complete state.
         """
         from hybridnn.checkpoints.writing import CheckpointWriter  # only a run that writes checkpoints needs it
 
         engine, origin = self._engine, self.origin(data)
-        return CheckpointWriter(folder, grid or self.grid, self.model, engine.chunks, engine.states, origin, keep=keep)
+        return CheckpointWriter(folder, self.grid, self.model, engine.chunks, engine.states, origin, keep=keep)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Load weights, optimizer state and progress of a checkpoint, written on any grid; collective.

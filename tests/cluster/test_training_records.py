@@ -86,38 +86,6 @@ def test_a_stall_names_rank_and_host(four_nodes: Nodes, tmp_path: Path) -> None:
     assert any("script.py" in line for line in result.stderr.splitlines())
 
 
-LOSING = """
-import os, signal, sys
-from hybridnn.cli.main import main
-from hybridnn.runs.hooks import CheckpointHook
-original = CheckpointHook.__call__
-def with_loss(self, progress):
-    if os.environ["OMPI_COMM_WORLD_RANK"] == "2" and progress.step == 13:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(self, progress)
-CheckpointHook.__call__ = with_loss
-main(sys.argv[1:])
-"""
-
-
-def test_a_job_on_several_nodes_does_not_go_on_without_a_lost_rank(four_nodes: Nodes, tmp_path: Path) -> None:
-    """With the launcher's option for that, which works on one node: every other rank says so. The run is resumed."""
-    ulfm = ["--with-ft", "ulfm"]
-    if four_nodes.run_ranks(1, ["true"], options=ulfm).returncode:
-        pytest.skip("this mpirun has no --with-ft ulfm")
-    train = ["train", "--data", "synthetic", "--hidden", "9,8", "--epochs", "3", "--batch", "4", "-q", "--out", "run"]
-    train += ["--batch-size", "100", "--set", "training.checkpoint_every=5", "--set", "training.checkpoint_async=false"]
-    result = four_nodes.run_ranks(4, [sys.executable, "-c", LOSING, *train], options=ulfm, folder=tmp_path)
-    assert (result.timed_out, result.returncode) == (False, 1), result.stderr
-    reason = "a rank was lost, and to go on without takes a grid of the batch axis alone, on one node. "
-    advice = "The newest checkpoint is step-00000010; go on with: hybridnn train --resume run"
-    assert f"Error: {reason}{advice}\n" in result.stderr
-    resumed = started(four_nodes, tmp_path, "train", "-n", "4", "--resume", "run", "-q")
-    assert resumed.returncode == 0, resumed.stderr
-    (record,) = records_of(tmp_path / "run", "resumed")
-    assert record["step"] == 10
-
-
 @pytest.fixture
 def little_memory(four_nodes: Nodes) -> Iterator[str]:
     """Make the shared memory of one node small."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -11,11 +12,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.stalls.files import StallFiles
 from hybridnn.diagnostics.stalls.watchdog import SharedFolder, StallWatchdog, _DepartureNote, create_shared_folder
+from hybridnn.parallel.grid import ProcessGrid
 from mpi_runner.launch import run_job, run_mpi
 from mpi_runner.slowness import deadline
 
@@ -200,6 +203,23 @@ def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     watch = StallWatchdog(Recorder(), SharedFolder(tmp_path / "notes", (0,)), 0, 1)
     watch.use_folder(tmp_path / "run", str)
     assert not old.exists()
+
+
+@pytest.mark.mpi(ranks=[1, 3])
+def test_a_stopped_watchdog_leaves_no_threads_and_descriptors(mpi_ranks: int) -> None:
+    before, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    grid = ProcessGrid()
+    for _ in range(3):
+        watch = grid.stall_watchdog
+        end = watch.start(grid, 1000) if watch is not None else int
+        grid.world.allreduce(np.zeros(1))
+        assert threading.active_count() == before + 2 * (mpi_ranks > 1)
+        end()
+        for thread in threading.enumerate():
+            if thread.name in ("stall watchdog", "process watchdog"):
+                thread.join(60)
+    assert threading.active_count() == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 @pytest.mark.mpi(ranks=[2])

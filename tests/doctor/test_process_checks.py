@@ -20,7 +20,6 @@ from hybridnn.doctor.process_checks import (
     check_cache_folder,
     check_clock,
     check_cupy,
-    check_device_mpi,
     check_gpus,
     check_packages,
     check_python,
@@ -155,7 +154,6 @@ def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     expect(check_cupy(GpuFacts(False, False, "", {})), "ok", "", "pip install 'hybridnn[cuda12]'")
     expect(check_cupy(GpuFacts(False, True, "", {})), "warning")
     assert check_gpus(looked) is None
-    assert check_device_mpi(looked, {}) is None
 
 
 def test_output_of_the_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,22 +188,9 @@ def test_gpus(found: GpuFacts, verdict: str, text: str) -> None:
     expect(check_gpus(found), verdict, text)
 
 
-def test_device_aware_mpi_may_crash() -> None:
-    for end, verdict, text in (
-        (ends(), "ok", "arrived"),
-        (ends(code=-11), "warning", "SIGSEGV"),
-        (ends(code=1, errors="other values"), "warning", "other values"),
-        (ends(code=-9, timed_out=True), "warning", "in time"),
-    ):
-        expect(check_device_mpi(gpus(), {}, end), verdict, text)
-    assert check_device_mpi(gpus(devices=[]), {}, ends()) is None
-
-
-def test_the_programs_of_the_children_report_a_missing_cupy() -> None:
-    for module in ("hybridnn.doctor.gpu_devices", "hybridnn.diagnostics.device_mpi_probe"):
-        code = (
-            f"import sys; sys.modules['cupy'] = None; import runpy; runpy.run_module({module!r}, run_name='__main__')"
-        )
-        end = run_child([sys.executable, "-c", code, "50"], 60, without_launcher(os.environ))
-        assert end.code == 1
-        assert "cupy" in (end.output + end.errors).splitlines()[-1]
+def test_the_program_of_the_child_reports_a_missing_cupy() -> None:
+    module = "hybridnn.doctor.gpu_devices"
+    code = f"import sys; sys.modules['cupy'] = None; import runpy; runpy.run_module({module!r}, run_name='__main__')"
+    end = run_child([sys.executable, "-c", code], 60, without_launcher(os.environ))
+    assert end.code == 1
+    assert "cupy" in (end.output + end.errors).splitlines()[-1]

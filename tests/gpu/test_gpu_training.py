@@ -12,6 +12,7 @@ import pytest
 from hybridnn import Adam, AdamW, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.comm.agreement import broadcast_text
+from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.training.config import DeviceOptions
@@ -43,6 +44,8 @@ by the bound of a kernel per step."""
 
 
 def on_gpu(grid: ProcessGrid, transport: str = "auto", *, graphs: bool = False) -> TrainingDevice:
+    if transport == "mpi" and not cuda_support():
+        pytest.skip("this MPI library does not say that it supports CUDA")
     try:
         return resolve_device(DeviceOptions("gpu", transport, graphs=graphs), grid)
     except EnvironmentProblem as problem:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +9,6 @@ import pytest
 
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.open_mpi import cuda_support
-from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.kernels import cupy_loading
 from hybridnn.parallel.grid import ProcessGrid
@@ -121,56 +118,22 @@ def test_nccl_if_every_rank_has_its_own_gpu(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_device_aware_mpi_only_after_its_probe(comm: MPI.Intracomm) -> None:
-    grid, cupy, asked = ProcessGrid(comm), cupy_with([f"bus {comm.rank}"]), []
-
-    def probe(places: Sequence[str], problem: str = "") -> DeviceMpiTrial:
-        asked.append((comm.rank, *places))
-        return DeviceMpiTrial(problem, "between two processes")
-
-    choice = choose_transport(grid, "mpi", cupy, probe)
-    arrived = "as requested, and messages from GPU memory to GPU memory arrived, between two processes"
-    assert choice == TransportChoice("mpi", arrived)
-    with pytest.raises(
-        EnvironmentProblem, match="'mpi': a process that sent was ended by SIGSEGV on rank 0; 'staging'"
-    ):
-        choose_transport(grid, "mpi", cupy, partial(probe, problem="a process that sent was ended by SIGSEGV"))
-    assert asked == ([(0, "bus 0", "bus 1")] * 2 if comm.rank == 0 else [])
+def test_device_aware_mpi_as_requested_unless_the_library_denies_it(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid, cupy = ProcessGrid(comm), cupy_with([f"bus {comm.rank}"])
+    for said in (True, None):
+        monkeypatch.setattr(gpu, "cuda_support", lambda said=said: said)
+        assert choose_transport(grid, "mpi", cupy) == TransportChoice("mpi", "as requested")
+    monkeypatch.setattr(gpu, "cuda_support", lambda: comm.rank == 0)
+    with pytest.raises(EnvironmentProblem, match=r"'mpi': this Open MPI was built without support of CUDA .* rank 1"):
+        choose_transport(grid, "mpi", cupy)
     assert choose_transport(grid, "staging", cupy).why == "as requested"
     assert choose_transport(grid, "auto", cupy_with(["a"])).name == "staging"
 
 
-@pytest.mark.mpi(ranks=[2])
-def test_a_library_that_says_it_cannot_is_believed(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "cuda_support", lambda: False)
-    monkeypatch.setattr(gpu, "try_device_mpi", None)  # not called
-    with pytest.raises(EnvironmentProblem, match=r"'mpi': this Open MPI was built without support of CUDA .* rank 0"):
-        choose_transport(ProcessGrid(comm), "mpi", cupy_with(["bus 1"]))
-
-
-def test_a_trial_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    trials: list[object] = []
-    monkeypatch.setattr(gpu, "cuda_support", lambda: None)
-    monkeypatch.setattr(gpu, "try_device_mpi", lambda *_: trials.append(1) or DeviceMpiTrial("no", ""))
-    for _ in range(2):
-        assert gpu._try_on_this_node(("bus of this test",)).problem == "no"
-    assert len(trials) == 1
-
-
-def test_the_open_mpi_of_wheels_says_that_it_has_no_cuda() -> None:
+def test_open_mpi_says_whether_it_supports_cuda() -> None:
     library = import_mpi().Get_library_version()
     if library.startswith("Open MPI"):
         assert cuda_support() in (True, False)
     assert cuda_support("libno-such-mpi.so") is None
-
-
-@pytest.mark.mpi(ranks=[2])
-def test_the_probe_fails_in_separate_processes_without_a_gpu(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "cuda_support", lambda: None)
-    try:
-        cupy_loading.load_cupy()
-    except EnvironmentProblem:
-        with pytest.raises(EnvironmentProblem, match=r"'mpi': a process that sent from GPU memory says: .* on rank 0"):
-            choose_transport(ProcessGrid(comm), "mpi", cupy_with(["bus 0"]))

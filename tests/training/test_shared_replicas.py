@@ -15,7 +15,6 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
-from hybridnn.diagnostics import lost_ranks
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel import node_memory
 from hybridnn.parallel.fused_update import FusedUpdateReplica
@@ -182,12 +181,6 @@ def test_what_cannot_be_is_refused_and_left_alone_by_default(
     if comm.size == 1:
         return
     assert isinstance(made("auto"), SharedReplica)
-    tolerates = True
-    replace_on_this_rank(monkeypatch, lost_ranks, "tolerates_losses", lambda: tolerates)
-    assert isinstance(made("auto"), PrivateReplica)
-    with pytest.raises(SettingError, match="started to survive lost ranks"):
-        made(True)
-    tolerates = False
     # Only one rank has too little room: all of them hear of it.
     monkeypatch.setattr(node_memory, "free_shared_memory", lambda: 1000.0 if this_rank() else np.inf)
     assert isinstance(made("auto"), PrivateReplica)

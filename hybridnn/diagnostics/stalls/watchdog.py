@@ -24,7 +24,6 @@ from weakref import finalize
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.comm.recorder import Call, CollectiveProgress, Recorder
 from hybridnn.diagnostics.failsafe import describe_exit, end_job
-from hybridnn.diagnostics.lost_ranks import tolerates_losses
 from hybridnn.diagnostics.stalls.diagnosis import StallRecord, stall_report
 from hybridnn.diagnostics.stalls.files import SharedFolder, StallFiles, create_shared_folder
 from hybridnn.diagnostics.stalls.processes import Process, ProcessWatchdog, processes_of, start_of
@@ -70,8 +69,6 @@ class StallWatchdog:
             # In another container the same number belongs to another process.
             if process.host == self._processes[rank].host and process.start == start_of(process.number) != 0
         }
-        if self._processes and tolerates_losses():
-            self._neighbours = {}
         ring = sorted(self._neighbours)
         self._next = ring[(ring.index(rank) + 1) % len(ring)] if len(ring) > 1 else None
         self._process_watchdog: ProcessWatchdog | None = None

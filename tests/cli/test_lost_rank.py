@@ -1,0 +1,61 @@
+"""A job that loses a rank ends: a line names the rank, another one the command that resumes the run."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpi_runner.launch import run_mpi
+from mpi_runner.slowness import deadline
+from reference.command_line import Run, assert_same_weights, records_of
+
+pytestmark = pytest.mark.slow
+
+LOSES_RANK_0 = """
+import os, signal, sys
+from pathlib import Path
+from hybridnn.cli.main import main
+from hybridnn.runs import report as run_report
+from hybridnn.runs.hooks import CheckpointHook
+
+run_report.draw_learning_curve = lambda *_: None  # would take a third of the time
+
+rank = next(int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
+original = CheckpointHook.__call__
+
+def with_loss(self, progress):
+    if rank == 0 and progress.step == 11:
+        Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, progress)
+
+CheckpointHook.__call__ = with_loss
+main(sys.argv[1:])
+"""
+
+TRAIN = ("train", "--data", "synthetic", "--hidden", "9,8", "--epochs", "3", "--batch-size", "25", "-q", "--out", "run")
+SMALL = ("data.synthetic.samples=200", "data.synthetic.test_samples=20", "output.log_every=5", "training.dtype=float64")
+OPTIONS = (*TRAIN, *(part for setting in SMALL for part in ("--set", setting)))
+RESUME_ADVICE = "The newest checkpoint is step-00000008; go on with: hybridnn train --resume run\n"
+
+
+def test_the_job_ends_with_the_lost_rank_and_the_command_that_resumes(run_hybridnn: Run, tmp_path: Path) -> None:
+    every = ("--set", "training.checkpoint_every=4", "--set", "training.checkpoint_async=false")
+    result = run_mpi(3, [sys.executable, "-c", LOSES_RANK_0, *OPTIONS, *every], timeout=120, cwd=tmp_path)
+    assert (result.timed_out, result.returncode != 0) == (False, True)
+    assert time.time() - (tmp_path / "died").stat().st_mtime < deadline(10)
+    ends = r"is gone: killed( by signal 9|, or ended without a word); the job ends ==="
+    assert re.search(rf"^=== rank 0 \(process \d+\) {ends}$", result.stderr, re.MULTILINE), result.stderr
+    assert result.stderr.count(RESUME_ADVICE) == 1
+    assert run_hybridnn("train", "--resume", "run", "-q", "--in-process", "2")[::2] == (0, "")
+    assert run_hybridnn(*OPTIONS, "--out", "whole")[0] == 0
+    assert_same_weights(tmp_path / "run", tmp_path / "whole", 1e-10)
+    lines = records_of(tmp_path / "run")
+    assert [line["step"] for line in lines if line["kind"] == "step"] == [5, 10, 15, 20]
+    for kind in ("measured", "epoch"):
+        assert [line["epoch"] for line in lines if line["kind"] == kind] == [1, 2, 3]
+    assert lines[-1]["kind"] == "end"
