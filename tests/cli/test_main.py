@@ -167,7 +167,6 @@ def test_error_that_not_all_ranks_have_ends_the_job(
     "arguments",
     [
         ["data", "info", "digit"],
-        ["partition", "--profile", "absent.json", "--stages", "2"],
         ["schedule", "gpipe", "--out", "/proc/nothing-can-be-written.svg"],
         ["schedule", "gpip"],
         ["trace", "absent"],
