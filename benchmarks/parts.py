@@ -51,7 +51,6 @@ PARTS = {
     "model": Part("model_parallel", 2, (tables.MODEL,), "model, 2 ranks, over tensor parallel"),
     "pipeline": Part("pipeline", 2, (tables.PIPELINE, tables.METHODS), "2 stages, over torch pipelining"),
     "shared": Part("shared_replicas", 2, (tables.SHARED,), "shared replica, 2 ranks over one", has_peer=False),
-    "progress": Part("progress_thread", 2, (tables.PROGRESS,), "all-reduce, over after backward", has_peer=False),
     "in-process": Part(
         "in_process", 1, (tables.RANKS, tables.ENGINE), "2 x 2 in one process, over one", has_peer=False
     ),

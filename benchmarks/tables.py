@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.cases import MICROBATCHES
 
-__all__ = ["BATCH", "ENGINE", "KIT", "METHODS", "MODEL", "PIPELINE", "PROGRESS", "RANKS", "SERIAL", "SHARED", "Sheet"]
+__all__ = ["BATCH", "ENGINE", "KIT", "METHODS", "MODEL", "PIPELINE", "RANKS", "SERIAL", "SHARED", "Sheet"]
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
@@ -150,17 +150,6 @@ SHARED = Sheet(
         "own over one": lambda row: _spread(row["own_over_one"]),
         "shared over one": _spread,
         "shared over own": lambda row: _spread(row["shared_over_own"]),
-    },
-    "ratio",
-)
-
-PROGRESS = Sheet(
-    "Two ranks with a replica each, their all-reduce behind or beside layers",
-    {
-        **NETWORK,
-        "all-reduce": lambda row: row["way"],
-        "ms per step": lambda row: f"{row['ms_per_step']:.2f}",
-        "over after backward": _spread,
     },
     "ratio",
 )

@@ -15,9 +15,11 @@ from typing import Any, get_args
 from typer.models import ArgumentInfo
 
 __all__ = [
+    "ANIMATIONS",
     "MARKERS",
     "Setting",
     "algorithms",
+    "animation",
     "command_line",
     "settings",
     "settings_table",
@@ -31,6 +33,12 @@ CHOICES = re.compile(r'; "\w[\w", -]*$')
 """Other values at the end of a comment, which the table has in a column of its own."""
 UNLIKELY = "?"
 """A text that no setting accepts which does not accept every text."""
+ANIMATIONS = {
+    "pictures/animations/1f1b.html": {"microbatches": 8},
+    "pictures/animations/pipedream.html": {"minibatches": 8},
+    "pictures/animations/spectrain.html": {"minibatches": 8},
+}
+"""Pages that play a schedule of four stages, by their place in the site."""
 CODE = re.compile(r"``(.+?)``|`(.+?)`")
 
 
@@ -265,6 +273,14 @@ def algorithms() -> str:
     lines.insert(1, ["---"] * len(columns))
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return "\n\n".join([_code(before.partition("\n\n")[2].strip()), table, _code(after.strip())])
+
+
+def animation(place: str) -> str:
+    """A page of `ANIMATIONS`, as ``hybridnn schedule METHOD --animate FILE.html`` writes it."""
+    from hybridnn.pipeline.drawing.html import html_page
+    from hybridnn.pipeline.timelines import schedule
+
+    return html_page(schedule(Path(place).stem, stages=4, **ANIMATIONS[place]).animation)
 
 
 def _code(text: str) -> str:

@@ -1,7 +1,8 @@
 """Hooks of MkDocs: what the site contains besides the pages of docs/.
 
-The start page is README.md, and notebooks become pages. Files outside docs/ that a page links are copied to the folder
-``repository`` of the site. A marker in the pages of docs/reference/ is replaced by what is generated from the package.
+The start page is README.md, notebooks become pages, and three schedules are pages that play. Files outside docs/ that a
+page links are copied to the folder ``repository`` of the site. A marker in the pages of docs/reference/ is replaced by
+what is generated from the package.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(DOCS))
 
-from reference_pages import MARKERS  # noqa: E402  # beside this file, which MkDocs loads by its path
+from reference_pages import ANIMATIONS, MARKERS, animation  # noqa: E402  # beside this file, which MkDocs loads by its path
 
 LINK = re.compile(r"(?P<start>\]\()(?P<target>[^)#\s:]+)(?P<end>(?:#[^)]*)?\))")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
@@ -40,13 +41,15 @@ MARKER = re.compile(r"^<!-- generated: (?P<name>[\w-]+) -->$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the start page, the notebooks, and the files outside docs/ that pages link."""
+    """Add the start page, the notebooks, the schedules that play, and the files outside docs/ that pages link."""
     pending = {"index.md": ROOT / "README.md"}
     for notebook in DOCS.rglob("*.ipynb"):
         pending[notebook.relative_to(DOCS).with_suffix(".md").as_posix()] = notebook
     for page in DOCS.rglob("*.md"):
         for source in _linked(page.read_text(encoding="utf-8"), page.parent):
             pending.setdefault(_place(source), source)
+    for place in ANIMATIONS:
+        files.append(File.generated(config, place, content=animation(place)))
     added: set[str] = set()
     while pending:
         place, source = pending.popitem()

@@ -41,7 +41,6 @@ from hybridnn.diagnostics.stalls.diagnosis import stall_report
 from hybridnn.diagnostics.stalls.files import read_stall
 from hybridnn.diagnostics.stalls.state import JobState
 from hybridnn.errors import HybridnnError
-from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, write_profile
 from hybridnn.pipeline.schedules.instructions import Forward
 from hybridnn.runs.run_files import CONFIG_END, read_epochs, read_run, run_status
 from hybridnn.runs.trace_file import read_trace
@@ -130,11 +129,6 @@ def machine_toml(folder: Path) -> Path:
 
 def machine_json(folder: Path) -> Path:
     return content("machine.json", read_machine("cluster-1024").model_dump_json(exclude_none=True))(folder)
-
-
-def profile(folder: Path) -> Path:
-    write_profile(folder / "profile.json", [LayerProfile(1e-3, 2e-3, 400.0, 1e6)] * 2)
-    return folder / "profile.json"
 
 
 ALL = (0, 1)
@@ -226,7 +220,6 @@ FUNCTIONS = {
     "study.json": Reader(study_manifest, use_study_manifest, "json", takes_name=False),
     "machine.toml": Reader(machine_toml, read_machine, "toml", (), READ),
     "machine.json": Reader(machine_json, read_machine, "json", (), READ),
-    "profile": Reader(profile, read_profile, "json", (), READ),
     "history": Reader(history, use_history, "lines", takes_name=False),
     "config of a run": Reader(
         lambda folder: write_run(folder) / "config.toml", lambda path: read_run(path.parent), "toml", takes_name=False
@@ -276,14 +269,13 @@ COMMANDS = {
     "plan, settings": command("s.toml", "plan", "s.toml", "--machine", "cluster-1024"),
     "plan, machine": command("m.toml", "plan", "--machine", "m.toml"),
     "plan, machine in JSON": command("m.json", "plan", "--machine", "m.json"),
-    "partition, profile": command("p.json", "partition", "--stages", "2", "--profile", "p.json"),
     "study run": command("study.toml", "study", "run", "study.toml"),
     "study report": command("study.json", "study", "report", "."),
     "trace file": command("trace.json", "trace", "trace.json"),
     "trace of a run": command(f"{RUN}/trace.json", "trace", RUN),
     "report, history": command(f"{RUN}/history.jsonl", "report", RUN),
     "report, settings": command(f"{RUN}/config.toml", "report", RUN),
-    "stall": command(f"{RUN}/stall/job.json", "stall", RUN, accepts=("nothing",)),
+    "stall": command(f"{RUN}/stall/job.json", "report", RUN, accepts=("nothing",)),
     "evaluate, settings": command(f"{RUN}/config.toml", "evaluate", RUN),
     "evaluate, weights": command(f"{RUN}/weights.npz", "evaluate", RUN),
     "export, history": command(f"{RUN}/history.jsonl", "export", RUN, "out.npz"),
@@ -393,18 +385,16 @@ NAMED = (
     "train --out NAME -q",
     "train --file NAME",
     "plan --machine NAME.toml",
-    "partition --stages 2 --profile NAME",
     "study run NAME",
     "study report NAME",
     "report NAME",
-    "stall NAME",
     "trace NAME",
     f"trace {RUN} --out NAME.svg",
     "evaluate NAME",
     f"export {RUN} NAME.npz",
     "export NAME out.npz",
 )
-SHOWN_AS_GIVEN = ("trace", "stall", "stall NAME", "trace NAME")
+SHOWN_AS_GIVEN = ("trace", "trace NAME")
 """Readers that show a name with a newline as it is."""
 WRITTEN = ("train --out NAME -q", f"trace {RUN} --out NAME.svg", f"export {RUN} NAME.npz")
 """Commands that write a file or a folder, and may do so with a newline in its name."""

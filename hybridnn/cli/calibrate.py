@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from hybridnn.cost.machine import Machine
 
 
+SEED = 0  # of the sizes and shapes that are measured
+
+
 def calibrate(
     out: Annotated[Path, option("The machine file to write.", "FILE.toml")] = Path("machine.toml"),
     seconds: Annotated[float, option("Approximate time of the measurement.", "S")] = 120.0,
-    seed: Annotated[int, option("Seed of the sizes and shapes that are measured.", "N", least=0)] = 0,
-    name: Annotated[str | None, option("Name of the machine; by default that of the host.", "NAME")] = None,
     memory: Annotated[
         float | None, option("Bytes each rank may use; by default its share of the free memory.", "BYTES")
     ] = None,
@@ -45,7 +46,7 @@ def calibrate(
     ranks: Ranks = None,
 ) -> None:
     """Measure this machine, for plans and predictions; start it with -n and as many ranks as runs will use."""
-    _check_options(out, seconds, name, memory, plot)
+    _check_options(out, seconds, memory, plot)
     start_ranks(ranks)
 
     # Only now, so that a wrong option is reported without waiting for the rest to load.
@@ -77,7 +78,7 @@ def calibrate(
         if not as_json:
             console.print(f"measuring {text}")
 
-    found = calibration.calibrate(grid, seconds, seed, TrainingTimer(), name=name, memory_bytes=memory, report=report)
+    found = calibration.calibrate(grid, seconds, SEED, TrainingTimer(), memory_bytes=memory, report=report)
 
     def write_files() -> None:
         write_machine(found.machine, out)
@@ -96,15 +97,13 @@ def calibrate(
         raise typer.Exit(1)
 
 
-def _check_options(out: Path, seconds: float, name: str | None, memory: float | None, plot: Path | None) -> None:
+def _check_options(out: Path, seconds: float, memory: float | None, plot: Path | None) -> None:
     from hybridnn.utils.checks import require_number
     from hybridnn.utils.figures import require_format
 
     require_number("--seconds", seconds, above=0, at_most=86_400, allowed="above 0, at most a day")
     if memory is not None:
         require_number("--memory", memory, at_least=1, at_most=2.0**63, allowed="bytes, 1 or more")
-    if name == "":
-        raise SettingError("--name", name, "must not be empty")
     if out.suffix.lower() != ".toml":
         raise SettingError("--out", str(out), "the name of the file must end in .toml")
     if plot is not None:

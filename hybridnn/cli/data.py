@@ -61,15 +61,12 @@ def describe_data(name: Name, output_format: OutputFormat = Format.text) -> None
 
 
 @app.command("fetch")
-def fetch_data(name: Name, output_format: OutputFormat = Format.text) -> None:
+def fetch_data(name: Name) -> None:
     """Download the files of a data set unless they are there, and print their paths."""
     from hybridnn.datasets import dataset_info, fetch
 
     with first_rank_alone():
         paths = [str(path) for path in fetch(dataset_info(name))]
-    if output_format is Format.json:
-        write_json({"name": name, "paths": paths})
-        return
     for path in paths:
         print(path)
     if not paths:

@@ -42,10 +42,6 @@ COMMANDS = {
         "schedule:schedule",
         "Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock.",
     ),
-    "partition": CommandEntry(
-        "partition:partition",
-        "Time the layers on this machine and divide them into stages: by their number, and by their time.",
-    ),
     "plan": CommandEntry(
         "plan:plan", "List the fastest layouts of a number of ranks, as the machine file predicts them."
     ),
@@ -56,11 +52,13 @@ COMMANDS = {
     "trace": CommandEntry(
         "trace:trace", "Break down where the time of a traced epoch went, and draw what every rank did."
     ),
-    "report": CommandEntry("report:report", "Show where the time of a run went; of several runs, how they scale."),
+    "report": CommandEntry(
+        "report:report",
+        "Show where the time of a run went, or which rank a stalled run waited for; of several runs, how they scale.",
+    ),
     "compare": CommandEntry(
         "compare:compare", "List the settings in which runs differ, with their losses, accuracies and times."
     ),
-    "stall": CommandEntry("report:stall", "Show which rank a stalled run waited for, and what every rank was doing."),
     "evaluate": CommandEntry(
         "trained:evaluate", "Evaluate the weights of a run, on its own data or others; several ranks as for train."
     ),

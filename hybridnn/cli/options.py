@@ -118,6 +118,4 @@ Checkpoint = Annotated[
 ]
 Best = Annotated[bool, typer.Option("--best", help="Take the weights of the epoch with the best test metric.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-Stages = Annotated[int | None, count("Stages of a pipeline, whatever grid trained the run; without, 1.", "--pipeline")]
-BatchRanks = Annotated[int | None, count("Ranks that share the samples; without, all remaining ranks.", "--batch")]
 ModelRanks = Annotated[int | None, count("Ranks that every layer is split over; without, 1.", "--model")]

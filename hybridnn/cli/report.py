@@ -1,4 +1,4 @@
-"""`hybridnn report` and `stall`: the cost of finished runs and what limits them; why a run stalled."""
+"""`hybridnn report`: the cost of finished runs and what limits them; why a run stalled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, RunFolder, option
+from hybridnn.cli.options import Format, OutputFormat, option
 from hybridnn.cli.output import MISSING, make_console, new_table, require_picture, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.utils.text import format_milliseconds
@@ -37,8 +37,10 @@ def report(
     ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
-    """Show where the time of a run went; of several runs, how they scale."""
-    from hybridnn.runs.run_files import read_run
+    """Show where the time of a run went, or which rank a stalled run waited for; of several runs, how they scale."""
+    from hybridnn.diagnostics.stalls.diagnosis import stall_report
+    from hybridnn.diagnostics.stalls.files import FOLDER, read_stall
+    from hybridnn.runs.run_files import read_run, run_status
     from hybridnn.study.quantities import compare_runs, figures_of, instruction_figures
     from hybridnn.study.report_plots import draw_run_check, draw_runs_check
     from hybridnn.utils.figures import write_figure
@@ -46,13 +48,21 @@ def report(
     with first_rank_alone():
         if out is not None:
             require_picture("--out", out)
+        as_json = output_format is Format.json
+        record = read_stall(folders[0]) if len(folders) == 1 else None
+        if record is not None:
+            if not as_json:
+                print(stall_report(record, folders[0] / FOLDER))
+            if out is None and run_status(folders[0]) in ("absent", "unfinished"):
+                if as_json:
+                    write_json({"stall": _stall_facts(record)})
+                return
         runs = [read_run(folder) for folder in folders]
         figures = [figures_of(run) for run in runs]
-        as_json = output_format is Format.json
         if len(runs) == 1:
             instructions = instruction_figures(runs[0])
             if as_json:
-                write_json(_run_facts(runs[0], figures[0], instructions))
+                write_json(_run_facts(runs[0], figures[0], instructions) | {"stall": record and _stall_facts(record)})
             else:
                 _print_run(runs[0], figures[0], instructions)
         else:
@@ -68,31 +78,11 @@ def report(
                 print(out)
 
 
-def stall(run: RunFolder, output_format: OutputFormat = Format.text) -> None:
-    """Show which rank a stalled run waited for, and what every rank was doing."""
-    from hybridnn.diagnostics.stalls.diagnosis import stall_report
-    from hybridnn.diagnostics.stalls.files import FOLDER, read_stall
-    from hybridnn.errors import DataError
-    from hybridnn.runs.run_files import run_status
-
-    with first_rank_alone():
-        record = read_stall(run)
-        if record is None and run_status(run) == "absent":
-            raise DataError(f"{run}: this folder holds no run of hybridnn")
-        if output_format is Format.json:
-            write_json(_stall_facts(record))
-        elif record is None:
-            print(f"{run}: no stall was recorded in this run")
-        else:
-            print(stall_report(record, run / FOLDER))
-
-
-def _stall_facts(record: StallRecord | None) -> dict[str, object]:
+def _stall_facts(record: StallRecord) -> dict[str, object]:
     return {
-        "stalled": record is not None,
-        "findings": [] if record is None else [asdict(finding) for finding in record.findings],
-        "job": None if record is None or record.job is None else asdict(record.job),
-        "states": [] if record is None else [asdict(state) for state in record.states.values()],
+        "findings": [asdict(finding) for finding in record.findings],
+        "job": None if record.job is None else asdict(record.job),
+        "states": [asdict(state) for state in record.states.values()],
     }
 
 

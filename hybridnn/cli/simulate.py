@@ -78,7 +78,6 @@ def simulate(
         list[str] | None,
         option("A rank that computes slower, by a factor; may be given many times.", "RANK:FACTOR"),
     ] = None,
-    seed: Annotated[int, option("Seed of the jitter.", "N", least=0)] = 0,
     curve: Annotated[
         ScalingKind | None,
         typer.Option(
@@ -108,7 +107,7 @@ def simulate(
         )
         from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
-        disturbance = Disturbance(jitter, slow_ranks, seed)
+        disturbance = Disturbance(jitter, slow_ranks)
         workload = workload_from_settings(settings)
         layout = layout_from_settings(settings, ranks, workload.model, cluster)
         count = minibatches or default_minibatches(layout)
@@ -191,7 +190,6 @@ def _step_facts(
         "chunks": layout.chunks,
         "jitter": disturbance.jitter,
         "slow": [{"rank": rank, "factor": factor} for rank, factor in disturbance.slow.items()],
-        "seed": disturbance.seed,
         "seconds": step.seconds,
         "seconds_per_step": step.seconds_per_step,
         "undisturbed_seconds_per_step": calm.seconds_per_step,

@@ -141,7 +141,6 @@ def submit(
         str | None,
         option("Time limit of each cell, as sbatch reads it; without, Slurm decides.", "TIME"),
     ] = None,
-    account: Annotated[str | None, option("Account of the jobs; without, Slurm decides.", "NAME")] = None,
     more: Annotated[
         list[str] | None, option("Another option of sbatch; may be given many times.", "OPTION", "--sbatch")
     ] = None,
@@ -158,7 +157,7 @@ def submit(
 
     with first_rank_alone():
         study = load_study(file, reduced=reduced)
-        options = SlurmOptions(partition, time, account, tuple(more or ()), ranks_per_node)
+        options = SlurmOptions(partition, time, tuple(more or ()), ranks_per_node)
         submission = plan_submission(study, file, out or default_folder(study), options)
         if dry_run or not submission.arrays:
             _print_submission(submission)

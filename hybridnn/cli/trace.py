@@ -55,10 +55,6 @@ class TimeWindow(NamedTuple):
 def trace(
     run: Annotated[Path, typer.Argument(help="A run folder, or its trace.json.", metavar="RUN")],
     epoch: Annotated[int | None, option("Number of the epoch, from 1; without, the last.", "N")] = None,
-    begin: Annotated[
-        float | None, option("Show the epoch from this second on; without, from its beginning.", "S", "--from")
-    ] = None,
-    end: Annotated[float | None, option("Show the epoch up to this second; without, to its end.", "S", "--to")] = None,
     minibatches: Annotated[
         str | None,
         option(
@@ -81,7 +77,7 @@ def trace(
     if html is not None:
         require_page("--html", html)
     measured = _choose_epoch(run, read_trace(run), epoch)
-    window = _choose_window(measured, begin, end, minibatches)
+    window = _choose_window(measured, minibatches)
     drawing = draw_epoch(measured, window.start, window.stop, window.text)
     if html is not None:
         from hybridnn.runs.trace_animation import animate_epoch
@@ -112,27 +108,12 @@ def _choose_epoch(run: Path, trace: Trace, number: int | None) -> Epoch:
     return measured
 
 
-def _choose_window(epoch: Epoch, begin: float | None, end: float | None, minibatches: str | None) -> TimeWindow:
-    """Return the span of time that the user chose, or that of the first few minibatches."""
+def _choose_window(epoch: Epoch, minibatches: str | None) -> TimeWindow:
+    """Return the span of the minibatches that the user chose, or of the first few."""
     from hybridnn.runs.trace_breakdown import readable_minibatches, span_of_minibatches
 
-    if minibatches is not None:
-        if begin is not None or end is not None:
-            raise SettingError("--minibatches", minibatches, "not together with --from and --to")
-        wanted = _parse_minibatches(minibatches, epoch.minibatches)
-        return TimeWindow(*span_of_minibatches(epoch, wanted), _describe(wanted, epoch), chosen=True)
-    if begin is None and end is None:
-        wanted = readable_minibatches(epoch)
-        return TimeWindow(*span_of_minibatches(epoch, wanted), _describe(wanted, epoch), chosen=False)
-    length = epoch.stop - epoch.start
-    begin = 0.0 if begin is None else begin
-    if not 0 <= begin < length:
-        raise SettingError("--from", begin, f"from 0 to {length:.6g}, where the epoch ends")
-    end = length if end is None else end
-    if not begin < end:
-        raise SettingError("--to", end, f"above {begin:g}, where the drawing begins")
-    end = min(end, length)
-    return TimeWindow(epoch.start + begin, epoch.start + end, f"{begin:g} s to {end:.6g} s", chosen=True)
+    wanted = readable_minibatches(epoch) if minibatches is None else _parse_minibatches(minibatches, epoch.minibatches)
+    return TimeWindow(*span_of_minibatches(epoch, wanted), _describe(wanted, epoch), chosen=minibatches is not None)
 
 
 def _parse_minibatches(text: str, allowed: range) -> range:

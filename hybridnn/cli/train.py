@@ -139,15 +139,6 @@ def train(
         Override, _setting("parallel.batch", "Ranks that share the samples; without, all remaining ranks")
     ] = None,
     model: Annotated[Override, _setting("parallel.model", "Ranks that every layer is split over", default="1")] = None,
-    split: Annotated[
-        Override,
-        _text_setting(
-            "parallel.model_split", "Split of the layers over model ranks: columns or alternating", default="columns"
-        ),
-    ] = None,
-    device: Annotated[
-        Override, _text_setting("device.name", "Where to compute: auto, cpu or gpu", default="auto")
-    ] = None,
     out: Annotated[
         Override, _text_setting("output.folder", "The run folder; without, a new one in runs/", "FOLDER")
     ] = None,
@@ -169,7 +160,7 @@ def train(
     require_one_way(ranks, in_process)
     _require_one_source(overrides or (), data, file)
     numbers = (hidden, epochs, batch_size, seed, lr, pipeline, batch, model)
-    names = (data, file, targets, optimizer, method, split, device, out)
+    names = (data, file, targets, optimizer, method, out)
     changes = [*(overrides or ()), *filter(None, (*numbers, *names))]
     with paused_collector():
         from hybridnn.config.settings import load_settings

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridnn.cli.options import (
-    BatchRanks,
     Best,
     Checkpoint,
     Force,
@@ -22,7 +21,6 @@ from hybridnn.cli.options import (
     OutputFormat,
     Ranks,
     RunFolder,
-    Stages,
     option,
 )
 from hybridnn.cli.output import make_console, new_grid, new_table, require_new_file, write_json
@@ -66,8 +64,6 @@ def evaluate(
     ] = None,
     checkpoint: Checkpoint = None,
     best: Best = False,
-    pipeline: Stages = None,
-    batch: BatchRanks = None,
     model: ModelRanks = None,
     output_format: OutputFormat = Format.text,
     picture: Annotated[
@@ -94,7 +90,7 @@ def evaluate(
     columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
 
     def evaluate_rank() -> None:
-        grid = _make_grid(pipeline, batch, model)
+        grid = _make_grid(model)
         trained = open_run(run, checkpoint, grid.world, best=best)
         result = evaluate_run(trained, grid, data, columns, None if part is None else part.value)
         if grid.rank == 0:
@@ -118,8 +114,6 @@ def predict(
     out: Annotated[Path, option("A .csv or .npz file to write.", "FILE")] = Path("predictions.csv"),
     checkpoint: Checkpoint = None,
     best: Best = False,
-    pipeline: Stages = None,
-    batch: BatchRanks = None,
     model: ModelRanks = None,
     force: Force = False,
     ranks: Ranks = None,
@@ -134,7 +128,7 @@ def predict(
     from hybridnn.utils.files import write_atomically
 
     def predict_rank() -> None:
-        grid = _make_grid(pipeline, batch, model)
+        grid = _make_grid(model)
 
         def check_file() -> None:
             if grid.rank == 0:
@@ -185,11 +179,11 @@ def export(
         print(f"{out}: the weights of {_weights_text(trained.source)}")
 
 
-def _make_grid(pipeline: int | None, batch: int | None, model: int | None) -> ProcessGrid:
-    """Arrange all ranks of the job; without any number as batch ranks."""
+def _make_grid(model: int | None) -> ProcessGrid:
+    """Arrange all ranks of the job: `model` ranks along the model axis, by default one; the others are batch ranks."""
     from hybridnn.parallel.grid import ProcessGrid
 
-    return ProcessGrid(pipeline=pipeline or 1, batch=batch, model=model or 1)
+    return ProcessGrid(model=model or 1)
 
 
 def _require_result(name: str, path: Path, suffixes: Sequence[str], *, replace: bool) -> None:

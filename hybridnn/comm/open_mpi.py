@@ -24,7 +24,8 @@ COMMUNICATION = {
     "OMPI_MCA_btl_tcp_max_send_size": str(EAGER_BYTES),
     "OMPI_MCA_coll_libnbc_iallreduce_algorithm": "3",  # Rabenseifner's; a sum in place is a binomial tree by default
 }
-"""Those of TCP and of sums are measured by ``benchmarks/open_mpi_settings.py``."""
+"""Between two nodes, messages of 100 and 400 kB take a quarter of the time, and sums without blocking half of it:
+``docs/benchmarks.md``."""
 
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 """Waiting ranks yield their core. ``mpirun`` sets it only if it counts more ranks than slots itself."""

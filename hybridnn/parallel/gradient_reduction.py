@@ -24,7 +24,7 @@ BUCKET_BYTES = 1 << 19
 PIECE_BYTES = 1 << 19
 IN_FLIGHT = 2
 """An overlapped bucket travels in pieces of `PIECE_BYTES`, of which so many are in flight at a time. These were the
-fastest values with Open MPI 5.0 (``benchmarks/allreduce_pieces.py``). The blocking call is faster still: on a node
+fastest values with Open MPI 5.0. The blocking call is faster still: on a node
 whose cores are all busy, overlap gains nothing."""
 
 

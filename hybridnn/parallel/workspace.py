@@ -30,8 +30,7 @@ def samples_are_contiguous(n: int, dtype: DTypeLike) -> bool:
     """Whether `n` samples are stored contiguously per sample rather than per feature, where the layout is free.
 
     Matrix products work on blocks along the contiguous axis. In float64, if there are few samples, or no multiple of
-    such a block, they are faster with whole samples; in float32 they are slower, as measured by
-    ``benchmarks/sample_layout.py``.
+    such a block, they are faster with whole samples; in float32 they are slower.
     """
     return np.dtype(dtype) == np.float64 and (n < WIDE or n % STEP != 0)
 

@@ -47,13 +47,12 @@ class SlurmOptions:
 
     partition: str | None = None
     time: str | None = None
-    account: str | None = None
     more: tuple[str, ...] = ()
     ranks_per_node: int | None = None
 
     def arguments(self) -> list[str]:
         """Return the options as arguments of sbatch."""
-        named = {"partition": self.partition, "time": self.time, "account": self.account}
+        named = {"partition": self.partition, "time": self.time}
         return [f"--{name}={value}" for name, value in named.items() if value is not None] + list(self.more)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import venv
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import gpu_day, gpu_pieces, gpu_report
+from benchmarks import gpu_day, gpu_pieces
 from benchmarks.gpu_day import pieces_of_the_day, read_state, run_day
 from benchmarks.gpu_needs import required_packages
 from benchmarks.gpu_pieces import Piece, run_piece
@@ -79,47 +78,6 @@ def test_a_day_goes_on_after_a_failure_and_continues_where_it_stopped(tmp_path: 
     assert "# Measurements on NVIDIA H100\n" in (tmp_path / "gpu-day.md").read_text()
 
 
-def test_a_call_starts_from_a_file_of_an_earlier_one_and_leaves_it_as_it_is(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    monkeypatch.setattr(gpu_report, "write_report", lambda *_: 1 / 0)  # the day goes on without its report
-    run_day([ONE], first, GPU, earlier=tmp_path / "none")
-    earlier = first / "gpu-day.json"
-    before = earlier.read_bytes()
-    state = run_day([ONE, TWO], second, GPU, earlier=earlier)
-    assert clock.ran == ["one", "two"]
-    assert state == read_state(second / "gpu-day.json")
-    assert earlier.read_bytes() == before
-    # In the same folder, its own file is the newer one.
-    assert run_day([ONE, TWO], second, GPU, earlier=earlier)["devices"] == state["devices"]
-
-
-def test_a_day_fits_into_half_an_hour_of_calls_of_less_than_ten_minutes(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine is started once, in two minutes; between two calls it waits for half a minute at most."""
-    monkeypatch.setattr(gpu_day.shutil, "which", lambda name: name)
-    pieces = pieces_of_the_day()
-    total = 120.0
-    for number in range(9):
-        before, earlier = clock.now, tmp_path / f"{number - 1}" / "gpu-day.json"
-        state = run_day(pieces, tmp_path / f"{number}", GPU, seconds=570, earlier=earlier)
-        assert clock.now - before < 600
-        assert len(state["devices"][GPU]) > number, "every call runs a piece"
-        total += clock.now - before
-        if len(outcomes(state)) == len(pieces):
-            break
-        total += 30
-    assert set(outcomes(state)) == {piece.name for piece in pieces}
-    assert total < 1800
-    assert state["seconds"] == clock.now, "the time of all calls is known"
-    clock.now = 0.0
-    for _ in range(9):
-        run_day(pieces, tmp_path / "total", GPU, seconds=570, total_seconds=900)
-    assert 900 - 310 < clock.now <= 900, "no piece starts that may exceed the time of all calls"
-
-
 def test_pieces_cover_the_targets() -> None:
     pieces = pieces_of_the_day("no mpirun")
     assert all(piece.seconds < 570 for piece in pieces)
@@ -127,31 +85,6 @@ def test_pieces_cover_the_targets() -> None:
     assert all(any("{results}" in argument for argument in piece.arguments) for piece in pieces)
     several = ["several ranks" in piece.name for piece in pieces]
     assert several == sorted(several) == [piece.left_out == "no mpirun" for piece in pieces]
-
-
-def test_the_program_prints_its_report_and_begins_anew_if_asked(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(gpu_day, "require_device", lambda: GPU)
-    monkeypatch.setattr(gpu_day, "mpi_problem", lambda: "")
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-
-    def call(piece: Piece, *words: str) -> tuple[Any, str]:
-        monkeypatch.setattr(gpu_day, "pieces_of_the_day", lambda _: [piece])
-        monkeypatch.setattr(sys, "argv", ["gpu_day", "--results", str(tmp_path), *words])
-        with pytest.raises(SystemExit) as ended:
-            gpu_day.main()
-        return ended.value.code, "".join(capsys.readouterr())
-
-    for text in ("{", "[]", '{"devices": 3}', '{"devices": {"a": 3}}', '{"devices": {}, "seconds": "x"}'):
-        (tmp_path / "gpu-day.json").write_text(text)
-        code, printed = call(ONE)
-        assert (code, "gpu-day.json is damaged" in printed) == (2, True)
-    code, printed = call(ONE, "--fresh", "--commit", "abc")
-    assert (code, "| one | done | 10 | 2026-01-02 | abc |" in printed) == (0, True)
-    assert call(BROKEN)[0] == 1
-    assert call(ONE, "--only", "two")[0] == 2
-    assert clock.ran == ["one", "broken"]
 
 
 # -- programs of pieces ------------------------------------------------------------------------------------------------
@@ -204,95 +137,6 @@ def test_a_piece_ends_at_its_limit_and_leaves_its_results_its_stack_and_no_child
     assert "in waits_for_ever" in "\n".join(found["output"])
     assert "in waits_for_ever" in (tmp_path / "log").read_text()
     wait_until(lambda: not runs(int(child.read_text())))
-
-
-@pytest.mark.parametrize(
-    ("text", "outcome"),
-    [
-        ("pass", "failed"),
-        ("import sys; open(sys.argv[1], 'w').write('{')", "failed"),
-        ("import sys; open(sys.argv[1], 'w').write('{}'); sys.exit(3)", "failed"),
-        ("import os, sys; open(sys.argv[1], 'w').write(os.environ['AROUND'])", "done"),
-    ],
-)
-def test_results_that_are_missing_or_damaged_are_failures(tmp_path: Path, text: str, outcome: str) -> None:
-    piece = Piece("one", ("-S", "-c", text, "{results}"), LONG, program=("env", "AROUND=3"))
-    found = run_piece(piece, tmp_path / "log")
-    assert (found["outcome"], outcome == "failed" or found["figures"] == 3) == (outcome, True)
-
-
-PYTEST = ("-m", "pytest", "-c", os.devnull, "-p", "no:cacheprovider", "-v", "--junitxml={results}")
-TESTS = """
-import signal, time, pytest
-import numpy as np
-def test_passes(): pass
-@pytest.mark.skip(reason="none")
-def test_skipped(): pass
-def test_wrong(): assert 1 == 2
-"""
-OTHER_ENDS = """
-def test_wrong_array(): np.testing.assert_array_equal([1], [2])
-def test_lacks(): import no_such_module
-@pytest.fixture
-def broken(): raise OSError
-def test_fixture(broken): pass
-"""
-
-
-def test_tests_are_counted_by_what_they_tell(tmp_path: Path) -> None:
-    (tmp_path / "test_some.py").write_text(TESTS + OTHER_ENDS)
-    found = run_piece(Piece("tests", (*PYTEST, str(tmp_path)), LONG), tmp_path / "log")
-    figures = found["figures"]
-    assert (found["outcome"], figures["passed"], figures["skipped"]) == ("failed", 1, {"none": 1})
-    ends = {end: [name.rpartition("::")[2] for name in figures[end]] for end in ("failed", "errors")}
-    assert ends == {"failed": ["test_wrong", "test_wrong_array"], "errors": ["test_lacks", "test_fixture"]}
-
-
-@pytest.mark.parametrize(
-    "handler", ["lambda *_: pytest.exit('ended')", pytest.param("signal.SIG_IGN", marks=pytest.mark.slow)]
-)
-def test_tests_that_are_ended_keep_what_was_finished(tmp_path: Path, out_of_time: Path, handler: str) -> None:
-    """Whether pytest handles SIGTERM or cannot, because C code waits. The test that was ended has not passed."""
-    ended = f"    signal.signal(signal.SIGTERM, {handler}); open({str(out_of_time)!r}, 'w').close(); time.sleep(600)\n"
-    (tmp_path / "test_some.py").write_text(f"{TESTS}def test_ended():\n{ended}")
-    found = run_piece(Piece("tests", (*PYTEST, str(tmp_path)), LONG), tmp_path / "log")
-    figures = found["figures"]
-    assert (found["outcome"], figures["passed"], figures["skipped"]) == ("out of time", 1, {"": 1})
-    assert next(name.rpartition("::")[2] for name in figures["errors"]) == "test_wrong"
-    assert "test_ended" in "\n".join(found["output"])
-
-
-DAY = """
-import signal, sys
-from pathlib import Path
-from benchmarks.gpu_day import run_day
-from benchmarks.gpu_pieces import Piece
-signal.signal(signal.SIGTERM, signal.default_int_handler)
-child = Path(sys.argv[1], "child")
-text = f"import os, sys, time; open(sys.argv[1], 'w').write('[1]'); print('half'); " \\
-       f"open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-pieces = [Piece("long", ("-c", text, "{results}"), 900), Piece("next", ("-c", "pass"), 900)]
-run_day(pieces, Path(sys.argv[1]), "GPU")
-"""
-
-
-@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGKILL])
-def test_a_day_that_is_ended_leaves_no_piece_and_tells_of_it(tmp_path: Path, name: signal.Signals) -> None:
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
-    command = [sys.executable, "-c", DAY, str(tmp_path)]
-    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.DEVNULL) as day:
-        child = tmp_path / "child"
-        wait_until(lambda: child.exists() and child.read_text() != "")
-        day.send_signal(name)
-        day.wait(deadline(30))
-    wait_until(lambda: not runs(int(child.read_text())))
-    state = read_state(tmp_path / "gpu-day.json")
-    assert outcomes(state, "GPU") == {"long": "interrupted"}
-    assert "half" in (tmp_path / "gpu-day.log").read_text()
-    if name == signal.SIGTERM:
-        assert state["devices"]["GPU"]["long"]["figures"] == [1]
-    else:
-        assert state["seconds"] >= 900, "the time of a piece counts if nobody could measure it"
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -389,17 +233,3 @@ def test_the_tests_of_a_gpu_are_collected_and_without_one_skipped(bare: Path) ->
     assert "a GPU was asked for" in done.stdout
     last = done.stdout.splitlines()[-1]
     assert (" skipped" in last, "deselected" in last) == (True, False)
-
-
-@needs_make
-def test_everything_that_is_missing_is_named_before_any_piece(bare: Path, tmp_path: Path) -> None:
-    missing = ("greenlet", "pytest_mpi", "scipy")
-    for name in missing:
-        (tmp_path / f"{name}.py").write_text(f"raise ImportError('there is no {name}')\n")
-    done = make(bare, "gpu-day", f"--results {tmp_path / 'results'}", PYTHONPATH=str(tmp_path))
-    assert "Error 2" in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make")]
-    assert all(f"there is no {name}" in line for name in missing)
-    assert "a GPU was asked for" in line
-    assert "pydantic" not in line
-    assert not (tmp_path / "results").exists()

@@ -26,7 +26,7 @@ from hybridnn.cli.main import main
 from hybridnn.cli.ranks import launch_rank
 
 command = ["calibrate", "--out", "two.toml", "--seconds", "0.5"]
-for more in (["--plot", "fit.png", "--name", "here", "--force"], ["--force", "--memory", "1e9", "--format", "json"]):
+for more in (["--plot", "fit.png", "--force"], ["--force", "--memory", "1e9", "--format", "json"]):
     try:
         main([*command, *more])
     except SystemExit as end:
@@ -79,13 +79,13 @@ def test_one_rank_prints_what_cannot_be_measured(run_hybridnn: Run, monkeypatch:
     right = [ComputeError("float32", 1, "forward", 9, 0.2, 3.0)]
     monkeypatch.setattr("hybridnn.cost.calibration.calibrate.calibrate_compute", lambda *arguments: (known, right))
     monkeypatch.setattr("os.getloadavg", lambda: (0.5, 20.0, 20.0))
-    code, out, err = run_hybridnn("calibrate", "--seconds", "0.5", "--name", "here")
+    code, out, err = run_hybridnn("calibrate", "--seconds", "0.5")
     assert (code, err) == (0, "")
     for what in ("messages need 2 ranks", "collectives need 2 ranks", "overlap needs 2 ranks"):
         assert f"not measured: {what}" in out
     assert "verdict: good: held-out error up to 20% (passes in float32 with 1 busy rank), noise 0%, load" in out
     machine = read_machine("machine.toml")
-    assert (machine.name, machine.collectives) == ("here", ())
+    assert (machine.name, machine.collectives) == (machine.about["host"], ())
     assert "messages need 2 ranks" in machine.about["not_measured"]
 
 
@@ -131,8 +131,6 @@ def test_doubtful_calibrations_are_written_only_with_force(run_hybridnn: Run, mo
         (["--out", "folder.toml"], "--out = 'folder.toml': is a folder, not a file"),
         (["--plot", "fit.gif"], "--plot = 'fit.gif': a name that ends with .png, .svg, .pdf"),
         (["--plot", "fit.png"], "--plot = 'fit.png': there are no messages"),
-        (["--name", ""], "--name = '': "),
-        (["--seed", "-1"], "--seed"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(run_hybridnn: Run, arguments: list[str], message: str) -> None:

@@ -102,4 +102,4 @@ def test_defaults_and_choices_of_train_are_those_of_the_settings() -> None:
         if get_origin(getattr(field, "annotation", None)) is Literal:
             choices = get_args(field.annotation)  # type: ignore[union-attr]
         assert all(re.search(rf"\b{choice}\b", option.help) for choice in choices), option.help
-    assert checked >= 15
+    assert checked >= 13

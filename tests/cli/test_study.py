@@ -130,12 +130,12 @@ def test_dry_run_lists_cells_commands_and_skipped_combinations(study: Run, tmp_p
 
 def test_submit_prints_the_jobs_or_submits_them(study: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    options = ("--partition", "p", "--time", "5", "--account", "a", "--sbatch", "--exclusive")
+    options = ("--partition", "p", "--time", "5", "--sbatch", "--exclusive")
     submit = ("submit", "tiny.toml", *options)
     code, out, _ = study(*submit, "--dry-run")
     assert code == 0
     assert out.startswith("#!/usr/bin/env bash\n")
-    named = "--cpus-per-task=1 --partition=p --time=5 --account=a --exclusive runs/studies/tiny/slurm/1/study"
+    named = "--cpus-per-task=1 --partition=p --time=5 --exclusive runs/studies/tiny/slurm/1/study"
     assert f"--array=0 --ntasks=1 {named}" in out
     assert "--array=1 --ntasks=2 --cpus-per-task=1 --partition=p" in out
     assert "--dependency=afterany:JOB:JOB " in out

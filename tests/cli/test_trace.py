@@ -119,8 +119,6 @@ def test_text_draws_and_breaks_down(run: Run) -> None:
         ([], 0, 0.096),  # four minibatches for each of two stages
         (["--epoch", "1"], 0, 0.096),
         (["--minibatches", "3-4"], 0.024, 0.048),
-        (["--to", "0.03"], 0, 0.03),
-        (["--from", "0.013", "--to", "5"], 0.013, 0.12),
     ],
 )
 def test_spans(run: Run, arguments: list[str], begin: float, end: float) -> None:
@@ -164,7 +162,7 @@ def test_messages_within_a_pass_belong_to_it(run: Run) -> None:
         communication("broadcast", 22, 28),
     ]
     write([one_rank, [phase(1, 0, 50)]], [(1, 2)])
-    rows = facts(run, "--from", "0")["drawing"]["rows"]
+    rows = facts(run)["drawing"]["rows"]
     assert [row["label"] for row in rows] == ["stage 0 model 0", "stage 0 model 1"]
     assert [(box["kind"], round(box["start"])) for box in rows[0]["boxes"]] == [
         ("forward", 0),
@@ -220,11 +218,6 @@ def test_files_of_every_format_by_their_names(run: Run, run_as_ranks: Run) -> No
         (["done", "--minibatches", "4-3"], "--minibatches = '4-3'"),
         (["done", "--minibatches", "9-11"], "--minibatches = '9-11'"),
         (["done", "--minibatches", "some"], "--minibatches = 'some'"),
-        (["done", "--minibatches", "1-2", "--from", "0"], "--minibatches = '1-2': not together with"),
-        (["done", "--from", "-1"], "--from = -1.0: from 0 to 0.12"),
-        (["done", "--from", "0.1201"], "--from = 0.1201: "),
-        (["done", "--from", "nan"], "--from = nan"),
-        (["done", "--from", "0.05", "--to", "0.05"], "--to = 0.05: above 0.05"),
         (["done", "--format", "png"], "--format = 'png': needs a file"),
         (["done", "--out", "no/a.svg"], "--out = 'no/a.svg': "),
         (["done", "--html", "page.txt"], "--html"),

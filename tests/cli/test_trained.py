@@ -69,7 +69,7 @@ def test_text_and_json_have_the_figures_of_the_last_epoch(evaluate: Run) -> None
     found = json.loads(evaluate("--in-process", "3", "--format", "json")[1])
     assert found["loss"] == pytest.approx(last["test_loss"], rel=1e-12)
     assert (found["accuracy"], found["samples"]) == (last["test_accuracy"], 359)
-    code, text, err = evaluate("--in-process", "2", "--pipeline", "2", "--part", "train")
+    code, text, err = evaluate("--in-process", "2", "--model", "2", "--part", "train")
     assert (code, err, text.count("loss")) == (0, "", 1)
     assert "digits, the train part" in text
 
@@ -106,7 +106,7 @@ def test_the_report_by_class_is_that_of_scikit_learn(evaluate: Run, run: Run) ->
     with np.load("found.npz") as file:
         predicted = file["classes"]
     expected: Any = metrics.classification_report(true, predicted, output_dict=True, zero_division=0)
-    for ranks in ((), ("--in-process", "3"), ("--in-process", "2", "--pipeline", "2")):
+    for ranks in ((), ("--in-process", "3"), ("--in-process", "2", "--model", "2")):
         found = json.loads(evaluate("--format", "json", *ranks)[1])
         assert found["confusion"] == metrics.confusion_matrix(true, predicted, labels=range(10)).tolist()
         for label, item in enumerate(found["classes"]):
@@ -178,7 +178,7 @@ def test_classes_that_never_occur_have_scores_of_zero() -> None:
         (["--data", "synthetic"], "synthetic is for regression; run was trained for classification"),
         (["--data", "other.npz"], "other.npz: y_train is float64"),
         (["--checkpoint", "step-00000001"], "--checkpoint = 'step-00000001': "),
-        (["--batch", "2"], "the process grid batch 2 x model 1 does not fit 1 rank"),
+        (["--model", "2"], "the process grid model 2 does not fit 1 rank"),
         (["--part", "some"], "--part"),
     ],
 )

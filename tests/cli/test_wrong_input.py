@@ -54,7 +54,10 @@ CASES: dict[str, Case] = {
     "unknown key": (["--set", "training.epoch=3"], ["training.epoch", "training.epochs"]),
     "unknown section": (["--set", "trainig.epochs=3"], ["trainig", "training"]),
     "zero epochs": (["--epochs", "0"], ["training.epochs = 0: must be at least 1"]),
-    "unknown split": (["--split", "rows"], ["parallel.model_split = 'rows': must be 'columns' or 'alternating'"]),
+    "unknown split": (
+        ["--set", "parallel.model_split=rows"],
+        ["parallel.model_split = 'rows': must be 'columns' or 'alternating'"],
+    ),
     "sizes without commas": (["--hidden", "[64x64]"], ["model.hidden = '[64x64]': must be whole numbers"]),
     "test label outside the classes": (
         lambda: save(x_test=np.ones((2, 4)), y_test=np.array([0, 9])),

@@ -56,7 +56,7 @@ LAYOUTS = {
     "grids on fewer": {
         4: ["--batch", "4"],
         2: ["--batch", "2", "--model", "2"],
-        1: ["--model", "2", "--split", "alternating"],
+        1: ["--model", "2", "--set", "parallel.model_split=alternating"],
     },
     "pipelines on more": {
         1: ["--pipeline", "2", "--method", "zb-h1"],

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from reference.pages import ROOT, outputs
+from reference.pages import ROOT, outputs, reference_pages
 
 PAGES = (*outputs.PAGES, ROOT / "hpc_jobs" / "README.md")
 LINK = re.compile(r"\]\((?P<file>[^)#\s:]*)(?:#(?P<heading>[^)\s]+))?\)")
+MADE = {ROOT / "docs" / place for place in reference_pages.ANIMATIONS}
+"""What only the site has."""
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
@@ -25,8 +27,13 @@ def headings(page: Path) -> set[str]:
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for link in LINK.finditer(CODE.sub("", page.read_text(encoding="utf-8"))):
         target = (page.parent / link["file"]).resolve() if link["file"] else page
-        assert target.exists(), link[0]
+        assert target.exists() or target in MADE, link[0]
         assert not link["heading"] or link["heading"] in headings(target), link[0]
+
+
+def test_a_schedule_that_plays_is_made_for_the_site() -> None:
+    for place in reference_pages.ANIMATIONS:
+        assert reference_pages.animation(place).startswith("<!DOCTYPE html>")
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:

@@ -21,7 +21,7 @@ from reference.damaged_files import CONTENT, CUTS, Damage, replace
 __all__ = ["CUT", "FILE_FAULTS", "FORGE", "FolderDrill", "FolderTrial", "draw_folder_trial"]
 
 RUN_FILES = tuple(target for target in TARGETS if target.startswith(f"{RUN}/") and Path(target).suffix)
-WRITTEN = (*RUN_FILES, "profile.json")
+WRITTEN = RUN_FILES
 TEXTS = tuple(target for target in WRITTEN if re.search(r"\.(jsonl?|toml)\b", target))
 ARRAYS = tuple(target for target in TARGETS if re.search(r"\.np[yz]\b", target))
 MANIFEST = f"{RUN}/checkpoints/{NEWEST}/manifest.json"

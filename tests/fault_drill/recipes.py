@@ -45,7 +45,7 @@ class Recipe:
 RECIPES = (
     Recipe("one process", (1, 1, 1), launched=False),
     Recipe("batch 2", (1, 2, 1)),
-    Recipe("model 2, alternating", (1, 1, 2), ("--split", "alternating")),
+    Recipe("model 2, alternating", (1, 1, 2), ("--set", "parallel.model_split=alternating")),
     Recipe("gpipe over 2", (2, 1, 1), ("--method", "gpipe")),
     Recipe("pipedream over 2", (2, 1, 1), ("--method", "pipedream"), exact=False),
     Recipe("batch 2 x model 2", (1, 2, 2)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from fault_drill.finished import Finished, checkpoints, read_finished
 from fault_drill.injections import Injection, draw_injection
-from fault_drill.launches import Launched, launch, run_job
+from fault_drill.launches import Launched, launch
 from fault_drill.recipes import RECIPES, Recipe, new_run
 from mpi_runner.slowness import deadline
 
@@ -37,8 +36,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "predict": ("predict", RUN, "inputs.csv", "--out", "predicted.csv", "--force"),
     "export": ("export", RUN, "exported.npz", "--force"),
     "trace": ("trace", RUN),
-    "stall": ("stall", RUN),
-    "partition": ("partition", "--stages", "2", "--profile", "profile.json"),
 }
 """Arguments of ``hybridnn`` by name, for the folder that contains the run."""
 
@@ -51,15 +48,14 @@ TARGETS: dict[str, tuple[str, tuple[str, ...]]] = {
     f"{RUN}/checkpoints/{NEWEST}/manifest.json": ("interrupted", ("evaluate newest", "resume")),
     f"{RUN}/checkpoints/{NEWEST}/SHA256SUMS": ("interrupted", ("evaluate newest", "resume")),
     f"{RUN}/checkpoints/{NEWEST}/*.npy": ("interrupted", ("evaluate newest", "resume")),
-    f"{RUN}": ("interrupted", ("report", "evaluate", "trace", "stall", "resume")),
+    f"{RUN}": ("interrupted", ("report", "evaluate", "trace", "resume")),
     f"{RUN}/weights.npz": ("finished", ("evaluate", "export", "predict")),
     f"{RUN}/standardization.npz of the end": ("finished", ("evaluate", "predict")),
     f"{RUN}/history.jsonl of the end": ("finished", ("report", "resume")),
     f"{RUN}/config.toml of the end": ("finished", ("evaluate", "report")),
     f"{RUN}/trace.json": ("finished", ("trace", "report")),
-    f"{RUN}/stall/job.json": ("stalled", ("stall",)),
-    f"{RUN}/stall/rank-*.json": ("stalled", ("stall",)),
-    "profile.json": ("finished", ("partition",)),
+    f"{RUN}/stall/job.json": ("stalled", ("report",)),
+    f"{RUN}/stall/rank-*.json": ("stalled", ("report",)),
     "table.csv": ("finished", ("evaluate table",)),
     "table.npz": ("finished", ("evaluate arrays",)),
     "inputs.csv": ("finished", ("predict",)),
@@ -94,9 +90,6 @@ class Sources:
         np.savetxt(folder / "inputs.csv", inputs, delimiter=",", header=",".join(names), comments="")
         both = np.hstack([inputs, targets])
         np.savetxt(folder / "table.csv", both, delimiter=",", header=",".join([*names, "t0", "t1"]), comments="")
-        profile = ["partition", "--stages", "2", "--set", "data.name=synthetic", "--save-profile", "profile.json"]
-        command = [sys.executable, "-m", "hybridnn", *profile]
-        _require_code(run_job(lambda markers: command, folder, "profile", self.limit, "without fault"), 0)
         return folder
 
     @cached_property

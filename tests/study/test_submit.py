@@ -108,7 +108,7 @@ def test_each_number_of_ranks_has_an_array_of_its_missing_cells(tmp_path: Path) 
 
 
 def test_jobs_are_submitted_with_the_report_after_them(tmp_path: Path, slurm: FakeSlurm) -> None:
-    options = SlurmOptions(partition="long", time="0:30:00", account="mine", more=("--constraint=a&b", "-c2"))
+    options = SlurmOptions(partition="long", time="0:30:00", more=("--account=mine", "--constraint=a&b", "-c2"))
     assert submit(_plan(tmp_path, options=options)) == (["101", "102"], "103")
     ones, fours, report = slurm.jobs()
     folder = tmp_path / "out" / "slurm" / "1"

@@ -167,7 +167,7 @@ def test_a_partition_by_times_gives_a_wide_stage_more_layers(
 ) -> None:
     def by_samples(model: MLP, samples: int, dtype: Any) -> tuple[LayerProfile, ...]:
         """Equal layers whose time goes with the samples."""
-        return tuple(LayerProfile(samples, 2 * samples, 1, 1) for _ in model.layers)
+        return tuple(LayerProfile(samples, 2 * samples) for _ in model.layers)
 
     monkeypatch.setattr("hybridnn.pipeline.partition.layer_profile.time_layers", by_samples)
     model = MLP([6] * 9)

@@ -55,7 +55,6 @@ def calibrate(
     seed: int,
     time_step: StepTimer,
     *,
-    name: str | None = None,
     memory_bytes: float | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
@@ -67,8 +66,6 @@ def calibrate(
         All ranks, in any shape. With one rank only computing is measured.
     time_step : callable
         Times training steps on one rank; `hybridnn.runs.step_timer.TrainingTimer`.
-    name : str, optional
-        Of the machine; the name of the host by default.
     memory_bytes : float, optional
         Per rank; the available memory by default.
     report : callable
@@ -108,7 +105,7 @@ def calibrate(
     notes = {"not_measured": "; ".join(missing), "crowded": oversubscription}
     typical = Segment(alpha_seconds=TYPICAL_LINK.alpha, beta_seconds_per_byte=TYPICAL_LINK.beta)
     machine = Machine(
-        name=name or about["host"],
+        name=about["host"],
         nodes=grid.nodes,
         # As many as the cores of a node can serve, and no fewer than were measured.
         ranks_per_node=max(cores // threads, node_ranks),

@@ -322,7 +322,7 @@ def stall_report(record: StallRecord, folder: Path, write_error: str = "") -> st
             "",
             stall_table(record.states, record.size),
             "",
-            f"States of all ranks: {folder}/rank-*.json; this report again: hybridnn stall {folder.parent}",
+            f"States of all ranks: {folder}/rank-*.json; this report again: hybridnn report {folder.parent}",
             *(() if has_departed else LONGER_WORK),
         )
     )

@@ -1,12 +1,8 @@
-"""Profile of layers: seconds of their passes, bytes of their outputs and parameters; measured, or read from a file."""
+"""Times of the passes of layers, measured in this process."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
-from math import inf
-from pathlib import Path
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -16,107 +12,40 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
-from hybridnn.errors import DataError, one_line
 from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import parallel_dense, split_layers
 from hybridnn.parallel.workspace import StageRole, Workspace
-from hybridnn.utils.checks import require_whole
-from hybridnn.utils.files import FileError, read_json
-from hybridnn.utils.text import shown_path
 
 REPEATS = 20  # timed passes, of which the median is taken
 
 
-@dataclass(frozen=True)
-class LayerProfile:
-    """Costs of one layer, for one minibatch or microbatch on one rank."""
+class LayerProfile(NamedTuple):
+    """Seconds of one layer, for one minibatch or microbatch on one rank."""
 
-    # time of the forward pass, and of the complete backward pass
     forward_seconds: float
-    backward_seconds: float
-    output_bytes: float  # activations for the next layer, and also their gradient
-    parameter_bytes: float  # weights and biases
+    backward_seconds: float  # of the complete backward pass
 
 
-def time_layers(
-    model: MLP, samples: int, dtype: DTypeLike, repeats: int = REPEATS, *, threads: int = 1
-) -> tuple[LayerProfile, ...]:
+def time_layers(model: MLP, samples: int, dtype: DTypeLike, repeats: int = REPEATS) -> tuple[LayerProfile, ...]:
     """Time the passes of every layer in this process with a minibatch or microbatch, without the loss and the update.
 
-    Every time is the median over `repeats` passes after one for warming up, with so many BLAS threads, 1 by default as
-    for ranks that share a node.
-
-    Raises
-    ------
-    SettingError
-        If `samples`, `repeats` or `threads` is not a whole number, 1 or more.
+    Every time is the median over `repeats` passes after one for warming up, with one BLAS thread, as for ranks that
+    share a node.
     """
     from threadpoolctl import threadpool_limits
 
-    for name, value in (("samples", samples), ("repeats", repeats), ("threads", threads)):
-        require_whole(name, value, 1)
     time_passes = layer_timer(model, samples, dtype)
-    with threadpool_limits(limits=threads, user_api="blas"):
+    with threadpool_limits(limits=1, user_api="blas"):
         _, *rounds = [time_passes() for _ in range(1 + repeats)]
-    itemsize = np.dtype(dtype).itemsize
     return tuple(
         LayerProfile(
-            forward_seconds=median(seconds[index].forward for seconds in rounds),
-            backward_seconds=median(
-                seconds[index].input_gradient + seconds[index].weight_gradient for seconds in rounds
-            ),
-            output_bytes=layer.outputs * samples * itemsize,
-            parameter_bytes=layer.parameters * itemsize,
+            forward_seconds=median(passes.forward for passes in of_layer),
+            backward_seconds=median(passes.input_gradient + passes.weight_gradient for passes in of_layer),
         )
-        for index, layer in enumerate(model.layers)
+        for of_layer in zip(*rounds, strict=True)
     )
-
-
-def read_profile(path: Path | str) -> tuple[LayerProfile, ...]:
-    """Read a profile: a JSON list with an object for every layer, its keys the attributes of `LayerProfile`.
-
-    Other keys, for example a layer's name, are ignored.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read or is not such a list, or a number is missing, negative or not finite; the message
-        names the file, the layer (from 0) and the key.
-    """
-    layers = read_json(path, finite=False)
-    if not isinstance(layers, list) or not layers:
-        raise FileError(path, "must be a list with an object for every layer")
-    return tuple(_checked_layer(f"{shown_path(path)}, layer {index}", layer) for index, layer in enumerate(layers))
-
-
-def _checked_layer(where: str, layer: object) -> LayerProfile:
-    keys = [field.name for field in fields(LayerProfile)]
-    if not isinstance(layer, dict):
-        raise DataError(f"{where}: must be an object with {', '.join(keys)}")
-    for key in keys:
-        if key not in layer:
-            raise DataError(f"{where}: {key} is missing")
-        value = layer[key]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
-            raise DataError(f"{where}: {key} is {one_line(repr(value))}, must be a finite number, 0 or more")
-    return LayerProfile(**{key: layer[key] for key in keys})
-
-
-def write_profile(path: Path | str, profile: Sequence[LayerProfile]) -> None:
-    """Write a profile as JSON, for `read_profile`.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be written.
-    """
-    text = json.dumps([asdict(layer) for layer in profile], indent=2, allow_nan=False)
-    try:
-        Path(path).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 # -- passes ----------------------------------------------------------------------------------------------------------

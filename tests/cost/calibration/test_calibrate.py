@@ -46,12 +46,12 @@ def quick(grid: ProcessGrid, **options: Any) -> Calibration:
 @pytest.mark.mpi(ranks=[2])
 def test_a_machine_of_several_ranks_has_everything(comm: MPI.Intracomm, calls: list[Any]) -> None:
     grid = ProcessGrid(comm)
-    found = quick(grid, name="here")
+    found = quick(grid)
     machine = found.machine
     operations = {"allreduce", "allgather", "broadcast", "barrier"}
     assert {(cost.operation, cost.ranks) for cost in machine.collectives} == {(name, 2) for name in operations}
     assert {fit.operation for fit in found.fits} == operations | {"send", "iallreduce"}
-    assert (machine.name, machine.nodes, machine.between_nodes, found.missing) == ("here", 1, None, ())
+    assert (machine.name, machine.nodes, machine.between_nodes, found.missing) == (machine.about["host"], 1, None, ())
     assert machine.ranks_per_node >= comm.size
     assert machine.inside_node.seconds(1000) > 0
     assert machine.gamma_seconds_per_byte > 0

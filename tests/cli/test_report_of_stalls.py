@@ -1,4 +1,4 @@
-"""`hybridnn stall` on run folders with constructed stall files."""
+"""`hybridnn report` on run folders with constructed stall files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stalled_run(tmp_path: Path) -> Path:
 
 
 def test_report_and_json_have_the_findings_and_all_states(run_hybridnn: Run, stalled_run: Path) -> None:
-    code, out, err = run_hybridnn("stall", str(stalled_run))
+    code, out, err = run_hybridnn("report", str(stalled_run))
     assert (code, err) == (0, "")
     call = "allreduce 57 of group world (ranks 0-3), 800 bytes float64"
     assert out.splitlines()[:6] == [
@@ -57,8 +57,8 @@ def test_report_and_json_have_the_findings_and_all_states(run_hybridnn: Run, sta
         f"2        {'nothing: outside of communication':{len(call)}}  7.2 s  forward 3      slow.py:12 in on_step",
     ]
     assert f"{stalled_run}/stall/rank-*.json" in out
-    facts = json.loads(run_hybridnn("stall", str(stalled_run), "--format", "json")[1])
-    assert facts["stalled"]
+    facts = json.loads(run_hybridnn("report", str(stalled_run), "--format", "json")[1])
+    facts = facts["stall"]
     (finding,) = facts["findings"]
     assert (finding["kind"], finding["ranks"]) == ("outside", [2])
     assert [state["rank"] for state in facts["states"]] == [0, 1, 2, 3]
@@ -70,17 +70,8 @@ def test_a_rank_without_a_file_or_listed_as_unresponsive_gave_no_sign(run_hybrid
     missing = write(tmp_path / "missing", *map(waiting, range(3)))
     listed = write(tmp_path / "listed", *map(waiting, ALL), unresponsive="3")
     for folder, rank in ((missing, "rank 3"), (listed, "rank 3 (host n9, process 99)")):
-        code, out, _ = run_hybridnn("stall", str(folder))
+        code, out, _ = run_hybridnn("report", str(folder))
         assert (code, f"* {rank} gave no sign: " in out) == (0, True)
-
-
-def test_a_run_that_did_not_stall(run_hybridnn: Run, tmp_path: Path) -> None:
-    folder = str(write_run(tmp_path / "fine"))
-    assert run_hybridnn("stall", folder) == (0, f"{folder}: no stall was recorded in this run\n", "")
-    found = json.loads(run_hybridnn("stall", folder, "--format", "json")[1])
-    assert found == {"stalled": False, "findings": [], "job": None, "states": []}
-    for other in ("nothing", "."):
-        assert error_line(run_hybridnn("stall", other)).startswith(f"Error: {other}: ")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +87,13 @@ def test_a_damaged_file_is_named(
 ) -> None:
     file = stalled_run / "stall" / "rank-1.json"
     file.write_text(damage(file.read_text()))
-    line = error_line(run_hybridnn("stall", str(stalled_run)))
+    line = error_line(run_hybridnn("report", str(stalled_run)))
     assert line.startswith(f"Error: {file}: ")
     assert words in line
+
+
+def test_a_run_that_finished_after_a_stall_has_the_figures_too(run_hybridnn: Run, stalled_run: Path) -> None:
+    write_run(stalled_run)
+    out = run_hybridnn("report", str(stalled_run))[1]
+    assert out.startswith("=== the job stood still")
+    assert "limited by: " in out
