@@ -47,7 +47,7 @@ class Grader:
         Parameters
         ----------
         student : str
-            As the platform knows them; by default what the submission says.
+            As Gradescope knows them; by default what the submission says.
         """
         about: dict[str, Any] = {
             "assignment": self.assignment.id,

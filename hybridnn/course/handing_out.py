@@ -1,4 +1,4 @@
-"""What is handed out or uploaded: zip files for students, and packages for platforms."""
+"""What is handed out: zip files for the students of a roster."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybridnn.course.assignment import Assignment
-from hybridnn.course.platforms import PLATFORMS, Kit, build_package
 from hybridnn.course.term import Course
 from hybridnn.course.work_folder import STUDENT_CHARACTERS, digest_of, handed_out_files, make_archive
 from hybridnn.errors import DataError, one_line
 from hybridnn.utils.files import make_folder, read_text, write_atomically
 
-PLATFORM_NAMES = tuple(PLATFORMS)
 MOST_CHARACTERS = 60  # of a student in the name of a file: at most 240 bytes
 
 
@@ -33,13 +31,6 @@ def make_student_archives(course: Course, assignment: Assignment, students: Sequ
         write_atomically(out / name, make_archive(handed_out_files(course, assignment, student)))
         paths.append(out / name)
     return paths
-
-
-def make_platform_package(kit: Kit, platform: str, out: Path) -> Path:
-    """Write the package for a platform."""
-    package = build_package(platform, kit)
-    write_atomically(out / package.name, package.content)
-    return out / package.name
 
 
 def _file_name(student: str) -> str:

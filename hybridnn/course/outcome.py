@@ -1,4 +1,4 @@
-"""Outcome of a submission: points and messages of every check, as it is stored, reported and sent to platforms."""
+"""Outcome of a submission: points and messages of every check, as it is stored, reported and sent to Gradescope."""
 
 from __future__ import annotations
 

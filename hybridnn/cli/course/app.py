@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hybridnn.cli.course.assistant import grade, report, similar
+from hybridnn.cli.course.assistant import autograde, grade, report, similar
 from hybridnn.cli.course.lecturer import make, new, solution, verify
-from hybridnn.cli.course.platform import autograde
 from hybridnn.cli.course.student import check, debug, picture, run, start, submit
 from hybridnn.cli.options import command_group
 
@@ -13,7 +12,7 @@ for _panel, _commands in {
     "Students": (start, check, debug, picture, run, submit),
     "Lecturers": (new, make, verify, solution),
     "Assistants": (grade, report, similar),
-    "Platforms": (autograde,),
+    "Gradescope": (autograde,),
 }.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)

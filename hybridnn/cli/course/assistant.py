@@ -1,4 +1,4 @@
-"""`hybridnn course grade | report | similar`: what an assistant does with the submissions."""
+"""`hybridnn course grade | report | similar | autograde`: what an assistant, or Gradescope, does with submissions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Roster = Annotated[
         "--roster",
     ),
 ]
-GRADES = Path("grades")
+GRADES, GRADESCOPE = Path("grades"), Path("/")
 
 
 def grade(
@@ -121,6 +121,16 @@ def similar(
     console.print(f"{compared} with a share of at least {least:g}")
     for name, reason in refused.items():
         console.print(f"not compared: {name}: {reason}", soft_wrap=True)
+
+
+def autograde(
+    root: Annotated[Path, option("Folder of autograder/.", "FOLDER", "--root")] = GRADESCOPE,
+    isolation: Isolation = "user",
+) -> None:
+    """Grade the submission that Gradescope put in its place, and write the results where it reads them."""
+    from hybridnn.course.gradescope import autograde as grade_there
+
+    grade_there(root, isolation=isolation)
 
 
 def _students(roster: Path | None) -> list[str]:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 Assignments = Annotated[list[str] | None, typer.Argument(help="Assignments: a1, a2, …; without, all.", metavar="A…")]
 CourseFolder = Annotated[Path, option("Folder of the course.", "FOLDER", "--course")]
 HERE = Path()
-STUDENTS = "students"
-GRADER_IMAGE = "hybridnn-grader"
 
 
 def new(
@@ -71,13 +69,12 @@ def make(
             "--roster",
         ),
     ] = None,
-    targets: Annotated[
-        str, option("What to make, separated by commas: students, and platforms.", "LIST", "--for")
-    ] = STUDENTS,
+    gradescope: Annotated[
+        bool, typer.Option("--gradescope", help="Make the autograder to upload to Gradescope instead.")
+    ] = False,
     pip: Annotated[
-        str, option("What pip installs on the platform; without, a wheel of this installation.", "TEXT", "--pip")
+        str, option("What pip installs on Gradescope; without, a wheel of this installation.", "TEXT", "--pip")
     ] = "",
-    image: Annotated[str, option("Container image of Autolab and PrairieLearn.", "NAME", "--image")] = GRADER_IMAGE,
     hidden_cases: Annotated[
         str,
         option(
@@ -85,28 +82,21 @@ def make(
         ),
     ] = "visible",
 ) -> None:
-    """Make what is handed out or uploaded: zip files for students, packages for platforms."""
-    from hybridnn.course.handing_out import PLATFORM_NAMES, make_platform_package, make_student_archives, read_roster
-    from hybridnn.course.platforms import Kit
+    """Make the zip files for students, or the package for Gradescope."""
+    from hybridnn.course.gradescope import build_package
+    from hybridnn.course.handing_out import make_student_archives, read_roster
     from hybridnn.course.term import Course
+    from hybridnn.utils.files import write_atomically
 
-    wanted = [name.strip() for name in targets.split(",") if name.strip()]
-    for name in wanted:
-        if name not in (STUDENTS, *PLATFORM_NAMES):
-            raise SettingError("--for", name, f"one of {STUDENTS}, {', '.join(PLATFORM_NAMES)}")
-    if not wanted:
-        raise SettingError("--for", targets, f"some of {STUDENTS}, {', '.join(PLATFORM_NAMES)}")
     opened = Course.open(course)
     chosen = opened.assignment(assignment)
     place = out or course / "build"
-    kit = Kit(opened, chosen, pip, hidden_cases, image)
-    students = [""] if roster is None else read_roster(roster)
-    paths = []
-    for name in wanted:
-        if name == STUDENTS:
-            paths += make_student_archives(opened, chosen, students, place)
-        else:
-            paths.append(make_platform_package(kit, name, place))
+    if gradescope:
+        paths = [place / f"{chosen.id}-gradescope.zip"]
+        write_atomically(paths[0], build_package(opened, chosen, pip, hidden_cases))
+    else:
+        students = [""] if roster is None else read_roster(roster)
+        paths = make_student_archives(opened, chosen, students, place)
     console = make_console()
     for path in paths:
         console.print(str(path), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Packages for grading platforms, and the results of Gradescope, in a root laid out as it documents it."""
+"""The package for Gradescope and its results, in a root laid out as Gradescope documents it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,21 @@ from typing import Any
 
 import pytest
 
+from course.gradescope_cases import OUTCOME, RULES, GradescopeResults, package_of, reference, unpack
 from course.made import allow_kit
-from course.platform_cases import OUTCOME, RULES, GradescopeResults, kit_of, reference, unpack
 from hybridnn.cli.main import main
-from hybridnn.course import platforms
+from hybridnn.course import gradescope
+from hybridnn.course.gradescope import UNFINISHED, autograde, build_package, gradescope_results
 from hybridnn.course.grading import Grader
+from hybridnn.course.installed import PACKAGES, installed_wheel
 from hybridnn.course.outcome import Outcome
-from hybridnn.course.platforms import AUTOGRADERS, PLATFORMS, autograde, build_package
-from hybridnn.course.platforms.gradescope import gradescope_results
-from hybridnn.course.platforms.installed import PACKAGES, installed_wheel
-from hybridnn.course.platforms.kit import yaml_text
-from hybridnn.course.platforms.texts import UNFINISHED
 from hybridnn.course.term import KEY, Course, create_course
 from hybridnn.course.work_folder import make_archive
 from hybridnn.errors import DataError, SettingError
 from mpi_runner.slowness import deadline
 
 ROOT = Path(__file__).parents[2]
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="platforms grade as root, to switch users")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="Gradescope grades as root, to switch users")
 
 
 @pytest.fixture
@@ -55,7 +52,7 @@ def executable(path: Path, text: str = f'exec {sys.executable} -m hybridnn "$@"'
 
 
 def environment(**settings: object) -> dict[str, str]:
-    """Variables of a platform."""
+    """Variables of Gradescope."""
     paths = os.pathsep.join(path for path in sys.path if path)
     return {**os.environ, "PYTHONPATH": paths, **{name: str(value) for name, value in settings.items()}}
 
@@ -63,7 +60,7 @@ def environment(**settings: object) -> dict[str, str]:
 def root_of(course: Course, tmp_path: Path, **changed: str) -> Path:
     """The folders of Gradescope after its image was built and the reference arrived, with other text of some files."""
     base = tmp_path / "root/autograder"
-    unpack("gradescope", kit_of(course), base / "source")
+    unpack(course, base / "source")
     (base / "run_autograder").write_bytes((base / "source/run_autograder").read_bytes())
     (base / "run_autograder").chmod(0o755)
     (base / "submission").mkdir()
@@ -108,9 +105,9 @@ def test_messages_cannot_end_their_quotation() -> None:
 def test_only_the_staff_sees_flags(course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that of an isolation without namespaces."""
     root, log = root_of(course, tmp_path), io.StringIO()
-    monkeypatch.setattr(platforms, "missing_protection", lambda mode: f"{mode}: no namespaces")
+    monkeypatch.setattr(gradescope, "missing_protection", lambda mode: f"{mode}: no namespaces")
     monkeypatch.setattr(Grader, "grade", lambda *_, **__: OUTCOME)
-    autograde("gradescope", root, out=log, isolation="none")
+    autograde(root, out=log, isolation="none")
     for text in ("ctypes", "look at: none: no namespaces"):
         assert text in log.getvalue()
         assert text not in results_of(root).model_dump_json()
@@ -120,43 +117,33 @@ def test_only_the_staff_sees_flags(course: Course, tmp_path: Path, monkeypatch: 
 
 
 def test_packages_are_the_same_bytes_again(course: Course) -> None:
-    for platform in PLATFORMS:
-        assert build_package(platform, kit_of(course)) == build_package(platform, kit_of(course))
+    assert package_of(course) == package_of(course)
 
 
 def test_only_the_owner_reads_the_key(course: Course, tmp_path: Path) -> None:
-    (key,) = unpack("gradescope", kit_of(course), tmp_path / "package").rglob(KEY)
+    (key,) = unpack(course, tmp_path / "package").rglob(KEY)
     assert key.stat().st_mode & 0o777 == 0o600
     assert bytes.fromhex(key.read_text()) == course.key
 
 
-def test_make_writes_packages_with_its_options(course: Course, tmp_path: Path) -> None:
-    command = ["course", "make", "a2", "--course", str(course.folder), "--for", "gradescope, prairielearn"]
-    command += ["--pip", RULES, "--image", "us/grader", "--out", str(tmp_path), "--hidden-cases", "after_due_date"]
+def test_make_writes_the_package_with_its_options(course: Course, tmp_path: Path) -> None:
+    command = ["course", "make", "a2", "--course", str(course.folder), "--gradescope", "--pip", RULES]
+    command += ["--out", str(tmp_path), "--hidden-cases", "after_due_date"]
     with pytest.raises(SystemExit, match="0"):
         main(command)
-    kit = kit_of(course, image="us/grader", hidden_cases="after_due_date")
-    for platform in ("gradescope", "prairielearn"):
-        package = build_package(platform, kit)
-        assert (tmp_path / package.name).read_bytes() == package.content
+    a2 = course.assignment("a2")
+    assert (tmp_path / "a2-gradescope.zip").read_bytes() == build_package(course, a2, RULES, "after_due_date")
     with pytest.raises(SettingError, match="after_published"):
-        kit_of(course, hidden_cases="soon")
+        build_package(course, a2, RULES, "soon")
 
 
-def test_unknown_platforms_and_other_folders_are_refused(course: Course, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="gradescope"):
-        build_package("moodle", kit_of(course))
-    with pytest.raises(SettingError, match="gradescope"):
-        autograde("moodle", tmp_path)
-    for platform in AUTOGRADERS:
-        with pytest.raises(DataError, match="no such folder"):
-            autograde(platform, tmp_path / "nothing")
+def test_other_folders_and_instructions_are_refused(course: Course, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        autograde(tmp_path / "nothing")
     root = root_of(course, tmp_path)
-    base = (root / "autograder").rename(root / "grade")
-    (base / "source").rename(base / "tests")
-    (base / "submission").rename(base / "student")
-    with pytest.raises(DataError, match="for gradescope, not for prairielearn"):
-        autograde("prairielearn", root)
+    (root / "autograder/source/autograde.json").write_text('{"assignment": "a2", "hidden_cases": "soon"}')
+    with pytest.raises(DataError, match=r"autograde\.json: hidden_cases"):
+        autograde(root)
 
 
 def test_wheel_has_every_package_and_right_digests() -> None:
@@ -194,12 +181,6 @@ def test_wheel_installs(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert run.stdout.strip() == str(tmp_path / "site/hybridnn/assignments")
-
-
-def test_yaml_is_read_back() -> None:
-    yaml = pytest.importorskip("yaml")
-    value = {"a": {"b": "c: d", "e": 1.5, "f": True}, "g": [{"h": "x", "i": {"j": 2}}, {"k": ["l", "m"]}], "n": "o\np"}
-    assert yaml.safe_load(yaml_text(value)) == {**value, "n": "o\np\n"}
 
 
 # -- jobs of Gradescope -----------------------------------------------------------------------------------------------
@@ -252,7 +233,7 @@ def test_a_job_that_is_killed_or_not_installed_has_results(course: Course, tmp_p
 def graded(root: Path) -> list[tuple[Any, str]]:
     """Data and student that the grader is given."""
     found: list[tuple[Any, str]] = []
-    autograde("gradescope", root, out=io.StringIO(), grade=lambda *given: found.append(given[2:]) or OUTCOME)
+    autograde(root, out=io.StringIO(), grade=lambda *given: found.append(given[2:]) or OUTCOME)
     return found
 
 
@@ -280,7 +261,7 @@ def test_results_are_written_last(course: Course, tmp_path: Path) -> None:
         path.symlink_to(tmp_path / "elsewhere")  # what a submission would need other rights for
         return OUTCOME
 
-    autograde("gradescope", root, out=io.StringIO(), grade=grade)
+    autograde(root, out=io.StringIO(), grade=grade)
     assert not path.is_symlink()
     assert not (tmp_path / "elsewhere").exists()
     assert results_of(root).score == 88

@@ -1,4 +1,4 @@
-"""The installed package as a wheel, so that a platform grades with exactly this version."""
+"""The installed package as a wheel, so that Gradescope grades with exactly this version."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def installed_wheel() -> tuple[str, bytes]:
     except PackageNotFoundError:
         metadata = None
     if metadata is None:
-        raise EnvironmentProblem("hybridnn is not installed by pip here: name what the platform installs instead")
+        raise EnvironmentProblem("hybridnn is not installed by pip here: name what Gradescope installs instead")
     lines = [f"Version: {__version__}" if line.startswith("Version: ") else line for line in metadata.split("\n")]
     files = dict(sorted(_files()))
     info = f"hybridnn-{__version__}.dist-info"

@@ -1,10 +1,9 @@
-"""Outcomes, packages and submissions for tests of grading platforms, and the results as Gradescope documents them."""
+"""Outcomes, packages and submissions for tests of Gradescope, and its results as it documents them."""
 
 from __future__ import annotations
 
 import io
 import os
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +11,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from course.made import reference_files
+from hybridnn.course.gradescope import build_package
 from hybridnn.course.outcome import CheckOutcome, Outcome, TaskOutcome
-from hybridnn.course.platforms import Kit, build_package
 from hybridnn.course.term import Course
 from hybridnn.course.work_folder import handed_out_files
 
@@ -49,7 +48,6 @@ OUTCOME = Outcome(
     ),
     flags=("gradient.py imports ctypes",),
 )
-UNGRADABLE = Outcome(assignment="a2", gradable=False, reason="blocks.py: is missing")
 
 
 class _Documented(BaseModel):
@@ -86,9 +84,9 @@ class GradescopeResults(_Documented):
     leaderboard: list[GradescopeEntry] = []
 
 
-def kit_of(course: Course, **settings: Any) -> Kit:
-    """A kit for A2."""
-    return Kit(course, course.assignment("a2"), **{"requirement": RULES, **settings})
+def package_of(course: Course) -> bytes:
+    """The package for A2."""
+    return build_package(course, course.assignment("a2"), RULES)
 
 
 def reference(course: Course) -> dict[str, str]:
@@ -98,15 +96,10 @@ def reference(course: Course) -> dict[str, str]:
     return {name: files[name] for name in ("assignment.toml", *assignment.files)}
 
 
-def unpack(platform: str, kit: Kit, folder: Path) -> Path:
+def unpack(course: Course, folder: Path) -> Path:
     """The package, unpacked with the modes of its files."""
-    package = build_package(platform, kit)
     folder.mkdir(parents=True)
-    if package.name.endswith(".tar"):
-        with tarfile.open(fileobj=io.BytesIO(package.content)) as archive:
-            archive.extractall(folder)
-    else:
-        with zipfile.ZipFile(io.BytesIO(package.content)) as opened:
-            for entry in opened.infolist():
-                os.chmod(opened.extract(entry, folder), entry.external_attr >> 16 & 0o777)
+    with zipfile.ZipFile(io.BytesIO(package_of(course))) as opened:
+        for entry in opened.infolist():
+            os.chmod(opened.extract(entry, folder), entry.external_attr >> 16 & 0o777)
     return folder
