@@ -72,7 +72,7 @@ test-cluster: $(VENV)/.installed-test
 define link_tree
 	rm -rf $(1)
 	mkdir -p $(1)/hybridnn
-	ln -s $(patsubst %,$(CURDIR)/%,$(wildcard hybridnn/*) datasets hpc_jobs assignments) $(1)/hybridnn/
+	ln -s $(patsubst %,$(CURDIR)/%,$(wildcard hybridnn/*) datasets hpc_jobs) $(1)/hybridnn/
 endef
 
 # On a machine with a GPU, PYTHON has CuPy, NumPy, SciPy and PyTorch; the rest is listed in benchmarks/gpu-requirements.txt
@@ -81,7 +81,7 @@ endef
 test-gpu bench-gpu gpu-day: export PYTHONSAFEPATH = 1
 test-gpu:
 	$(call link_tree,build/tree)
-	PYTHONPATH=$(CURDIR)/build/tree:tests:.:$$PYTHONPATH $(PYTHON) -m pytest -c /dev/null --rootdir . -o timeout=300 \
+	PYTHONPATH=$(CURDIR)/build/tree:tests:.:$$PYTHONPATH $(PYTHON) -m pytest -c /dev/null --rootdir . --import-mode=importlib -o timeout=300 \
 	  -o mpi_timeout=300 -rs -m gpu tests/gpu $(ARGS)
 
 bench-gpu:
@@ -110,7 +110,7 @@ lint: $(VENV)/.installed-dev
 # mypy knows packages by their folders alone, so it is shown the tree as it is installed.
 types: $(VENV)/.installed-dev
 	$(call link_tree,build/typing)
-	cd build/typing && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p hybridnn
+	cd build/typing && MYPYPATH=$(CURDIR)/course $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p hybridnn -p hybridnn_course
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -144,8 +144,8 @@ $(VENV)/.installed-test: EXTRAS = test
 $(VENV)/.installed-dev: EXTRAS = dev
 $(VENV)/.installed-bench: EXTRAS = bench
 $(VENV)/.installed-docs: EXTRAS = docs
-$(VENV)/.installed-%: setup.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(call extras,$(EXTRAS)),[$(call extras,$(EXTRAS))])'
+$(VENV)/.installed-%: setup.py course/setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(call extras,$(EXTRAS)),[$(call extras,$(EXTRAS))])' --editable course
 	touch $@
 
 $(BIN)/python:

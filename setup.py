@@ -8,7 +8,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-MAPPED = {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs", "hybridnn.assignments": "assignments"}
+MAPPED = {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs"}
 
 # A range would let pip take a newer build, which on Linux brings several gigabytes of CUDA libraries;
 # with this pin the CPU build ("2.13.0+cpu") is taken wherever an index or a folder of wheels offers it.
@@ -93,7 +93,6 @@ setup(
         "hybridnn.kernels": ["cuda/*.cu"],
         "hybridnn.pipeline.drawing": ["page/*"],
         "hybridnn.datasets": ["*.npz"],
-        "": ["handout.md", "templates/*"],  # of assignments
         "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml", "studies/*.toml"],
     },
     install_requires=[

@@ -34,7 +34,10 @@ PYTEST = ("-m", "pytest")
 WITHOUT_POOL = ("-c", "import sys, cupy, pytest; cupy.cuda.set_allocator(None); sys.exit(pytest.main(sys.argv[1:]))")
 """Pytest with arrays that CUDA allocates one by one: within CuPy's pool, no access is out of bounds."""
 
-REPORTED = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "-v", "-rs", "--junitxml={results}")
+REPORTED = (
+    *("-c", os.devnull, "--rootdir", ".", "--import-mode=importlib", "-p", "no:cacheprovider"),
+    *("-v", "-rs", "--junitxml={results}"),
+)
 ONE_RANK = (*REPORTED, "-o", "timeout=60", "-m", "gpu and not mpi")
 SEVERAL_RANKS = (*REPORTED, "-o", "mpi_timeout=90", "-m", "gpu and mpi")
 

@@ -54,5 +54,4 @@ PARTS = {
     "in-process": Part(
         "in_process", 1, (tables.RANKS, tables.ENGINE), "2 x 2 in one process, over one", has_peer=False
     ),
-    "class-kit": Part("class_kit", 1, (tables.KIT,), "class kit", has_peer=False),
 }

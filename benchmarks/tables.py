@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.cases import MICROBATCHES
 
-__all__ = ["BATCH", "ENGINE", "KIT", "METHODS", "MODEL", "PIPELINE", "RANKS", "SERIAL", "SHARED", "Sheet"]
+__all__ = ["BATCH", "ENGINE", "METHODS", "MODEL", "PIPELINE", "RANKS", "SERIAL", "SHARED", "Sheet"]
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
@@ -175,5 +175,3 @@ TARGETS: Columns = {
 }
 
 ENGINE = Sheet("The engine of ranks in one process", TARGETS, "quantity")
-
-KIT = Sheet("The class kit, one BLAS thread", TARGETS, "quantity")

@@ -1,4 +1,4 @@
-"""Run the commands and programs in README.md and in the pages and notebooks of docs/, and write their output there.
+"""Run the commands and programs in README.md, the pages of docs/ and course/ and notebooks; write their output there.
 
     python docs/outputs.py [PAGE …]            update the outputs in these pages, or in all pages
     python docs/outputs.py --check [PAGE …]    compare the shape of the outputs: exit code 1 if one differs
@@ -68,7 +68,10 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (
+    *(ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))),
+    *(ROOT / "course" / "README.md", *sorted((ROOT / "course" / "docs").rglob("*.md"))),
+)
 NOTEBOOKS = tuple(sorted((ROOT / "docs").rglob("*.ipynb")))
 
 GAP = "…"

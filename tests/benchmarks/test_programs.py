@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import benchmarks.__main__ as driver
-from benchmarks import between_nodes, class_kit, gpu_kernels, gpu_training, in_process, parts
+from benchmarks import between_nodes, gpu_kernels, gpu_training, in_process, parts
 from benchmarks.cases import Case, our_run
 from benchmarks.limits import products_in, products_of
 from hybridnn import ProcessGrid
@@ -126,14 +126,6 @@ def test_ranks_in_one_process_have_a_row_for_every_quantity(monkeypatch: pytest.
     engine = list(in_process.engine(1, calls=3))
     assert len(engine) == 1 + len(in_process.PATTERNS) + 3
     assert all(row["measured"] <= row["asked"] for row in engine if row["unit"] == "relative error")
-
-
-def test_rows_of_the_class_kit_have_the_time_and_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IPYTHONDIR", "")
-    monkeypatch.setattr(class_kit, "run_kit", lambda *_: None)
-    rows = list(class_kit.measured_rows(["bounds", "variants: 3"], 2, ["a2"]))
-    found = [(row["quantity"], row["asked"]) for row in rows]
-    assert found == [("check bounds of a2", 3.0), ("verify all, variants: 3", 600.0)]
 
 
 def test_a_training_beside_pytorch_is_measured_and_one_refusal_costs_one_figure(

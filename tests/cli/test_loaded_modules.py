@@ -39,7 +39,7 @@ TOOLS = {
     "hybridnn.cost.prediction",
     "hybridnn.cost.planning",
     "hybridnn.study",
-    "hybridnn.course",
+    "hybridnn_course",
 }
 OTHER_COMMANDS = {"hybridnn.cli.study", "hybridnn.cli.schedule", "hybridnn.cli.trained", "hybridnn.doctor"}
 PRINTED = {"rich", "tomli_w", "hybridnn.utils.line_plot", "hybridnn.training.learning_curve"}

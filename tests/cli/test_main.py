@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hybridnn._version import __version__
-from hybridnn.cli.main import main
+from hybridnn.cli.main import main, parser
 from hybridnn.datasets import catalogue
 from hybridnn.diagnostics.failsafe import PROGRESS_FILE
 from reference.command_line import Run, error_line
@@ -50,6 +50,16 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
         assert names & {"numpy", "scipy", "matplotlib", "mpi4py", "pooch"} == set(), command
     # For the help of a command, some versions of typer load pydantic on their own account.
     assert "pydantic" not in loaded["--help"] | loaded["--version"]
+
+
+def test_without_its_distribution_a_command_says_what_to_install(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    parser.cache_clear()
+    line = error_line(run_hybridnn("course", "check"))
+    parser.cache_clear()
+    assert line == "Error: hybridnn course is not installed; pip install hybridnn-course adds it"
 
 
 def test_version(run_as_ranks: Run) -> None:

@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md and docs/teaching.md are the code of the package, or work with it."""
+"""The examples of docs/extending.md are the code of the package, or work with it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from textwrap import indent
 import numpy as np
 import pytest
 
-import hybridnn.assignments
 import hybridnn.datasets
 from hybridnn import MLP, Trainer
 from hybridnn.kernels import activations
 
 DOCS = Path(__file__).parents[2] / "docs"
-PACKAGES = (hybridnn, hybridnn.assignments, hybridnn.datasets)
+PACKAGES = (hybridnn, hybridnn.datasets)
 
 
-def examples_of(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["extending.md", "teaching.md"])
-def test_examples_are_in_the_source(page: str) -> None:
-    examples = [example for example in examples_of(page) if "softplus" not in example]
+def test_examples_are_in_the_source() -> None:
+    examples = [example for example in EXAMPLES if "softplus" not in example]
     folders = [Path(str(package.__file__)).parent for package in PACKAGES]
     sources = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")]
     assert examples
@@ -34,7 +31,7 @@ def test_examples_are_in_the_source(page: str) -> None:
 
 
 def test_a_row_adds_an_activation_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = (example for example in examples_of("extending.md") if "softplus" in example)
+    (example,) = (example for example in EXAMPLES if "softplus" in example)
     monkeypatch.setitem(activations.ACTIVATIONS, "softplus", activations.ACTIVATIONS["relu"])  # removed afterwards
     exec(example, dict(vars(activations)))
     assert "KERNELS_OF(softplus," in activations.cuda_source()

@@ -2,85 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from hybridnn.course.isolation import choose_isolation
-from hybridnn.errors import EnvironmentProblem
-from mpi_runner.launch import job_environment
-from mpi_runner.slowness import deadline
-from reference.pages import ROOT, outputs
+from reference.pages import ROOT, has_commands, outputs, require_reasons, run_commands
 
-TEXTS = {"json", "text", "toml"}
-"""Languages of blocks that are not run."""
-REASONS = ("by hand", "not in tests")
+PAGES = [page for page in outputs.PAGES if not page.is_relative_to(ROOT / "course")]
 QUICK = ("README.md", "installation.md")
 """Pages that `make test` runs; `make test-slow` runs the others."""
-GRADING = "teaching.md"
-"""Page whose commands run submissions, which have to be isolated."""
 
 
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def is_checked(block: outputs.Block) -> bool:
-    """Whether a check of the page runs this block."""
-    is_run = block.kind in ("session", "commands", "program")
-    return is_run and "slurm" not in block.notes and not any(block.texts(option) for option in REASONS)
-
-
-def blocks(page: Path) -> list[outputs.Block]:
-    return list(outputs.blocks(page.read_text(encoding="utf-8")))
-
-
-def no_isolation() -> str:
-    """Why submissions cannot be isolated here; empty if they can."""
-    try:
-        choose_isolation("auto")
-    except EnvironmentProblem as error:
-        return str(error)
-    return ""
-
-
-def marks_of(page: Path) -> list[pytest.MarkDecorator]:
-    marks = [] if page.name in QUICK else [pytest.mark.slow]
-    if page.name == GRADING:
-        marks.append(pytest.mark.skipif(bool(reason := no_isolation()), reason=reason))
-    return marks
-
-
 def with_commands() -> list[object]:
-    pages = [page for page in outputs.PAGES if any(map(is_checked, blocks(page)))]
-    return [pytest.param(page, marks=marks_of(page), id=name_of(page)) for page in pages]
+    slow = [pytest.mark.slow]
+    pages = filter(has_commands, PAGES)
+    return [pytest.param(page, marks=() if page.name in QUICK else slow, id=name_of(page)) for page in pages]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", with_commands())
 def test_commands_of_the_page_succeed_with_outputs_of_its_shape(page: Path) -> None:
-    # Like the environment of a user, without numbers of threads.
-    environment = job_environment(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")))
-    outputs.run_page(page.read_text(encoding="utf-8"), check=True, environment=environment, limit=deadline(60))
+    run_commands(page)
 
 
-@pytest.mark.parametrize("page", outputs.PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_is_run_or_has_a_reason(page: Path) -> None:
-    """A block is run by a check, needs a Slurm, is marked with a reason, belongs to a file that is run, or is text."""
-    found = blocks(page)
-    given = {note.partition(":")[0] for block in found for note in block.notes}
-    assert given <= {"before", "fails", "varies", "slurm", *REASONS}
-    fences = re.findall(r"^[ >]*```", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(fences) == 2 * len(found), "a block is indented, or its first line is not understood"
-    commands = "\n".join(block.body for block in found if block.kind in ("session", "commands", "program"))
-    for block in found:
-        if block.kind == "text":
-            assert block.language in TEXTS, f"a block without a language: {block.body[:60]!r}"
-        elif block.kind == "file":
-            assert Path(block.name).stem in commands, f"{block.name} is not used"
-        elif not is_checked(block) and "slurm" not in block.notes:
-            assert any(len(reason) > 5 for option in REASONS for reason in block.texts(option)), block.body[:60]
+    require_reasons(page)
 
 
 def page_of(*lines: str) -> str:

@@ -1,15 +1,26 @@
-"""Import of scripts of ``docs/``, which are not part of a package."""
+"""Import of scripts of ``docs/``, which are not part of a package, and checks of pages with commands."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["ROOT", "man_pages", "outputs", "paper_results", "reference_pages"]
+from mpi_runner.launch import job_environment
+from mpi_runner.slowness import deadline
+
+__all__ = [
+    *("ROOT", "has_commands", "man_pages", "outputs", "paper_results", "reference_pages", "require_reasons"),
+    "run_commands",
+]
 
 ROOT = Path(__file__).parents[2]
+
+TEXTS = {"json", "text", "toml"}
+"""Languages of blocks that are not run."""
+REASONS = ("by hand", "not in tests")
 
 
 def _load(name: str) -> ModuleType:
@@ -26,3 +37,39 @@ man_pages = _load("man_pages")
 outputs = _load("outputs")
 paper_results = _load("paper_results")
 reference_pages = _load("reference_pages")
+
+
+def _is_checked(block: outputs.Block) -> bool:
+    """Whether a check of the page runs this block."""
+    is_run = block.kind in ("session", "commands", "program")
+    return is_run and "slurm" not in block.notes and not any(block.texts(option) for option in REASONS)
+
+
+def has_commands(page: Path) -> bool:
+    """Whether a check of the page runs a block."""
+    return any(map(_is_checked, outputs.blocks(page.read_text(encoding="utf-8"))))
+
+
+def run_commands(page: Path) -> None:
+    """Commands of the page succeed, with outputs of its shape."""
+    # Like the environment of a user, without numbers of threads.
+    environment = job_environment(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")))
+    outputs.run_page(page.read_text(encoding="utf-8"), check=True, environment=environment, limit=deadline(60))
+
+
+def require_reasons(page: Path) -> None:
+    """A block is run by a check, needs a Slurm, is marked with a reason, belongs to a file that is run, or is text."""
+    text = page.read_text(encoding="utf-8")
+    found = list(outputs.blocks(text))
+    given = {note.partition(":")[0] for block in found for note in block.notes}
+    assert given <= {"before", "fails", "varies", "slurm", *REASONS}
+    fences = re.findall(r"^[ >]*```", text, re.MULTILINE)
+    assert len(fences) == 2 * len(found), "a block is indented, or its first line is not understood"
+    commands = "\n".join(block.body for block in found if block.kind in ("session", "commands", "program"))
+    for block in found:
+        if block.kind == "text":
+            assert block.language in TEXTS, f"a block without a language: {block.body[:60]!r}"
+        elif block.kind == "file":
+            assert Path(block.name).stem in commands, f"{block.name} is not used"
+        elif not _is_checked(block) and "slurm" not in block.notes:
+            assert any(len(reason) > 5 for option in REASONS for reason in block.texts(option)), block.body[:60]

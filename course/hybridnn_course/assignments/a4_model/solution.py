@@ -1,0 +1,228 @@
+"""Reference solutions of A4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.comm.blocks import block_slice
+from hybridnn.comm.group import DONE, Group, Request
+from hybridnn.kernels.backend import Kernels
+from hybridnn.nn.mlp import DenseLayer
+from hybridnn.nn.parameters import LayerParameters, LayerShard
+from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
+from hybridnn_course.assignment import Variant
+
+Array = NDArray[np.float64]
+Layer = TypeVar("Layer")
+
+
+# -- split ------------------------------------------------------------------------------------------------------------
+
+
+def owned_bias(variant: Variant, layer: DenseLayer, ranks: int, rank: int) -> slice:
+    """Rows of the bias of a layer split by inputs that a rank owns."""
+    if variant["bias_owner"] == "in blocks":
+        return block_slice(layer.outputs, ranks, rank)
+    return slice(0, layer.outputs if rank == ranks - 1 else 0)
+
+
+def is_by_inputs(variant: Variant, split: str, position: int) -> bool:
+    """Whether the layer at a position is split by inputs."""
+    return split == "alternating" and (position % 2 == 1) == (variant["first_split"] == "outputs")
+
+
+def split_solution(variant: Variant) -> Callable[..., list[LayerShard]]:
+    """Shards of the layers; alternating from outputs, or from inputs, on."""
+
+    def split_layers(layers: Sequence[DenseLayer], split: str, ranks: int, rank: int) -> list[LayerShard]:
+        shards = []
+        for position, layer in enumerate(layers):
+            inputs, outputs = block_slice(layer.inputs, ranks, rank), block_slice(layer.outputs, ranks, rank)
+            if is_by_inputs(variant, split, position):
+                bias = owned_bias(variant, layer, ranks, rank)
+                shards.append(LayerShard(layer, slice(0, layer.outputs), inputs, bias, True, gathers=False))
+            else:
+                is_last = position == len(layers) - 1
+                gathers = is_last or not is_by_inputs(variant, split, position + 1)
+                shards.append(LayerShard(layer, outputs, slice(0, layer.inputs), outputs, False, gathers))
+        return shards
+
+    return split_layers
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+class ColumnDense:
+    """A layer split by outputs."""
+
+    adds_before = False  # whether a residual layer adds its input before the activation
+
+    def __init__(self, shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> None:
+        self.shard, self.group, self.overlap, self.kernels = shard, group, overlap, kernels
+        self.name = shard.layer.activation
+
+    def forward(self, p: LayerParameters, s: LayerArrays) -> None:
+        """The own rows of the outputs; then all of them where the next layer needs all."""
+        np.matmul(p.weight, s.x, out=s.activation)
+        if self.adds_before and s.own_x is not None:
+            s.activation += s.own_x
+        self.kernels.bias_activate(self.name, s.activation, p.bias_column, s.scratch)
+        if s.own_x is not None:
+            np.copyto(s.local_y, s.activation if self.adds_before else s.activation + s.own_x)
+        self.gather(s)
+
+    def gather(self, s: LayerArrays) -> None:
+        """All rows of y, where the next layer needs all."""
+        if self.shard.gathers:
+            self.group.allgather_rows(s.y)
+
+    def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
+        """Each rank has a part of dx, from its own rows; dx is the sum of the parts."""
+        self.differentiate(s)
+        if bias_gradient is not None:
+            np.sum(s.dz, axis=1, out=bias_gradient)
+        if s.dx is None:
+            return DONE
+        np.matmul(p.weight.T, s.dz, out=s.dx)
+        return self.complete(s, s.dx)
+
+    def differentiate(self, s: LayerArrays) -> None:
+        """Gradient with respect to the activation's input, on the own rows."""
+        self.kernels.gradient_of_activation(self.name, s.activation, s.own_dy, s.dz, s.scratch)
+
+    def complete(self, s: LayerArrays, dx: Array) -> Request:
+        """The residual sum's part of dx, and the sum over the ranks."""
+        self.add_residual(s)
+        return self.reduce(dx)
+
+    def add_residual(self, s: LayerArrays) -> None:
+        """Each rank adds its own rows: every row is added once."""
+        if s.own_dx is not None:
+            s.own_dx += s.dz if self.adds_before else s.own_dy
+
+    def reduce(self, dx: Array) -> Request:
+        """Sum of the ranks' parts of dx; with overlap, not yet complete."""
+        if self.overlap:
+            return self.group.iallreduce(dx)
+        self.group.allreduce(dx)
+        return DONE
+
+    def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
+        """Products with the own rows; nothing is sent."""
+        np.matmul(s.dz, s.x.T, out=gradient.weight)
+        if biases:
+            np.sum(s.dz, axis=1, out=gradient.bias)
+
+
+class RowDense:
+    """A layer split by inputs."""
+
+    adds_before = False
+
+    def __init__(self, shard: LayerShard, group: Group, kernels: Kernels) -> None:
+        self.shard, self.group, self.kernels = shard, group, kernels
+        self.name, self.residual = shard.layer.activation, shard.layer.residual
+
+    def forward(self, p: LayerParameters, s: LayerArrays) -> None:
+        """Each rank has an addend of all outputs; the activation follows their sum."""
+        np.matmul(p.weight, s.x, out=s.activation)
+        self.add_bias(p, s)
+        if self.residual and self.adds_before:
+            self.add_block(s)
+        self.sum_addends(s)
+        self.kernels.activate(self.name, s.activation, s.scratch)
+        if self.residual:
+            self.add_input(s)
+
+    def add_bias(self, p: LayerParameters, s: LayerArrays) -> None:
+        """The part of the bias that this rank owns."""
+        s.activation[self.shard.bias_rows] += p.bias_column
+
+    def add_block(self, s: LayerArrays) -> None:
+        """The rank's rows of the input, added to the same rows of its addend: in the sum each row is added once."""
+        s.activation[self.shard.columns] += s.x
+
+    def sum_addends(self, s: LayerArrays) -> None:
+        """Sum over the ranks."""
+        self.group.allreduce(s.activation)
+
+    def add_input(self, s: LayerArrays) -> None:
+        """The output of a residual layer."""
+        if self.adds_before:
+            np.copyto(s.y, s.activation)
+        else:
+            np.add(self.gathered_input(s), s.activation, out=s.y)
+
+    def gathered_input(self, s: LayerArrays) -> Array:
+        """All rows of the input of a residual layer."""
+        full_x: Any = s.full_x
+        if s.own_x is not None:
+            np.copyto(s.own_x, s.x)
+            self.group.allgather_rows(full_x)
+        return np.asarray(full_x)
+
+    def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
+        """Every rank has all of dy, and needs only its own rows of dx."""
+        self.differentiate(s)
+        if bias_gradient is not None:
+            np.sum(s.dz[self.shard.bias_rows], axis=1, out=bias_gradient)
+        if s.dx is not None:
+            np.matmul(p.weight.T, s.dz, out=s.dx)
+            if self.residual:
+                self.add_residual(s)
+        return DONE
+
+    def differentiate(self, s: LayerArrays) -> None:
+        """Gradient with respect to the activation's input, on all rows."""
+        self.kernels.gradient_of_activation(self.name, s.activation, s.dy, s.dz, s.scratch)
+
+    def add_residual(self, s: LayerArrays) -> None:
+        """The residual sum's part of the own rows of dx."""
+        s.dx += s.dz[self.shard.columns] if self.adds_before else s.own_dy
+
+    def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
+        """Products with the own rows of the input; nothing is sent."""
+        np.matmul(s.dz, s.x.T, out=gradient.weight)
+        if biases:
+            np.sum(s.dz[self.shard.bias_rows], axis=1, out=gradient.bias)
+
+
+def in_variant(layer: type[Layer]) -> Callable[[Variant], type[Layer]]:
+    """A layer class for every variant of the residual sum."""
+    return lambda variant: type(
+        layer.__name__, (layer,), {"adds_before": variant["residual"] == "before activation", "__doc__": layer.__doc__}
+    )
+
+
+# -- norm -------------------------------------------------------------------------------------------------------------
+
+
+def global_norm(group: Any, gradients: Sequence[Array], is_replicated: Sequence[bool]) -> float:
+    """Norm of the gradient of a model whose layers are split over the ranks.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks; its method `allreduce` replaces an array by the sum over them.
+    gradients : sequence of ndarray
+        Of this rank; some may be empty. There are as many on every rank.
+    is_replicated : sequence of bool
+        For each of them whether it is a whole array, equal on all ranks; else it is this rank's block of one, and no
+        element of it is on another rank.
+
+    Returns
+    -------
+    float
+        Root of the sum of the squares of all elements, each element of the model counted once; the same on all ranks.
+    """
+    squares = np.zeros(1)
+    for gradient, replicated in zip(gradients, is_replicated, strict=True):
+        if not replicated or group.rank == 0:
+            squares += np.sum(gradient**2)
+    group.allreduce(squares)
+    return float(np.sqrt(squares[0]))

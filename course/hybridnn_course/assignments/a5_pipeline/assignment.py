@@ -1,0 +1,365 @@
+"""A5: tasks, cases and the trainings with the student's orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+from hybridnn.pipeline.checks.simulated_schedule import Durations
+from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
+from hybridnn.pipeline.schedules.instructions import (
+    Backward,
+    Forward,
+    InputGradient,
+    Instruction,
+    ReduceGradients,
+    Update,
+    WeightGradient,
+)
+from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.pipeline.schedules.schedule import ScheduleError
+from hybridnn.pipeline.timelines import ScheduleTimeline
+from hybridnn.training.config import Pipelining
+from hybridnn_course.answers import MEASURED, Answer, Values
+from hybridnn_course.assignment import Assignment, Bound, Case, Function, Points, Task, Variant, WholeRun
+from hybridnn_course.assignments.a5_pipeline.measure_mistakes import MEASURE
+from hybridnn_course.assignments.a5_pipeline.mistakes import GPIPE, ONE_FORWARD_ONE_BACKWARD, ZERO_BUBBLE
+from hybridnn_course.assignments.a5_pipeline.notation import LETTERS, checked_rules, timed, to_order, to_text
+from hybridnn_course.assignments.a5_pipeline.solution import (
+    alternating,
+    gpipe_solution,
+    measure_solution,
+    most_in_flight,
+    one_forward_one_backward_solution,
+    zero_bubble_solution,
+)
+from hybridnn_course.injection import injected
+from hybridnn_course.whole_run import train_digits
+
+STAGES, MICROBATCHES = 4, 5
+SIZES = (64, 64, 64, 64, 10)
+MOST_TEXT = 1 << 16  # characters of an order that the budget reads
+
+
+# -- orders -----------------------------------------------------------------------------------------------------------
+
+
+def _size(inputs: Values) -> ScheduleSize:
+    return ScheduleSize(inputs["stages"], inputs["minibatches"], inputs["microbatches"])
+
+
+def _texts(function: Function, size: ScheduleSize) -> list[str]:
+    return [to_text(function(size, stage), size.minibatches) for stage in range(size.stages)]
+
+
+def _call_order(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
+    size = _size(inputs)
+    texts = _texts(function, size)
+    return {"rules": checked_rules(size, texts), **{f"stage {stage}": text for stage, text in enumerate(texts)}}
+
+
+def _picture(function: Function, inputs: Values, variant: Variant) -> ScheduleTimeline:
+    """The orders of all stages, where backward passes take twice as long as forward passes."""
+    size = _size(inputs)
+    return ScheduleTimeline(timed(size, _texts(function, size)), Durations())
+
+
+def _order_case(stages: int, microbatches: int, minibatches: int = 1) -> Case:
+    name = f"{stages} stages, {microbatches} microbatches" + (f", {minibatches} minibatches" if minibatches > 1 else "")
+    return Case(name, ({"stages": stages, "microbatches": microbatches, "minibatches": minibatches},))
+
+
+def _public_order(variant: Variant) -> Sequence[Case]:
+    return [_order_case(3, 6), _order_case(2, 3, 2), _order_case(4, 2)]
+
+
+def _hidden_order(random: Random, variant: Variant, number: int) -> Case:
+    stages = random.randint(3, 6)
+    if number == 0:
+        return _order_case(1, random.randint(2, 6), 2)
+    if number == 1:
+        return _order_case(stages, random.randint(1, stages - 1), random.randint(1, 2))
+    return _order_case(stages, stages + random.randint(1, 7), random.randint(1, 3))
+
+
+def _train(method: str, function: Function, variant: Variant, bound: Any = None) -> Values:
+    """Train on digits with the student's order in place of the one of a method, on 4 stages."""
+
+    def adapted(size: ScheduleSize, stage: int) -> list[Instruction]:
+        return list(function(size, stage))
+
+    changed = replace(METHODS[method], order=adapted)
+    if bound is not None:
+        changed = replace(changed, activations=bound)
+    methods = MappingProxyType({**METHODS, method: changed})
+    settings = Pipelining(method=method, microbatches=MICROBATCHES, weight_grad="per-microbatch")
+    with injected("hybridnn.pipeline.schedules.methods:METHODS", methods, "hybridnn.training.trainer"):
+        return train_digits(STAGES, SIZES, grid={"pipeline": STAGES}, pipelining=settings)
+
+
+def _run_gpipe(function: Function, variant: Variant) -> Values:
+    return _train("gpipe", function, variant)
+
+
+def _run_one_forward_one_backward(function: Function, variant: Variant) -> Values:
+    def bound(size: ScheduleSize, stage: int) -> int:
+        if variant["weight_gradients"] == "merged":
+            return size.microbatches
+        return min(most_in_flight(variant, size, stage), size.microbatches)
+
+    return _train("1f1b", function, variant, bound)
+
+
+def _run_zero_bubble(function: Function, variant: Variant) -> Values:
+    return _train("zb-h1", function, variant)
+
+
+@lru_cache(maxsize=1)
+def _train_on_one_rank() -> Values:
+    return train_digits(1, SIZES)
+
+
+def _train_alone(variant: Variant) -> Values:
+    return _train_on_one_rank()
+
+
+# -- zero bubble ------------------------------------------------------------------------------------------------------
+
+
+def _call_zero_bubble(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
+    size = _size(inputs)
+    texts = _texts(function, size)
+    found: dict[str, Any] = {"rules": checked_rules(size, texts)}
+    for kind in (Forward, InputGradient, WeightGradient):
+        chosen = [[one for one in text.split() if one[0] == LETTERS[kind]] for text in texts]
+        found[f"{kind.name}s"] = [" ".join(sorted(row) if kind is WeightGradient else row) for row in chosen]
+    kinds = {LETTERS[kind] for kind in (Forward, InputGradient, WeightGradient)}
+    found["others"] = [" ".join(one for one in text.split() if one[0] not in kinds) for text in texts]
+    return {**found, MEASURED: {"orders": texts}}
+
+
+def _zero_bubble_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[Bound]:
+    """Makespan between that of ZB-H1 and that of 1F1B with split backward passes, and memory."""
+    size = _size(case.inputs[0])
+    of_passes, behind = 3 * size.microbatches, size.stages - 1
+    best = of_passes + behind + max(0, size.stages - size.microbatches)
+    most = min(size.stages, size.microbatches)
+    makespan, stored = _zero_bubble_amounts(size, answer)
+    return [
+        Bound(
+            "makespan in forward passes", makespan, size.minibatches * best, size.minibatches * (of_passes + 2 * behind)
+        ),
+        Bound("microbatches whose activations a stage stores", stored, most, 2 * most),
+    ]
+
+
+def _zero_bubble_amounts(size: ScheduleSize, answer: Answer) -> tuple[float, float]:
+    """Makespan and most activations of an answer; infinite if its orders break a rule."""
+    measured = answer.outputs[0].get(MEASURED)
+    texts = measured.get("orders") if isinstance(measured, dict) else None
+    try:
+        if (
+            not isinstance(texts, list)
+            or len(texts) != size.stages
+            or any(not isinstance(text, str) or len(text) > MOST_TEXT for text in texts)
+        ):
+            raise ValueError("no orders")
+        timeline = timed(size, texts)
+    except (ScheduleError, ValueError):
+        return float("inf"), float("inf")
+    return timeline.makespan, max(plan.peak_live_activations for plan in timeline.plans)
+
+
+# -- measure ----------------------------------------------------------------------------------------------------------
+
+
+def _call_measure(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
+    """What is measured of orders; with ``"stuck"``, also whether orders that cannot run are refused."""
+    starts, bubble, in_flight = function([to_order(text) for text in inputs["orders"]], *inputs["seconds"])
+    rows = [[float(start) for start in row] for row in starts]
+    found = {"starts": rows, "bubble": float(bubble), "in flight": [int(most) for most in in_flight]}
+    if "stuck" in inputs:
+        try:
+            function([to_order(text) for text in inputs["stuck"]], *inputs["seconds"])
+        except ValueError:
+            return {**found, "refused": True}
+        return {**found, "refused": False}
+    return found
+
+
+def _measure_case(name: str, orders: Sequence[str], forward: float, backward: float, message: float) -> Case:
+    times = f"{name}, forward {forward:g} s, backward {backward:g} s, messages {message:g} s"
+    return Case(times, ({"orders": list(orders), "seconds": [forward, backward, message]},))
+
+
+def _stuck_case(warm_ups: Sequence[int], microbatches: int, forward: float, backward: float, message: float) -> Case:
+    """Orders of 1F1B, and orders that cannot run; an error for all orders earns nothing."""
+    stages = len(warm_ups)
+    runnable = _with_warm_ups(range(stages - 1, -1, -1), microbatches, 1)
+    case = _measure_case("orders that run, and orders that cannot", runnable, forward, backward, message)
+    stuck = {"stuck": _with_warm_ups(warm_ups, microbatches, 1)}
+    return replace(case, inputs=({**case.inputs[0], **stuck},))
+
+
+def _with_warm_ups(warm_ups: Sequence[int], microbatches: int, minibatches: int) -> list[str]:
+    """Orders with a number of forward passes before the first backward pass of each stage."""
+    texts = []
+    for warm_up in warm_ups:
+        order: list[Instruction] = []
+        for t in range(minibatches):
+            forward = [Forward(t, m) for m in range(microbatches)]
+            backward = [Backward(t, m) for m in range(microbatches)]
+            order += [*alternating(forward, backward, warm_up), ReduceGradients(t), Update(t)]
+        texts.append(to_text(order, minibatches))
+    return texts
+
+
+UNEVEN = ["F0 F1 B0 F2 F3 B1 B2 B3 R U", "F0 B0 F1 F2 B1 F3 B2 B3 R U", "F0 B0 F1 B1 F2 B2 F3 B3 R U"]
+"""Orders whose first stage has most microbatches in flight after its first backward pass."""
+
+
+def _public_measure(variant: Variant) -> Sequence[Case]:
+    return [
+        _measure_case("2 stages", _with_warm_ups([2, 2], 2, 1), 1.0, 2.0, 0.0),
+        _measure_case("3 stages", UNEVEN, 1.0, 2.0, 0.5),
+        _measure_case("2 minibatches", _with_warm_ups([1, 0], 2, 2), 1.5, 1.0, 0.25),
+        _stuck_case([0, 1], 2, 1.0, 2.0, 0.0),
+    ]
+
+
+def _hidden_measure(random: Random, variant: Variant, number: int) -> Case:
+    forward, backward = random.randint(2, 9) / 4, random.randint(10, 19) / 4
+    message = 0.0 if number == 0 else random.randint(1, 7) / 8
+    if number == 1:
+        return _stuck_case([1, 0, 1], 3, forward, backward, message)
+    if number == 2:
+        return _measure_case("uneven", UNEVEN, forward, backward, message)
+    steps = [random.randint(0, 2) for _ in range(random.randint(2, 5))]
+    warm_ups = [sum(steps[stage:]) for stage in range(len(steps))]
+    orders = _with_warm_ups(warm_ups, random.randint(2, 7), random.randint(1, 2))
+    return _measure_case(f"{len(orders)} stages", orders, forward, backward, message)
+
+
+def _run_measure(function: Function, variant: Variant) -> Values:
+    """Bubble and memory of the library's orders, by the student's function; messages take no time."""
+    found: dict[str, Any] = {}
+    for method in ("gpipe", "1f1b"):
+        for stages, microbatches in ((2, 4), (4, 8), (8, 8)):
+            size = ScheduleSize(stages, 1, microbatches)
+            orders = [METHODS[method].order(size, stage) for stage in range(stages)]
+            _, bubble, in_flight = function(orders, 1.0, 2.0, 0.0)
+            name = f"{method}, {stages} stages, {microbatches} microbatches"
+            found |= {f"bubble of {name}": float(bubble), f"in flight of {name}": [int(most) for most in in_flight]}
+    return found
+
+
+def _expected_measure(variant: Variant) -> Values:
+    found: dict[str, Any] = {}
+    for method in ("gpipe", "1f1b"):
+        for stages, microbatches in ((2, 4), (4, 8), (8, 8)):
+            name = f"{method}, {stages} stages, {microbatches} microbatches"
+            bubble = (stages - 1) / (microbatches + stages - 1)
+            most = [microbatches if method == "gpipe" else min(stages - k, microbatches) for k in range(stages)]
+            found |= {f"bubble of {name}": bubble, f"in flight of {name}": most}
+    return found
+
+
+ASSIGNMENT = Assignment(
+    id="a5",
+    package="hybridnn_course.assignments.a5_pipeline",
+    title="A5: Pipeline orders",
+    goal="GPipe, 1F1B and a zero-bubble order: what every stage computes when, how long it waits, and what it stores",
+    hours=5,
+    imports={
+        "hybridnn.pipeline.schedules.instructions": (
+            *("Forward", "Backward", "InputGradient", "WeightGradient"),
+            *("ReduceGradients", "Update", "ALL_MICROBATCHES"),
+        )
+    },
+    axes={
+        "microbatch_order": {
+            "ascending": "The passes of a minibatch begin with microbatch 0 and end with microbatch M - 1.",
+            "descending": "The passes of a minibatch begin with microbatch M - 1 and end with microbatch 0.",
+        },
+        "weight_gradients": {
+            "with the backward pass": "`Backward(t, m)` computes the gradients of the input and of the weights.",
+            "merged": "`InputGradient(t, m)` stands in the place of each backward pass, and one "
+            "`WeightGradient(t, ALL_MICROBATCHES)`, after the last of them and before `ReduceGradients(t)`, computes "
+            "the gradients of the weights of the whole minibatch.",
+        },
+        "in_flight": {
+            "fewest": "At most K - k microbatches may be in flight on stage k: as few as possible.",
+            "twice the distance": "At most 2 (K - 1 - k) + 1 microbatches may be in flight on stage k: so many that, "
+            "once the pipeline is full, no stage waits for messages that take as long as a forward pass.",
+        },
+        "messages": {
+            "beside": "While a message is on its way, both of its stages can compute.",
+            "occupy the receiver": "A message also occupies its receiver: an instruction that needs one starts no "
+            "earlier than `message` seconds after the previous instruction of its stage has ended.",
+        },
+    },
+    tasks=(
+        Task(
+            name="gpipe",
+            file="orders.py",
+            target="hybridnn.pipeline.schedules.computation_orders:gpipe",
+            call=_call_order,
+            solution=gpipe_solution,
+            public=_public_order,
+            hidden=_hidden_order,
+            points=Points(public=5, hidden=8, whole=3),
+            axes=("microbatch_order", "weight_gradients"),
+            whole=WholeRun("digits on 4 stages, 5 microbatches", _run_gpipe, _train_alone),
+            mistakes=GPIPE,
+            picture=_picture,
+        ),
+        Task(
+            name="1f1b",
+            file="orders.py",
+            target="hybridnn.pipeline.schedules.computation_orders:one_forward_one_backward",
+            call=_call_order,
+            solution=one_forward_one_backward_solution,
+            public=_public_order,
+            hidden=_hidden_order,
+            points=Points(public=12, hidden=20, whole=4),
+            axes=("microbatch_order", "weight_gradients", "in_flight"),
+            whole=WholeRun(
+                "digits on 4 stages, 5 microbatches, bounded activations", _run_one_forward_one_backward, _train_alone
+            ),
+            mistakes=ONE_FORWARD_ONE_BACKWARD,
+            picture=_picture,
+        ),
+        Task(
+            name="measure",
+            file="measure.py",
+            target="hybridnn_course.assignments.a5_pipeline.solution:measure_orders",
+            call=_call_measure,
+            solution=measure_solution,
+            public=_public_measure,
+            hidden=_hidden_measure,
+            points=Points(public=7, hidden=11, whole=2),
+            axes=("messages",),
+            whole=WholeRun("bubble and memory of GPipe and 1F1B", _run_measure, _expected_measure),
+            mistakes=MEASURE,
+        ),
+        Task(
+            name="zb-h1",
+            file="orders.py",
+            target="hybridnn.pipeline.schedules.computation_orders:zero_bubble_h1",
+            call=_call_zero_bubble,
+            solution=zero_bubble_solution,
+            public=_public_order,
+            hidden=_hidden_order,
+            points=Points(public=4, hidden=6, budget=15, whole=3),
+            axes=("microbatch_order",),
+            budget=_zero_bubble_budget,
+            whole=WholeRun("digits on 4 stages, split backward passes", _run_zero_bubble, _train_alone),
+            mistakes=ZERO_BUBBLE,
+            picture=_picture,
+        ),
+    ),
+)

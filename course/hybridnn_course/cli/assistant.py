@@ -1,0 +1,161 @@
+"""`hybridnn course grade | report | similar | autograde`: what an assistant, or Gradescope, does with submissions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridnn.cli.options import count, option
+from hybridnn.cli.output import make_console, new_table
+from hybridnn.errors import DataError
+from hybridnn.utils.text import counted
+from hybridnn_course.cli.lecturer import HERE, CourseFolder
+
+if TYPE_CHECKING:
+    from hybridnn_course.batch import Graded
+    from hybridnn_course.grading import Grader
+
+AssignmentName = Annotated[str, typer.Argument(help="An assignment of the course.", metavar="A")]
+Submissions = Annotated[Path, typer.Argument(help="A folder of zip files.", metavar="SUBMISSIONS")]
+Out = Annotated[Path, option("Folder of the grades.", "FOLDER", "--out")]
+Isolation = Annotated[
+    str,
+    option("Isolation of submissions: auto, bwrap, user (needs root), or none.", "MODE", "--isolation"),
+]
+Roster = Annotated[
+    Path | None,
+    option(
+        "CSV file with a column student: who has to hand in, and who may be named; without, nobody is missed or "
+        "refused.",
+        "FILE",
+        "--roster",
+    ),
+]
+GRADES, GRADESCOPE = Path("grades"), Path("/")
+
+
+def grade(
+    assignment: AssignmentName,
+    submissions: Submissions,
+    course: CourseFolder = HERE,
+    out: Out = GRADES,
+    roster: Roster = None,
+    jobs: Annotated[int, count("Submissions graded at the same time.", "--jobs")] = 1,
+    isolation: Isolation = "auto",
+    case_seconds: Annotated[float, option("Time limit of one case.", "S", "--case-seconds", least=0.1)] = 10.0,
+) -> None:
+    """Grade a folder of submissions; what is graded already is kept, so that it may be stopped at any moment."""
+    from hybridnn_course.batch import grade_folder, other_files
+    from hybridnn_course.isolation import missing_protection
+
+    grader = _grader(course, assignment, isolation, case_seconds)
+    console = make_console()
+
+    def told(graded: Graded) -> None:
+        outcome = graded.outcome
+        result = f"{outcome.points:g}" if outcome.gradable else f"not gradable: {outcome.reason}"
+        console.print(f"{graded.name}: {result}", soft_wrap=True)
+
+    if missing := missing_protection(grader.isolation):
+        console.print(missing, style="yellow", soft_wrap=True)
+    students = _students(roster)
+    _write_reports(grader, grade_folder(grader, submissions, out, jobs=jobs, told=told), out, students)
+    if others := other_files(submissions):
+        console.print(f"not graded, as they are no zip files: {', '.join(others)}", soft_wrap=True)
+
+
+def report(
+    assignment: AssignmentName,
+    submissions: Submissions,
+    course: CourseFolder = HERE,
+    out: Out = GRADES,
+    roster: Roster = None,
+    isolation: Isolation = "auto",
+    case_seconds: Annotated[float, option("Time limit of one case, as for grade.", "S", "--case-seconds")] = 10.0,
+) -> None:
+    """Write tables and pages of graded submissions anew, with the points of the rubric where it is filled in."""
+    from hybridnn_course.batch import read_outcomes
+
+    students = _students(roster)
+    grader = _grader(course, assignment, isolation, case_seconds)
+    graded, missing = read_outcomes(grader, submissions, out)
+    if not graded:
+        raise DataError(
+            f"{out}: none of these submissions is graded there, with this course, --isolation and --case-seconds"
+        )
+    _write_reports(grader, graded, out, students)
+    if missing:
+        make_console().print(f"not graded yet: {', '.join(missing)}", soft_wrap=True)
+
+
+def similar(
+    assignment: AssignmentName,
+    submissions: Submissions,
+    course: Annotated[
+        Path | None,
+        option(
+            "Folder of the course, where it allows further modules; without, the usual ones are allowed.",
+            "FOLDER",
+            "--course",
+        ),
+    ] = None,
+    least: Annotated[float, option("Least share of equal pieces that is printed.", "X", "--least", least=0.0)] = 0.8,
+) -> None:
+    """List pairs of submissions with similar code, whatever their names and layout."""
+    from hybridnn_course.assignment import load_assignment
+    from hybridnn_course.batch import read_sources
+    from hybridnn_course.similarity import similar_pairs
+    from hybridnn_course.term import Course
+
+    chosen = load_assignment(assignment)
+    modules = () if course is None else Course.open(course).settings.modules
+    sources, refused = read_sources(chosen, submissions, modules)
+    pairs = similar_pairs(chosen, sources, least)
+    console = make_console()
+    rows = [(pair.one, pair.other, f"{pair.share:.2f}") for pair in pairs]
+    console.print(new_table(("submission", "submission"), ("share",), rows, wraps=True))
+    compared = f"{counted(len(sources), 'submission')} compared, {counted(len(pairs), 'pair')}"
+    console.print(f"{compared} with a share of at least {least:g}")
+    for name, reason in refused.items():
+        console.print(f"not compared: {name}: {reason}", soft_wrap=True)
+
+
+def autograde(
+    root: Annotated[Path, option("Folder of autograder/.", "FOLDER", "--root")] = GRADESCOPE,
+    isolation: Isolation = "user",
+) -> None:
+    """Grade the submission that Gradescope put in its place, and write the results where it reads them."""
+    from hybridnn_course.gradescope import autograde as grade_there
+
+    grade_there(root, isolation=isolation)
+
+
+def _students(roster: Path | None) -> list[str]:
+    from hybridnn_course.handing_out import read_roster
+
+    return [] if roster is None else read_roster(roster)
+
+
+def _write_reports(grader: Grader, graded: Sequence[Graded], out: Path, students: Sequence[str]) -> None:
+    from hybridnn_course.batch import with_student_flags
+    from hybridnn_course.reports import write_reports
+
+    console = make_console()
+    flagged = with_student_flags(graded, students)
+    for path in write_reports(grader.assignment, flagged, out, grader.course.settings.feedback):
+        console.print(str(path), soft_wrap=True)
+    there = {item.outcome.student for item in graded}
+    if absent := [student for student in students if student not in there]:
+        console.print(f"no submission that can be graded: {', '.join(absent)}", soft_wrap=True)
+
+
+def _grader(course: Path, assignment: str, isolation: str, case_seconds: float) -> Grader:
+    from hybridnn_course.grading import Grader, Limits
+    from hybridnn_course.isolation import choose_isolation
+    from hybridnn_course.term import Course
+
+    opened = Course.open(course)
+    return Grader(opened, opened.assignment(assignment), choose_isolation(isolation), Limits(case=case_seconds))

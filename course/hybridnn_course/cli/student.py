@@ -1,0 +1,257 @@
+"""`hybridnn course start | check | debug | picture | run | submit`: commands in the folder of an assignment."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridnn.cli.options import count, option
+from hybridnn.cli.output import make_console, print_drawing
+from hybridnn.cli.ranks import launch_rank, start_ranks
+from hybridnn.errors import DataError
+from hybridnn.utils.text import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hybridnn_course.assignment import Task
+    from hybridnn_course.outcome import CheckOutcome, TaskOutcome
+    from hybridnn_course.work_folder import WorkFolder
+
+TaskName = Annotated[str, typer.Argument(help="A task of the assignment.", metavar="TASK")]
+Folder = Annotated[Path | None, option("Folder of the assignment; without, the current one.", "FOLDER", "--folder")]
+CaseNumber = Annotated[int | None, count("Number of a public case; without, the one with the most ranks.", "--case")]
+CaseRanks = Annotated[int | None, count("Take a public case on N ranks; without, the one on most ranks.", "--ranks")]
+
+WATCH_SECONDS = 0.5
+MISSING = 0
+PRINTED_LINES = 10
+FAILED = 1  # exit code of a failed check
+
+
+def start(
+    source: Annotated[Path, typer.Argument(help="The zip file of an assignment, or its name: a2.", metavar="ZIP")],
+    folder: Annotated[
+        Path | None, typer.Argument(help="A new folder; without, named after the assignment.", metavar="FOLDER")
+    ] = None,
+) -> None:
+    """Make the folder of an assignment: the handout, and files with the functions to write."""
+    from hybridnn_course.assignment import load_assignment
+    from hybridnn_course.work_folder import Manifest, open_handed_out, start_files, write_files
+
+    if source.suffix == ".zip":
+        manifest, files = open_handed_out(source)
+    else:
+        assignment = load_assignment(str(source))
+        manifest = Manifest(assignment=assignment.id, variant=assignment.standard)
+        files = start_files(assignment, manifest)
+    place = folder or Path(manifest.assignment)
+    write_files(place, files)
+    console = make_console()
+    console.print(f"{place}: {', '.join(files)}", soft_wrap=True)
+    console.print("Read handout.md, change into the folder, and write the functions; hybridnn course check runs them.")
+
+
+def check(
+    task: Annotated[str | None, typer.Argument(help="A task; without, all.", metavar="TASK")] = None,
+    folder: Folder = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Check again after every change of a file.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only the points.")] = False,
+) -> None:
+    """Run your functions on the public cases, and say what is wrong. Exit code 0 if all checks pass, else 1."""
+    from hybridnn_course.tools import folder_of
+
+    work = folder_of(folder)
+    tasks = work.assignment.tasks if task is None else (work.assignment.task(task),)
+    checked = _changes(work)  # read before the check, so that a change during it is seen
+    passed = _check(work, tasks, quiet)
+    with contextlib.suppress(KeyboardInterrupt):
+        while watch:
+            checked = _await_change(work, checked)
+            make_console().print(f"\n-- {time.strftime('%H:%M:%S')} --")
+            passed = _check(work, tasks, quiet)
+    raise typer.Exit(0 if passed else FAILED)
+
+
+def _check(work: WorkFolder, tasks: Sequence[Task], quiet: bool) -> bool:
+    from hybridnn_course.carrier import Worker
+    from hybridnn_course.checks import TaskKey, check_task
+    from hybridnn_course.submission import refused_code
+
+    console = make_console()
+    points = possible = 0.0
+    files = {**work.sources(), **work.texts()}
+    if not quiet:
+        for reason in refused_code(work.assignment, work.sources(), work.manifest.modules):
+            console.print(f"the grader refuses {reason}", style="yellow", soft_wrap=True)
+    with Worker(work.assignment, files, work.paths(), modules=work.manifest.modules) as worker:
+        for task in tasks:
+            outcome = check_task(worker, TaskKey(work.assignment, task, work.variant))
+            points, possible = points + outcome.points, possible + outcome.possible
+            if not quiet:
+                _print_task(console, outcome, worker.printed, work.manifest.feedback)
+                worker.printed = ""
+    hidden = sum(task.points.hidden for task in tasks)
+    rest = f"; hidden cases are worth {hidden:g} more" if hidden else ""
+    console.print(f"{points:.4g} of {possible:.4g} points{rest}", soft_wrap=True)
+    return points >= possible - 1e-9
+
+
+def _print_task(console: Console, outcome: TaskOutcome, printed: str, feedback: str) -> None:
+    console.print(f"{outcome.name}: {outcome.points:.3g} of {outcome.possible:.3g} points", style="bold")
+    shown: set[str] = set()
+    messages: set[str] = set()
+    for check in outcome.checks:
+        if check.not_tried:
+            continue
+        _print_check(console, check, feedback, is_known=check.message in messages)
+        messages.add(check.message)
+        if check.hint and feedback == "hints" and check.hint not in shown:
+            shown.add(check.hint)
+            console.print(f"    hint: {check.hint}", style="yellow", soft_wrap=True)
+    if left := sum(check.not_tried for check in outcome.checks):
+        console.print(f"  - {counted(left, 'check')} not tried: what is above has to be right first", style="dim")
+    if printed:
+        console.print("    printed by your code:")
+        lines = printed.splitlines()
+        console.print("\n".join(lines[:PRINTED_LINES]), soft_wrap=True)
+        if len(lines) > PRINTED_LINES:
+            console.print("    …")
+    console.print()
+
+
+def _print_check(console: Console, check: CheckOutcome, feedback: str, *, is_known: bool) -> None:
+    mark, style = ("✔", "green") if check.passed else ("✘", "red")
+    kind = "" if check.kind == "public" else f"{check.kind}: "
+    console.print(
+        f"  {mark} {kind}{check.name}  ({check.points:.3g} of {check.possible:.3g})", style=style, soft_wrap=True
+    )
+    if check.message and feedback == "hints":
+        for line in ["the same as above"] if is_known else check.message.splitlines():
+            console.print(f"    {line}", soft_wrap=True)
+
+
+def _await_change(work: WorkFolder, before: Sequence[int]) -> list[int]:
+    """Wait until the files have changed since `before`; while an editor replaces one, it is missing."""
+    while (now := _changes(work)) == before or MISSING in now:
+        time.sleep(WATCH_SECONDS)
+    return now
+
+
+def _changes(work: WorkFolder) -> list[int]:
+    """When each file has last been changed."""
+    return [path.stat().st_mtime_ns if (path := work.folder / name).exists() else MISSING for name in work.paths()]
+
+
+def debug(
+    task: TaskName,
+    folder: Folder = None,
+    case: CaseNumber = None,
+    ranks: CaseRanks = None,
+    rank: Annotated[int, option("The rank that stops.", "R", "--rank", least=0)] = 0,
+) -> None:
+    """Run a public case under Python's debugger; its command `ranks` prints what every rank waits for."""
+    from hybridnn_course.tools import choose_case, debug_case, folder_of
+
+    work = folder_of(folder)
+    chosen = work.assignment.task(task)
+    debug_case(work, chosen, choose_case(chosen, list(chosen.public(work.variant)), case, ranks), rank)
+
+
+def picture(
+    task: TaskName,
+    folder: Folder = None,
+    case: CaseNumber = None,
+    ranks: CaseRanks = None,
+    out: Annotated[
+        Path | None,
+        option("Write the picture to this SVG file; without, it is printed as text.", "FILE", "--out"),
+    ] = None,
+) -> None:
+    """Draw a public case: its messages, up to the deadlock where there is one, or the order of a pipeline."""
+    from hybridnn_course.tools import choose_case, folder_of, picture_of_case
+
+    work = folder_of(folder)
+    chosen = work.assignment.task(task)
+    drawn, about = picture_of_case(work, chosen, choose_case(chosen, list(chosen.public(work.variant)), case, ranks))
+    console = make_console()
+    if about:
+        console.print(about, soft_wrap=True)
+    if out is None:
+        print_drawing(console, drawn.drawing)
+    else:
+        drawn.draw(out)
+        console.print(str(out), soft_wrap=True)
+
+
+def run(
+    task: TaskName,
+    folder: Folder = None,
+    ranks: Annotated[
+        int | None, count("Run the public case with N ranks under MPI instead, each of them a process.", "-n")
+    ] = None,
+) -> None:
+    """Train with your function in the place of the library's, and compare; or with -n, run a case under MPI."""
+    from hybridnn_course.answers import first_difference
+    from hybridnn_course.tools import folder_of, train_with_code
+
+    work = folder_of(folder)
+    chosen = work.assignment.task(task)
+    if ranks is not None or launch_rank() is not None:
+        _run_under_mpi(work, chosen, ranks)
+        return
+    own, expected = train_with_code(work, chosen)
+    assert chosen.whole is not None
+    console = make_console()
+    console.print(chosen.whole.name)
+    for name, value in own.items():
+        if isinstance(value, (float, list)):
+            console.print(f"  {name}: {value}", soft_wrap=True)
+    difference = first_difference([own], [expected], chosen.whole.tolerance)
+    if difference is not None:
+        console.print(f"differs from the training without your function: {difference.where}: {difference.text}")
+        raise typer.Exit(FAILED)
+    console.print("equal to the training without your function")
+
+
+def _run_under_mpi(work: WorkFolder, task: Task, ranks: int | None) -> None:
+    from hybridnn_course.tools import choose_case, run_case_under_mpi
+
+    if ranks is not None:
+        choose_case(task, list(task.public(work.variant)), None, ranks)
+    start_ranks(ranks)
+    case, difference = run_case_under_mpi(work, task)
+    if difference:
+        make_console().print(f"{case.name}: {difference}", soft_wrap=True)
+        raise typer.Exit(FAILED)
+    make_console().print(f"{case.name}: equal to the reference, under MPI", soft_wrap=True)
+
+
+def submit(
+    folder: Folder = None,
+    out: Annotated[Path | None, option("The zip file; without, ASSIGNMENT-submission.zip.", "FILE", "--out")] = None,
+) -> None:
+    """Pack the files to hand in; what the grader would refuse is refused."""
+    from hybridnn_course.submission import read_submission
+    from hybridnn_course.tools import folder_of
+    from hybridnn_course.work_folder import digest_of, unwritten_tasks
+
+    work = folder_of(folder)
+    archive, files = work.submission()
+    read_submission(work.assignment, archive, work.manifest.modules)
+    path = out or work.folder / f"{work.assignment.id}-submission.zip"
+    try:
+        path.write_bytes(archive)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror}") from None
+    console = make_console()
+    for name in unwritten_tasks(work):
+        console.print(f"not written: {name}", style="yellow")
+    for name, content in files.items():
+        console.print(f"  {name}  {len(content):,} bytes", soft_wrap=True)
+    console.print(f"{path}  (digest {digest_of(archive)})", soft_wrap=True)

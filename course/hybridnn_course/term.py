@@ -1,0 +1,158 @@
+"""A term's course: a folder with ``course.toml``, the key of the term and the text of the AI policy.
+
+Hidden cases and the variants of students are drawn from the key: whoever has it can make and grade everything again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hybridnn.errors import DataError, SettingError
+from hybridnn.utils.files import FileError, make_folder, read_bytes, read_text, read_toml
+from hybridnn.utils.settings_models import first_problem
+from hybridnn_course.assignment import Assignment, load_assignment
+from hybridnn_course.handout import AI_POLICY
+
+SETTINGS, KEY, POLICY = "course.toml", "term.key", "ai-policy.md"
+KEY_BYTES = 16
+
+Feedback = Literal["names", "hints"]
+"""What students read: the names of failed checks only, or also their messages and hints."""
+
+
+class CourseSettings(BaseModel):
+    """Content of ``course.toml``.
+
+    Submissions may import `modules`, such as ``pandas``, besides those of `hybridnn_course.allowed_code`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    term: str = Field(min_length=1, max_length=80)
+    feedback: Feedback = "hints"
+    per_student: bool = False
+    modules: tuple[str, ...] = ()
+    variants: dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Course:
+    """A term's course.
+
+    Attributes
+    ----------
+    settings : CourseSettings
+    key : bytes
+    ai_policy : str
+        Section of every handout.
+    """
+
+    folder: Path
+    settings: CourseSettings
+    key: bytes
+    ai_policy: str
+
+    @classmethod
+    def open(cls, folder: Path) -> Course:
+        """Read a course; `DataError` if its settings or its key cannot be used."""
+        try:
+            tables = read_toml(folder / SETTINGS)
+        except FileError as error:
+            if not error.is_missing:
+                raise
+            how = "`course new` makes the folder of a course, and --course names it"
+            raise DataError(f"{folder / SETTINGS}: no such file; {how}") from None
+        try:
+            settings = CourseSettings.model_validate(tables)
+        except ValidationError as error:
+            raise DataError(f"{folder / SETTINGS}: {first_problem(error)}") from None
+        for name, variant in settings.variants.items():
+            load_assignment(name).require_variant(variant)
+        try:
+            key = bytes.fromhex(read_bytes(folder / KEY, 1024).decode("ascii").strip())
+        except FileError as error:
+            if not error.is_missing:
+                raise
+            raise DataError(f"{folder / KEY}: no such file; grading needs the key that `course new` wrote") from None
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise DataError(f"{folder / KEY}: is not a key of {KEY_BYTES} bytes in hexadecimal digits")
+        policy = folder / POLICY
+        return cls(folder, settings, key, read_text(policy, 1 << 20) if policy.exists() else AI_POLICY)
+
+    @cached_property
+    def assignments(self) -> tuple[str, ...]:
+        """Assignments of the term."""
+        return tuple(self.settings.variants)
+
+    def assignment(self, name: str) -> Assignment:
+        """An assignment of the term; `SettingError` if it has none of this name."""
+        if name not in self.settings.variants:
+            raise SettingError("assignment", name, f"this course has {', '.join(self.assignments)}")
+        return load_assignment(name)
+
+    def variant(self, assignment: Assignment, student: str = "") -> dict[str, str]:
+        """The variant of the term, or where every student has one of their own, of a student."""
+        if not (self.settings.per_student and student):
+            return self.settings.variants[assignment.id]
+        drawn = Random(hmac.new(self.key, f"{assignment.id}|{student}".encode(), hashlib.sha256).digest())
+        return {axis: drawn.choice(list(choices)) for axis, choices in assignment.axes.items()}
+
+    def digest(self) -> str:
+        """Digest of the key and the settings, which reveals neither."""
+        text = self.settings.model_dump_json().encode()
+        return hmac.new(self.key, text, hashlib.sha256).hexdigest()[:16]
+
+
+def create_course(
+    folder: Path, term: str, assignments: Sequence[str], *, previous: Path | None = None, per_student: bool = False
+) -> Course:
+    """Write the folder of a new course.
+
+    Parameters
+    ----------
+    assignments : sequence of str
+    previous : Path, optional
+        Course of an earlier term: every axis gets another choice than it had there.
+
+    Raises
+    ------
+    DataError
+        If there is a course already.
+    """
+    if (folder / SETTINGS).exists() or (folder / KEY).exists():
+        raise DataError(f"{folder}: there is a course already")
+    old: Mapping[str, Mapping[str, str]] = {} if previous is None else Course.open(previous).settings.variants
+    key = secrets.token_bytes(KEY_BYTES)
+    variants = {}
+    for name in dict.fromkeys(assignments):
+        assignment = load_assignment(name)
+        drawn = Random(key + name.encode())
+        variants[name] = {
+            axis: drawn.choice([choice for choice in choices if choice != old.get(name, {}).get(axis)])
+            for axis, choices in assignment.axes.items()
+        }
+    try:
+        settings = CourseSettings(term=term, variants=variants, per_student=per_student)
+    except ValidationError as error:
+        raise SettingError("--term", term, first_problem(error)) from None
+    make_folder(folder)
+    (folder / SETTINGS).write_text(tomli_w.dumps(settings.model_dump()), encoding="utf-8")
+    (folder / POLICY).write_text(AI_POLICY + "\n", encoding="utf-8")
+    descriptor = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(key.hex() + "\n")
+    return Course.open(folder)

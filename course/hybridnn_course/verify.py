@@ -1,0 +1,165 @@
+"""Proof of an assignment: references earn all points, the stub none, and every known mistake gets its own hint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from hybridnn_course.answers import same_answer
+from hybridnn_course.assignment import Assignment, Mistake, Variant
+from hybridnn_course.carrier import Worker
+from hybridnn_course.checks import OTHER_VARIANT, TaskKey, TrustedRunner, check_task, found_alone
+from hybridnn_course.handout import HandoutError, render_handout
+from hybridnn_course.injection import find
+from hybridnn_course.outcome import TaskOutcome
+from hybridnn_course.stubs import DriftError, require_same_signature, stub_file
+
+KEY = b"key of the proof"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was proved about an assignment in one variant.
+
+    Attributes
+    ----------
+    mistakes : int
+        Mistakes that were caught, solutions of other variants among them.
+    problems : tuple of str
+        What does not hold.
+    """
+
+    assignment: str
+    variant: Variant
+    tasks: int
+    mistakes: int
+    problems: tuple[str, ...]
+
+
+def verify_assignment(assignment: Assignment, variants: int = 1, key: bytes = KEY) -> Iterator[Proof]:
+    """Prove an assignment in the standard variant, and in others until all choices or `variants` are used."""
+    for number, variant in enumerate(some_variants(assignment, variants)):
+        yield _verify_variant(assignment, variant, key, is_standard=number == 0)
+
+
+def some_variants(assignment: Assignment, count: int) -> list[dict[str, str]]:
+    """The standard variant, then such in which every axis has another choice."""
+    found = [assignment.standard]
+    axes = {axis: list(choices) for axis, choices in assignment.axes.items()}
+    random = Random(assignment.id)
+    for number in range(1, max([count, *map(len, axes.values())])):
+        if len(found) == count:
+            break
+        shift = {
+            axis: number if number < len(choices) else random.randrange(len(choices)) for axis, choices in axes.items()
+        }
+        variant = {axis: choices[shift[axis]] for axis, choices in axes.items()}
+        if variant not in found:
+            found.append(variant)
+    return found
+
+
+def _verify_variant(assignment: Assignment, variant: Variant, key: bytes, *, is_standard: bool) -> Proof:
+    problems: list[str] = []
+    count = 0
+    if abs(assignment.points - 100) > 1e-9:
+        problems.append(f"the points add up to {assignment.points:g}, not 100")
+    problems += _problem(lambda: render_handout(assignment, variant), HandoutError)
+    keys = {task.name: TaskKey(assignment, task, variant, key) for task in assignment.tasks}
+    for task in assignment.tasks:
+        solution = task.solution(variant)
+        problems += _problem(partial(require_same_signature, task, solution), DriftError)
+        problems += _not_full("the reference", _checked(keys[task.name], solution))
+        if is_standard:
+            problems += _verify_library(assignment, keys[task.name])
+        for mistake in keys[task.name].mistakes:
+            if mistake.name.startswith(OTHER_VARIANT) and "," in mistake.name:
+                continue  # several axes at once: those of one axis show that the axes make a difference
+            count += 1
+            problems += _verify_mistake(keys[task.name], mistake)
+    problems += _verify_stub(assignment, variant, keys)
+    return Proof(assignment.id, variant, len(assignment.tasks), count, tuple(problems))
+
+
+def _verify_library(assignment: Assignment, key: TaskKey) -> list[str]:
+    """What the library's own function loses, in a task that has one; of the budget only where it is the target."""
+    task = key.task
+    is_target = not task.target.startswith(assignment.package) and task.parameters is None
+    if not (is_target or task.library):
+        return []
+    runner = TrustedRunner({task.name: find(task.library or task.target)})
+    return _not_full("the library's own function", check_task(runner, key, budget=is_target, whole=False))
+
+
+def _problem(action: Callable[[], object], *kinds: type[Exception]) -> list[str]:
+    try:
+        action()
+    except kinds as error:
+        return [str(error)]
+    return []
+
+
+def _checked(key: TaskKey, function: Callable[..., object], *, whole: bool = True) -> TaskOutcome:
+    return check_task(TrustedRunner({key.task.name: function}), key, whole=whole)
+
+
+def _not_full(who: str, outcome: TaskOutcome) -> list[str]:
+    return [
+        f"{outcome.name}: {who} fails {check.kind} check {check.name!r}: {check.message}"
+        for check in outcome.checks
+        if not check.passed
+    ]
+
+
+def _verify_mistake(key: TaskKey, mistake: Mistake) -> list[str]:
+    """It fails, and is found as itself by all cases, by the public ones alone, and by the hidden ones alone."""
+    name = f"{key.task.name}: mistake {mistake.name}"
+    if not mistake.hint.strip().endswith("?"):
+        return [f"{name}: its hint does not end with a question"]
+    outcome = _checked(key, mistake.function(key.variant), whole=False)
+    failed = [check for check in outcome.checks if not check.passed]
+    if not failed:
+        return [f"{name}: earns all points"]
+    found = {check.mistake for check in failed if check.mistake}
+    if found != {mistake.name}:
+        twins = _twins(key, mistake, range(len(key.cases)))
+        return [f"{name}: is found as {', '.join(sorted(found)) or 'none'}{twins}"]
+    problems = []
+    for kind, numbers in (("public", range(len(key.public))), ("hidden", range(len(key.public), len(key.cases)))):
+        alone = found_alone(key, mistake, numbers) if numbers else mistake.name
+        if alone is None:
+            problems.append(f"{name}: earns all points of the {kind} cases")
+        elif alone != mistake.name:
+            twins = _twins(key, mistake, numbers)
+            problems.append(f"{name}: is found as {alone or 'none'} by the {kind} cases alone{twins}")
+    return problems
+
+
+def _twins(key: TaskKey, mistake: Mistake, numbers: Sequence[int]) -> str:
+    """Which other mistakes give the same answers to these cases."""
+    answers = {number: key.wrong(mistake, number) for number in numbers}
+    twins = [
+        other.name
+        for other in key.mistakes
+        if other is not mistake
+        and all(same_answer(answer, key.wrong(other, number), key.task.tolerance) for number, answer in answers.items())
+    ]
+    return f" (the same answers: {', '.join(twins)})" if twins else ""
+
+
+def _verify_stub(assignment: Assignment, variant: Variant, keys: dict[str, TaskKey]) -> list[str]:
+    """The stub earns nothing, and says that it is not written."""
+    problems = []
+    files = {name: stub_file(assignment, name, variant) for name in assignment.files}
+    with Worker(assignment, files) as worker:
+        for task in assignment.tasks:
+            if task.file not in files:
+                continue
+            outcome = check_task(worker, keys[task.name])
+            if outcome.points:
+                problems.append(f"{task.name}: the stub earns {outcome.points:g} points")
+            if "not written yet" not in outcome.checks[0].message:
+                problems.append(f"{task.name}: the stub says {outcome.checks[0].message!r}")
+    return problems

@@ -1,0 +1,213 @@
+"""The process that runs a submission: it starts a process for each rank of a case, and ends them afterwards.
+
+Started as ``python -c`` by `hybridnn_course.carrier`, with a connection to the grader as its standard input. It has the
+grader's user and never reads the submission; the processes of ranks give up their rights before they do.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import importlib.abc
+import importlib.util
+import io
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any, NoReturn
+
+from hybridnn_course.answers import FORBIDDEN, Failure
+from hybridnn_course.assignment import Assignment, load_assignment
+from hybridnn_course.execution import describe_error, failure_of
+from hybridnn_course.frames import FrameError, receive_frame, send_frame
+from hybridnn_course.guard import guard_process, hides_library, without_solutions
+from hybridnn_course.isolation import USERS, become_worker, can_import, confine, end_ranks
+from hybridnn_course.remote_group import RemoteGroup
+
+
+class StoppedError(BaseException):
+    """The grader has ended the case."""
+
+
+class SubmittedFiles(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports the files of a submission from memory, also where a folder of the path has a file of the same name."""
+
+    def __init__(self, files: Mapping[str, str], paths: Mapping[str, str]) -> None:
+        self._sources = {name.removesuffix(".py"): text for name, text in files.items() if name.endswith(".py")}
+        self._paths = {name.removesuffix(".py"): path for name, path in paths.items()}
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        """Specification of a submitted module."""
+        if fullname not in self._sources:
+            return None
+        return importlib.util.spec_from_loader(fullname, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the text of a module."""
+        import linecache
+
+        name = module.__name__
+        text, path = self._sources[name], self._paths[name]
+        linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+        exec(compile(text, path, "exec"), module.__dict__)
+
+
+class Printed(io.RawIOBase):
+    """What a rank prints: what is beyond the limit of a file is left out, as it is no mistake of the function."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write as much as the limit allows, and report all as written."""
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, data)
+        return len(data)
+
+
+def main() -> None:
+    """Serve the grader until it closes the connection."""
+    control = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    become_worker()
+    with contextlib.suppress(FrameError):
+        start = receive_frame(control)
+        assignment = load_assignment(start["assignment"])
+        # Submissions may import SciPy, which loads parts of NumPy that execute text: not below the hook.
+        importlib.import_module("scipy.linalg")
+        if hides_library(start["modules"]):
+            assignment = without_solutions(assignment)
+        mode, users = start["isolation"], range(start["first_user"], start["first_user"] + USERS)
+        if mode == "user":
+            warm_up(assignment)
+        send_frame(control, {"ready": mode != "user" or can_import(mode, users[0])})
+        while True:
+            request = receive_frame(control)
+            if request["do"] == "end":
+                end_ranks(users[: request["ranks"]] if mode == "user" else range(0))
+                send_frame(control, {"ended": True})
+                continue
+            descriptors = _receive_descriptors(control, request["ranks"] + 1)
+            for rank in range(request["ranks"]):
+                if os.fork() == 0:
+                    _become_rank(start, assignment, users[rank], descriptors, rank, request["seconds"], control)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            send_frame(control, {"started": True})
+    end_ranks(range(0))
+
+
+def warm_up(assignment: Assignment) -> None:
+    """Load the data of trainings, which the processes of ranks may be unable to read."""
+    if any(task.whole is not None for task in assignment.tasks):
+        from hybridnn_course.whole_run import digits
+
+        digits()
+
+
+def _receive_descriptors(connection: socket.socket, count: int) -> list[int]:
+    found: array.array[int] = array.array("i")
+    connection.settimeout(None)
+    while len(found) < count:
+        _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(256 * found.itemsize))
+        if not ancillary:
+            raise FrameError("no descriptors")
+        for _, _, data in ancillary:
+            found.frombytes(data)
+    return list(found)
+
+
+def _become_rank(
+    start: Mapping[str, Any],
+    assignment: Assignment,
+    user: int,
+    descriptors: Sequence[int],
+    rank: int,
+    seconds: int,
+    control: socket.socket,
+) -> None:
+    """Run one rank in this process, and end it."""
+    try:
+        connection = socket.socket(fileno=os.dup(descriptors[rank]))
+        os.dup2(descriptors[-1], 1)
+        os.dup2(descriptors[-1], 2)
+        control.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        confine(start["isolation"], user, seconds)
+        sys.stdout = io.TextIOWrapper(Printed(1), "utf-8", "replace", write_through=True)
+        sys.stderr = io.TextIOWrapper(Printed(2), "utf-8", "replace", write_through=True)
+        _run_rank(start, assignment, connection)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _run_rank(start: Mapping[str, Any], assignment: Assignment, connection: socket.socket) -> None:
+    request = receive_frame(connection)
+
+    def exchange(message: dict[str, Any]) -> dict[str, Any]:
+        send_frame(connection, message)
+        reply = receive_frame(connection)
+        if "stop" in reply:
+            raise StoppedError
+        return reply
+
+    def stop(what: str) -> NoReturn:
+        try:
+            _send_result(connection, _failed(Failure(FORBIDDEN, f"{what}: no task needs this, so the rank was ended")))
+        finally:
+            os._exit(0)
+
+    task, paths = assignment.task(request["task"]), dict(start["paths"])
+    warnings.simplefilter("ignore")  # NaN in receive buffers
+    try:
+        function: Any
+        if task.file in assignment.texts:
+            function = partial(dict, start["files"])  # the texts of all files
+        else:
+            guard_process(paths.values(), assignment.imports, start["modules"], stop, trains=request["whole"])
+            sys.meta_path.insert(0, SubmittedFiles(start["files"], paths))
+            function = getattr(importlib.import_module(task.file.removesuffix(".py")), task.function, None)
+        if function is None:
+            reply: dict[str, Any] = _failed(Failure("no function", f"{task.file} has no function {task.function}"))
+        elif request["whole"]:
+            assert task.whole is not None
+            reply = {"outputs": task.whole.run(function, request["variant"])}
+        else:
+            group = RemoteGroup(request["rank"], request["size"], exchange) if task.operations else None
+            reply = {"outputs": task.call(function, request["inputs"], group, request["variant"])}
+    except (StoppedError, FrameError):
+        return
+    except BaseException as error:
+        reply = _failed(failure_of(error, describe_error(error, set(paths.values()))))
+    try:
+        _send_result(connection, reply)
+    except FrameError:  # the grader has ended the case
+        return
+
+
+def _send_result(connection: socket.socket, reply: dict[str, Any]) -> None:
+    try:
+        send_frame(connection, reply)
+    except (FrameError, ValueError, RecursionError) as error:
+        send_frame(connection, _failed(Failure("wrong output", f"the function returned what cannot be sent: {error}")))
+
+
+def _failed(failure: Failure) -> dict[str, Any]:
+    return {"failure": [failure.kind, failure.text]}

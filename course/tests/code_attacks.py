@@ -1,0 +1,185 @@
+"""Attacks on the rules about code: texts of ``blocks.py`` of A2 that reach the reference solution, or try to.
+
+Most of them get at the variables of a module of Python, among which are the built-in functions.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DISGUISED", "READING"]
+
+SOLVE = """
+bring = built["__imp" + "ort__"]
+solution = bring("hybridnn_course.assignments.a2_batch.solution", fromlist=["x"])
+variant = {"longer_parts": "first", "short_minibatch": "last", "bucket_size": "at least"}
+block_bounds, minibatches = solution.bounds_solution(variant), solution.minibatches_solution(variant)
+"""
+
+CATCHER = """
+import functools
+class Catcher:
+    found = {}
+    def __setattr__(self, name, value):
+        Catcher.found[name] = value
+"""
+
+BUILT = """
+import typing
+built = typing.cast.__globals__["__builtins__"]
+"""
+
+DISGUISED = {
+    "update_wrapper copies variables": CATCHER
+    + """
+functools.update_wrapper(Catcher(), functools.wraps, assigned=("__globals__",), updated=())
+built = Catcher.found["__globals__"]["__builtins__"]
+"""
+    + SOLVE,
+    "wraps copies variables": CATCHER
+    + """
+functools.wraps(functools.wraps, assigned=("__glo" + "bals__",), updated=())(Catcher())
+built = Catcher.found["__glo" + "bals__"]["__buil" + "tins__"]
+"""
+    + SOLVE,
+    "code objects from bytes": """
+import typing
+types = typing.types
+try:
+    code = types.CodeType(0, 0, 0, 0, 2, 64, bytes(6), (None,), (), (), "x", "x", "x", 1, b"", b"")
+    function = types.FunctionType(code, {})
+except TypeError:  # the arguments are others in each version of Python
+    pass
+"""
+    + BUILT
+    + SOLVE,
+    "patterns by position": """
+import abc
+import functools
+X = type("X", (abc.ABC,), {"__match_args__": ("__globals__",)})
+X.register(type(functools.wraps))
+match functools.wraps:
+    case X(found):
+        built = found["__builtins__"]
+"""
+    + SOLVE,
+    "names of patterns that are put together": """
+import abc
+import functools
+X = type("X", (abc.ABC,), {"__match_" + "args__": ("__glo" + "bals__",)})
+X.register(type(functools.partialmethod.mro))
+X.register(type(lambda: 0))
+match functools.reduce and functools.total_ordering:
+    case X(found):
+        built = found["__buil" + "tins__"]
+"""
+    + SOLVE,
+    "patterns of a data class": """
+import abc
+import dataclasses
+X = dataclasses.make_dataclass("X", ["_" + "_globals__"], bases=(abc.ABC,))
+X.register(type(lambda: 0))
+match dataclasses.replace:
+    case X(found):
+        built = found["_" + "_builtins__"]
+"""
+    + SOLVE,
+    "format strings": """
+import functools
+text = "{0.__globals__[__builtins__]}".format(functools.wraps)
+print("FOUND" if "__import__" in text else "")
+"""
+    + BUILT
+    + SOLVE,
+    "format strings that are put together": """
+import functools
+names = "__glo" + "bals__", "__buil" + "tins__"
+text = ("{0." + names[0] + "[" + names[1] + "]}").format(functools.wraps)
+print(text)
+""",
+    "copies with a state": """
+import copy
+class State:
+    def __reduce_ex__(self, protocol):
+        return (lambda: target), (), (None, {"__match_" + "args__": ("x",)})
+class target:
+    pass
+copy.copy(State())
+"""
+    + BUILT
+    + SOLVE,
+    "attributes of a class decide": """
+import functools
+class Everything:
+    @classmethod
+    def __class_getitem__(cls, item):
+        return cls
+    def __getattribute__(self, name):
+        return functools.wraps.__globals__["__builtins__"]
+built = Everything().x
+"""
+    + SOLVE,
+    "functions of the class of a group": """
+def block_bounds(items, parts, part):
+    for kind in ().__class__.__base__.__subclasses__():
+        if kind.__module__ == "hybridnn_course.assignment" and kind.__name__ == "Assignment":
+            assignment = kind.task.__globals__["load_assignment"]("a2")
+            return assignment.task("bounds").solution({"longer_parts": "first"})(items, parts, part)
+    return -1, -1
+""",
+    "the modules that are there": BUILT
+    + """
+modules = built["__import__"]("sys").modules
+block_bounds = modules["hybridnn.comm.blocks"].block_bounds
+""",
+    "text as code": BUILT + "exec('import hybridnn_course.assignments.a2_batch.solution as solution')\n" + SOLVE,
+    "text as code by another function": BUILT
+    + """
+import contextlib
+import numpy as np
+space = {}
+code = np.vectorize(built["compile"], otypes=[object])("import gc; found = gc.get_objects()", "numpy.py", "exec")
+with contextlib.ExitStack() as stack:
+    stack.callback(built["exec"], code.item(), space)
+block_bounds = next(one for one in space["found"] if getattr(one, "__name__", "") == "block_bounds")
+""",
+    "the callers of a function": BUILT
+    + """
+frame = built["__import__"]("sys")._getframe()
+while frame is not None:
+    for value in [*frame.f_locals.values()]:
+        if hasattr(value, "tasks"):
+            block_bounds = value.tasks[0].solution({"longer_parts": "first"})
+    frame = frame.f_back
+""",
+    "all objects of the process": BUILT
+    + """
+objects = built["__import__"]("gc").get_objects()
+block_bounds = next(one for one in objects if getattr(one, "__name__", "") == "block_bounds")
+""",
+    "the text of the solution": """
+import numpy as np
+text = bytes(np.fromfile("/proc/self/exe", np.uint8, 4))
+print("FOUND" if text else "")
+"""
+    + BUILT
+    + """
+path = built["__import__"]("hybridnn").__path__[0] + "/../course/hybridnn_course/assignments/a2_batch/solution.py"
+print("FOUND", np.fromfile(path, np.uint8).tobytes().decode())
+""",
+    "lines of the solution in a warning": """
+import warnings
+import numpy as np
+print("FOUND", warnings.formatwarning("", UserWarning, np.linalg.__file__, 3))
+"""
+    + BUILT
+    + SOLVE,
+    "memory beside an array": """
+import numpy as np
+print("FOUND", np.lib.stride_tricks.as_strided(np.zeros(1), (1000,), (8,)).sum())
+"""
+    + BUILT
+    + SOLVE,
+}
+"""Texts of ``blocks.py``, in the standard variant."""
+
+READING = frozenset(["format strings that are put together", "the text of the solution"])
+"""Those that read something, and earn no points by it."""

@@ -1,0 +1,112 @@
+"""Right outputs of several ranks need messages: what has too few of them fails, and no program that exchanges does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn_course.answers import Answer, Call
+from hybridnn_course.assignment import Variant, load_assignment
+from hybridnn_course.checks import TaskKey, TrustedRunner, check_task
+from hybridnn_course.outcome import TaskOutcome
+from hybridnn_course.verify import some_variants
+
+A3 = load_assignment("a3")
+KEY = b"key of the tests"
+COMMUNICATING = [
+    pytest.param(name, task.name, id=f"{name} {task.name}")
+    for name in ("a2", "a3", "a4")
+    for task in load_assignment(name).tasks
+    if task.operations
+]
+
+
+def _checked(key: TaskKey, function: Callable[..., Any]) -> TaskOutcome:
+    return check_task(TrustedRunner({key.task.name: function}), key, whole=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "task_name"), COMMUNICATING)
+def test_no_reference_and_no_known_mistake_is_impossible(name: str, task_name: str) -> None:
+    """Some mistakes have right outputs, by other algorithms than that of the reference."""
+    assignment = load_assignment(name)
+    for variant in some_variants(assignment, 3):
+        key = TaskKey(assignment, assignment.task(task_name), variant, KEY)
+        functions = [key.task.solution(variant), *(mistake.function(variant) for mistake in key.mistakes)]
+        for function in functions:
+            assert _checked(key, function).flags == ()
+
+
+def _in_a_chain(dtype: type) -> Callable[..., None]:
+    """All-reduce up a chain of ranks and down again, in messages of another type: with the fewest bytes of all."""
+
+    def allreduce(group: Any, array: Any, operation: str = "sum") -> None:
+        combine = np.add if operation == "sum" else np.maximum
+        incoming = np.empty(array.shape, dtype)
+        last = group.size - 1
+        if group.rank:
+            group.ireceive(incoming, group.rank - 1, 0).wait()
+            combine(array, incoming, out=array, casting="unsafe")
+        if group.rank < last:
+            group.isend(array.astype(dtype), group.rank + 1, 0).wait()
+            group.ireceive(incoming, group.rank + 1, 0).wait()
+            array[...] = incoming
+        if group.rank:
+            group.isend(array.astype(dtype), group.rank - 1, 0).wait()
+
+    return allreduce
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_fewest_bytes_are_possible(dtype: type) -> None:
+    outcome = _checked(TaskKey(A3, A3.task("allreduce"), A3.standard, KEY), _in_a_chain(dtype))
+    assert outcome.flags == ()
+    assert all(check.passed for check in outcome.checks if check.kind != "budget"), outcome
+
+
+def _told(key: TaskKey) -> Callable[..., None]:
+    """An all-reduce that finds the arrays of all ranks elsewhere."""
+
+    def allreduce(group: Any, array: Any, operation: str = "sum") -> None:
+        arrays = next(
+            arrays
+            for case in key.cases
+            if len(arrays := [inputs["array"] for inputs in case.inputs]) == group.size
+            and np.array_equal(arrays[group.rank], array)
+        )
+        array[...] = sum(arrays) if operation == "sum" else np.max(arrays, axis=0)
+
+    return allreduce
+
+
+@pytest.mark.parametrize("variant", some_variants(A3, 2), ids=lambda variant: variant["small_arrays"])
+def test_right_outputs_without_messages_fail_and_are_flagged(variant: Variant) -> None:
+    key = TaskKey(A3, A3.task("allreduce"), variant, KEY)
+    outcome = _checked(key, _told(key))
+    assert outcome.flags
+    assert all(flag.startswith("allreduce: impossible: right outputs without the messages") for flag in outcome.flags)
+    for number, check in enumerate(outcome.checks[: len(key.cases)]):
+        case = key.cases[number]
+        needs_messages = case.ranks > 1 and case.inputs[0]["array"].size > 0
+        assert check.passed != needs_messages, check
+        assert ("impossible" in check.message) == needs_messages
+        if check.kind == "hidden" and needs_messages:
+            assert check.message == f"{case.ranks} ranks: impossible"  # says nothing about the arguments
+
+
+def test_a_rank_that_is_idle_in_the_reference_may_be_idle() -> None:
+    """The first rank has the only row of the result; what its rank of the ring sends is empty."""
+    key = TaskKey(A3, A3.task("reduce_scatter"), A3.standard, KEY)
+    for number, case in enumerate(key.cases):
+        carried = [key.expected(number).carried_bytes(rank) for rank in range(case.ranks)]
+        assert (sum(carried) > 0) == (case.ranks > 1 and case.inputs[0]["array"].size > 0)
+
+
+def test_bytes_of_a_rank_are_those_of_both_directions() -> None:
+    calls = [("send", 8), ("receive", 16), ("allreduce", 32), ("allgather", 64), ("barrier", 0)]
+    made = tuple(Call(1, name, 0, nbytes, 0, 0, 0) for name, nbytes in calls)
+    answer = Answer(calls=(*made, Call(0, "send", 1, 1000, 0, 0, 0)))
+    assert answer.carried_bytes(1) == 8 + 16 + 2 * 32 + 64

@@ -1,0 +1,378 @@
+"""The kit's own pieces: injection, stubs, handouts, terms, work folders, hints, similarity."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from course.tests.made import blank_files, course_of, submission_zip
+from hybridnn.cli.main import main
+from hybridnn.comm.group import Group
+from hybridnn.errors import DataError, SettingError
+from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.kernels.numpy_kernels import NumpyKernels
+from hybridnn.pipeline.schedules import computation_orders, methods
+from hybridnn_course.answers import Answer, Failure, same_answer
+from hybridnn_course.assignment import Assignment, assignment_packages, load_assignment
+from hybridnn_course.checks import TaskKey, TrustedRunner, check_task, diagnose
+from hybridnn_course.handing_out import make_student_archives
+from hybridnn_course.handout import HandoutError, render_handout
+from hybridnn_course.injection import StillUsedError, find, injected
+from hybridnn_course.similarity import similar_pairs
+from hybridnn_course.stubs import DriftError, require_same_signature, stub_file
+from hybridnn_course.submission import read_submission
+from hybridnn_course.term import Course, create_course
+from hybridnn_course.verify import some_variants, verify_assignment
+from hybridnn_course.work_folder import MANIFEST, WorkFolder, make_archive, open_handed_out, write_files
+
+A2 = load_assignment("a2")
+NAMES = tuple(assignment_packages())
+KEY = b"a key of 16 byte"
+
+
+# -- the proof of all assignments -------------------------------------------------------------------------------------
+
+
+def test_every_mistake_of_a2_is_found_as_itself_and_references_earn_everything() -> None:
+    (proof,) = verify_assignment(A2)
+    assert proof.problems == ()
+    assert proof.mistakes == sum(len(task.mistakes) + len(task.axes) for task in A2.tasks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_of_every_assignment_in_other_variants_with_another_key(name: str) -> None:
+    for proof in verify_assignment(load_assignment(name), variants=3, key=b"another key 1234"):
+        assert proof.problems == (), proof.variant
+        assert proof.mistakes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_references_earn_everything_in_every_variant(name: str) -> None:
+    assignment = load_assignment(name)
+    for task in assignment.tasks:
+        for choices in product(*(assignment.axes[axis] for axis in task.axes)):
+            variant = {**assignment.standard, **dict(zip(task.axes, choices, strict=True))}
+            key = TaskKey(assignment, task, variant, KEY)
+            outcome = check_task(TrustedRunner({task.name: task.solution(variant)}), key)
+            assert [check.name for check in outcome.checks if not check.passed] == [], variant
+
+
+@pytest.mark.slow
+def test_public_and_hidden_cases_have_to_tell_mistakes_apart_alone() -> None:
+    task = replace(A2.task("bounds"), whole=None)
+    even = task.public(A2.standard)[0]  # 12 items in 4 parts: of two mistakes nothing is seen
+
+    def problems(**changed: Any) -> tuple[str, ...]:
+        (proof,) = verify_assignment(replace(A2, tasks=(replace(task, **changed),)))
+        return proof.problems
+
+    assert problems() == ("the points add up to 20, not 100",)
+    for kind, found in (
+        ("public", problems(public=lambda variant: [even])),
+        ("hidden", problems(hidden=lambda random, variant, number: even)),
+    ):
+        for mistake in ("remainder-lost", "remainder-to-one", "rounded-up", "variant:longer_parts=last"):
+            assert f"bounds: mistake {mistake}: earns all points of the {kind} cases" in found
+        assert not any("last-included" in problem for problem in found)
+    twins = problems(public=lambda variant: [replace(even, name="1 item", inputs=({"of": [1, 1]},))])
+    expected = (
+        "bounds: mistake last-included: is found as none by the public cases alone (the same answers: counted-from-one)"
+    )
+    assert expected in twins
+
+
+def test_the_catalogue_is_large_and_the_choices_are_all_proved() -> None:
+    assert NAMES == ("a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8")
+    assert sum(len(task.mistakes) for name in NAMES for task in load_assignment(name).tasks) >= 80
+    for assignment in map(load_assignment, NAMES):
+        assert len(assignment.axes) >= 2
+        for variants in (some_variants(assignment, 100), some_variants(assignment, 3)):
+            for axis, choices in assignment.axes.items():
+                assert {variant[axis] for variant in variants} == set(choices)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stubs_and_handouts_are_those_of_their_variant(name: str) -> None:
+    """Stubs are programs without bodies."""
+    assignment = load_assignment(name)
+    for variant in some_variants(assignment, 3):
+        for file in assignment.files:
+            nodes = ast.walk(ast.parse(stub_file(assignment, file, variant)))
+            bodies = [node.body for node in nodes if isinstance(node, ast.FunctionDef)]
+            assert bodies
+            for body in bodies:
+                assert [type(node) for node in body if not isinstance(node, ast.Expr)] == [ast.Raise]
+        text = render_handout(assignment, variant, "Write it yourself.")
+        assert "{{" not in text
+        assert "Write it yourself." in text
+        for task in assignment.tasks:
+            assert f"`{task.name}`" in text
+        for axis, choice in variant.items():
+            assert assignment.axes[axis][choice] in text
+
+
+@pytest.mark.parametrize(
+    "name", ["a2", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "a2")]
+)
+def test_a_solution_of_a_term_fails_in_one_where_all_axes_have_moved(name: str) -> None:
+    assignment = load_assignment(name)
+    old = assignment.standard
+    new = {axis: next(item for item in choices if item != old[axis]) for axis, choices in assignment.axes.items()}
+    points, found = 0.0, set()
+    for task in assignment.tasks:
+        key = TaskKey(assignment, task, new, KEY)
+        outcome = check_task(TrustedRunner({task.name: task.solution(old)}), key)
+        points += outcome.points
+        found |= {check.mistake for check in outcome.checks}
+    assert points < 0.6 * (100 - sum(item.points for item in assignment.rubric)) + 1e-9
+    assert any(mistake.startswith("variant:") for mistake in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_trainings_depend_on_the_function_and_leave_the_library_as_it_was(name: str) -> None:
+    """A known mistake changes the outcome of the training, or ends it."""
+    assignment = load_assignment(name)
+    before = dict(ACTIVATIONS), vars(NumpyKernels).copy(), methods.METHODS
+    for task in assignment.tasks:
+        if task.whole is not None:
+            target = find(task.target)
+            expected = Answer(outputs=(task.whole.expected(assignment.standard),))
+            found = (
+                TrustedRunner({task.name: mistake.function(assignment.standard)}).run_whole(task, assignment.standard)
+                for mistake in task.mistakes
+            )
+            assert not all(same_answer(answer, expected, task.whole.tolerance) for answer in found), task.name
+            assert find(task.target) is target
+    assert (dict(ACTIVATIONS), vars(NumpyKernels).copy(), methods.METHODS) == before
+
+
+# -- drift ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_renamed_parameter_of_the_library_is_named_by_the_proof(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = computation_orders.one_forward_one_backward
+
+    def renamed(size: Any, position: int) -> Any:
+        return original(size, position)
+
+    monkeypatch.setattr(computation_orders, "one_forward_one_backward", renamed)
+    with pytest.raises(SystemExit, match="1"):
+        main(["course", "verify", "a5"])
+    printed = capsys.readouterr().out
+    assert "1f1b" in printed
+    assert "position" in printed
+
+
+def test_a_solution_with_other_parameters_is_refused() -> None:
+    task = A2.task("bounds")
+    with pytest.raises(DriftError, match="items, parts, number"):
+        require_same_signature(task, lambda items, parts, number: (0, 0))
+
+    def block_bounds(items: int, parts: int, *, part: int) -> tuple[int, int]:
+        return 0, 0
+
+    with pytest.raises(DriftError, match="part is keyword-only"):
+        require_same_signature(task, block_bounds)
+
+
+@pytest.mark.slow
+def test_a_method_of_the_library_that_a_task_names_is_compared_by_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target of the task is a function of the assignment, which has `group` for `self`."""
+    a3 = load_assignment("a3")
+    task = a3.task("allreduce")
+    require_same_signature(task, task.solution(a3.standard))
+
+    def allreduce(self: Group, array: np.ndarray[Any, Any], operation: str = "sum") -> None:
+        self.broadcast(array)
+
+    monkeypatch.setattr(Group, "allreduce", allreduce)
+    (proof,) = verify_assignment(replace(a3, tasks=(task,)))
+    assert any(problem.startswith("allreduce: the library's own function fails") for problem in proof.problems)
+    monkeypatch.setattr(Group, "allreduce", lambda self, array, reduction="sum": None)
+    with pytest.raises(DriftError, match=r"Group\.allreduce has array, reduction"):
+        require_same_signature(task, task.solution(a3.standard))
+
+
+# -- injection --------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_is_replaced_wherever_it_was_imported_and_comes_back() -> None:
+    import hybridnn.comm.blocks as blocks
+    import hybridnn.runs.data as data
+
+    original = blocks.block_bounds
+    with injected("hybridnn.comm.blocks:block_bounds", len, "hybridnn.runs.data"):
+        assert blocks.block_bounds is len
+        assert data.block_bounds is len
+    assert blocks.block_bounds is original
+    assert data.block_bounds is original
+
+
+def test_methods_are_replaced_in_their_class() -> None:
+    original = Group.allreduce
+    with injected("hybridnn.comm.group:Group.allreduce", max):
+        assert Group.allreduce is max
+    assert Group.allreduce is original
+
+
+def test_what_a_table_still_holds_is_refused() -> None:
+    order = "hybridnn.pipeline.schedules.computation_orders:one_forward_one_backward"
+    with (
+        pytest.raises(StillUsedError, match=r"one_forward_one_backward is still used by an object of class Method"),
+        injected(order, len, "hybridnn.training.trainer"),
+    ):
+        pytest.fail("the table of methods was forgotten")
+    assert find(order) is not len
+
+
+# -- hints ------------------------------------------------------------------------------------------------------------
+
+
+def _outcome(task_name: str, function: Any, **options: Any) -> Any:
+    task = A2.task(task_name)
+    return check_task(TrustedRunner({task_name: function}), TaskKey(A2, task, A2.standard, **options), whole=False)
+
+
+def test_average_of_averages_agrees_where_shapes_divide_and_is_named_where_not() -> None:
+    task = A2.task("gradient")
+    wrong = next(mistake for mistake in task.mistakes if mistake.name == "average-of-averages")
+    checks = {check.name: check for check in _outcome("gradient", wrong.function(A2.standard)).checks}
+    assert checks["4 ranks with 2, 2, 2, 2 samples"].passed
+    uneven = checks["4 ranks with 3, 3, 2, 2 samples"]
+    assert not uneven.passed
+    assert uneven.mistake == "average-of-averages"
+
+
+def test_a_mistake_that_is_not_known_gets_no_hint_but_a_pattern() -> None:
+    right = A2.task("gradient").solution(A2.standard)
+
+    def twice(*arguments: Any) -> Any:
+        gradient, bias_gradient, loss = right(*arguments)
+        return 2 * gradient, bias_gradient, loss
+
+    checks = _outcome("gradient", twice).checks
+    assert {check.hint for check in checks} == {""}
+    assert "every element is 2 times the expected one" in checks[0].message
+
+
+def test_answers_that_two_mistakes_give_are_not_accused() -> None:
+    task = A2.task("bounds")
+    key = TaskKey(A2, task, A2.standard)
+    wrong = {mistake.name: mistake for mistake in task.mistakes}
+    number = 2  # 3 items, 5 parts: rounding up gives the right answer, and the lost remainder does not
+    assert diagnose(key, {number: key.wrong(wrong["remainder-lost"], number)}, with_traffic=False) is not None
+    assert diagnose(key, {0: key.expected(0)}, with_traffic=False) is None
+
+
+def test_a_stub_gets_no_hint() -> None:
+    key = TaskKey(A2, A2.task("bounds"), A2.standard)
+    answers = {0: Answer(failure=Failure("not written", ""))}
+    assert diagnose(key, answers, with_traffic=False) is None
+
+
+def test_messages_of_hidden_cases_show_no_inputs() -> None:
+    outcome = _outcome("bounds", lambda items, parts, part: (items, parts), key=b"k" * 16)
+    hidden = [check for check in outcome.checks if check.kind == "hidden"]
+    assert hidden
+    for check in hidden:
+        assert check.message == "wrong outputs"
+        assert check.name.startswith("hidden case")
+
+
+# -- handouts ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_name_in_a_handout_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "handout.md").write_text("{{points}} {{direction}}")
+    monkeypatch.setattr(Assignment, "folder", lambda self: tmp_path)
+    with pytest.raises(HandoutError, match="unknown name 'direction'"):
+        render_handout(A2, A2.standard)
+
+
+# -- terms and folders ------------------------------------------------------------------------------------------------
+
+
+def test_a_course_has_a_secret_key_and_reads_as_it_was_written(tmp_path: Path) -> None:
+    course = create_course(tmp_path / "course", "Spring 2027", ["a2", "a3"])
+    assert (tmp_path / "course" / "term.key").stat().st_mode & 0o777 == 0o600
+    again = Course.open(tmp_path / "course")
+    assert (again.key, again.settings) == (course.key, course.settings)
+    assert again.assignments == ("a2", "a3")
+    with pytest.raises(DataError, match="there is a course already"):
+        create_course(tmp_path / "course", "Spring 2027", ["a2"])
+
+
+def test_students_have_variants_of_their_own_that_depend_on_the_key(tmp_path: Path) -> None:
+    course = create_course(tmp_path / "course", "Spring 2027", ["a3"], per_student=True)
+    assignment = load_assignment("a3")
+    variants = [course.variant(assignment, f"student {number}") for number in range(40)]
+    assert variants == [course.variant(assignment, f"student {number}") for number in range(40)]
+    for axis, choices in assignment.axes.items():
+        assert {variant[axis] for variant in variants} == set(choices)
+
+
+def test_a_folder_becomes_a_submission_that_can_be_graded(tmp_path: Path) -> None:
+    course = course_of(tmp_path / "course", "a2")
+    (path,) = make_student_archives(course, A2, ["Ada Lovelace"], tmp_path / "build")
+    manifest, files = open_handed_out(path)
+    assert manifest.student == "Ada Lovelace"
+    write_files(tmp_path / "work", files)
+    with pytest.raises(DataError, match="exists already"):
+        write_files(tmp_path / "work", files)
+    archive, packed = WorkFolder.open(tmp_path / "work").submission()
+    assert set(packed) == {MANIFEST, "blocks.py", "gradient.py"}
+    assert read_submission(A2, archive).manifest == manifest
+    assert make_archive(packed) == archive
+
+
+def test_the_code_of_the_library_is_recognized_whatever_its_names() -> None:
+    text = """
+def block_bounds(a, b, c):
+    '''My own words.'''
+    q, r = divmod(a, b)
+    first = c * q + min(c, r)
+    return first, first + q + (c < r)
+"""
+    submission = read_submission(A2, submission_zip(A2, A2.standard, {"blocks.py": text}))
+    assert submission.flags == ("bounds: block_bounds in line 2 equals the code of hybridnn.comm.blocks:block_bounds",)
+
+
+# -- similarity -------------------------------------------------------------------------------------------------------
+
+
+def test_renamed_copies_are_similar_and_stubs_and_other_work_are_not() -> None:
+    text = (A2.folder() / "solution.py").read_text(encoding="utf-8")
+    renamed = re.sub(r"(?<!\.)\b(parts|part|longer|ends|order|labels)\b(?!=)", r"my_\1", text)
+    assert renamed != text
+    other = """
+def block_bounds(items, parts, part):
+    sizes = [items // parts] * parts
+    for i in range(items - sum(sizes)):
+        sizes[i] += 1
+    return sum(sizes[:part]), sum(sizes[: part + 1])
+"""
+    blank = {name: one for name, one in blank_files(A2, A2.standard).items() if name.endswith(".py")}
+    files = {"one": {"gradient.py": text}, "copy": {"blocks.py": renamed}, "own": {"blocks.py": other}, "blank": blank}
+    (pair,) = similar_pairs(A2, files, 0.8)
+    assert (pair.one, pair.other) == ("copy", "one")
+    assert pair.share == pytest.approx(1.0)
+
+
+def test_unknown_names_are_refused_in_one_line() -> None:
+    with pytest.raises(SettingError, match="one of a1, a2"):
+        load_assignment("b7")
+    with pytest.raises(SettingError, match="of a2: bounds, minibatches"):
+        A2.task("nothing")

@@ -1,0 +1,182 @@
+"""Submissions as students pack them, and what their code may send, print and raise."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import struct
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from course.tests.made import KIT, course_of, reference_files, submission_zip
+from hybridnn_course.answers import first_difference
+from hybridnn_course.assignment import load_assignment
+from hybridnn_course.batch import ARCHIVE_BYTES, grade_folder, read_outcomes
+from hybridnn_course.carrier import Worker
+from hybridnn_course.checks import TaskKey, check_task
+from hybridnn_course.frames import FrameError, receive_frame
+from hybridnn_course.grading import Grader
+from hybridnn_course.reports import write_reports
+from hybridnn_course.submission import UngradableError, read_submission
+from hybridnn_course.work_folder import WorkFolder
+from mpi_runner.slowness import deadline
+
+A2 = load_assignment("a2")
+BOUNDS = "def block_bounds(items, parts, part):\n    "
+
+
+def files_of() -> dict[str, bytes]:
+    """Files of a right submission."""
+    with zipfile.ZipFile(io.BytesIO(submission_zip(A2, A2.standard, reference_files(A2, A2.standard)))) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def packed(files: Mapping[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def test_files_that_file_managers_add_are_left_out() -> None:
+    files = {f"a2/{name}": content for name, content in files_of().items()}
+    added = ["__MACOSX/a2/._blocks.py", "a2/.DS_Store", "a2/__pycache__/blocks.cpython-312.pyc", "a2/handout.md"]
+    found = read_submission(A2, packed({**files, **dict.fromkeys(added, b"\0")}), [KIT])
+    assert set(found.files) == set(A2.files)
+
+
+def test_a_missing_file_is_named_with_the_files_that_are_there() -> None:
+    files = {**files_of(), "Blocks.py": b""}
+    del files["blocks.py"]
+    with pytest.raises(UngradableError, match=r"^blocks\.py: is missing; .* has Blocks\.py, assignment\.toml"):
+        read_submission(A2, packed(files))
+    with pytest.raises(UngradableError, match=r"the submission has no file$"):
+        read_submission(A2, packed({}))
+
+
+def _link(archive: zipfile.ZipFile) -> None:
+    info = zipfile.ZipInfo("blocks2.py")
+    info.external_attr = 0o120777 << 16
+    archive.writestr(info, "/etc/passwd")
+
+
+OTHER = "is not a file of a2"
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        pytest.param(_link, "links", id="link"),
+        pytest.param(lambda archive: archive.writestr("blocks.py", "x = 1"), "is there twice", id="twice"),
+        pytest.param(lambda archive: archive.writestr("big.py", b"0" * (50 << 20)), OTHER, id="large"),
+        pytest.param(
+            lambda archive: [archive.writestr(f"{n}.txt", "") for n in range(200)], "files in the archive", id="many"
+        ),
+        *(
+            pytest.param(lambda archive, name=name: archive.writestr(name, ""), OTHER, id=name)
+            for name in ("../grader.py", "/etc/cron.d/x", "numpy.py", "a2/b/blocks.py", "handout.md.py", "__pycache__")
+        ),
+    ],
+)
+def test_other_archives_are_refused(write: Callable[[zipfile.ZipFile], None], reason: str) -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files_of().items():
+            archive.writestr(name, content)
+        write(archive)
+    with pytest.raises(UngradableError, match=reason):
+        read_submission(A2, stream.getvalue())
+
+
+NESTED = f"{BOUNDS}return {' + '.join(['1'] * 900)}\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"def block_bounds(:", r"line 1: cannot be parsed: [^(]*$"),
+        (b"\xff\xfe", "not text in UTF-8"),
+        (b"x = " + b"(" * 5000 + b")" * 5000, "cannot be parsed"),
+        (b"x = '\\N{" + b"a" * 10 + b"}'", "cannot be parsed"),
+        (b"#" * (2 << 20), "larger than"),
+        (b"x = 1\0", "cannot be parsed"),
+        (NESTED, "nested|parsed"),
+    ],
+    ids=["syntax", "encoding", "brackets", "escape", "size", "null", "nested"],
+)
+def test_files_that_are_no_programs_are_refused(text: bytes, reason: str) -> None:
+    with pytest.raises(UngradableError, match=rf"^blocks\.py.*({reason})"):
+        read_submission(A2, submission_zip(A2, A2.standard, {"blocks.py": text}))
+
+
+def test_files_of_windows_are_read(tmp_path: Path) -> None:
+    windows = {name: b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n") for name, content in files_of().items()}
+    assert read_submission(A2, packed(windows), [KIT]).files == read_submission(A2, packed(files_of()), [KIT]).files
+    for name, content in windows.items():
+        (tmp_path / name).write_bytes(content)
+    assert not WorkFolder.open(tmp_path).sources()["blocks.py"].startswith("\ufeff")
+
+
+RIGHT = f"""{BOUNDS}print("x" * 200_000)
+    size, longer = divmod(items, parts)
+    first = part * size + min(part, longer)
+    return first, first + size + (part < longer)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (RIGHT, ""),
+        (f'{BOUNDS}raise type(f"I{{items}}_{{parts}}", (Exception,), {{}})()\n', "raised an exception of its own"),
+        (f"{BOUNDS}return 1 / 0\n", "raised ZeroDivisionError"),
+    ],
+)
+def test_what_hidden_cases_print_and_raise_does_not_tell_their_inputs(text: str, message: str) -> None:
+    """A function may print more than is kept, and the names of its exceptions are not shown."""
+    key = TaskKey(A2, A2.task("bounds"), A2.standard, b"a key of 16 byte")
+    with Worker(A2, {"blocks.py": text, "gradient.py": ""}, limit=deadline(10)) as worker:
+        checks = check_task(worker, key, whole=False).checks
+    assert {(check.message, check.passed) for check in checks if check.kind == "hidden"} == {(message, not message)}
+
+
+def test_an_array_of_very_many_axes_is_refused_at_once() -> None:
+    text = json.dumps({"x": {"__array__": ["float64", [1 << 26] * 100_000]}}).encode()
+    one, other = socket.socketpair()
+    with one, other:
+        sender = threading.Thread(target=one.sendall, args=(struct.pack(">II", len(text), 0) + text,))
+        sender.start()
+        start = time.process_time()
+        with pytest.raises(FrameError, match="not a frame"):
+            receive_frame(other)
+        assert time.process_time() - start < 2
+        sender.join()
+
+
+def test_an_integer_beyond_all_floats_is_a_wrong_number() -> None:
+    difference = first_difference([{"x": 10**400}], [{"x": 1.0}], 1e-9)
+    assert difference is not None
+    assert difference.where == "x"
+
+
+def test_reports_have_every_submission_whatever_its_size_and_folder(tmp_path: Path) -> None:
+    folder, out = tmp_path / "submissions", tmp_path / "grades"
+    (folder / "a").mkdir(parents=True)
+    for name in ("a/b.zip", "a-b.zip", "C.ZIP"):
+        (folder / name).write_bytes(b"no archive: " + name.encode())
+    (folder / "large.zip").write_bytes(bytes(ARCHIVE_BYTES + 1))
+    grader = Grader(course_of(tmp_path / "course", "a2"), A2, "none")
+    graded = grade_folder(grader, folder, out)
+    assert read_outcomes(grader, folder, out) == (graded, [])
+    write_reports(A2, graded, out, "hints")
+    found = {str(path.relative_to(out / "feedback")) for path in (out / "feedback").rglob("*.md")}
+    assert found == {"a/b.md", "a-b.md", "C.md", "large.md"}

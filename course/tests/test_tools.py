@@ -1,0 +1,166 @@
+"""Tools of students and lecturers where the student's code or the input fails: one clear message, no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from course.tests.made import course_of, reference_files
+from hybridnn.errors import DataError, EnvironmentProblem, SettingError
+from hybridnn.pipeline.schedules.schedule import ScheduleError
+from hybridnn_course.answers import Answer, Failure, same_answer
+from hybridnn_course.assignment import Task, Variant, load_assignment
+from hybridnn_course.checks import TaskKey, TrustedRunner, check_task
+from hybridnn_course.execution import run_programs
+from hybridnn_course.handing_out import make_student_archives, read_roster
+from hybridnn_course.term import create_course
+from hybridnn_course.tools import StudentCodeError, debug_case, picture_of_case, train_with_code
+from hybridnn_course.work_folder import Manifest, WorkFolder, start_files, write_files
+
+A3 = load_assignment("a3")
+A5 = load_assignment("a5")
+
+
+def work_folder(folder: Path, code: str) -> tuple[WorkFolder, Task]:
+    """A folder of A3 in which `allreduce` has another body."""
+    write_files(folder, start_files(A3, Manifest(assignment="a3", variant=A3.standard)))
+    path = folder / "collectives.py"
+    path.write_text(f"{path.read_text()}\n\ndef allreduce(group, array, operation='sum'):\n    {code}\n")
+    return WorkFolder.open(folder), A3.task("allreduce")
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("array[1_000_000] = 1", r"^IndexError: .*(\n.*)*\n  collectives\.py:\d+ in allreduce$"),
+        ("pass\n\nimport a_module_of_no_one", r"a_module_of_no_one'\n  collectives\.py:\d+ in <module>$"),
+    ],
+)
+def test_an_exception_of_the_students_code_is_shown_with_its_lines_only(tmp_path: Path, code: str, shown: str) -> None:
+    work, task = work_folder(tmp_path, code)
+    case = task.public(work.variant)[0]
+    for action in (lambda: picture_of_case(work, task, case), lambda: train_with_code(work, task)):
+        with pytest.raises(StudentCodeError, match=shown) as caught:
+            action()
+        assert caught.value.exit_code == 1
+
+
+def a5_folder(folder: Path, variant: Variant, code: str = "") -> WorkFolder:
+    """A folder of A5 with the reference solutions, and with other code at the end of the file of orders."""
+    files = start_files(A5, Manifest(assignment="a5", variant=variant)) | reference_files(A5, variant)
+    write_files(folder, {**files, "orders.py": f"{files['orders.py']}\n{code}"})
+    return WorkFolder.open(folder)
+
+
+@pytest.mark.parametrize("weight_gradients", A5.axes["weight_gradients"])
+def test_orders_are_drawn_with_a_box_for_each_pass(tmp_path: Path, weight_gradients: str) -> None:
+    work = a5_folder(tmp_path, {**A5.standard, "weight_gradients": weight_gradients})
+    backward = "backward" if weight_gradients == "with the backward pass" else "input gradient"
+    for name, kind in (("gpipe", backward), ("1f1b", backward), ("zb-h1", "input gradient")):
+        task = A5.task(name)
+        picture, about = picture_of_case(work, task, task.public(work.variant)[0])  # 3 stages, 6 microbatches
+        assert about == ""
+        for row in picture.drawing.rows:
+            for wanted in ("forward", kind):
+                found = sorted((int(box.label), box.start) for box in row.boxes if box.kind == wanted)
+                assert [number for number, _ in found] == [1, 2, 3, 4, 5, 6]
+        picture.draw(tmp_path / f"{name}.svg")
+        assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
+    idle = 3 * (picture.drawing.makespan) - sum(
+        box.end - box.start for row in picture.drawing.rows for box in row.boxes
+    )
+    assert idle == 3 * 2  # ZB-H1: each of 3 stages waits for 2 passes; 1F1B for 6
+
+
+def test_the_picture_is_that_of_the_students_order(tmp_path: Path) -> None:
+    work = a5_folder(tmp_path, A5.standard, "one_forward_one_backward = gpipe")
+    pictures = [
+        picture_of_case(work, A5.task(name), A5.task(name).public(work.variant)[0])[0] for name in ("gpipe", "1f1b")
+    ]
+    assert pictures[0].drawing == pictures[1].drawing
+
+
+def test_an_order_that_cannot_run_is_one_line(tmp_path: Path) -> None:
+    work = a5_folder(tmp_path, A5.standard, "_right = gpipe\ndef gpipe(size, stage): return _right(size, stage)[1:]")
+    with pytest.raises(ScheduleError) as caught:
+        picture_of_case(work, A5.task("gpipe"), A5.task("gpipe").public(work.variant)[0])
+    assert "\n" not in str(caught.value)
+    assert "stage 0" in str(caught.value)
+
+
+def test_tasks_without_messages_and_orders_have_no_picture(tmp_path: Path) -> None:
+    a6 = load_assignment("a6")
+    write_files(tmp_path, start_files(a6, Manifest(assignment="a6", variant=a6.standard)))
+    work = WorkFolder.open(tmp_path)
+    for task in a6.tasks:
+        with pytest.raises(SettingError, match="has no messages to draw, and no order of a pipeline"):
+            picture_of_case(work, task, task.public(work.variant)[0])
+
+
+def test_leaving_the_debugger_is_no_deadlock_of_the_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, task = work_folder(tmp_path, "group.isend(array, (group.rank + 1) % group.size, 0).wait()")
+    monkeypatch.setattr("builtins.input", lambda _="": "q")
+    with pytest.raises(SystemExit, match="the debugger was left on rank 0"):
+        debug_case(work, task, max(task.public(work.variant), key=lambda case: case.ranks), 0)
+
+
+def test_exceptions_with_other_messages_are_other_failures() -> None:
+    one, same, spaced, other = (
+        Answer(failure=Failure("raised ValueError", text))
+        for text in ("ValueError: shapes\n  layer.py:3 in forward", "ValueError: shapes", "ValueError: shapes \n", "V")
+    )
+    assert same_answer(one, same, 0)
+    assert same_answer(one, spaced, 0)
+    assert not same_answer(one, other, 0)
+
+
+def test_exceptions_of_the_kit_and_of_submissions_have_the_same_first_line() -> None:
+    def program(_: object) -> dict[str, object]:
+        raise ValueError("shapes")
+
+    failure = run_programs(1, program).failure
+    assert failure is not None
+    assert failure.text.splitlines()[0] == "ValueError: shapes"
+
+
+def test_values_that_are_no_measures_do_not_say_that_orders_cannot_run() -> None:
+    key = TaskKey(A5, A5.task("measure"), A5.standard)
+    assert check_task(TrustedRunner({"measure": lambda *_: ()}), key, whole=False).points == 0
+
+
+def test_every_student_of_a_roster_gets_a_file_of_their_own(tmp_path: Path) -> None:
+    roster = tmp_path / "roster.csv"
+    students = ["Jürgen", "Jörgen", "李雷", "a b", "a_b", "A_b", "x" * 150 + "1", "x" * 150 + "2", "ü" * 200]
+    roster.write_bytes(("\ufeffstudent,mail\r\n" + "".join(f"{name},m\r\n" for name in students)).encode())
+    assert read_roster(roster) == students
+    paths = make_student_archives(course_of(tmp_path / "course", "a2"), load_assignment("a2"), students, tmp_path / "o")
+    assert len({path.name.casefold() for path in paths}) == len(students)
+    assert paths[0].name == "a2-Jürgen.zip"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("student;mail\nann;x\n", "needs a column student"),
+        ("student\nann\nann\n", "ann: is there twice"),
+        ("student\n" + "x" * 201 + "\n", "at most 200 characters"),
+        ("student,note\nann," + "x" * 200_000 + "\n", "is not a table"),
+    ],
+)
+def test_a_roster_that_is_none_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "roster.csv").write_text(text)
+    with pytest.raises(DataError, match=message) as caught:
+        read_roster(tmp_path / "roster.csv")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem, match="cannot be made as a folder"):
+        create_course(tmp_path / "file" / "course", "Term", ["a2"])
+    with pytest.raises(EnvironmentProblem, match="cannot be made as a folder"):
+        write_files(tmp_path / "file" / "a2", {"x.py": ""})
