@@ -68,30 +68,19 @@ test-slurm: $(VENV)/.installed-test
 test-cluster: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m cluster -n 2 tests/cluster $(DRAWN) $(ARGS) || [ $$? -eq $(NOTHING_DRAWN) -a $(DRAW) = third ]
 
-# $(call link_tree,folder) shows the tree in a folder as it is installed.
-define link_tree
-	rm -rf $(1)
-	mkdir -p $(1)/hybridnn
-	ln -s $(patsubst %,$(CURDIR)/%,$(wildcard hybridnn/*) datasets hpc_jobs) $(1)/hybridnn/
-endef
-
 # On a machine with a GPU, PYTHON has CuPy, NumPy, SciPy and PyTorch; the rest is listed in benchmarks/gpu-requirements.txt
 # and must be installed into its environment (docs/use/gpus.md).
-# PYTHONSAFEPATH keeps this folder, whose hybridnn/ lacks hybridnn.datasets, from preceding build/tree (Python 3.11).
-test-gpu bench-gpu gpu-day: export PYTHONSAFEPATH = 1
+test-gpu bench-gpu gpu-day: export PYTHONPATH := $(CURDIR):$(CURDIR)/tests:$(PYTHONPATH)
 test-gpu:
-	$(call link_tree,build/tree)
-	PYTHONPATH=$(CURDIR)/build/tree:tests:.:$$PYTHONPATH $(PYTHON) -m pytest -c /dev/null --rootdir . --import-mode=importlib -o timeout=300 \
+	$(PYTHON) -m pytest -c /dev/null --rootdir . --import-mode=importlib -o timeout=300 \
 	  -o mpi_timeout=300 -rs -m gpu tests/gpu $(ARGS)
 
 bench-gpu:
-	$(call link_tree,build/tree)
-	PYTHONPATH=$(CURDIR)/build/tree:.:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_kernels
-	PYTHONPATH=$(CURDIR)/build/tree:.:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_training $(ARGS)
+	$(PYTHON) -m benchmarks.gpu_kernels
+	$(PYTHON) -m benchmarks.gpu_training $(ARGS)
 
 gpu-day:
-	$(call link_tree,build/tree)
-	PYTHONPATH=$(CURDIR)/build/tree:tests:.:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_day $(ARGS)
+	$(PYTHON) -m benchmarks.gpu_day $(ARGS)
 
 # pip takes exactly the listed versions of manylinux; packages name the oldest glibc that they run on.
 GPU_PYTHON ?= 3.12
@@ -104,13 +93,10 @@ gpu-wheels: $(BIN)/python
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(call link_tree,build/typing)
-	cd build/typing && $(CURDIR)/$(BIN)/lint-imports --no-cache --config $(CURDIR)/pyproject.toml
+	$(BIN)/lint-imports --no-cache
 
-# mypy knows packages by their folders alone, so it is shown the tree as it is installed.
 types: $(VENV)/.installed-dev
-	$(call link_tree,build/typing)
-	cd build/typing && MYPYPATH=$(CURDIR)/course $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p hybridnn -p hybridnn_course
+	MYPYPATH=course $(BIN)/mypy -p hybridnn -p hybridnn_course
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -128,7 +114,6 @@ outputs: $(VENV)/.installed-bench
 	$(BIN)/python docs/outputs.py $(ARGS)
 
 docs: $(VENV)/.installed-docs
-	$(call link_tree,build/tree)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --config-file mkdocs.yml
 
 man: $(VENV)/.installed-run

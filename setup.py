@@ -1,4 +1,4 @@
-"""Metadata, dependencies and the mapping of ``datasets/`` and ``hpc_jobs/`` into the package."""
+"""Metadata, dependencies, and the data of ``datasets/`` and ``hpc_jobs/``, which are installed inside the package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-MAPPED = {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs"}
+# Folders without Python; hybridnn.utils.files.shipped_folder finds them.
+DATA = {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs"}
 
 # A range would let pip take a newer build, which on Linux brings several gigabytes of CUDA libraries;
 # with this pin the CPU build ("2.13.0+cpu") is taken wherever an index or a folder of wheels offers it.
@@ -54,14 +55,6 @@ def long_description() -> str:
     return (HERE / "README.md").read_text(encoding="utf-8")
 
 
-def packages() -> list[str]:
-    """Return every package of ``hybridnn/`` and of the two folders mapped into it."""
-    found = find_packages(include=["hybridnn", "hybridnn.*"])
-    for name, folder in MAPPED.items():
-        found += [name, *(f"{name}.{child}" for child in find_packages(folder))]
-    return found
-
-
 setup(
     name="hybridnn",
     version=version(),
@@ -86,8 +79,8 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.10",
-    packages=packages(),
-    package_dir=MAPPED,
+    packages=[*find_packages(include=["hybridnn", "hybridnn.*"]), *DATA],
+    package_dir=DATA,
     package_data={
         "hybridnn": ["py.typed"],
         "hybridnn.kernels": ["cuda/*.cu"],

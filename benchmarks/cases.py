@@ -126,7 +126,7 @@ def our_run(
         so that every run computes their digest first.
     """
     from hybridnn import MLP, SGD, Trainer
-    from hybridnn.datasets import ArrayRows
+    from hybridnn.data import ArrayRows
 
     optimizer = SGD(LEARNING_RATE, MOMENTUM)
     model = MLP(case.sizes, activation=case.activation)

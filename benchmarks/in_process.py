@@ -23,8 +23,8 @@ from benchmarks.choice import read_choice
 from benchmarks.timing import alternate
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.cost.collectives import counts
-from hybridnn.datasets import load_dataset
-from hybridnn.datasets.preparation import split
+from hybridnn.data import load_dataset
+from hybridnn.data.preparation import split
 from hybridnn.in_process import run_ranks
 
 DIGITS = Case("64-256-256-10", (64, 256, 256, 10), 100, "classification", 15, 1, stages=(2, 1))

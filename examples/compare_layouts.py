@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.datasets import load_dataset
+from hybridnn.data import load_dataset
 from hybridnn.in_process import run_ranks
 
 LAYOUTS = [(p, b, 8 // (p * b)) for p in (1, 2, 4) for b in (1, 2, 4, 8) if p * b <= 8]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hybridnn import MLP, ProcessGrid, Trainer
-from hybridnn.datasets import load_dataset
+from hybridnn.data import load_dataset
 from hybridnn.in_process import run_ranks
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.utils.checks import BelowOne, Positive

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridnn import MLP, Adam, Trainer
-from hybridnn.datasets import StandardizedRows, Standardizer, load_file, split
+from hybridnn.data import StandardizedRows, Standardizer, load_file, split
 
 TABLE = Path("houses.csv")
 

@@ -9,7 +9,7 @@ shape, and the training is the same one: all shapes print the same loss.
 from __future__ import annotations
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.datasets import load_dataset
+from hybridnn.data import load_dataset
 
 grid = ProcessGrid(model=2)  # all remaining ranks share the samples
 digits = load_dataset("digits").train

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
-from hybridnn.datasets import load_dataset
+from hybridnn.data import load_dataset
 from hybridnn.in_process import run_ranks
 
 digits = load_dataset("digits")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybridnn import MLP, Adam, EarlyStopping, Trainer
-from hybridnn.datasets import load_dataset, split
+from hybridnn.data import load_dataset, split
 
 digits = load_dataset("digits")
 train, test = split(digits.train, fraction=0.2, seed=0)

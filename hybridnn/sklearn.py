@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.datasets import ArrayRows
+from hybridnn.data import ArrayRows
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.in_process import run_ranks
 from hybridnn.nn.mlp import MLP

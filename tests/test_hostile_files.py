@@ -35,8 +35,8 @@ from hybridnn.cli.main import main
 from hybridnn.cli.train_view import TrainView
 from hybridnn.config.settings import Settings, load_settings, to_toml
 from hybridnn.cost.machine_file import read_machine, write_machine
-from hybridnn.datasets import load_file
-from hybridnn.datasets.user_file import load_samples
+from hybridnn.data import load_file
+from hybridnn.data.user_file import load_samples
 from hybridnn.diagnostics.stalls.diagnosis import stall_report
 from hybridnn.diagnostics.stalls.files import read_stall
 from hybridnn.diagnostics.stalls.state import JobState
@@ -722,7 +722,7 @@ def test_a_table_that_is_larger_than_the_memory(folder: Path) -> None:
 
 
 def test_a_header_line_without_an_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridnn.datasets.table_file.LINE_CHARACTERS", 1 << 20)
+    monkeypatch.setattr("hybridnn.data.table_file.LINE_CHARACTERS", 1 << 20)
     path = content("mine.csv", b"a,y" * (1 << 20))(folder)
     message = refusal(FUNCTIONS["csv to train on"], path, measured=True)
     assert "line 1: longer than 1,048,576 characters" in message

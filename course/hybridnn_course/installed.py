@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+import hybridnn
 from hybridnn._version import __version__
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.utils.files import shipped_folder
 from hybridnn_course.work_folder import make_archive
 
 DISTRIBUTIONS = {
-    "hybridnn": ("hybridnn", "hybridnn.datasets", "hybridnn.hpc_jobs"),
-    "hybridnn_course": ("hybridnn_course",),
+    "hybridnn": {
+        "hybridnn": Path(hybridnn.__file__).parent,
+        "hybridnn/datasets": shipped_folder("datasets"),
+        "hybridnn/hpc_jobs": shipped_folder("hpc_jobs"),
+    },
+    "hybridnn_course": {"hybridnn_course": Path(__file__).parent},
 }
-"""Packages of each distribution, whose folders need not lie inside each other."""
+"""Folders of each distribution, by their places in its wheel."""
 
 WHEEL = "Wheel-Version: 1.0\nGenerator: hybridnn\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 def installed_wheels() -> dict[str, bytes]:
     """Wheels of this installation, by their names; equal files make equal bytes."""
-    wheels = (_wheel(name, packages) for name, packages in DISTRIBUTIONS.items())
+    wheels = (_wheel(name, folders) for name, folders in DISTRIBUTIONS.items())
     return {f"{name}-{__version__}-py3-none-any.whl": wheel for name, wheel in zip(DISTRIBUTIONS, wheels, strict=True)}
 
 
-def _wheel(name: str, packages: Sequence[str]) -> bytes:
+def _wheel(name: str, folders: Mapping[str, Path]) -> bytes:
     try:
         installed = distribution(name)
         metadata = installed.read_text("METADATA") or installed.read_text("PKG-INFO")  # the second: beside the sources
@@ -38,7 +43,7 @@ def _wheel(name: str, packages: Sequence[str]) -> bytes:
     if metadata is None:
         raise EnvironmentProblem(f"{name} is not installed by pip here: name what Gradescope installs instead")
     lines = [f"Version: {__version__}" if line.startswith("Version: ") else line for line in metadata.split("\n")]
-    files = dict(sorted(_files(packages)))
+    files = dict(sorted(_files(folders)))
     info = f"{name}-{__version__}.dist-info"
     files |= {
         f"{info}/METADATA": "\n".join(lines).encode(),
@@ -50,16 +55,14 @@ def _wheel(name: str, packages: Sequence[str]) -> bytes:
     return make_archive(files)
 
 
-def _files(packages: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    for package in packages:
-        for root in importlib.import_module(package).__path__:
-            for folder, folders, names in os.walk(root, followlinks=True):
-                folders[:] = sorted(name for name in folders if name != "__pycache__")
-                for name in names:
-                    path = Path(folder, name)
-                    if path.suffix != ".pyc":
-                        inside = path.relative_to(root).as_posix()
-                        yield f"{package.replace('.', '/')}/{inside}", path.read_bytes()
+def _files(folders: Mapping[str, Path]) -> Iterator[tuple[str, bytes]]:
+    for place, root in folders.items():
+        for folder, children, names in os.walk(root, followlinks=True):
+            children[:] = sorted(name for name in children if name != "__pycache__")
+            for name in names:
+                path = Path(folder, name)
+                if path.suffix != ".pyc":
+                    yield f"{place}/{path.relative_to(root).as_posix()}", path.read_bytes()
 
 
 def _digest(content: bytes) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.checks import require_choice
+from hybridnn.utils.files import shipped_folder
 
 MODES = ("auto", "bwrap", "user", "none")
 FIRST_USER = 30_000
@@ -203,10 +204,11 @@ def _covered(needed: Sequence[Path]) -> list[str]:
 
 
 def _needed_folders() -> list[Path]:
-    """Folders that Python imports from, without those inside another one."""
-    specifications = map(find_spec, ("hybridnn", "hybridnn_course", "hybridnn.datasets"))
+    """Folders that Python imports from, and that of the data sets, without those inside another one."""
+    specifications = map(find_spec, ("hybridnn", "hybridnn_course"))
     packages = [path for found in specifications if found for path in found.submodule_search_locations or ()]
     found = {Path(path) for path in (sys.base_prefix, sys.prefix, *sys.path, *packages) if path}
+    found.add(shipped_folder("datasets"))
     found |= {path.resolve() for path in found}
     existing = sorted(path for path in found if path.is_dir() and path != Path("/"))
     return [path for path in existing if not any(other in path.parents for other in existing)]

@@ -19,7 +19,7 @@ LIMIT = 60.0
 @lru_cache(maxsize=1)
 def digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """The first `SAMPLES` training images of digits, shape (samples, 64), and their labels."""
-    from hybridnn.datasets import load_dataset
+    from hybridnn.data import load_dataset
 
     rows = load_dataset("digits").train
     x, y = np.empty((SAMPLES, rows.features)), np.empty(SAMPLES, np.int64)

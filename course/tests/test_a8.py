@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.hpc_jobs import __path__ as jobs
+from hybridnn.utils.files import shipped_folder
 from hybridnn_course.answers import NOT_WRITTEN
 from hybridnn_course.assignments.a8_scaling import __main__ as command
 from hybridnn_course.assignments.a8_scaling.assignment import ASSIGNMENT
@@ -166,7 +166,7 @@ def test_scripts_are_read_as_slurm_reads_them():
 
 
 def test_the_script_of_the_library_passes():
-    text = (Path(jobs[0]) / "strong_scaling.sbatch").read_text()
+    text = (shipped_folder("hpc_jobs") / "strong_scaling.sbatch").read_text()
     text = text.replace("study=laugier-figure-5 ", "study=study.toml ").replace("per-node=16", "per-node=8")
     texts = {JOB: text, STUDY: study_text(STANDARD)}
     assert [kind_of(JOB_CHECKS, check, texts) for check in JOB_CHECKS] == [""] * len(JOB_CHECKS)

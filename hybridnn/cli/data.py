@@ -11,7 +11,7 @@ from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
 
 if TYPE_CHECKING:
-    from hybridnn.datasets import DatasetInfo
+    from hybridnn.data import DatasetInfo
 
 
 app = command_group("List, describe and download data sets.")
@@ -25,7 +25,7 @@ Name = Annotated[
 @app.command("list")
 def list_data(output_format: OutputFormat = Format.text) -> None:
     """List the data sets."""
-    from hybridnn.datasets import catalogue
+    from hybridnn.data import catalogue
 
     with first_rank_alone():
         infos = list(catalogue().values())
@@ -43,7 +43,7 @@ def list_data(output_format: OutputFormat = Format.text) -> None:
 @app.command("info")
 def describe_data(name: Name, output_format: OutputFormat = Format.text) -> None:
     """Describe a data set: shape, licence, citation, source."""
-    from hybridnn.datasets import dataset_info
+    from hybridnn.data import dataset_info
 
     with first_rank_alone():
         info = dataset_info(name)
@@ -63,7 +63,7 @@ def describe_data(name: Name, output_format: OutputFormat = Format.text) -> None
 @app.command("fetch")
 def fetch_data(name: Name) -> None:
     """Download the files of a data set unless they are there, and print their paths."""
-    from hybridnn.datasets import dataset_info, fetch
+    from hybridnn.data import dataset_info, fetch
 
     with first_rank_alone():
         paths = [str(path) for path in fetch(dataset_info(name))]

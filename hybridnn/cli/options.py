@@ -28,7 +28,7 @@ def method_names(incomplete: str) -> list[str]:
 
 def dataset_names(incomplete: str) -> list[str]:
     """Data sets that begin so, for the completion of shells."""
-    from hybridnn.datasets import catalogue
+    from hybridnn.data import catalogue
 
     return [name for name in catalogue() if name.startswith(incomplete)]
 

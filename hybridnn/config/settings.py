@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, PlainValidator, ValidationError, model_validator
 
-from hybridnn import datasets
-from hybridnn.datasets import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
-from hybridnn.datasets.table_encoding import Categories, Decimal, Missing
+import hybridnn.data
+from hybridnn.data import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
+from hybridnn.data.table_encoding import Categories, Decimal, Missing
 from hybridnn.errors import SettingError
 from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
@@ -221,7 +221,7 @@ class DataSettings(Section):
             As for `load_file`.
         """
         if self.file is not None:
-            return datasets.load_file(
+            return hybridnn.data.load_file(
                 self.file,
                 self.targets,
                 inputs=self.inputs,
@@ -230,7 +230,7 @@ class DataSettings(Section):
                 encoding=encoding,
                 training=partial(self._training_indices, seed=seed),
             )
-        return datasets.load_dataset(**self._in_catalogue())
+        return hybridnn.data.load_dataset(**self._in_catalogue())
 
     def _training_indices(self, samples: int, seed: int) -> NDArray[np.int64]:
         """Indices of the training samples among all samples of a table."""
@@ -244,7 +244,7 @@ class DataSettings(Section):
 
     def describe(self, task: Task | None = None) -> DatasetInfo | Dataset:
         """Describe the data; only a user's file is loaded for that."""
-        return self.load(task) if self.file is not None else datasets.describe_dataset(**self._in_catalogue())
+        return self.load(task) if self.file is not None else hybridnn.data.describe_dataset(**self._in_catalogue())
 
     def _in_catalogue(self) -> dict[str, Any]:
         synthetic = self.synthetic if self.name == "synthetic" else None

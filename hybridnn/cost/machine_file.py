@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_lookup import MACHINE_FILE, MACHINE_VARIABLE, find_machine
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.utils.files import FileError, parse_toml, read_json, read_toml, write_atomically
+from hybridnn.utils.files import FileError, parse_toml, read_json, read_toml, shipped_folder, write_atomically
 from hybridnn.utils.settings_models import setting_error
 from hybridnn.utils.text import shown_path
 
@@ -58,7 +57,7 @@ def read_machine(source: Path | str) -> Machine:
         if path.name not in shipped_machines():
             given, shipped = f"machine {one_line(path.name)!r}", ", ".join(shipped_machines())
             raise DataError(f"{given}: give a .toml or .json file, or one of the machines that ship: {shipped}")
-        text = (files("hybridnn.hpc_jobs") / "machines" / f"{path.name}.toml").read_text(encoding="utf-8")
+        text = (shipped_folder("hpc_jobs") / "machines" / f"{path.name}.toml").read_text(encoding="utf-8")
         return _machine_from(path.name, parse_toml(text))
     if path.suffix.lower() not in (".toml", ".json"):
         raise FileError(path, "a machine file must end in .toml or .json")
@@ -68,8 +67,7 @@ def read_machine(source: Path | str) -> Machine:
 
 def shipped_machines() -> tuple[str, ...]:
     """Names of the machines that ship with the package."""
-    folder = files("hybridnn.hpc_jobs") / "machines"
-    return tuple(sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".toml")))
+    return tuple(sorted(path.stem for path in (shipped_folder("hpc_jobs") / "machines").glob("*.toml")))
 
 
 def write_machine(machine: Machine, path: Path | str) -> None:

@@ -202,7 +202,7 @@ def _check_folder(folder: Path, advice: str, free: Free) -> Finding:
 
 
 def _cache_folder() -> Path:
-    from hybridnn.datasets.download import cache_folder
+    from hybridnn.data.download import cache_folder
 
     return cache_folder()
 

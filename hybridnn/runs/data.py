@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_bounds
-from hybridnn.datasets import (
+from hybridnn.data import (
     ArrayRows,
     Dataset,
     Rows,
@@ -22,7 +22,7 @@ from hybridnn.datasets import (
     TableEncoding,
     split,
 )
-from hybridnn.datasets.table_file import column_list
+from hybridnn.data.table_file import column_list
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
 from hybridnn.training.rank_comparison import require_same_data, sample_blocks

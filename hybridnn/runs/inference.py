@@ -16,8 +16,8 @@ from scipy.special import softmax
 
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.config.settings import TABLE_KEYS, DataSettings, settings_from
-from hybridnn.datasets import Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split
-from hybridnn.datasets.user_file import SUFFIXES, TABLES, InputSamples, load_samples
+from hybridnn.data import Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split
+from hybridnn.data.user_file import SUFFIXES, TABLES, InputSamples, load_samples
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid

@@ -18,7 +18,7 @@ from hybridnn._version import __version__
 from hybridnn.comm.hosts import describe_hosts
 from hybridnn.comm.mpi import is_in_process, library_version
 from hybridnn.config.settings import Settings
-from hybridnn.datasets import TableEncoding
+from hybridnn.data import TableEncoding
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder

@@ -18,7 +18,7 @@ from hybridnn.checkpoints.reading import Checkpoint, newest_valid, open_checkpoi
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.group import Group
 from hybridnn.config.settings import Settings
-from hybridnn.datasets import Standardizer, TableEncoding, Task
+from hybridnn.data import Standardizer, TableEncoding, Task
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD

@@ -13,7 +13,7 @@ from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.settings import DataSettings, ParallelSettings, Settings, stage_shapes, with_stages
 from hybridnn.cost.machine_lookup import find_machine
-from hybridnn.datasets import Dataset, DatasetInfo, count_split
+from hybridnn.data import Dataset, DatasetInfo, count_split
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid

@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,7 @@ from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, values_as_
 from hybridnn.study.measures import MEASURES
 from hybridnn.study.statements import Conclusions, Statements, TestMetric
 from hybridnn.utils.checks import Count, Positive
-from hybridnn.utils.files import FileError, read_toml
+from hybridnn.utils.files import FileError, read_toml, shipped_folder
 from hybridnn.utils.settings_models import Section, by_dotted_name, setting_error
 from hybridnn.utils.text import shown_path
 
@@ -120,8 +119,7 @@ class Study:
 
 def ready_studies() -> dict[str, Path]:
     """Return the study files that come with the package, by name."""
-    folder = Path(str(files("hybridnn.hpc_jobs"))) / "studies"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {path.stem: path for path in sorted((shipped_folder("hpc_jobs") / "studies").glob("*.toml"))}
 
 
 def load_study(name: Path | str, *, reduced: bool = False) -> Study:

@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +16,12 @@ from typing import Any, NamedTuple
 from hybridnn.comm.launcher import ANYWHERE
 from hybridnn.comm.placement import Placement
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.datasets import dataset_info, is_fetched
+from hybridnn.data import dataset_info, is_fetched
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.study_file import Study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, write_json
-from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_text, write_atomically
+from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_text, shipped_folder, write_atomically
 from hybridnn.utils.processes import ChildResult, run_child
 from hybridnn.utils.text import counted
 
@@ -152,7 +151,7 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
         "folder": str(folder),
         "options": "--reduced" if study.reduced else "",
     }
-    template = Path(str(files("hybridnn.hpc_jobs"))) / SCRIPT
+    template = shipped_folder("hpc_jobs") / SCRIPT
     script = fill_in_script(template.read_text(encoding="utf-8"), values)
     path = ready_studies().get(source, Path(source))
     return Submission(study, plan, cells, path, job_folder, script, arrays, options, queued)

@@ -19,8 +19,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
-from hybridnn.datasets import ArrayRows, Dataset, as_rows
-from hybridnn.datasets.rows import as_array, constant_targets
+from hybridnn.data import ArrayRows, Dataset, as_rows
+from hybridnn.data.rows import as_array, constant_targets
 from hybridnn.errors import DataError
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.mlp import MLP
@@ -30,7 +30,7 @@ from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
-    from hybridnn.datasets import Rows
+    from hybridnn.data import Rows
 
 
 def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> NDArray[np.int64]:

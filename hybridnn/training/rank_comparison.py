@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 import hybridnn
-import hybridnn.datasets
 from hybridnn.comm.agreement import broadcast_text, unequal_values
 from hybridnn.comm.group import Group
-from hybridnn.datasets import ArrayRows, Rows, SyntheticRows
+from hybridnn.data import ArrayRows, Rows, SyntheticRows
 from hybridnn.errors import DataError, UnequalSettingError
 from hybridnn.nn.learning_rates import SCHEDULES
 from hybridnn.parallel.grid import ProcessGrid
@@ -135,10 +134,9 @@ def software(node: Group) -> dict[str, str]:
 def source_digest() -> str:
     """Digest of the source files of this package."""
     sources = hashlib.sha256()
-    for package in (hybridnn, hybridnn.datasets):
-        folder = Path(package.__path__[0])
-        for path in sorted(found for ending in ("py", "cu") for found in folder.rglob(f"*.{ending}")):
-            sources.update(f"{path.relative_to(folder)} ".encode() + path.read_bytes())
+    folder = Path(hybridnn.__file__).parent
+    for path in sorted(found for ending in ("py", "cu") for found in folder.rglob(f"*.{ending}")):
+        sources.update(f"{path.relative_to(folder)} ".encode() + path.read_bytes())
     return sources.hexdigest()[:SHORT_DIGEST]
 
 

@@ -17,7 +17,7 @@ from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
 
 if TYPE_CHECKING:
-    from hybridnn.datasets import Rows
+    from hybridnn.data import Rows
     from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hybridnn.checkpoints.manifest import Origin
     from hybridnn.checkpoints.reading import Checkpoint
     from hybridnn.checkpoints.writing import CheckpointWriter
-    from hybridnn.datasets import Rows
+    from hybridnn.data import Rows
     from hybridnn.training.step_evaluations import StepEvaluations
 
 

@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,13 @@ class FileError(DataError):
         self.reason = one_line(reason)
         self.is_missing = is_missing
         super().__init__(f"{shown_path(path)}: {self.reason}")
+
+
+def shipped_folder(name: Literal["datasets", "hpc_jobs"]) -> Path:
+    """Folder of data that come with the package: inside it where it is installed, beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

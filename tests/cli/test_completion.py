@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.datasets import catalogue
+from hybridnn.data import catalogue
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.study.study_file import ready_studies
 from mpi_runner.slowness import deadline

@@ -11,7 +11,7 @@ import pytest
 from hybridnn.cli.main import COMMANDS as LAZY_COMMANDS
 from hybridnn.cli.main import parser
 from hybridnn.config.settings import Settings
-from hybridnn.datasets import catalogue
+from hybridnn.data import catalogue
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.checks import OneOf
 

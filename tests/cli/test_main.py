@@ -17,7 +17,7 @@ import pytest
 
 from hybridnn._version import __version__
 from hybridnn.cli.main import main, parser
-from hybridnn.datasets import catalogue
+from hybridnn.data import catalogue
 from hybridnn.diagnostics.failsafe import PROGRESS_FILE
 from reference.command_line import Run, error_line
 from reference.traces import trace_document, two_stages
@@ -70,7 +70,7 @@ def test_other_exceptions_propagate(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("hybridnn.datasets.catalogue", broken)
+    monkeypatch.setattr("hybridnn.data.catalogue", broken)
     hook = sys.excepthook
     with pytest.raises(ZeroDivisionError, match="a defect"):
         main(["data", "list"])
@@ -81,7 +81,7 @@ def test_interrupt_is_exit_code_130(run_hybridnn: Run, monkeypatch: pytest.Monke
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hybridnn.datasets.catalogue", interrupted)
+    monkeypatch.setattr("hybridnn.data.catalogue", interrupted)
     assert run_hybridnn("data", "list")[0] == 130
 
 

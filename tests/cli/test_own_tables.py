@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from sklearn import metrics
 
-from hybridnn.datasets import split_indices
+from hybridnn.data import split_indices
 from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of
 
 SMALL = ("--hidden", "6", "--epochs", "3", "--batch-size", "16", "--set", "training.dtype=float64")

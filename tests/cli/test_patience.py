@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.datasets import load_dataset, split
+from hybridnn.data import load_dataset, split
 from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of
 
 SETTINGS = ("training.dtype=float64", "optimizer.lr=0.03", "data.validation_fraction=0.25")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from hybridnn.datasets import load_dataset, load_file, split
+from hybridnn.data import load_dataset, load_file, split
 from hybridnn.runs.quality import ClassReport
 from reference import network as net
 from reference.command_line import Run, error_line, records_of

@@ -15,7 +15,7 @@ import pytest
 import hybridnn
 from hybridnn import MLP, Trainer
 from hybridnn.checkpoints.reading import newest_valid
-from hybridnn.datasets import ArrayRows, Dataset
+from hybridnn.data import ArrayRows, Dataset
 from hybridnn.in_process import run_ranks
 from hybridnn.runs.data import place_data
 from hybridnn.training.epoch import StepPosition

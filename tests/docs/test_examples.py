@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridnn.datasets import load_dataset
+from hybridnn.data import load_dataset
 from hybridnn.in_process import run_ranks
 from reference.pages import ROOT
 

@@ -9,21 +9,18 @@ from textwrap import indent
 import numpy as np
 import pytest
 
-import hybridnn.datasets
+import hybridnn
 from hybridnn import MLP, Trainer
 from hybridnn.kernels import activations
 
 DOCS = Path(__file__).parents[2] / "docs"
-PACKAGES = (hybridnn, hybridnn.datasets)
-
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_examples_are_in_the_source() -> None:
     examples = [example for example in EXAMPLES if "softplus" not in example]
-    folders = [Path(str(package.__file__)).parent for package in PACKAGES]
-    sources = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in Path(hybridnn.__file__).parent.rglob("*.py")]
     assert examples
     for example in examples:
         texts = [indent(example.strip(), spaces) for spaces in ("", "    ", " " * 8)]  # rows of tables are indented

@@ -9,7 +9,7 @@ import pytest
 
 from reference.pages import ROOT, outputs, reference_pages
 
-PAGES = (*outputs.PAGES, ROOT / "hpc_jobs" / "README.md")
+PAGES = (*outputs.PAGES, *(ROOT / name / "README.md" for name in ("datasets", "hpc_jobs")))
 LINK = re.compile(r"\]\((?P<file>[^)#\s:]*)(?:#(?P<heading>[^)\s]+))?\)")
 MADE = {ROOT / "docs" / place for place in reference_pages.ANIMATIONS}
 """What only the site has."""

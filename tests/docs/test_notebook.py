@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.datasets import load_dataset
+from hybridnn.data import load_dataset
 from hybridnn.in_process import run_ranks
 from reference.notebooks import executed, printed, quiet_kernel, with_cells
 from reference.pages import ROOT, outputs

@@ -11,24 +11,24 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from hybridnn.study.submit import fill_in_script
+from hybridnn.utils.files import shipped_folder
 from mpi_runner.slowness import deadline
 
 pytestmark = pytest.mark.timeout(600)
 
-JOBS = Path(str(files("hybridnn.hpc_jobs")))
+JOBS = shipped_folder("hpc_jobs")
 TRAIN, GPU, ARRAY, SCALING = "train.sbatch", "gpu_train.sbatch", "study_array.sbatch", "strong_scaling.sbatch"
 TASK = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2", "place": "here", "arguments": ""}
 PROGRAM = f"""#!/bin/bash
-[ "$2" != hybridnn.hpc_jobs.run_step ] || exec {sys.executable} "$@"
+[ "$2" != hybridnn.batch_jobs.run_step ] || exec {sys.executable} "$@"
 """
 PROGRAM += """
-[ "$2" != hybridnn.hpc_jobs.lost_node ] || exit ${LOST_NODE:-1}
+[ "$2" != hybridnn.batch_jobs.lost_node ] || exit ${LOST_NODE:-1}
 echo "$@" >>program-calls
 threads="$OMP_NUM_THREADS $OPENBLAS_NUM_THREADS $SRUN_CPUS_PER_TASK"
 echo "threads $threads gpu ${CUDA_VISIBLE_DEVICES:-none}" >>program-calls
@@ -160,7 +160,7 @@ def test_warning_before_the_run_has_started_is_not_lost(tmp_path: Path, name: st
 
 
 SEARCH = """
-if [ "$2" = hybridnn.hpc_jobs.launcher ]; then
+if [ "$2" = hybridnn.batch_jobs.launcher ]; then
   echo "$3" >searched
   while [ ! -e go-on ]; do sleep 0.05; done
   echo "$PWD/launch -n"

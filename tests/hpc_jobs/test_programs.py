@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.hpc_jobs.launcher import candidates, find_launcher
-from hybridnn.hpc_jobs.lost_node import NOTICE_SECONDS, find_lost_node
+from hybridnn.batch_jobs.launcher import candidates, find_launcher
+from hybridnn.batch_jobs.lost_node import NOTICE_SECONDS, find_lost_node
 from hybridnn.utils.processes import ChildResult
 from mpi_runner.slowness import deadline
 
 pytestmark = pytest.mark.timeout(600)
 
-RUN_STEP = [sys.executable, "-m", "hybridnn.hpc_jobs.run_step"]
+RUN_STEP = [sys.executable, "-m", "hybridnn.batch_jobs.run_step"]
 COUNTS_SIGNALS = """
 import signal, sys
 from pathlib import Path
@@ -105,13 +105,19 @@ def test_first_working_launcher_is_used() -> None:
     assert find_launcher(iter([("a", "-x", "-n")]), attempt) == (None, ["a -x: a does not work"])
 
 
+def test_the_package_prints_the_folder_of_the_batch_scripts(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hybridnn.batch_jobs"]
+    folder = Path(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip())
+    assert {path.name for path in folder.iterdir()} >= {"train.sbatch", "machines", "studies"}
+
+
 def _run(tmp_path: Path, works: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     srun = tmp_path / "srun"
     srun.write_text(FAKE_SRUN.replace("{works}", works))
     srun.chmod(0o755)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     return subprocess.run(
-        [sys.executable, "-m", "hybridnn.hpc_jobs.launcher", *arguments],
+        [sys.executable, "-m", "hybridnn.batch_jobs.launcher", *arguments],
         env=environment | {"PATH": str(tmp_path)} | variables,  # no other launcher
         cwd=tmp_path,
         capture_output=True,

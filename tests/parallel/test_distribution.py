@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybridnn.comm.blocks import block_slice
-from hybridnn.datasets import ArrayRows
+from hybridnn.data import ArrayRows
 from hybridnn.parallel.distribution import DISTRIBUTIONS, make_distributor
 from hybridnn.parallel.grid import ProcessGrid, fitting_grids
 from reference.ranks import allgather_objects

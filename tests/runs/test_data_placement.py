@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.datasets import ArrayRows, Dataset, Rows, SyntheticRows, SyntheticSpec, load_dataset, split
+from hybridnn.data import ArrayRows, Dataset, Rows, SyntheticRows, SyntheticSpec, load_dataset, split
 from hybridnn.errors import DataError, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs import data as data_placement

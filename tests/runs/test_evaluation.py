@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridnn import ProcessGrid
-from hybridnn.datasets import load_dataset
+from hybridnn.data import load_dataset
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.inference import Evaluation, evaluate_run
 from hybridnn.runs.trained_run import open_run

@@ -121,7 +121,7 @@ def test_names_of_optimizers_and_flags() -> None:
 
 
 def test_no_file_is_needed_for_a_data_set_of_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridnn.datasets.load_dataset", None)
+    monkeypatch.setattr("hybridnn.data.load_dataset", None)
     for changes, sizes, samples in (
         (["data.name=mnist"], (784, 10), 60_000),
         (["data.name=airfoil"], (5, 1), 1202),  # 1503 without a fifth

@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ import pytest
 
 from hybridnn.comm.open_mpi import OVERSUBSCRIBED
 from hybridnn.study.submit import fill_in_script
+from hybridnn.utils.files import shipped_folder
 from mpi_runner.launch import JOB_MARK, job_environment, marked_processes
 from mpi_runner.slowness import deadline
 
@@ -44,7 +44,7 @@ def wait_until(
 
 def edited_script(name: str, folder: Path, /, **values: str) -> Path:
     """Copy a batch script and edit its block; its Python is that of these tests."""
-    text = (Path(str(files("hybridnn.hpc_jobs"))) / name).read_text(encoding="utf-8")
+    text = (shipped_folder("hpc_jobs") / name).read_text(encoding="utf-8")
     script = folder / name
     script.write_text(fill_in_script(text, {"python": sys.executable, **values}), encoding="utf-8")
     return script

@@ -56,7 +56,7 @@ def cluster(_cluster: Cluster) -> Iterator[Cluster]:
 def launcher(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the launcher that works on this machine."""
     script = tmp_path_factory.mktemp("launcher") / "launcher.sbatch"
-    script.write_text(f"#!/bin/bash\n#SBATCH --job-name=launcher\n{sys.executable} -m hybridnn.hpc_jobs.launcher\n")
+    script.write_text(f"#!/bin/bash\n#SBATCH --job-name=launcher\n{sys.executable} -m hybridnn.batch_jobs.launcher\n")
     return _cluster.submit(script).wait(60).splitlines()[-1]
 
 

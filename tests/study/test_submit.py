@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.config.settings import to_toml
-from hybridnn.datasets import dataset_info
+from hybridnn.data import dataset_info
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import read_manifest

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hybridnn import ProcessGrid, Trainer
-from hybridnn.datasets import ArrayRows
-from hybridnn.datasets.rows import PixelRows
+from hybridnn.data import ArrayRows
+from hybridnn.data.rows import PixelRows
 from reference.cases import Case, assert_arrays_close, data, make_trainer
 from training.device_cases import EXACTLY
 from training.stand_in_training import kernels_of, stand_in

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, Adam, DeviceOptions, Pipelining, ProcessGrid, Trainer
-from hybridnn.datasets import (
+from hybridnn.data import (
     ArrayRows,
     Dataset,
     Standardizer,

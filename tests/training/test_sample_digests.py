@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hybridnn import SGD
 from hybridnn.comm import agreement
 from hybridnn.comm.agreement import unequal_values
-from hybridnn.datasets import ArrayRows, Rows, SubsetRows, SyntheticRows, SyntheticSpec
+from hybridnn.data import ArrayRows, Rows, SubsetRows, SyntheticRows, SyntheticSpec
 from hybridnn.training.rank_comparison import array_facts, describe_value, row_details, rows_facts
 
 X = np.random.default_rng(2).normal(size=(1000, 5)).astype(np.float32)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, Trainer
-from hybridnn.datasets import as_rows, load_dataset
+from hybridnn.data import as_rows, load_dataset
 from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.in_process import run_ranks
 from hybridnn.parallel.grid import ProcessGrid

@@ -14,7 +14,7 @@ from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.config.settings import settings_from
-from hybridnn.datasets import ArrayRows
+from hybridnn.data import ArrayRows
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.device_events import MIN_PINNED_BYTES
 from hybridnn.runs.run import run_training

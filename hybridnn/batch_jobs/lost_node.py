@@ -1,4 +1,4 @@
-"""Search for a failed node after a run of a Slurm job ended: exit code 0 of ``python -m hybridnn.hpc_jobs.lost_node``.
+"""Search for a failed node after a run of a Slurm job: exit code 0 of ``python -m hybridnn.batch_jobs.lost_node``.
 
 The failure of a node ends a run on several nodes within seconds, but Slurm may notice it minutes later. If the batch
 script ended with the run, Slurm would count the job as failed, and would not requeue it. So the script asks here.

@@ -63,7 +63,7 @@ def _gather(source: NDArray[Any], indices: NDArray[np.int64], out: NDArray[Any] 
 
 
 class ArrayRows:
-    """Samples held in arrays; `hybridnn.datasets.as_rows` checks arrays before it makes one.
+    """Samples held in arrays; `hybridnn.data.as_rows` checks arrays before it makes one.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def as_array(values: ArrayLike, name: str) -> NDArray[Any]:
     frame: Any = values
     dtypes = frame.dtypes if frame.ndim == 2 else [frame.dtype]
     columns = frame.columns if frame.ndim == 2 else [frame.name]
-    what = "hybridnn.datasets.load_frame makes numbers of columns of text and fills in or leaves out missing values"
+    what = "hybridnn.data.load_frame makes numbers of columns of text and fills in or leaves out missing values"
     others = [str(column) for column, dtype in zip(columns, dtypes, strict=True) if dtype.kind not in "biuf"]
     if others:
         raise DataError(f"{name} holds no numbers in {', '.join(others[:12])}: {what}")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hybridnn.datasets import StandardizedRows, Standardizer, SyntheticRows, SyntheticSpec, as_rows, load_dataset, split
+from hybridnn.data import StandardizedRows, Standardizer, SyntheticRows, SyntheticSpec, as_rows, load_dataset, split
 from hybridnn.errors import DataError, SettingError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from hybridnn.config.settings import load_settings
-from hybridnn.datasets import catalogue, dataset_info, load
-from hybridnn.datasets.dataset import Dataset
-from hybridnn.datasets.download import open_members
-from hybridnn.datasets.info import DatasetInfo, Member, RemoteFile
-from hybridnn.datasets.rows import ArrayRows
+from hybridnn.data import catalogue, dataset_info, load
+from hybridnn.data.dataset import Dataset
+from hybridnn.data.download import open_members
+from hybridnn.data.info import DatasetInfo, Member, RemoteFile
+from hybridnn.data.rows import ArrayRows
 from hybridnn.errors import DataError, SettingError
 
 NAMES = ["digits", "airfoil", "ethylene", "mnist", "fashion-mnist", "cifar10", "synthetic"]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import kstest
 
-from hybridnn.datasets import SyntheticRows, SyntheticSpec, load_dataset
-from hybridnn.datasets.synthetic import HIDDEN, SEPARATION
+from hybridnn.data import SyntheticRows, SyntheticSpec, load_dataset
+from hybridnn.data.synthetic import HIDDEN, SEPARATION
 from hybridnn.errors import SettingError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.datasets import (
+from hybridnn.data import (
     ArrayRows,
     Dataset,
     TableEncoding,
@@ -23,7 +23,7 @@ from hybridnn.datasets import (
     load_frame,
     split_indices,
 )
-from hybridnn.datasets.user_file import load_samples
+from hybridnn.data.user_file import load_samples
 from hybridnn.errors import DataError, SettingError
 
 ONE_HOT = TableOptions(categories="one-hot")
@@ -341,7 +341,7 @@ def test_frames_and_series_are_arrays(people: pd.DataFrame) -> None:
         np.testing.assert_array_equal(rows.x, expected)
         np.testing.assert_array_equal(rows.y[:, 0], people["income"])
         assert as_rows(frame, frame["member"]).targets_shape == ()
-    with pytest.raises(DataError, match=r"x holds no numbers in city: hybridnn\.datasets\.load_frame makes numbers of"):
+    with pytest.raises(DataError, match=r"x holds no numbers in city: hybridnn\.data\.load_frame makes numbers of"):
         as_rows(people[["age", "city"]], people["income"])
     nullable = numbers.convert_dtypes().astype({"age": "Int64"})
     nullable.loc[3, "age"] = pd.NA

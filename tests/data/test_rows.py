@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from hybridnn.datasets import ArrayRows, as_rows
-from hybridnn.datasets.rows import PixelRows, SubsetRows
+from hybridnn.data import ArrayRows, as_rows
+from hybridnn.data.rows import PixelRows, SubsetRows
 from hybridnn.errors import DataError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.datasets import Rows
+from hybridnn.data import Rows
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.datasets import Dataset, SyntheticSpec, dataset_info, load_dataset
-from hybridnn.datasets.cifar10 import read_batch
-from hybridnn.datasets.ethylene import INFO as ETHYLENE
-from hybridnn.datasets.info import Member
-from hybridnn.datasets.mnist import FASHION_INFO, read_idx
+from hybridnn.data import Dataset, SyntheticSpec, dataset_info, load_dataset
+from hybridnn.data.cifar10 import read_batch
+from hybridnn.data.ethylene import INFO as ETHYLENE
+from hybridnn.data.info import Member
+from hybridnn.data.mnist import FASHION_INFO, read_idx
 from hybridnn.errors import DataError, SettingError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]

@@ -1,7 +1,7 @@
 """Run of a command for a batch script: forwards the script's signals, and writes the exit code to a file.
 
-``python -m hybridnn.hpc_jobs.run_step FILE COMMAND…`` exists because bash 5.2 may lose the exit code of a process that
-ends while a trapped signal arrives: ``wait`` then returns -1, and a run that should be requeued would end its job.
+``python -m hybridnn.batch_jobs.run_step FILE COMMAND…`` exists because bash 5.2 may lose the exit code of a process
+that ends while a trapped signal arrives: ``wait`` then returns -1, and a run that should be requeued would end its job.
 """
 
 from __future__ import annotations

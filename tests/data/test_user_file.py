@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.datasets import TableOptions, load_file
-from hybridnn.datasets.user_file import load_samples
+from hybridnn.data import TableOptions, load_file
+from hybridnn.data.user_file import load_samples
 from hybridnn.errors import DataError, SettingError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]

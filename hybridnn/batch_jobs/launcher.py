@@ -1,6 +1,6 @@
 """Search for a launcher that connects the ranks of a Slurm job: srun with a suitable ``--mpi``, or mpirun.
 
-``python -m hybridnn.hpc_jobs.launcher [FILE]`` inside a batch job prints the command before the number of ranks, for
+``python -m hybridnn.batch_jobs.launcher [FILE]`` inside a batch job prints the command before the number of ranks, for
 example ``srun --mpi=pmix -n``. The launcher that works depends on the build of Slurm and of the MPI library; any other
 starts processes of one rank each. So the launchers are tried on the whole allocation, one after another. The first
 that works is stored in FILE for further calls: after a requeue, or in the other tasks of an array.

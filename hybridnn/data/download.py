@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from hybridnn.errors import DataError
+from hybridnn.utils.files import shipped_folder
 
 from .info import DatasetInfo, Member, RemoteFile
 
@@ -36,7 +37,7 @@ def locate(info: DatasetInfo, file: RemoteFile, folder: Path | None = None) -> P
     `DataError` gives advice.
     """
     if not file.url:
-        shipped = Path(__file__).with_name(file.name)
+        shipped = shipped_folder("datasets") / file.name
         _verify(shipped, file.sha256)
         return shipped
     found = _find(info, file.name, folder)

@@ -1,1 +1,0 @@
-"""Slurm batch scripts, study files and machine files: package data, which users copy and edit."""
