@@ -153,7 +153,6 @@ def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice,
         grid=grid,
         device=device,
         initial_weights=weights,
-        stall_seconds=settings.output.stall_seconds,
     )
 
 

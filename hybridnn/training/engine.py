@@ -360,7 +360,7 @@ class Engine:
                     self._config.optimizer,
                     state,
                     batch_size=self._forward_size if own else self._config.batch_size,
-                    synchronous=self._config.pipelining.synchronous_sends,
+                    synchronous=self._config.synchronous_sends,
                     trains=not own,
                 )
                 for plan, chunk, state in zip(plans, self.chunks, self.states, strict=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.runs.run_files import read_run
 from hybridnn.study.measures import MEASURES
 from hybridnn.training.records import EvaluationRecord
@@ -28,8 +28,8 @@ TEST = X[:13], Y[:13] + 1
 
 def trainer_on(comm: MPI.Intracomm, axis: str, every: int) -> Trainer:
     grid = ProcessGrid(comm, **{"batch": 1, axis: comm.size})
-    model, pipelining = MLP([5, 7, 6, 5, 2], "tanh"), Pipelining("1f1b", microbatches=2)
-    settings: dict[str, Any] = {"batch_size": 10, "dtype": "float64", "pipelining": pipelining, "grid": grid}
+    model = MLP([5, 7, 6, 5, 2], "tanh")
+    settings: dict[str, Any] = {"batch_size": 10, "dtype": "float64", "microbatches": 2, "grid": grid}
     return Trainer(model, SGD(0.05), evaluate_every_steps=every, log_every=2, **settings)
 
 
