@@ -332,20 +332,22 @@ class Trainer(TrainedNetwork):
         watch = self.grid.stall_watchdog
         return nullcontext() if watch is None else watch.busy(what, at_most)
 
-    def origin(self, data: str) -> Origin:
-        """Description of this training for the manifests of its checkpoints."""
+    def origin(self, data: str, settings: Mapping[str, str] | None = None) -> Origin:
+        """Description of this training for the manifests of its checkpoints; the parameters as `checkpoint_writer`."""
         from hybridnn.checkpoints.manifest import Origin  # only a run that writes or reads checkpoints needs it
+        from hybridnn.training.rank_comparison import trainer_facts
 
         return Origin(
             model=repr(self.model),
             optimizer=repr(self.optimizer),
             data=data,
-            seed=self.seed,
-            shuffle=self.shuffle,
+            settings=dict(settings) if settings is not None else trainer_facts(self.config.items()),
             layout=self.layout,
         )
 
-    def checkpoint_writer(self, folder: Path, data: str, keep: int = 3) -> CheckpointWriter:
+    def checkpoint_writer(
+        self, folder: Path, data: str, keep: int = 3, settings: Mapping[str, str] | None = None
+    ) -> CheckpointWriter:
         """Make a writer of this training's checkpoints; collective.
 
         Parameters
@@ -356,10 +358,12 @@ class Trainer(TrainedNetwork):
             Identity of the data, for the manifests.
         keep : int
             Number of newest checkpoints to keep.
+        settings : mapping, optional
+            Texts of all settings that change the training, by name, for the manifests; by default those of `config`.
         """
         from hybridnn.checkpoints.writing import CheckpointWriter  # only a run that writes checkpoints needs it
 
-        engine, origin = self._engine, self.origin(data)
+        engine, origin = self._engine, self.origin(data, settings)
         return CheckpointWriter(folder, self.grid, self.model, engine.chunks, engine.states, origin, keep=keep)
 
     def restore(self, checkpoint: Checkpoint) -> None:
