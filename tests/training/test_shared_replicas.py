@@ -72,8 +72,8 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
             check_pipelined(replace(DELAYED_CASES[name], case=replace(ADAM, shared_replicas=True)), grid)
         return
     for case in SHARED if comm.size == 2 else FUSED[:3]:
-        trainer = make_trainer(replace(case, shared_replicas=True), ProcessGrid(comm))
-        trainer.log_every = 10**6  # a record is a collective, which would synchronize the ranks
+        # A record is a collective, which would synchronize the ranks.
+        trainer = make_trainer(replace(case, shared_replicas=True), ProcessGrid(comm), log_every=10**6)
         trainer.fit(*data(case), epochs=case.epochs)
         assert_arrays_close(trainer.weights(), reference(case).weights, str(case))
         assert_arrays_close(trainer.gradients(), reference(case).gradients, str(case))

@@ -70,8 +70,7 @@ def test_stale_pipelines_evaluate_the_weights_of_the_step_on_every_stage(
     it = replace(DELAYED_CASES[name], drain_every=drain_every, case=replace(MOMENTUM, epochs=3))
     stages = 4 if list(DELAYED_CASES).index(name) % 2 == drain_every % 2 else 2  # else two batch ranks per stage
     grid = ProcessGrid(comm, pipeline=stages)
-    trainer, replayed = (pipelined_trainer(it, grid) for _ in range(2))
-    trainer.evaluate_every_steps = 3
+    trainer, replayed = pipelined_trainer(it, grid, evaluate_every_steps=3), pipelined_trainer(it, grid)
     test = data(it.case, "test")
     history = trainer.fit(*data(it.case), epochs=3, validation=test)
     expected = expected_outcome(it, stages).step_weights
@@ -87,8 +86,7 @@ def test_copies_of_shared_weights_are_complete(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=2)
     case = replace(MOMENTUM, epochs=3, shared_replicas=True)
     it = replace(DELAYED_CASES["pipedream"], drain_every=3, case=case)
-    trainer, replayed = (pipelined_trainer(it, grid) for _ in range(2))
-    trainer.evaluate_every_steps = 1
+    trainer, replayed = pipelined_trainer(it, grid, evaluate_every_steps=1), pipelined_trainer(it, grid)
     history = trainer.fit(*data(case), epochs=3, validation=data(case, "test"))
     for record, weights in zip(history.evaluations, expected_outcome(it, 2).step_weights, strict=True):
         replayed.load_weights(weights)
