@@ -31,7 +31,6 @@ from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
 from hybridnn.pipeline.layout import Layout
-from hybridnn.training.config import Pipelining
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -71,7 +70,7 @@ def _with_overlap(name: str, axes: dict[str, int], settings: dict[str, Any]) -> 
 
 def _pipelines(name: str, axes: dict[str, int]) -> Iterator[Case]:
     for method in ("gpipe", "1f1b", "pipedream"):
-        yield Case(f"{name}, {method}", axes, {"pipelining": Pipelining(method)})
+        yield Case(f"{name}, {method}", axes, {"method": method})
 
 
 def case_of(layout: Layout, name: str) -> Case:
@@ -80,7 +79,7 @@ def case_of(layout: Layout, name: str) -> Case:
     axes = {axis: keys.pop(axis) for axis in ("pipeline", "batch", "model")}
     settings = {key: keys.pop(key) for key in ("model_split", "overlap") if key in keys}
     settings["shared_replicas"] = "auto" if layout.shared_replicas else False
-    return Case(name, axes, settings | ({"pipelining": Pipelining(**keys)} if keys else {}))
+    return Case(name, axes, settings | keys)
 
 
 def drawn_layouts(

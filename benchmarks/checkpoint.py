@@ -62,7 +62,7 @@ def make_writer(
 ) -> tuple[Trainer, CheckpointWriter]:
     """Return a trainer with Adam's two slots, and a writer of its checkpoints."""
     grid = ProcessGrid(COMM, **axes)
-    trainer = Trainer(MLP(widths), Adam(), grid=grid, model_split=split, batch_size=256)
+    trainer = Trainer(MLP(widths), Adam(), grid=grid, model_split=split, batch_size=256, log_every=1)
     return trainer, trainer.checkpoint_writer(folder, data="none", keep=RUNS + 1)
 
 
@@ -125,7 +125,6 @@ def print_epochs(folder: Path) -> None:
             begins.append(seconds_of(lambda: writer.begin(progress_at(trainer.step))))
         trainer.fit(x, y, epochs=1, on_step=lambda _: writer.is_done() and None)
 
-    trainer.log_every = 1
     epoch(False)
     for _ in range(RUNS):
         for writes in seconds:

@@ -30,7 +30,6 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.step_timer import TrainingTimer
-from hybridnn.training.config import Pipelining
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -88,8 +87,8 @@ def cases() -> Iterator[Case]:
         for split in ("columns", "alternating"):
             yield Case(f"model, {split}{words}", {"batch": 1, "model": 2}, {"overlap": overlap, "model_split": split})
     for name, method in METHODS.items():
-        pipelining = Pipelining(name, microbatches=4 if method.cuts_minibatches else None)
-        yield Case(name, {"pipeline": 2, "batch": 1}, {"pipelining": pipelining})
+        settings = {"method": name, "microbatches": 4 if method.cuts_minibatches else None}
+        yield Case(name, {"pipeline": 2, "batch": 1}, settings)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from hybridnn.cost.pipeline_formulas import KANG_METHODS, minibatch_time
 from hybridnn.pipeline.partition.layer_profile import time_layers
 from hybridnn.runs.trace_breakdown import break_down, mean_of
 from hybridnn.runs.trace_file import read_trace, write_trace
-from hybridnn.training.config import Pipelining
 
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 """Schedules of PyTorch, by the names of hybridnn."""
@@ -31,16 +30,16 @@ MICROBATCHES_OF_METHODS = 8
 METHODS = ("sequential", "fr", "ddg", "pipedream", "gpipe", "1f1b", "zb-h1", "vanilla", "spectrain")
 
 
-def piped_run(case: Case, pipelining: Pipelining, recorder: Recorder | None = None) -> tuple[Trainer, Run]:
+def piped_run(case: Case, options: dict[str, Any], recorder: Recorder | None = None) -> tuple[Trainer, Run]:
     """A trainer on a pipeline of all ranks, and a function that makes one timed run."""
     grid = ProcessGrid(WORLD, pipeline=WORLD.size, batch=1, recorder=recorder)
-    return our_run(case, grid, pipelining=pipelining)
+    return our_run(case, grid, **options)
 
 
 def our_program(case: Case, way: str, weight_grad: str = "auto") -> tuple[Trainer, Run]:
     """A trainer with a schedule of `SCHEDULES`, and a function that makes one timed run."""
-    stages, microbatches = case.stages, MICROBATCHES
-    return piped_run(case, Pipelining(way, microbatches=microbatches, partition=stages, weight_grad=weight_grad))
+    options = {"method": way, "microbatches": MICROBATCHES, "partition": case.stages, "weight_grad": weight_grad}
+    return piped_run(case, options)
 
 
 def torch_program(case: Case, way: str) -> Run:
@@ -98,7 +97,7 @@ def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
     backward = sum(layer.backward_seconds for layer in profile)
     # Kang 2019, Table 1.
     formulas = {method: minibatch_time(method, WORLD.size, forward, backward) for method in KANG_METHODS}
-    programs = {method: piped_run(BALANCED, _pipelining(method), Recorder(1 << 16)) for method in METHODS}
+    programs = {method: piped_run(BALANCED, _options(method), Recorder(1 << 16)) for method in METHODS}
     seconds = in_turn({method: run for method, (_, run) in programs.items()}, pairs, WORLD.Barrier)
     return [
         {
@@ -114,9 +113,9 @@ def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
     ]
 
 
-def _pipelining(method: str) -> Pipelining:
+def _options(method: str) -> dict[str, Any]:
     has_microbatches = method in ("gpipe", "1f1b", "zb-h1")
-    return Pipelining(method, microbatches=MICROBATCHES_OF_METHODS if has_microbatches else None)
+    return {"method": method, "microbatches": MICROBATCHES_OF_METHODS if has_microbatches else None}
 
 
 def _shares(trainer: Trainer) -> dict[str, float]:

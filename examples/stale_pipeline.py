@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.data import load_dataset
 from hybridnn.in_process import run_ranks
 
@@ -23,7 +23,7 @@ def train(comm: Any, method: str) -> list[float]:
         MLP([64, 48, 32, 24, 10]),
         SGD(lr=0.05, momentum=0.5),
         grid=ProcessGrid(comm, pipeline=comm.size),
-        pipelining=Pipelining(method),
+        method=method,
         batch_size=50,
         dtype="float64",
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.pipeline.timelines import schedule
     from hybridnn.training.callbacks import Callback, EarlyStopping
-    from hybridnn.training.config import DeviceOptions, Pipelining
+    from hybridnn.training.config import DeviceOptions, TrainConfig
     from hybridnn.training.progress_bar import ProgressBar
     from hybridnn.training.trainer import Trainer
 
@@ -38,11 +38,11 @@ __all__ = [
     "DeviceOptions",
     "EarlyStopping",
     "HybridnnError",
-    "Pipelining",
     "ProcessGrid",
     "ProgressBar",
     "RMSprop",
     "Step",
+    "TrainConfig",
     "Trainer",
     "WarmupLinear",
     "__version__",
@@ -63,9 +63,9 @@ _MODULES = {
     "DeviceOptions": "training.config",
     "EarlyStopping": "training.callbacks",
     "HybridnnError": "errors",
-    "Pipelining": "training.config",
     "ProcessGrid": "parallel.grid",
     "ProgressBar": "training.progress_bar",
+    "TrainConfig": "training.config",
     "Trainer": "training.trainer",
     "schedule": "pipeline.timelines",
 }

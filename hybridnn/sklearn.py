@@ -24,7 +24,6 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer, RMSprop
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.training.callbacks import EarlyStopping
-from hybridnn.training.config import Pipelining
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
@@ -228,7 +227,8 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             dtype=X.dtype,
             shuffle=self.shuffle,
             clip_norm=self.clip_norm,
-            pipelining=Pipelining(self.method, self.microbatches),
+            method=self.method,
+            microbatches=self.microbatches,
             initial_weights=weights,
         )
 

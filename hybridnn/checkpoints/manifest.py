@@ -36,17 +36,15 @@ class Origin(FrozenModel):
         With all its settings, as text.
     data : str
         Identity of the data set, as text.
-    seed : int
-        Of the initial weights and of the order of samples. With `shuffle`, the epoch and the minibatches done it is the
-        whole random state: generators are keyed by (seed, layer, row) or (seed, epoch).
-    shuffle : bool
+    settings : dict
+        Values of all settings that change the training, by name. The seed among them, with the epoch and the
+        minibatches done, is the whole random state: generators are keyed by (seed, layer, row) or (seed, epoch).
     """
 
     model: str
     optimizer: str
     data: str
-    seed: int
-    shuffle: bool
+    settings: dict[str, str]
     layout: Layout
 
 

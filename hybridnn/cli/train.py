@@ -23,6 +23,7 @@ from hybridnn.cli.options import (
 )
 from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError
+from hybridnn.training.config import OPTIONS
 from hybridnn.utils.collector import paused_collector
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ Override = str | None  # a short option, parsed to the text that ``--set`` takes
 
 def _setting(
     setting: str,
-    text: str,
+    text: str = "",
     metavar: str = "N",
     default: str = "",
     value: Callable[[str], str] = str,
@@ -46,7 +47,7 @@ def _setting(
     Parameters
     ----------
     text : str
-        What the setting is, without the full stop.
+        What the setting is, without the full stop; empty for an option of `TrainConfig`, which has text and default.
     default : str
         Default of the setting, for the help; empty if `text` says what holds without it.
     value : callable
@@ -58,13 +59,16 @@ def _setting(
     def parse(given: str) -> str:
         return f"{setting}={value(given)}"
 
+    known = OPTIONS.get(setting.rpartition(".")[2])
+    if not text and known is not None:
+        text, default = known.metadata["help"].rstrip("."), str(known.default)
     shown = f"{text} ({setting})."
     return typer.Option(help=shown, metavar=metavar, parser=parse, autocompletion=names, show_default=default or False)
 
 
 def _text_setting(
     setting: str,
-    text: str,
+    text: str = "",
     metavar: str = "NAME",
     default: str = "",
     names: Callable[[str], list[str]] | None = None,
@@ -110,12 +114,8 @@ def train(
         Override, _setting("model.hidden", "Widths of the hidden layers", "SIZES", "256,256", _sizes)
     ] = None,
     epochs: Annotated[Override, _setting("training.epochs", "Passes over the training samples", default="10")] = None,
-    batch_size: Annotated[
-        Override, _setting("training.batch_size", "Samples of a minibatch, of all ranks together", default="100")
-    ] = None,
-    seed: Annotated[
-        Override, _setting("training.seed", "Seed of initial weights, order and splits of samples", default="0")
-    ] = None,
+    batch_size: Annotated[Override, _setting("training.batch_size")] = None,
+    seed: Annotated[Override, _setting("training.seed")] = None,
     optimizer: Annotated[
         Override, _text_setting("optimizer.name", "Optimizer: sgd, adam, adamw or rmsprop", default="sgd")
     ] = None,
@@ -125,16 +125,7 @@ def train(
     pipeline: Annotated[
         Override, _setting("parallel.pipeline", "Stages of a pipeline; without, 1, or with --method all ranks")
     ] = None,
-    method: Annotated[
-        Override,
-        _text_setting(
-            "parallel.method",
-            "Pipeline method: sequential, gpipe, 1f1b, interleaved, zb-h1, ddg, fr, pipedream, pipedream-2bw, vanilla "
-            "or spectrain",
-            default="1f1b",
-            names=method_names,
-        ),
-    ] = None,
+    method: Annotated[Override, _text_setting("parallel.method", names=method_names)] = None,
     batch: Annotated[
         Override, _setting("parallel.batch", "Ranks that share the samples; without, all remaining ranks")
     ] = None,

@@ -7,14 +7,14 @@ what is allowed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, PlainValidator, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ValidationError, create_model, model_validator
 
 import hybridnn.data
 from hybridnn.data import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
@@ -26,18 +26,10 @@ from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
-from hybridnn.pipeline.layout import PARTITIONS, StageShapes
-from hybridnn.pipeline.schedules.methods import find_method, too_few_stages
-from hybridnn.training.config import (
-    DTYPES,
-    DeviceOptions,
-    Distribution,
-    ModelSplit,
-    Pipelining,
-    TrainConfig,
-    WeightGradients,
-)
-from hybridnn.utils.checks import AtLeastZero, AutoOrBool, Count, OneOf, Positive, Range, Seed
+from hybridnn.pipeline.layout import StageShapes
+from hybridnn.pipeline.schedules.methods import too_few_stages
+from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
+from hybridnn.utils.checks import Count, OneOf, Range
 from hybridnn.utils.files import FileError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
@@ -53,7 +45,23 @@ from hybridnn.utils.settings_models import (
 from hybridnn.utils.text import shown_path
 
 TABLE_KEYS = frozenset({"targets", "inputs", "decimal", "drop_columns", "missing", "categories"})
-PIPELINE_KEYS = frozenset({"method", "microbatches", "chunks", "partition", "vertical_sync", "weight_grad"})
+PIPELINE_KEYS = frozenset(name for name, item in OPTIONS.items() if item.metadata["of_pipelines"])
+
+SectionType = TypeVar("SectionType", bound=type[Section])
+
+
+def with_options(name: str) -> Callable[[SectionType], SectionType]:
+    """Class decorator: add the options of `TrainConfig` in a section of settings files as fields."""
+    hints = get_type_hints(TrainConfig, include_extras=True)
+    keys = [key for key, item in OPTIONS.items() if item.metadata["section"] == name]
+
+    def add(section: SectionType) -> SectionType:
+        fields: dict[str, Any] = {key: (hints[key], OPTIONS[key].default) for key in keys}
+        made = create_model(section.__name__, __base__=section, __doc__=section.__doc__, **fields)
+        made.__module__ = section.__module__
+        return cast("SectionType", made)
+
+    return add
 
 
 class StageSettings(Section):
@@ -63,35 +71,16 @@ class StageSettings(Section):
     model: Count = 1
 
 
-def _method(value: str) -> str:
-    try:
-        return find_method(value).name
-    except SettingError as error:
-        raise refused("", value, error.allowed) from None
-
-
-def _partition(value: object) -> object:
-    counts = list(value) if isinstance(value, list | tuple) else []
-    if value in PARTITIONS or (counts and all(type(count) is int and count > 0 for count in counts)):
-        return tuple(counts) or value
-    raise refused("", value, f"must be {', '.join(PARTITIONS)} or a list of layer counts, for example [4, 4, 3]")
-
-
+@with_options("parallel")
 class ParallelSettings(Section):
     """``[parallel]``: the process grid and the pipeline; without `batch` all remaining ranks are batch ranks.
+
+    A method that is set without `pipeline` sets the number of stages: see `with_stages`.
 
     Attributes
     ----------
     stages : tuple of StageSettings
         Batch and model ranks of every stage, for stages of different width; excludes `pipeline`, `batch` and `model`.
-    method, microbatches, chunks, partition, vertical_sync, weight_grad
-        As for `Pipelining`; the last six have no effect on one stage. A method that is set without `pipeline` sets the
-        number of stages: see `with_stages`.
-    overlap : bool or "auto"
-        As for `Trainer`.
-    shared_replicas : bool or "auto"
-        Whether the batch ranks of a node share one copy of the weights and of the optimizer's state. ``"auto"``: if a
-        node has several of them.
     auto : bool
         Choose the fastest exact layout by the machine file; keys that are set constrain the choice.
     """
@@ -100,15 +89,6 @@ class ParallelSettings(Section):
     batch: Count | None = None
     model: Count = 1
     stages: Annotated[tuple[StageSettings, ...], BeforeValidator(list_as_tuple)] = ()
-    model_split: ModelSplit = TrainConfig.model_split
-    overlap: AutoOrBool = TrainConfig.overlap
-    shared_replicas: AutoOrBool = TrainConfig.shared_replicas
-    method: Annotated[str, PlainValidator(_method)] = Pipelining.method
-    microbatches: Count | None = Pipelining.microbatches
-    chunks: Count | None = Pipelining.chunks
-    partition: Annotated[str | tuple[int, ...], PlainValidator(_partition)] = "uniform"
-    vertical_sync: bool = Pipelining.vertical_sync
-    weight_grad: WeightGradients = Pipelining.weight_grad
     auto: bool = False
 
     def foreign_keys(self) -> frozenset[str]:
@@ -148,6 +128,7 @@ def stage_shapes(parallel: ParallelSettings, ranks: int) -> StageShapes:
     return ((batch, model),) * pipeline
 
 
+@with_options("data")
 class DataSettings(Section):
     """``[data]``: a named data set or a file, and its distribution to the ranks.
 
@@ -184,7 +165,6 @@ class DataSettings(Section):
     standardize: bool = True
     test_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.2
     validation_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.0
-    distribution: Distribution = TrainConfig.distribution
     synthetic: Annotated[SyntheticSpec, FieldsOf(SyntheticSpec)] = SyntheticSpec()
 
     def foreign_keys(self) -> frozenset[str]:
@@ -280,21 +260,12 @@ class ModelSettings(Section):
         return model
 
 
+@with_options("training")
 class TrainingSettings(Section):
     """``[training]``: duration, minibatches, precision, evaluation and checkpoints.
 
     Attributes
     ----------
-    evaluate_every : int
-        Epochs between two evaluations.
-    evaluate_every_steps : int
-        Steps between two evaluations besides, each with a record of its own; 0: none. With an asynchronous method they
-        are done when the pipeline has drained, of copies of the weights.
-    drain_every : int
-        Epochs after which the pipeline of an asynchronous method drains; see `Trainer`.
-    weight_error : int
-        Record in every step record the errors of stale and of predicted weights for 1 to so many updates; 0: do not.
-        With an exact method and an optimizer with momentum. Slows the training down.
     checkpoint_every : int, str or None
         Steps between two checkpoints, or seconds, as ``"90 s"``; with an asynchronous pipeline method they are written
         when the pipeline drains next.
@@ -308,15 +279,6 @@ class TrainingSettings(Section):
     """
 
     epochs: Count = 10
-    batch_size: Count = TrainConfig.batch_size
-    shuffle: bool = TrainConfig.shuffle
-    seed: Seed = TrainConfig.seed
-    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
-    clip_norm: Positive | None = TrainConfig.clip_norm
-    evaluate_every: Count = TrainConfig.evaluate_every
-    evaluate_every_steps: Seed = TrainConfig.evaluate_every_steps
-    drain_every: Count = TrainConfig.drain_every
-    weight_error: Seed = TrainConfig.weight_error
     check_collectives: bool = False
     checkpoint_every: Interval | None = None
     keep: Count = 3
@@ -325,6 +287,7 @@ class TrainingSettings(Section):
     patience: Count | None = None
 
 
+@with_options("output")
 class OutputSettings(Section):
     """``[output]``: run folder, logging, trace, TensorBoard, stalls.
 
@@ -332,19 +295,13 @@ class OutputSettings(Section):
     ----------
     folder : str or None
         None creates a new one in ``runs/``.
-    log_every : int
-        Steps between two step records.
     tensorboard : bool
         Write event files for TensorBoard, which has to be installed, to the run folder.
-    stall_seconds : float
-        End the job, and name the rank that did not arrive, if nothing completes for so long; 0: never.
     """
 
     folder: Text | None = None
-    log_every: Count = TrainConfig.log_every
     trace: bool = False
     tensorboard: bool = False
-    stall_seconds: AtLeastZero = 60.0
 
 
 def _warmup_given(given: Any) -> Any:
@@ -387,27 +344,8 @@ class Settings(Section):
 
     def train_config(self, model: MLP) -> TrainConfig:
         """The configuration of a training of `model`."""
-        training, parallel = self.training, self.parallel
-        return TrainConfig(
-            model,
-            self.optimizer,
-            self.schedule,
-            batch_size=training.batch_size,
-            seed=training.seed,
-            dtype=training.dtype,
-            shuffle=training.shuffle,
-            clip_norm=training.clip_norm,
-            model_split=parallel.model_split,
-            overlap=parallel.overlap,
-            shared_replicas=parallel.shared_replicas,
-            distribution=self.data.distribution,
-            log_every=self.output.log_every,
-            evaluate_every=training.evaluate_every,
-            evaluate_every_steps=training.evaluate_every_steps,
-            drain_every=training.drain_every,
-            weight_error=training.weight_error,
-            pipelining=Pipelining(**parallel.model_dump(include=set(PIPELINE_KEYS))),
-        )
+        options = {key: getattr(getattr(self, name.partition(".")[0]), key) for key, name in SETTING_NAMES.items()}
+        return TrainConfig(model, self.optimizer, self.schedule, **options)
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.manifest import Manifest, Origin
@@ -108,7 +108,7 @@ def resolve_request(
         patience = settings.training.patience
         is_over = patience is not None and epochs_without_improvement(epochs) >= patience
         if settings.training.epochs <= len(epochs) or is_over:
-            _require_same_training(read_config(folder), settings, forced=forced)
+            _require_same_training(training_settings(read_config(folder)), training_settings(settings), forced=forced)
             return None
     if resume == "auto" and not checkpoint_folders(folder / CHECKPOINTS):
         return settings, "again"
@@ -147,26 +147,29 @@ def _redistributes_stages(parallel: ParallelSettings, ranks: int, given: set[str
     return bool(ranks % (parallel.pipeline * parallel.model)) and METHODS[parallel.method].exact
 
 
-def _require_same_training(old: Settings, new: Settings, *, forced: bool) -> None:
+def training_settings(settings: Settings) -> dict[str, str]:
+    """Values of the settings that change the training, as JSON, by name."""
+    rates_depend_on_epochs = isinstance(settings.schedule, WarmupLinear | Cosine)
+    free = FREE_SETTINGS if rates_depend_on_epochs else FREE_SETTINGS | {"training.epochs"}
+    sections = ("model.", "data.", "training.", "optimizer.", "schedule.")
+    values = by_dotted_name(settings.model_dump())
+    return {name: json.dumps(value) for name, value in values.items() if name.startswith(sections) and name not in free}
+
+
+def _require_same_training(old: Mapping[str, str], new: Mapping[str, str], *, forced: bool) -> None:
     """Refuse new settings that change the training of the run: `SettingError` for the first one, with both values.
 
     With `forced`, only the network, the optimizer, the precision and the size of the minibatches have to be the same.
     """
-    for name, before, now in _differences(old, new):
+    for name in old:
+        now = new.get(name, "null")
+        if now == old[name]:
+            continue
+        before, now = json.loads(old[name]), json.loads(now)
         if name in FIXED_SETTINGS or name.startswith("model."):
             raise SettingError(name, now, f"the run to resume has {before!r}; start a new run for another")
         if not forced:
             raise SettingError(name, now, f"the run to resume has {before!r}; --force trains on with the new value")
-
-
-def _differences(old: Settings, new: Settings) -> list[tuple[str, Any, Any]]:
-    """Name, old and new value of the settings that differ and change the training."""
-    rates_depend_on_epochs = isinstance(new.schedule, WarmupLinear | Cosine)
-    free = FREE_SETTINGS if rates_depend_on_epochs else FREE_SETTINGS | {"training.epochs"}
-    before, now = by_dotted_name(old.model_dump()), by_dotted_name(new.model_dump())
-    sections = ("model", "data", "training", "optimizer", "schedule")
-    names = [name for name in before if name.startswith(sections) and name not in free]
-    return [(name, before[name], now.get(name)) for name in names if before[name] != now.get(name)]
 
 
 def data_identity(settings: Settings, data: PlacedData) -> str:
@@ -186,14 +189,14 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
     the identity of the `data` and the number of training samples too.
     """
     world = trainer.grid.world
-    old = agree(world, lambda: read_config(folder))
-    _require_same_training(old, settings, forced=forced)
-    new = trainer.origin(data)
+    agree(world, lambda: read_config(folder))  # a damaged one is refused
+    new = trainer.origin(data, training_settings(settings))
     objection = partial(_inconsistency, new=new, trainer=trainer, samples=samples)
     checkpoint, problems = newest_valid(folder / CHECKPOINTS, world, objection)
     if checkpoint is None:
         damaged = "; ".join(problems)
         raise DataError(f"{folder}: no checkpoint to go on from" + (f": {damaged}" if damaged else ""))
+    _require_same_training(checkpoint.manifest.origin.settings, new.settings, forced=forced)
     _require_same_origin(checkpoint.manifest.origin, new, forced=forced)
     progress = checkpoint.manifest.progress
     done = progress.epoch - 1
@@ -213,6 +216,8 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
 def _inconsistency(manifest: Manifest, new: Origin, trainer: Trainer, samples: int) -> str:
     """Why the manifest cannot be that of a training of this network; empty if it can."""
     progress, old = manifest.progress, manifest.origin
+    if old.settings.get("training.batch_size") != new.settings["training.batch_size"]:
+        return ""  # refused later, by name
     per_epoch = ceil(samples / trainer.batch_size)
     if progress.minibatches >= per_epoch:
         return f"progress.minibatches = {progress.minibatches}, of an epoch of {per_epoch}"

@@ -22,7 +22,7 @@ from hybridnn.runs.folder import RUNS, RunFolder, Start, resume_advice
 from hybridnn.runs.hooks import BestWeights, CheckpointHook, PatienceHook, restore_best_weights
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import RunReport, RunView, summarize
-from hybridnn.runs.resume import data_identity, resume
+from hybridnn.runs.resume import data_identity, resume, training_settings
 from hybridnn.runs.run_files import CHECKPOINTS, TRACE
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.tensorboard_log import require_tensorboard
@@ -78,7 +78,9 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         if start == "resume":
             with trainer.busy("reading the checkpoint"):
                 resumed = resume(path, settings, trainer, identity, data.train_samples, forced=forced)
-        writer = trainer.checkpoint_writer(path / CHECKPOINTS, identity, settings.training.keep)
+        writer = trainer.checkpoint_writer(
+            path / CHECKPOINTS, identity, settings.training.keep, training_settings(settings)
+        )
         hook = CheckpointHook(settings.training, trainer, writer, signals)
         agree(grid.world, lambda: report.start(resumed))
         first_step = trainer.step
@@ -153,7 +155,6 @@ def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice,
         grid=grid,
         device=device,
         initial_weights=weights,
-        stall_seconds=settings.output.stall_seconds,
     )
 
 

@@ -122,7 +122,8 @@ class RunRecord:
         """Optimizer steps in every epoch."""
         if self.epochs:
             return self.epochs[-1].step // self.epochs[-1].epoch
-        return -(-self.header.train_samples // self.settings.training.batch_size)
+        batch_size: int = self.settings.training.batch_size
+        return -(-self.header.train_samples // batch_size)
 
     @property
     def seconds_per_epoch(self) -> float:

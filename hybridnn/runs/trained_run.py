@@ -39,7 +39,6 @@ from hybridnn.runs.run_files import (
     read_records,
     run_status,
 )
-from hybridnn.training.config import Pipelining
 from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_npz
@@ -108,7 +107,7 @@ class TrainedRun:
             overlap=settings.parallel.overlap,
             distribution=self.distribution_on(grid),
             # The microbatches of the run give bitwise the run's sums.
-            pipelining=Pipelining(microbatches=settings.parallel.microbatches),
+            microbatches=settings.parallel.microbatches,
             initial_weights=self.weights,
             stall_seconds=settings.output.stall_seconds,
         )

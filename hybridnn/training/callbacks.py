@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hybridnn.errors import SettingError
 from hybridnn.kernels.backend import HostArray
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
@@ -50,7 +51,8 @@ class EarlyStopping(Callback):
     Parameters
     ----------
     monitor : {"test_loss", "test_accuracy", "test_r2", "train_loss"}
-        Attribute of `EpochRecord`; epochs where it is None are left out.
+        Attribute of `EpochRecord`; epochs that are not evaluated are left out. If an evaluated epoch does not have it,
+        the training ends with a `SettingError`.
     patience : int
         Evaluated epochs without an improvement, after which the training ends.
     min_delta : float
@@ -96,6 +98,9 @@ class EarlyStopping(Callback):
         """Compare the epoch with the best one."""
         value = getattr(record, self.monitor)
         if value is None:
+            if record.epoch % trainer.config.evaluate_every == 0:
+                allowed = "the training has no such values: give fit validation samples, or monitor 'train_loss'"
+                raise SettingError("monitor", self.monitor, allowed)
             return
         sign = MONITORS[self.monitor]
         if not self.best_epoch or (isfinite(value) and sign * (value - self.best) > self.min_delta):
@@ -117,9 +122,11 @@ class EarlyStopping(Callback):
 
 
 class Callbacks:
-    """The callbacks of one `fit`."""
+    """The callbacks of one `fit`; `SettingError` for other objects."""
 
     def __init__(self, trainer: TrainedNetwork, callbacks: Sequence[Callback]) -> None:
+        if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
+            raise SettingError("callbacks", callbacks, "must be a list of callbacks, for example [EarlyStopping()]")
         self._trainer, self._callbacks = trainer, tuple(callbacks)
         trainer.stop_training = False
 

@@ -1,29 +1,37 @@
-"""Configuration of a training: model, optimizer and settings, without the data, the ranks and the device."""
+"""Options of a training, without the data, the ranks and the device: the only list of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from hybridnn.errors import SettingError
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.parallel.distribution import DISTRIBUTIONS
-from hybridnn.pipeline.schedules.methods import WEIGHT_GRADIENTS
-from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Positive, Seed, require_choice, require_fields
+from hybridnn.pipeline.layout import PARTITIONS
+from hybridnn.pipeline.schedules.methods import METHODS, WEIGHT_GRADIENTS, find_method
+from hybridnn.utils.checks import (
+    AtLeastZero,
+    AutoOrBool,
+    Checked,
+    Count,
+    OneOf,
+    Positive,
+    Seed,
+    require_choice,
+    require_fields,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 DTYPES = ("float32", "float64")
-WeightGradients = Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))]
-ModelSplit = Annotated[str, OneOf(MODEL_SPLITS)]
-Distribution = Annotated[str, OneOf(DISTRIBUTIONS)]
 DEVICES = ("auto", "cpu", "gpu")
 TRANSPORTS = ("auto", "staging", "mpi", "nccl")
 
@@ -56,81 +64,174 @@ class DeviceOptions:
         require_fields("device", self)
 
 
-@dataclass(frozen=True)
-class Pipelining:
-    """Settings of a pipeline.
+def option(section: str, default: Any, help: str, *, of_pipelines: bool = False) -> Any:
+    """Declare an option of `TrainConfig`.
 
-    With a single stage, all exact methods are equivalent, the other settings have no effect, and asynchronous methods
-    are refused.
-
-    Attributes
+    Parameters
     ----------
-    method : str
-        One of ``hybridnn.pipeline.schedules.methods.METHODS``.
-    microbatches : int or None
-        Microbatches per minibatch; None: four per stage, if the method uses microbatches and there are enough samples.
-    chunks : int or None
-        Chunks per stage; None: 2 for ``interleaved``, else 1.
-    partition : "uniform", "profile", or sequence of int
-        Number of layers of each stage (of each chunk of each stage, in the order of the layers).
-    vertical_sync : bool
-        ``pipedream``: every stage reads the weight version that the first stage read.
-    weight_grad : {"auto", "merged", "per-microbatch"}
-        Weight gradients as one product over all microbatches, or one product per microbatch; ``auto`` merges unless the
-        method schedules weight gradients itself.
-    synchronous_sends : bool
-        Use synchronous sends (``MPI_Ssend``); for tests.
+    section : str
+        Section of the settings file that has the option as a key; empty: none has.
+    help : str
+        Meaning, for the documentation and for ``--help``.
+    of_pipelines : bool
+        Whether the option has no effect on a single stage.
     """
+    return field(default=default, metadata={"section": section, "help": help, "of_pipelines": of_pipelines})
 
-    method: str = "1f1b"
-    microbatches: Count | None = None
-    chunks: Count | None = None
-    partition: str | Sequence[int] = "uniform"
-    vertical_sync: bool = False
-    weight_grad: WeightGradients = "auto"
-    synchronous_sends: bool = False
+
+def _dtype_name(dtype: Any) -> str:
+    name = getattr(dtype, "__name__", str(dtype))
+    require_choice("training.dtype", name, DTYPES)
+    return name
+
+
+def _method_name(name: Any) -> str:
+    return find_method(name).name
+
+
+def _partition(value: Any) -> Any:
+    counts = list(value) if isinstance(value, list | tuple) else []
+    if value in PARTITIONS or (counts and all(type(count) is int and count > 0 for count in counts)):
+        return tuple(counts) or value
+    allowed = f"must be {', '.join(PARTITIONS)} or a list of layer counts, for example [4, 4, 3]"
+    raise SettingError("parallel.partition", value, allowed)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Model, optimizer and settings of a training; the attributes are the parameters of `Trainer`."""
+    """All options of a training, the same on every rank; the keyword arguments of `Trainer`.
+
+    A settings file has them in the sections that they name, and the command line and the comparison between ranks are
+    derived from this class. With a single stage, all exact pipeline methods are equivalent, the other options of
+    pipelines have no effect, and asynchronous methods are refused.
+    """
 
     model: MLP
     optimizer: Optimizer = field(default_factory=SGD)
     schedule: LearningRateSchedule = field(default_factory=Constant)
-    batch_size: Count = 100
-    seed: Seed = 0
-    dtype: DTypeLike = "float32"
-    shuffle: bool = True
-    clip_norm: Positive | None = None
-    model_split: ModelSplit = "columns"
-    overlap: AutoOrBool = "auto"
-    shared_replicas: AutoOrBool = "auto"
-    distribution: Distribution = "local"
-    log_every: Count = 10
-    evaluate_every: Count = 1
-    evaluate_every_steps: Seed = 0
-    drain_every: Count = 1
-    weight_error: Seed = 0
-    pipelining: Pipelining = field(default_factory=Pipelining)
+    batch_size: Count = option("training", 100, "Samples of a minibatch, over all ranks.")
+    shuffle: bool = option("training", True, "Draw a new order of the samples every epoch.")
+    seed: Seed = option("training", 0, "Seed of the initial weights, and of the order and the splits of the samples.")
+    dtype: Annotated[DTypeLike, Checked(_dtype_name)] = option("training", "float32", "Element type of all arrays.")
+    clip_norm: Positive | None = option(
+        "training", None, "Scale gradients with a larger global norm down to this norm; none: do not."
+    )
+    evaluate_every: Count = option("training", 1, "Epochs between two evaluations; the last epoch is always evaluated.")
+    evaluate_every_steps: Seed = option(
+        "training",
+        0,
+        "Steps between two evaluations besides, each with an `EvaluationRecord`; 0: none. They do not count as "
+        "training time. With an asynchronous method each rank keeps a copy of its weights for each, until the "
+        "pipeline has drained.",
+    )
+    drain_every: Count = option(
+        "training",
+        1,
+        "Epochs after which the pipeline of an asynchronous method drains: after epochs whose number is a multiple, "
+        "and after the last epoch of `fit`. Records, evaluations and callbacks of the epochs between follow then, "
+        "each with the weights after its epoch.",
+    )
+    weight_error: Seed = option(
+        "training",
+        0,
+        "Record in every `StepRecord` the errors of stale and of predicted weights for 1 to this many updates (Chen "
+        "et al. 2018, Figure 8); 0: do not. With an exact method and an optimizer with momentum. Slows the training "
+        "down.",
+    )
+    distribution: Annotated[str, OneOf(DISTRIBUTIONS)] = option(
+        "data",
+        "local",
+        "Distribution of the minibatches. Unless it is `local`, only rank 0 needs data; the other ranks may pass None.",
+    )
+    log_every: Count = option("output", 10, "Steps between two `StepRecord`.")
+    stall_seconds: AtLeastZero = option(
+        "output",
+        60.0,
+        "Deadline of the stall watchdog: if a rank waits and nothing completes on any rank for this time, the job "
+        "ends with a message that names the missing rank and its line of the script; 0: no deadline. Longer work of "
+        "a single rank is announced with `Trainer.busy`.",
+    )
+    model_split: Annotated[str, OneOf(MODEL_SPLITS)] = option(
+        "parallel", "columns", "Split of the layers over the model axis."
+    )
+    overlap: AutoOrBool = option(
+        "parallel",
+        "auto",
+        "Overlap communication with the backward pass; auto: between nodes and on GPUs, where it can pay.",
+    )
+    shared_replicas: AutoOrBool = option(
+        "parallel",
+        "auto",
+        "Whether the batch ranks of a node share one copy of the weights and of the optimizer state, of which each "
+        "rank updates a slice; auto: if a node has several of them. The trained weights are the same.",
+    )
+    method: Annotated[str, Checked(_method_name)] = option(
+        "parallel", "1f1b", f"Pipeline method: {', '.join(METHODS)}.", of_pipelines=True
+    )
+    microbatches: Count | None = option(
+        "parallel",
+        None,
+        "Microbatches per minibatch; none: four per stage, if the method uses microbatches and there are enough "
+        "samples.",
+        of_pipelines=True,
+    )
+    chunks: Count | None = option(
+        "parallel", None, "Chunks per stage; none: 2 for `interleaved`, else 1.", of_pipelines=True
+    )
+    partition: Annotated[str | tuple[int, ...], Checked(_partition)] = option(
+        "parallel",
+        "uniform",
+        "Layers of each stage (of each chunk of each stage, in the order of the layers): `uniform`, `profile`, by "
+        "their measured times, or a list.",
+        of_pipelines=True,
+    )
+    vertical_sync: bool = option(
+        "parallel",
+        False,
+        "`pipedream`: every stage reads the weight version that the first stage read.",
+        of_pipelines=True,
+    )
+    weight_grad: Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))] = option(
+        "parallel",
+        "auto",
+        "Weight gradients as one product over all microbatches, or one product per microbatch; auto: one, unless the "
+        "method schedules weight gradients itself.",
+        of_pipelines=True,
+    )
+    synchronous_sends: bool = option("", False, "Use synchronous sends (`MPI_Ssend`); for tests.")
 
     def items(self) -> dict[str, object]:
         """The attributes by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
+    def require_kinds(self) -> None:
+        """Refuse a model or an optimizer of another type, by a `SettingError`."""
+        if not isinstance(self.model, MLP):
+            raise SettingError("model", self.model, "must be an MLP, for example MLP([3, 4, 1])")
+        if not isinstance(self.optimizer, Optimizer):
+            raise SettingError("optimizer", self.optimizer, "must be an optimizer, for example SGD(lr=0.1)")
+
     def checked(self) -> Self:
-        """A validated copy, with `batch_size` as an int and `dtype` as a NumPy dtype.
+        """A validated copy, with `batch_size` as an int, `dtype` as a NumPy dtype and `partition` as text or a tuple.
 
         Raises
         ------
         SettingError
-            For the first setting that is not allowed.
+            For the first option that is not allowed.
         """
-        require_choice("training.dtype", getattr(self.dtype, "__name__", str(self.dtype)), DTYPES)
-        evaluation = "evaluate_every", "evaluate_every_steps", "drain_every", "weight_error"
-        require_fields("training", self, ("batch_size", "seed", "clip_norm", *evaluation))
-        require_fields("output", self, ("log_every",))
-        require_fields("data", self, ("distribution",))
-        require_fields("parallel", self, ("model_split", "overlap", "shared_replicas"))
-        require_fields("parallel", self.pipelining, ("microbatches", "chunks", "vertical_sync", "weight_grad"))
-        return replace(self, batch_size=int(self.batch_size), dtype=np.dtype(self.dtype))
+        for name, section in OPTION_SECTIONS.items():
+            require_fields(section or "training", self, (name,))
+        return replace(
+            self,
+            batch_size=int(self.batch_size),
+            dtype=np.dtype(self.dtype),
+            method=_method_name(self.method),
+            partition=_partition(self.partition),
+        )
+
+
+OPTIONS = {item.name: item for item in fields(TrainConfig) if "section" in item.metadata}
+"""The fields of `TrainConfig` that a settings file may have as keys, by name."""
+OPTION_SECTIONS: dict[str, str] = {name: item.metadata["section"] for name, item in OPTIONS.items()}
+SETTING_NAMES = {name: f"{section}.{name}" for name, section in OPTION_SECTIONS.items() if section}
+"""Names of the options in a settings file."""

@@ -12,13 +12,12 @@ collective; all ranks capture the same steps because the decision depends only o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import finalize, ref
 
 import numpy as np
@@ -32,14 +31,12 @@ from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.pipeline.execution.executor import Minibatch
+from hybridnn.pipeline.execution.executor import Executor, Minibatch
 from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.data_split import DataSplit, DeviceSamples, PartOfOrder
 from hybridnn.training.device import Replay, StepCapture
+from hybridnn.training.metrics import MinibatchLosses
 from hybridnn.training.rank_comparison import digest_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 STEP = Update(0)  # the last instruction of a step stands for all in the recorder
 
@@ -83,9 +80,14 @@ class CudaGraphSteps:
         # The transport keeps a reference to this mapping: it must free the graphs before it disconnects the ranks.
         finalize(self, self._replays.clear)
 
-    @contextmanager
-    def of_epoch(self, samples: DeviceSamples, minibatches: Sequence[Minibatch]) -> Iterator[Self]:
-        """Context of steps on consecutive `minibatches` of `samples`.
+    def around(
+        self, executor: Executor, samples: DeviceSamples, losses: MinibatchLosses, clip: Callable[[], None]
+    ) -> GraphedExecutor:
+        """An executor for minibatches of `samples` that replays steps."""
+        return GraphedExecutor(self, executor, samples, losses, clip)
+
+    def begin(self, samples: DeviceSamples, minibatches: Sequence[Minibatch]) -> None:
+        """Begin the steps on consecutive `minibatches` of `samples`.
 
         All but the last have the batch size. Their indices, and the scalars of their updates, are copied to the device.
         """
@@ -103,11 +105,6 @@ class CudaGraphSteps:
         kernels.copy(order, self._epoch.order[: order.size])
         kernels.put(self._scalars_of(minibatches), self._epoch.table[: len(minibatches)])
         self._step[...] = 0
-        self._state.device_scalars = self._scalars
-        try:
-            yield self
-        finally:
-            self._state.device_scalars = None
 
     def _scalars_of(self, minibatches: Sequence[Minibatch]) -> NDArray[np.float64]:
         """Scalars of the next updates, shape (minibatches, 3)."""
@@ -133,7 +130,11 @@ class CudaGraphSteps:
             Enqueues the work of a step; captured with a minibatch whose indices have a fixed address.
         """
         start, about = perf_counter(), (STEP, minibatch.number)
-        self._replay(minibatch.size, partial(self._enqueue, minibatch, run), about)
+        self._state.device_scalars = self._scalars
+        try:
+            self._replay(minibatch.size, partial(self._enqueue, minibatch, run), about)
+        finally:
+            self._state.device_scalars = None
         self._group.recorder.end_compute("step", start, about)
 
     def _enqueue(self, minibatch: Minibatch, run: Callable[[Minibatch], None]) -> None:
@@ -191,6 +192,38 @@ class CudaGraphSteps:
         replays[0]()  # the capture computed nothing, but its calls are already in the recorder
         self._replays[size] = partial(replay_calls, self._group.recorder, calls, replays[0])
         return True
+
+
+class GraphedExecutor:
+    """An executor whose steps, from the gradient to the update, are replayed as CUDA graphs."""
+
+    def __init__(
+        self,
+        graphs: CudaGraphSteps,
+        executor: Executor,
+        samples: DeviceSamples,
+        losses: MinibatchLosses,
+        clip: Callable[[], None],
+    ) -> None:
+        self._graphs, self._executor, self._samples, self._losses, self._clip = graphs, executor, samples, losses, clip
+
+    def begin(self, minibatches: Sequence[Minibatch]) -> None:
+        """As `Executor.begin`; the device writes the losses."""
+        self._executor.begin(minibatches)
+        self._graphs.begin(self._samples, minibatches)
+        self._losses.read_from(self._graphs.losses)
+
+    def gradient(self, minibatch: Minibatch) -> None:
+        """Do the whole step."""
+        self._graphs.step(minibatch, self._run)
+
+    def update(self, minibatch: Minibatch) -> None:
+        """Do nothing: `gradient` has done the update."""
+
+    def _run(self, minibatch: Minibatch) -> None:
+        self._executor.gradient(minibatch)
+        self._clip()
+        self._executor.update(minibatch)
 
 
 # -- samples in device memory ------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, NoReturn
 
@@ -41,7 +40,7 @@ from hybridnn.training.metrics import (
 if TYPE_CHECKING:
     from hybridnn.parallel.replica_sharing import Sharing
     from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
-    from hybridnn.training.cuda_graphs import CudaGraphSteps, DeviceSampleCache
+    from hybridnn.training.cuda_graphs import CudaGraphSteps, DeviceSampleCache, GraphedExecutor
     from hybridnn.training.weight_errors import WeightErrors
 
 
@@ -157,30 +156,21 @@ class Engine:
         Yields
         ------
         Minibatch
-            With an exact method after its update, else when its gradients are complete. With an exact method on the
-            CPU its loss has been fetched.
+            After its update. With an exact method on the CPU its loss has been fetched.
         """
         executor = self._executor(split.task, True, 1 if self.layout.exact else len(minibatches))
-        if not self.layout.exact:
-            yield from self._run_schedule(executor, minibatches, losses)
-        else:
-            with self._one_step(executor, split, minibatches, losses) as step:
-                for minibatch in minibatches:
-                    step(minibatch)
-                    yield minibatch
-
-    @contextmanager
-    def _one_step(
-        self, executor: Executor, split: DataSplit, minibatches: Sequence[Minibatch], losses: MinibatchLosses
-    ) -> Iterator[Callable[[Minibatch], None]]:
-        """Context of the function that does the next update of an exact method, by CUDA graphs if there are any."""
-        if self._graphs is None or split.on_device is None:
-            yield partial(self._train_on, executor, losses=losses)
-            return
-
-        with self._graphs.of_epoch(split.on_device, minibatches) as graphs:
-            losses.read_from(graphs.losses)
-            yield partial(graphs.step, run=partial(self._train_on, executor))
+        take_loss = losses.add if self.layout.exact and self._kernels.on_host else losses.note
+        steps: Executor | GraphedExecutor = executor
+        if self._graphs is not None and split.on_device is not None:
+            steps = self._graphs.around(executor, split.on_device, losses, self._clip)
+        steps.begin(minibatches)
+        for minibatch in minibatches:
+            steps.gradient(minibatch)
+            if steps is executor:
+                take_loss(minibatch, self.chunks[-1].replica.total_loss)
+                self._clip()
+            steps.update(minibatch)
+            yield minibatch
 
     def copy_weights(self) -> list[Array]:
         """Copies of this rank's weights by chunk, after the last update of its stage; collective over its replicas."""
@@ -209,29 +199,10 @@ class Engine:
         self._kernels.copy(array, copy)
         return copy
 
-    def _train_on(self, executor: Executor, minibatch: Minibatch, losses: MinibatchLosses | None = None) -> None:
-        """Do one update, by an exact method."""
-        for _ in self._run_schedule(executor, [minibatch], losses):
-            pass
-
-    def _run_schedule(
-        self, executor: Executor, minibatches: Sequence[Minibatch], losses: MinibatchLosses | None = None
-    ) -> Iterator[Minibatch]:
-        """Execute a training schedule; yields each minibatch when its gradients are complete and clipped."""
-        take_loss = None
-        if losses is not None:
-            take_loss = losses.add if self.layout.exact and self._kernels.on_host else losses.note
-        clips = self._config.clip_norm is not None
-        for minibatch in executor.train(minibatches):
-            if take_loss is not None:
-                take_loss(minibatch, self.chunks[-1].replica.total_loss)
-            if clips:
-                self._clip()
-            yield minibatch
-
     def _clip(self) -> None:
         """Scale the gradient down if its norm exceeds the limit; asynchronous on a device."""
-        assert self._config.clip_norm is not None
+        if self._config.clip_norm is None:
+            return
         norm = self.arrays.squared_gradient_norm()
         for chunk in self.chunks:
             chunk.replica.clip(norm, self._config.clip_norm)
@@ -360,7 +331,7 @@ class Engine:
                     self._config.optimizer,
                     state,
                     batch_size=self._forward_size if own else self._config.batch_size,
-                    synchronous=self._config.pipelining.synchronous_sends,
+                    synchronous=self._config.synchronous_sends,
                     trains=not own,
                 )
                 for plan, chunk, state in zip(plans, self.chunks, self.states, strict=True)

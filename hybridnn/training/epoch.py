@@ -139,7 +139,8 @@ def train_epochs(
     clock = StepClock(grid)
     since_start, since_record = Meter(grid), Meter(grid)
     minibatches = [minibatch for epoch in epochs for minibatch in epoch]
-    ends = set(accumulate(map(len, epochs), initial=before.step))
+    inner_ends = set(accumulate(map(len, epochs[:-1]), initial=before.step))
+    last = minibatches[-1].number + 1
     losses, evaluations, exact = engine.new_losses(minibatches), hooks.evaluations, engine.layout.exact
     progress, done, samples, unmarked = before, 0, 0, 0
     incomplete, diverged = None, None
@@ -153,21 +154,21 @@ def train_epochs(
         hooks.log(replace(record, stale_error=stale, predicted_error=predicted) if stale else record)
 
     for minibatch in engine.train(split, minibatches, losses):
-        step = minibatch.number + exact  # an asynchronous method does the update of a minibatch after its yield
-        if not exact and step > before.step:
-            if step in ends:
-                since_start.mark(samples)
-                samples = 0
-            if step in ends or (evaluations is not None and evaluations.is_due(step)):
-                with clock.paused(since_start, since_record):
-                    copies[step] = engine.copy_weights()
+        step = minibatch.number + 1
         done += 1
         samples += minibatch.size
         unmarked += minibatch.size
+        if not exact and step < last:
+            if step in inner_ends:
+                since_start.mark(samples)
+                samples = 0
+            if step in inner_ends or (evaluations is not None and evaluations.is_due(step)):
+                with clock.paused(since_start, since_record):
+                    copies[step] = engine.copy_weights()
         if engine.weight_errors is not None:
             with clock.paused(since_start, since_record):
                 errors = engine.weight_errors.after_update(minibatch.rate)
-        if (minibatch.number + 1) % hooks.log_every == 0:
+        if step % hooks.log_every == 0:
             if exact:
                 losses.fetch(done)  # waits for the device, so that the mark is at the end of the step
             since_record.mark(unmarked)

@@ -41,7 +41,7 @@ def choose_layout(config: TrainConfig, grid: ProcessGrid, *, on_host: bool) -> L
     `choose_sharing`. Errors are those of `resolve_layout`, on every rank.
     """
     layout = agree(grid.world, lambda: resolve_layout(config, grid.stages, grid.node_ranks, on_host=on_host))
-    if config.pipelining.partition != "profile":
+    if config.partition != "profile":
         return layout
     counts = agree(grid.world, lambda: _profiled_layers(layout, config) if grid.rank == 0 else layout.layers)
     partition = np.array(counts, np.int64)
@@ -58,8 +58,8 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
 
     Raises `SettingError` if a setting is not allowed, or conflicts with another.
     """
-    pipelining, count = config.pipelining, len(stages)
-    method, microbatches, chunks = find_method(pipelining.method), pipelining.microbatches, pipelining.chunks
+    count = len(stages)
+    method, microbatches, chunks = find_method(config.method), config.microbatches, config.chunks
     if chunks is None:
         chunks = 2 if method.chunked else 1
     if microbatches is None:  # interleaved schedules need a multiple of the number of stages
@@ -71,8 +71,8 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         minibatches=1,
         microbatches=microbatches,
         chunks=chunks,
-        weight_grad="merged" if pipelining.weight_grad == "merged" else "per-microbatch",
-        vertical_sync=pipelining.vertical_sync,
+        weight_grad="merged" if config.weight_grad == "merged" else "per-microbatch",
+        vertical_sync=config.vertical_sync,
         messages=False,
     )
     _require_compatible(method, count, config)
@@ -82,14 +82,14 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         method, chunks, microbatches = METHODS["sequential"], 1, 1
     return Layout(
         stages,
-        _partition(pipelining.partition, len(config.model.layers), count, chunks),
+        _partition(config.partition, len(config.model.layers), count, chunks),
         config.model_split,
         overlaps(config.overlap, spans_nodes=node_ranks < sum(map(prod, stages)), on_host=on_host),
         method.name,
         microbatches,
         chunks,
-        vertical_sync=pipelining.vertical_sync and count > 1,
-        merges=pipelining.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
+        vertical_sync=config.vertical_sync and count > 1,
+        merges=config.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
         shared_replicas=on_host and config.shared_replicas is not False,
         node_ranks=node_ranks,
     )

@@ -26,7 +26,7 @@ from hybridnn.data import ArrayRows, Rows, SyntheticRows
 from hybridnn.errors import DataError, UnequalSettingError
 from hybridnn.nn.learning_rates import SCHEDULES
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.training.config import DeviceOptions
+from hybridnn.training.config import SETTING_NAMES, DeviceOptions
 
 REPORTED = 3  # largest number of differing settings in a message
 NAMED_RATES = 2**12  # learning rates of an epoch that are compared one by one, after their digests differ
@@ -161,36 +161,11 @@ def _format_value(value: object) -> str | None:
     return None
 
 
-SETTING_OF = {
-    "pipelining": "parallel",
-    "model_split": "parallel.model_split",
-    "overlap": "parallel.overlap",
-    "shared_replicas": "parallel.shared_replicas",
-    "distribution": "data.distribution",
-    "log_every": "output.log_every",
-} | {
-    name: f"training.{name}"
-    for name in (
-        "batch_size",
-        "evaluate_every",
-        "evaluate_every_steps",
-        "drain_every",
-        "weight_error",
-        "seed",
-        "dtype",
-        "clip_norm",
-        "shuffle",
-        "epochs",
-    )
-}
-"""Names in a run's settings of those parameters of `Trainer` and `Trainer.fit` that have another name there."""
-
-
 def trainer_facts(settings: Mapping[str, Any]) -> dict[str, str]:
     """Texts of settings by dotted name, for the comparison between ranks; equal settings have equal texts."""
     facts: dict[str, str] = {}
     for key, value in settings.items():
-        name = SETTING_OF.get(key, key)
+        name = SETTING_NAMES.get(key, "training.epochs" if key == "epochs" else key)
         if key == "schedule" and not isinstance(value, SCHEDULES):  # of unknown behavior: only its rates are compared
             facts[name] = type(value).__qualname__
         elif key == "dtype":

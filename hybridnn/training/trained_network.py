@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hybridnn.comm.agreement import agree
 from hybridnn.kernels.backend import HostArray
 from hybridnn.nn.losses import resolve_loss
+from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import Optimizer
 from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.training.config import TrainConfig
+from hybridnn.training.config import OPTIONS, TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
@@ -26,14 +28,37 @@ class TrainedNetwork:
 
     Attributes
     ----------
+    config : TrainConfig
+        Model, optimizer and options. Each is an attribute of the network too, which cannot be set.
     stop_training : bool
         A callback of `Trainer.fit` sets it to end the training after the epoch.
     """
 
     def __init__(self, config: TrainConfig, grid: ProcessGrid, engine: Engine) -> None:
-        self.model, self.optimizer, self.grid = config.model, config.optimizer, grid
-        self._distribution, self._engine = config.distribution, engine
+        self.config, self.grid, self._engine = config, grid, engine
         self.stop_training = False
+
+    @property
+    def model(self) -> MLP:
+        """The network."""
+        return self.config.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+        return self.config.optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        """An option of the training."""
+        if name in OPTIONS or name == "schedule":
+            return getattr(self.config, name)
+        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute that is no option of the training: `AttributeError` for those."""
+        if name in OPTIONS or name == "schedule":
+            raise AttributeError(f"{name} is fixed; make another {type(self).__name__} for {name}={value!r}")
+        super().__setattr__(name, value)
 
     def __getstate__(self) -> NoReturn:
         how = "save weights(), and give them to load_weights() or to initial_weights of another one"
@@ -149,14 +174,14 @@ class TrainedNetwork:
     ) -> tuple[DataSplit, DataSplit | None]:
         """The training split, and the test split or None."""
         train = self._split(x, y, "training data")
-        if not has_validation(self.grid, self._distribution, validation is not None):
+        if not has_validation(self.grid, self.config.distribution, validation is not None):
             return train, None
         test_x, test_y = validation if isinstance(validation, (tuple, list)) else (validation, None)
         return train, self._split(test_x, test_y, "test data")
 
     def _split(self, x: Any, y: HostArray | None, what: str, *, cache: bool = True) -> DataSplit:
-        split = make_split(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)
+        split = make_split(self.grid, self.config.distribution, self.model, x, y, what, self._engine.dtype)
         resolve_loss(self.model, split.task)  # raises before the first step if the loss does not fit the data
-        if self._engine.samples is None or self._distribution != "local":  # rank 0 scatters from host memory
+        if self._engine.samples is None or self.config.distribution != "local":  # rank 0 scatters from host memory
             return split
         return self._engine.samples.place(split, x, what if cache else None)

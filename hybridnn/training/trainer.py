@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.comm.mpi import is_in_process, require_communicator
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.kernels.backend import HostArray
-from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.callbacks import Callback, Callbacks
-from hybridnn.training.config import DeviceOptions, Pipelining, TrainConfig
+from hybridnn.training.config import DeviceOptions, TrainConfig
 from hybridnn.training.data_split import DataSplit, epoch_order, minibatches, warn_of_constant_targets
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.engine import make_engine
@@ -30,7 +28,7 @@ from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.progress_bar import ProgressBar, in_notebook
 from hybridnn.training.records import EpochRecord, EvaluationRecord, History, StepRecord
 from hybridnn.training.trained_network import TrainedNetwork
-from hybridnn.utils.checks import require_number, require_whole
+from hybridnn.utils.checks import require_fields, require_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,60 +52,13 @@ class Trainer(TrainedNetwork):
         By default `SGD()`.
     grid : ProcessGrid, optional
         By default all ranks of the job as batch ranks.
-    batch_size : int
-        Samples of a minibatch, over all ranks.
-    schedule : LearningRateSchedule
-        Factor on the optimizer's learning rate, by update.
-    seed : int
-        Seed of the initial weights and of the order of the samples.
-    dtype : {"float32", "float64"}
-        Element type of all arrays.
-    shuffle : bool
-        Draw a new order of the samples every epoch.
-    clip_norm : float, optional
-        Scale gradients with a larger global norm down to this norm.
-    model_split : {"columns", "alternating"}
-        Split of the layers over the model axis.
-    overlap : bool or "auto"
-        Overlap communication with the backward pass; ``"auto"``: if it can pay, see `overlaps`.
-    shared_replicas : bool or "auto"
-        Whether the batch ranks of a node share one copy of the weights and of the optimizer state, of which each rank
-        updates a slice; see `choose_sharing`. The trained weights are the same.
     device : str, DeviceOptions or TrainingDevice
         ``"cpu"``, ``"gpu"``, or ``"auto"``, a GPU if every rank has one; see `resolve_device`.
-    distribution : {"local", "scatter", "scatter-broadcast"}
-        Distribution of the minibatches. With the last two only rank 0 needs data; the other ranks may pass None.
-    log_every : int
-        Steps between two `StepRecord`.
-    evaluate_every : int
-        Epochs between two evaluations; the last epoch is always evaluated.
-    evaluate_every_steps : int
-        Steps between two evaluations besides, each with an `EvaluationRecord`; 0: none. They do not count as training
-        time. With an asynchronous method each rank keeps a copy of its weights for each, until the pipeline drains.
-    drain_every : int
-        Epochs whose minibatches an asynchronous method trains as one sequence: the pipeline fills once and drains
-        after every epoch whose number is a multiple, and after the last one of `fit`. Staleness and weight versions
-        count from the last drain. Order of the samples, learning rates and records are those of the single epochs.
-
-        The stages end an epoch before the drain at different times. Each copies its weights after its own last update
-        of the epoch, and keeps the copy until the pipeline has drained. Then all epochs are evaluated and recorded in
-        order, and their callbacks called, for which `weights`, `evaluate` and `predict` have the weights after the
-        epoch; changes of these weights are lost, and the optimizer's state and `step` are those after the drain. Only
-        at a drain can the training end early or write a checkpoint (`should_stop`): a callback that ends it at an
-        earlier epoch does not keep the other epochs from being trained, and they are recorded too.
-
-        No effect with exact methods, whose pipeline drains after every minibatch.
-    weight_error : int
-        Record in every `StepRecord` the errors of stale and of predicted weights for 1 to this many updates (Chen et
-        al. 2018, Figure 8); 0: do not. With an exact method and an optimizer with momentum. Slows the training down.
-    pipelining : Pipelining, optional
-        Settings of a grid with several pipeline stages; by default ``1f1b``.
     initial_weights : mapping, optional
         Global arrays ``layers.<i>.weight`` and ``.bias`` of the initial weights.
-    stall_seconds : float
-        Deadline of the stall watchdog: if a rank waits and nothing completes on any rank for this time, the job ends
-        with a message that names the missing rank and its line of the script; 0: no deadline. Longer work of a single
-        rank is announced with `busy`.
+    **options
+        The other attributes of `TrainConfig`, such as ``batch_size=50`` or ``method="gpipe"``. They are attributes of
+        the trainer too, and cannot be changed.
 
     Raises
     ------
@@ -133,47 +84,12 @@ class Trainer(TrainedNetwork):
         optimizer: Optimizer | None = None,
         *,
         grid: ProcessGrid | None = None,
-        batch_size: int = 100,
-        schedule: LearningRateSchedule | None = None,
-        seed: int = 0,
-        dtype: DTypeLike = "float32",
-        shuffle: bool = True,
-        clip_norm: float | None = None,
-        model_split: str = "columns",
-        overlap: bool | str = "auto",
-        shared_replicas: bool | str = "auto",
         device: str | DeviceOptions | TrainingDevice = "auto",
-        distribution: str = "local",
-        log_every: int = 10,
-        evaluate_every: int = 1,
-        evaluate_every_steps: int = 0,
-        drain_every: int = 1,
-        weight_error: int = 0,
-        pipelining: Pipelining | None = None,
         initial_weights: Mapping[str, HostArray] | None = None,
-        stall_seconds: float = 60.0,
+        **options: Any,
     ) -> None:
-        config = TrainConfig(
-            model,
-            optimizer if optimizer is not None else SGD(),
-            schedule if schedule is not None else Constant(),
-            batch_size=batch_size,
-            seed=seed,
-            dtype=dtype,
-            shuffle=shuffle,
-            clip_norm=clip_norm,
-            model_split=model_split,
-            overlap=overlap,
-            shared_replicas=shared_replicas,
-            distribution=distribution,
-            log_every=log_every,
-            evaluate_every=evaluate_every,
-            evaluate_every_steps=evaluate_every_steps,
-            drain_every=drain_every,
-            weight_error=weight_error,
-            pipelining=pipelining or Pipelining(),
-        )
-        self._start(config, grid, device, initial_weights, stall_seconds)
+        config = TrainConfig(model, SGD() if optimizer is None else optimizer, **options)
+        self._start(config, grid, device, initial_weights)
 
     @classmethod
     def from_config(
@@ -183,11 +99,10 @@ class Trainer(TrainedNetwork):
         grid: ProcessGrid | None = None,
         device: str | DeviceOptions | TrainingDevice = "auto",
         initial_weights: Mapping[str, HostArray] | None = None,
-        stall_seconds: float = 60.0,
     ) -> Self:
-        """Make a trainer from a configuration; the other parameters are those of `Trainer`."""
+        """Make a trainer from its options; the other parameters are those of `Trainer`."""
         trainer = cls.__new__(cls)
-        trainer._start(config, grid, device, initial_weights, stall_seconds)
+        trainer._start(config, grid, device, initial_weights)
         return trainer
 
     def _start(
@@ -196,23 +111,20 @@ class Trainer(TrainedNetwork):
         grid: ProcessGrid | None,
         device: str | DeviceOptions | TrainingDevice,
         initial_weights: Mapping[str, HostArray] | None,
-        stall_seconds: float,
     ) -> None:
+        config.require_kinds()
+        require_fields("output", config, ("stall_seconds",))
         grid = grid if grid is not None else ProcessGrid()
         require_communicator(grid.node_comm)
-        require_number("output.stall_seconds", stall_seconds, at_least=0)
-        self._end_watch = None if grid.stall_watchdog is None else grid.stall_watchdog.start(self, stall_seconds)
+        watch = grid.stall_watchdog
+        self._end_watch = None if watch is None else watch.start(self, config.stall_seconds)
         if grid.size > 1:  # a single rank has nothing to compare
             from hybridnn.training.rank_comparison import require_same_trainer
 
             extra = {"initial_weights": initial_weights is not None, "device": device}
             require_same_trainer(grid, config.items() | extra)
         config = config.checked()  # after the comparison, so that all ranks raise an error or none does
-        self.batch_size, self.schedule = config.batch_size, config.schedule
-        self.seed, self.shuffle = config.seed, config.shuffle
-        self.log_every, self.evaluate_every = config.log_every, config.evaluate_every
-        self.evaluate_every_steps, self.drain_every = config.evaluate_every_steps, config.drain_every
-        self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, self.batch_size, grid))
+        self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, config.batch_size, grid))
         self.history, self.progress = History(), Progress()
         self.device = resolve_device(device, grid)
         self._owns_device = self.device is not device
@@ -280,13 +192,13 @@ class Trainer(TrainedNetwork):
             those before that step, or, with an asynchronous pipeline method, those after the drain; on a GPU they are
             later ones, because losses are fetched only when they are logged and at the end of the epoch.
         """
+        called = Callbacks(self, callbacks)
         self._require_same_fit(epochs, should_stop, callbacks, progress)
         require_whole("training.epochs", epochs, 1)
         if progress is None:
             progress = self.grid.size == 1 and in_notebook() and not is_in_process()
         if progress:
-            callbacks = (*callbacks, ProgressBar(epochs))
-        called = Callbacks(self, callbacks)
+            called = Callbacks(self, (*callbacks, ProgressBar(epochs)))
         train, test = self._splits(x, y, validation)
         if y is not None and train.rows is not None and self.grid.rank == 0:
             warn_of_constant_targets(train.rows)
@@ -335,17 +247,14 @@ class Trainer(TrainedNetwork):
         callbacks: Sequence[Callback],
         progress: bool | None,
     ) -> None:
-        """Compare the settings of `fit` between ranks, with the attributes, which a script may have changed."""
+        """Compare the arguments of `fit` between ranks."""
         if self.grid.size == 1:
             return
         from hybridnn.training.rank_comparison import require_same_settings, trainer_facts
 
-        names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every"
-        evaluations = "evaluate_every", "evaluate_every_steps", "drain_every"
-        settings: dict[str, Any] = {name: getattr(self, name) for name in (*names, *evaluations)}
-        settings |= {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
-        settings["should_stop"] = should_stop is not None
-        settings |= {"callbacks": [type(callback).__qualname__ for callback in callbacks], "progress": progress}
+        settings: dict[str, Any] = {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
+        settings |= {"should_stop": should_stop is not None, "progress": progress}
+        settings |= {"callbacks": [type(callback).__qualname__ for callback in callbacks]}
         require_same_settings(self.grid.world, lambda: trainer_facts(settings))
 
     def _until_drained(self, train: DataSplit, last: int, per_epoch: int, updates: int) -> list[list[Minibatch]]:
@@ -423,20 +332,22 @@ class Trainer(TrainedNetwork):
         watch = self.grid.stall_watchdog
         return nullcontext() if watch is None else watch.busy(what, at_most)
 
-    def origin(self, data: str) -> Origin:
-        """Description of this training for the manifests of its checkpoints."""
+    def origin(self, data: str, settings: Mapping[str, str] | None = None) -> Origin:
+        """Description of this training for the manifests of its checkpoints; the parameters as `checkpoint_writer`."""
         from hybridnn.checkpoints.manifest import Origin  # only a run that writes or reads checkpoints needs it
+        from hybridnn.training.rank_comparison import trainer_facts
 
         return Origin(
             model=repr(self.model),
             optimizer=repr(self.optimizer),
             data=data,
-            seed=self.seed,
-            shuffle=self.shuffle,
+            settings=dict(settings) if settings is not None else trainer_facts(self.config.items()),
             layout=self.layout,
         )
 
-    def checkpoint_writer(self, folder: Path, data: str, keep: int = 3) -> CheckpointWriter:
+    def checkpoint_writer(
+        self, folder: Path, data: str, keep: int = 3, settings: Mapping[str, str] | None = None
+    ) -> CheckpointWriter:
         """Make a writer of this training's checkpoints; collective.
 
         Parameters
@@ -447,10 +358,12 @@ class Trainer(TrainedNetwork):
             Identity of the data, for the manifests.
         keep : int
             Number of newest checkpoints to keep.
+        settings : mapping, optional
+            Texts of all settings that change the training, by name, for the manifests; by default those of `config`.
         """
         from hybridnn.checkpoints.writing import CheckpointWriter  # only a run that writes checkpoints needs it
 
-        engine, origin = self._engine, self.origin(data)
+        engine, origin = self._engine, self.origin(data, settings)
         return CheckpointWriter(folder, self.grid, self.model, engine.chunks, engine.states, origin, keep=keep)
 
     def restore(self, checkpoint: Checkpoint) -> None:

@@ -40,6 +40,24 @@ class OneOf(NamedTuple):
         return {"type": "literal", "expected": list(self.choices)}
 
 
+class Checked(NamedTuple):
+    """Annotation of a value that `check` returns as it is used, or refuses by a `SettingError`."""
+
+    check: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:
+        """The schema of a value that only `check` validates."""
+        from hybridnn.utils.settings_models import refused
+
+        def validate(value: Any) -> Any:
+            try:
+                return self.check(value)
+            except SettingError as error:
+                raise refused("", value, error.allowed) from None
+
+        return {"type": "function-plain", "function": {"type": "no-info", "function": validate}}
+
+
 class AutoOrBoolean:
     """Annotation of what is true, false or ``"auto"``."""
 
@@ -96,15 +114,17 @@ def _type_hints(kind: Any) -> dict[str, Any]:
 def require_type(name: str, value: Any, kind: Any) -> None:
     """Refuse, by a `SettingError`, a value that is not of a type.
 
-    Types are bool, float, float and int with a `Range`, `OneOf`, `AutoOrBool`, tuples of such types, and one of them or
-    None.
+    Types are bool, float, float and int with a `Range`, `OneOf`, `AutoOrBool`, `Checked`, tuples of such types, and one
+    of them or None.
     """
     if type(None) in get_args(kind):
         if value is None:
             return
         kind = next(other for other in get_args(kind) if other is not type(None))
     kind, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
-    if limits and isinstance(limits[0], AutoOrBoolean):
+    if limits and isinstance(limits[0], Checked):
+        limits[0].check(value)
+    elif limits and isinstance(limits[0], AutoOrBoolean):
         if not isinstance(value, bool) and value != "auto":
             raise SettingError(name, value, AutoOrBoolean.ALLOWED)
     elif get_origin(kind) is tuple:

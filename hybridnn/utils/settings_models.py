@@ -141,6 +141,10 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    if TYPE_CHECKING:  # options of `TrainConfig`, which sections get as fields
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def foreign_keys(self) -> frozenset[str]:
         """Keys that have no effect with the section's other values, and must not be set."""
         return frozenset()

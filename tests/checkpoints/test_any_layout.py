@@ -139,7 +139,7 @@ def test_the_manifest_is_complete(comm: MPI.Intracomm, mpi_tmp_path: Path) -> No
     assert manifest.progress == PROGRESS  # the sum of the losses exactly
     assert manifest.origin.layout.layers == (1, 2, 1, 1)
     assert manifest.origin.layout.stages == ((1, 1), (1, 1))
-    assert manifest.origin.seed == 5
+    assert manifest.origin.settings == {"training.seed": "5"}
 
 
 @pytest.mark.in_process(ranks=[2])

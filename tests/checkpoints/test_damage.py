@@ -46,7 +46,7 @@ def replace_by_folder(path: Path) -> None:
 
 def remove_a_key(path: Path) -> None:
     values = json.loads(path.read_text())
-    del values["origin"]["seed"]
+    del values["origin"]["settings"]
     path.write_text(json.dumps(values))
 
 
@@ -65,7 +65,7 @@ DAMAGES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
     (MANIFEST, lambda path: path.write_bytes(b"\xff\xfe"), "cannot be read"),
     (MANIFEST, lambda path: path.write_text("[]"), "should be an object"),
     (MANIFEST, lambda path: path.write_text(path.read_text().replace('"step": 30', '"step": 31')), "SHA-256"),
-    (MANIFEST, remove_a_key, "origin.seed"),
+    (MANIFEST, remove_a_key, "origin.settings"),
     # with valid digests
     (MANIFEST, lambda path: forge(path, ["progress", "step"], 31), "progress.step = 31"),
     (MANIFEST, lambda path: forge(path, ["arrays"], {}), "the array layers.0.bias.npy is missing"),

@@ -195,8 +195,8 @@ def test_settings_that_change_the_training_are_refused_with_both_values(stopped:
     before = files()
     for options, message in (
         (["--seed", "7"], "training.seed = 7: the run to resume has 0; --force trains on with the new value"),
-        (["--hidden", "10"], "model.hidden = (10,): the run to resume has (9,); start a new run for another"),
-        (["--hidden", "10", "--force"], "model.hidden = (10,): "),
+        (["--hidden", "10"], "model.hidden = [10]: the run to resume has [9]; start a new run for another"),
+        (["--hidden", "10", "--force"], "model.hidden = [10]: "),
         (["--set", "data.synthetic.noise=0.3"], "data.synthetic.noise = 0.3: the run to resume has 0.1; --force"),
         (["--lr", "0.5"], "optimizer.lr = 0.5: the run to resume has 0.005; --force"),
         (["--batch-size", "20"], "training.batch_size = 20: the run to resume has 25; start a new run"),
@@ -207,6 +207,25 @@ def test_settings_that_change_the_training_are_refused_with_both_values(stopped:
     assert run_hybridnn(*RESUME, "--lr", "0.006", "--force")[0] == 0
     assert [record["learning_rate"] for record in records(stopped) if record["kind"] == "step"][-1] == 0.006
     assert error_line(run_hybridnn(*RESUME, "--lr", "0.1")).startswith("Error: optimizer.lr = 0.1: ")
+
+
+def test_a_settings_file_that_was_edited_is_compared_with_the_checkpoint(stopped: Path, run_hybridnn: Run) -> None:
+    config = stopped / "config.toml"
+    written = config.read_text()
+    for line, edited, setting in (
+        ("lr = 0.005", "lr = 0.05", "optimizer.lr = 0.05"),
+        ("momentum = 0.9", "momentum = 0.5", "optimizer.momentum = 0.5"),
+        ("seed = 0", "seed = 3", "training.seed = 3"),
+        ("batch_size = 25", "batch_size = 20", "training.batch_size = 20"),
+        ("shuffle = true", "shuffle = false", "training.shuffle = False"),
+        ("standardize = true", "standardize = false", "data.standardize = False"),
+    ):
+        start, section, rest = written.partition(f"[{setting.partition('.')[0]}]\n")
+        assert f"\n{line}\n" in f"\n{rest}", line
+        config.write_text(start + section + rest.replace(line, edited, 1))
+        assert error_line(run_hybridnn(*RESUME)).startswith(f"Error: {setting}: the run to resume has "), line
+    config.write_text(written.replace("lr = 0.005", "lr = 0.05"))
+    assert run_hybridnn(*RESUME, "--force")[0] == 0
 
 
 def test_more_epochs_are_refused_if_the_learning_rate_depends_on_them(run_hybridnn: Run) -> None:

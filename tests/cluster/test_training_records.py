@@ -31,7 +31,7 @@ import hybridnn
 from hybridnn.runs.trace_file import write_trace
 grid = hybridnn.ProcessGrid(pipeline=4)
 trainer = hybridnn.Trainer(
-    hybridnn.MLP([8, 64, 64, 64, 4]), grid=grid, batch_size=40, pipelining=hybridnn.Pipelining("gpipe", microbatches=4)
+    hybridnn.MLP([8, 64, 64, 64, 4]), grid=grid, batch_size=40, method="gpipe", microbatches=4
 )
 x = np.random.default_rng(0).standard_normal((80, 8))
 trainer.fit(x, np.arange(80) % 4, epochs=2)

@@ -24,7 +24,6 @@ from hybridnn import ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
-from hybridnn.training.config import Pipelining
 from reference.cases import OPTIMIZERS, Case, assert_arrays_same, check_against_reference, local_data, make_trainer
 from reference.pipeline_cases import (
     ADAM,
@@ -141,8 +140,8 @@ def replica_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
 def checkpoint_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
     """Checkpoints in a folder that all nodes see, from which another trainer goes on to the last bit."""
 
-    def check(case: Case, grid: ProcessGrid, pipelining: Pipelining | None) -> None:
-        settings = {} if pipelining is None else {"pipelining": pipelining}
+    def check(case: Case, grid: ProcessGrid, method: str | None) -> None:
+        settings = {} if method is None else {"method": method}
         first, second = (make_trainer(case, grid, **settings) for _ in range(2))
         first.fit(*local_data(case, grid), epochs=1)
         # The working directory of the job is that of the test.
@@ -158,7 +157,7 @@ def checkpoint_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
     adam = Case(optimizer="adam")
     yield "a checkpoint of a grid", lambda: check(adam, ProcessGrid(WORLD, model=2 - WORLD.size % 2), None)
     pipeline = ProcessGrid(WORLD, pipeline=WORLD.size)
-    yield "a checkpoint of a pipeline", lambda: check(ADAM, pipeline, Pipelining("pipedream"))
+    yield "a checkpoint of a pipeline", lambda: check(ADAM, pipeline, "pipedream")
 
 
 GROUPS: dict[str, Callable[[Nodes], Iterator[tuple[str, Check]]]] = {

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn import SGD, Adam, AdamW, DeviceOptions, RMSprop, Step, Trainer
+from hybridnn import MLP, SGD, Adam, AdamW, DeviceOptions, RMSprop, Step, TrainConfig, Trainer
 from hybridnn.config.settings import Settings, load_settings, settings_from, to_toml, with_stages
 from hybridnn.errors import SettingError
+from hybridnn.training.config import SETTING_NAMES
 
 LIST = 'must be a list, as in [3, 4] or ["a", "b"]'
 
@@ -113,8 +114,8 @@ def test_wrong_value_is_named_with_what_is_allowed(overrides: str) -> None:
         (
             "parallel.zzz=3",
             "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "
-            "model_split, overlap, shared_replicas, method, microbatches, chunks, partition, "
-            "vertical_sync, weight_grad, auto",
+            "auto, model_split, overlap, shared_replicas, method, microbatches, chunks, partition, "
+            "vertical_sync, weight_grad",
         ),
         (
             "zzz.zzz=3",
@@ -269,16 +270,16 @@ def test_sections_are_the_objects_of_the_library() -> None:
     assert steps == Step((2, 4), 1.0)
 
 
-def test_the_defaults_of_the_trainer_are_those_of_the_settings() -> None:
-    settings, defaults = Settings(), {p.name: p.default for p in signature(Trainer).parameters.values()}
-    for section, keys in (
-        (settings.training, ("batch_size", "seed", "dtype", "shuffle", "clip_norm", "evaluate_every")),
-        (settings.parallel, ("model_split", "overlap", "shared_replicas")),
-        (settings.data, ("distribution",)),
-        (settings.output, ("log_every",)),
-    ):
-        for key in keys:
-            assert defaults[key] == getattr(section, key), key
+def test_a_settings_file_has_every_option_of_a_trainer_in_its_section() -> None:
+    values = settings_from({}).model_dump()
+    trainer = Trainer(MLP([2, 3]))
+    for key, name in SETTING_NAMES.items():
+        section, _, setting = name.partition(".")
+        assert values[section][setting] == getattr(TrainConfig(MLP([2, 3])), key), name
+        with pytest.raises(AttributeError, match=f"{key} is fixed"):
+            setattr(trainer, key, 7)
+    assert settings_from({"training": {"batch_size": 7}}).train_config(MLP([2, 3])).batch_size == 7
+    assert trainer.batch_size == 100
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.collectives import CommunicationCounts
 from hybridnn.cost.formulas import (
@@ -184,7 +184,7 @@ def train_one_step(comm: Any, method: str, shape: tuple[int, int, int]) -> None:
         model_split="columns",
         shared_replicas=False,
         overlap=False,
-        pipelining=Pipelining(method),
+        method=method,
     )
     samples = np.ones((24, TRAINED[0]))
     trainer.fit(samples, np.ones((24, TRAINED[-1])), epochs=1)

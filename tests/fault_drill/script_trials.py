@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybridnn import MLP, SGD, Adam, Constant, Cosine, Pipelining, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, Adam, Constant, Cosine, ProcessGrid, Trainer
 
 grid = ProcessGrid(**{grid})
 faulty = grid.rank == {rank}
@@ -56,7 +56,7 @@ kind = SGD
 calls = 2
 if faulty:
     {before}
-second |= dict(pipelining=Pipelining("gpipe")) if grid.pipeline > 1 else {{}}
+second |= dict(method="gpipe") if grid.pipeline > 1 else {{}}
 trainer = Trainer(MLP([6, 12, 11, 4]), kind(**first), grid=grid, **second)
 if faulty:
     {between}

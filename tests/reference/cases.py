@@ -127,7 +127,6 @@ def make_trainer(case: Case, grid: hybridnn.ProcessGrid, dtype: str = "float64",
         OPTIMIZERS[case.optimizer][0],
         grid=grid,
         batch_size=case.batch_size,
-        schedule=SCHEDULES[case.schedule][0],
         seed=case.seed,
         dtype=dtype,
         clip_norm=case.clip_norm,
@@ -135,9 +134,7 @@ def make_trainer(case: Case, grid: hybridnn.ProcessGrid, dtype: str = "float64",
         overlap=case.overlap,
         shared_replicas=case.shared_replicas,
         distribution=case.distribution,
-        log_every=1,
-        evaluate_every=case.epochs,
-        **settings,
+        **{"schedule": SCHEDULES[case.schedule][0], "log_every": 1, "evaluate_every": case.epochs, **settings},
     )
 
 

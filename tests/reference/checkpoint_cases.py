@@ -104,8 +104,7 @@ class LocalArrays:
             model=f"widths {SIZES}",
             optimizer="an optimizer",
             data="no data",
-            seed=5,
-            shuffle=True,
+            settings={"training.seed": "5"},
             layout=self.layout,
         )
         return CheckpointWriter(folder, self.grid, MLP(SIZES), self.stages, self.states, origin, keep=keep)

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 import hybridnn
-from hybridnn.training.config import Pipelining
 from reference import pipelines
 from reference.cases import (
     Case,
@@ -45,7 +44,7 @@ UNEVEN = {1: (8,), 2: (5, 3), 3: (1, 2, 5), 4: (3, 1, 1, 3)}
 
 @dataclass(frozen=True)
 class PipelineCase:
-    """A training in a pipeline, with the fields of `Pipelining`, and `drain_every`."""
+    """A training in a pipeline, with the options of its pipeline."""
 
     method: str
     case: Case = MOMENTUM
@@ -60,8 +59,7 @@ class PipelineCase:
     @property
     def settings(self) -> dict[str, Any]:
         """Arguments of the trainer."""
-        pipelining = Pipelining(**{field.name: getattr(self, field.name) for field in fields(Pipelining)})
-        return {"pipelining": pipelining, "drain_every": self.drain_every}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "case"}
 
     def __str__(self) -> str:
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)[2:] if getattr(self, f.name) != f.default]

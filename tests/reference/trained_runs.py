@@ -112,7 +112,7 @@ def write_checkpoint(folder: Path, step: int, arrays: Arrays) -> Path:
         }
         for file in sorted(path.iterdir())
     }
-    origin = {"model": "", "optimizer": "", "data": "", "seed": 0, "shuffle": True}
+    origin = {"model": "", "optimizer": "", "data": "", "settings": {}}
     layout = asdict(Layout.uniform([(1, 1)], 3))
     manifest = {
         "format_version": 1,

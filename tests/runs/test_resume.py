@@ -15,7 +15,6 @@ from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.nn.learning_rates import Cosine
 from hybridnn.nn.optimizers import Optimizer
-from hybridnn.training.config import Pipelining
 from hybridnn.training.epoch import StepPosition
 
 SIZES, SAMPLES, BATCH, EPOCHS = [5, 9, 8, 7, 3], 53, 12, 3
@@ -42,7 +41,7 @@ def trainer_on(layout: Layout, optimizer: Optimizer, alone: bool = False) -> Tra
         seed=3,
         dtype="float64",
         log_every=1,
-        pipelining=Pipelining(layout.method),
+        method=layout.method,
         **layout.settings,
     )
 

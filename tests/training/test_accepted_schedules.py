@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.pipeline.checks.lint import ScheduleError, lint
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Backward, InputGradient, Instruction, WeightGradient
@@ -76,14 +76,14 @@ def test_accepted_schedules_train_as_one_process(
     numbers = np.random.default_rng(0)
     x, y = numbers.standard_normal((22, 5)), numbers.standard_normal((22, 3))
 
-    def trained(grid: ProcessGrid, pipelining: Pipelining) -> dict[str, np.ndarray]:
+    def trained(grid: ProcessGrid, **options: Any) -> dict[str, np.ndarray]:
         model = MLP([5, 6, 7, 4, 3], "tanh")
-        trainer = Trainer(model, SGD(0.1), grid=grid, batch_size=9, dtype="float64", pipelining=pipelining)
+        trainer = Trainer(model, SGD(0.1), grid=grid, batch_size=9, dtype="float64", **options)
         trainer.fit(x, y, epochs=1)
         return trainer.weights()
 
     # Every rank trains the whole network alone, without a pipeline, for comparison.
-    alone = trained(ProcessGrid(comm.Split(comm.rank)), Pipelining())
+    alone = trained(ProcessGrid(comm.Split(comm.rank)))
     grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
     seen = set()
     schedule = None
@@ -93,7 +93,7 @@ def test_accepted_schedules_train_as_one_process(
         made = make_schedule(method, stages=comm.size, minibatches=1, microbatches=MICROBATCHES)
         schedule = disturbed(made, seed)
         seen.add(schedule.orders)
-        weights = trained(grid, Pipelining(method, microbatches=MICROBATCHES, weight_grad="per-microbatch"))
+        weights = trained(grid, method=method, microbatches=MICROBATCHES, weight_grad="per-microbatch")
         for name, array in weights.items():
             np.testing.assert_allclose(array, alone[name], rtol=1e-10, atol=1e-13, err_msg=f"seed {seed}: {name}")
     assert len(seen) > 0.8 * len(seeds)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hybridnn import MLP, SGD, Callback, EarlyStopping, Pipelining, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, Callback, EarlyStopping, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, SettingError
 from reference.cases import assert_arrays_close, assert_arrays_same
 
@@ -79,8 +79,8 @@ def test_the_order_of_calls_is_the_same_on_every_rank(comm: MPI.Intracomm) -> No
 LAYOUTS = {
     "batch": ({"batch": 4}, {}),
     "model": ({"batch": 2, "model": 2}, {}),
-    "1f1b": ({"pipeline": 2, "batch": 2}, {"pipelining": Pipelining("1f1b")}),
-    "pipedream": ({"pipeline": 2, "batch": 2}, {"pipelining": Pipelining("pipedream")}),
+    "1f1b": ({"pipeline": 2, "batch": 2}, {"method": "1f1b"}),
+    "pipedream": ({"pipeline": 2, "batch": 2}, {"method": "pipedream"}),
 }
 
 
@@ -153,3 +153,22 @@ def test_ranks_with_other_callbacks_are_refused(comm: MPI.Intracomm) -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match=next(iter(wrong))):
         EarlyStopping(**wrong)
+
+
+def test_early_stopping_without_its_value_is_refused() -> None:
+    for monitor, validation in (("test_loss", None), ("test_accuracy", noisy(1))):
+        with pytest.raises(SettingError, match=f"monitor = '{monitor}': the training has no such values"):
+            make(ProcessGrid()).fit(*noisy(0), epochs=2, validation=validation, callbacks=[EarlyStopping(monitor)])
+
+
+def test_what_is_no_model_optimizer_or_callback_is_named() -> None:
+    wrong: list[tuple[str, Any]] = [
+        (r"model = \[5, 2\]: must be an MLP", lambda: Trainer([5, 2])),  # type: ignore[arg-type]
+        (r"optimizer = <class .*SGD'>: must be an optimizer, for", lambda: Trainer(MLP([5, 2]), SGD)),  # type: ignore[arg-type]
+        (r"callbacks = .*: must be a list", lambda: make(ProcessGrid()).fit(*noisy(0), epochs=1, callbacks=Calls())),  # type: ignore[arg-type]
+        (r"callbacks = \[3\]: must be a list", lambda: make(ProcessGrid()).fit(*noisy(0), epochs=1, callbacks=[3])),  # type: ignore[list-item]
+        (r"training\.shuffle = 'no': must be true or false", lambda: Trainer(MLP([5, 2]), shuffle="no")),
+    ]
+    for message, action in wrong:
+        with pytest.raises(SettingError, match=message):
+            action()

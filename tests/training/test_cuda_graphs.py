@@ -64,8 +64,7 @@ def test_a_replayed_step_is_one_launch(name: str) -> None:
 def launches_of_steps(grid: ProcessGrid, device: TrainingDevice, name: str) -> list[int]:
     """Pieces of work that the host enqueues in steps 3 to 7, which are replayed."""
     case, stream = replace(GRAPHS[name], samples=80), kernels_of(device)._cupy.current
-    trainer, given = make_trainer(case, grid, "float32", device=device), []
-    trainer.log_every = 100
+    trainer, given = make_trainer(case, grid, "float32", device=device, log_every=100), []
     trainer.fit(*data(case), epochs=1, should_stop=lambda position: given.append(stream.given))
     return np.diff(given)[1:6].tolist()
 

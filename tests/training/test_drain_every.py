@@ -38,8 +38,7 @@ FIVE = replace(MOMENTUM, epochs=5)
 @pytest.mark.parametrize("name", ONE_DRAIN)
 def test_an_epoch_is_evaluated_with_the_weights_after_its_last_update(comm: MPI.Intracomm, name: str) -> None:
     it = replace(ONE_DRAIN[name], case=FIVE)
-    trainer, expected = pipelined_trainer(it, ProcessGrid(comm, pipeline=4)), expected_outcome(it, 4)
-    trainer.evaluate_every = 2
+    trainer, expected = pipelined_trainer(it, ProcessGrid(comm, pipeline=4), evaluate_every=2), expected_outcome(it, 4)
     x, y = data(it.case)
     weights: list[dict[str, np.ndarray]] = []
 
@@ -109,8 +108,7 @@ class Calls(Callback):
 @pytest.mark.in_process(ranks=[3])
 def test_a_callback_that_ends_the_training_does_so_at_the_drain(comm: MPI.Intracomm) -> None:
     it = replace(ONE_DRAIN["pipedream"], case=FIVE)
-    trainer, calls = pipelined_trainer(it, ProcessGrid(comm, pipeline=3)), Calls(stop_after=1)
-    trainer.log_every = 2
+    trainer, calls = pipelined_trainer(it, ProcessGrid(comm, pipeline=3), log_every=2), Calls(stop_after=1)
     history = trainer.fit(*data(it.case), epochs=5, callbacks=[calls])
     per_epoch = [(f"begin {n}", f"step {4 * n - 2}", f"step {4 * n}", f"end {n}") for n in (1, 2, 3)]
     assert calls.calls == [call for epoch in per_epoch for call in epoch]
@@ -184,8 +182,7 @@ def test_a_loss_that_is_not_finite_ends_the_training_after_the_drain(comm: MPI.I
 @pytest.mark.in_process(ranks=[2])
 def test_epochs_before_a_loss_that_is_not_finite_are_recorded(comm: MPI.Intracomm) -> None:
     it = replace(ONE_DRAIN["vanilla"], case=THREE)
-    trainer, x, y = pipelined_trainer(it, ProcessGrid(comm, pipeline=2)), *data(THREE)
-    trainer.schedule = Rising()
+    trainer, x, y = pipelined_trainer(it, ProcessGrid(comm, pipeline=2), schedule=Rising()), *data(THREE)
     with pytest.raises(NonFiniteLossError) as caught:
         trainer.fit(x, y, epochs=3)
     assert [record.epoch for record in trainer.history.epochs] == [1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.pipeline.partition.layer_profile import LayerProfile
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.training.config import Pipelining
 from reference import network as net
 from reference.cases import assert_arrays_same, data
 from reference.pipeline_cases import (
@@ -77,50 +75,45 @@ def test_a_diverging_run_stops_on_every_rank_with_the_same_words(comm: MPI.Intra
         assert len(set(allgather_objects(comm, str(caught.value)))) == 1, str(it)
 
 
-def wrong_settings(stages: int) -> dict[str, tuple[Callable[[], Pipelining], dict[str, Any], str]]:
-    """What is refused, with the pipelining, the other settings, and a pattern of what the message says."""
-
-    def made(**settings: Any) -> Callable[[], Pipelining]:
-        return lambda: Pipelining(**settings)
-
+def wrong_settings(stages: int) -> dict[str, tuple[dict[str, Any], str]]:
+    """What is refused, with the options, and a pattern of what the message says."""
     few = MLP((*DEEP[: stages - 1], 3))
     return {
-        "more stages than layers": (made(), {"model": few}, rf"{stages}\b.*\b{stages - 1}|{stages - 1}\b.*\b{stages}"),
-        "more chunks than layers": (made(method="interleaved", chunks=5, microbatches=stages), {}, "chunks|layers"),
-        "too few layers dealt": (made(partition=(1,) * stages), {}, r"partition.*8"),
-        "too many stages in it": (made(partition=(1,) * 8), {}, rf"partition.*{stages}"),
-        "a stage of none": (made(partition=(8,) + (0,) * (stages - 1)), {}, "partition"),
-        "a partition of no name": (made(partition="balanced"), {}, "partition.*balanced.*uniform"),
-        "clipping": (made(method="pipedream"), {"clip_norm": 0.5}, "clip_norm.*0.5"),
-        "clipping with fr": (made(method="fr"), {"clip_norm": 0.5}, "clip_norm.*0.5"),
-        "no momentum": (made(method="spectrain"), {"optimizer": SGD(momentum=0.0)}, "momentum"),
-        "sent minibatches": (made(method="gpipe"), {"distribution": "scatter"}, "distribution.*scatter"),
-        "sent on": (made(method="fr"), {"distribution": "scatter-broadcast"}, "distribution.*scatter-broadcast"),
-        "unknown method": (made(method="pipedraem"), {}, r"method.*pipedraem.*pipedream"),
-        "microbatches of pipedream": (made(method="pipedream", microbatches=2), {}, "microbatches.*2"),
-        "no microbatches": (made(method="gpipe", microbatches=0), {}, "microbatches.*0"),
-        "half microbatches": (made(method="gpipe", microbatches=2.5), {}, r"microbatches.*2\.5"),
+        "more stages than layers": ({"model": few}, rf"{stages}\b.*\b{stages - 1}|{stages - 1}\b.*\b{stages}"),
+        "more chunks than layers": ({"method": "interleaved", "chunks": 5, "microbatches": stages}, "chunks|layers"),
+        "too few layers dealt": ({"partition": (1,) * stages}, r"partition.*8"),
+        "too many stages in it": ({"partition": (1,) * 8}, rf"partition.*{stages}"),
+        "a stage of none": ({"partition": (8,) + (0,) * (stages - 1)}, "partition"),
+        "a partition of no name": ({"partition": "balanced"}, "partition.*balanced.*uniform"),
+        "clipping": ({"method": "pipedream", "clip_norm": 0.5}, "clip_norm.*0.5"),
+        "clipping with fr": ({"method": "fr", "clip_norm": 0.5}, "clip_norm.*0.5"),
+        "no momentum": ({"method": "spectrain", "optimizer": SGD(momentum=0.0)}, "momentum"),
+        "sent minibatches": ({"method": "gpipe", "distribution": "scatter"}, "distribution.*scatter"),
+        "sent on": ({"method": "fr", "distribution": "scatter-broadcast"}, "distribution.*scatter-broadcast"),
+        "unknown method": ({"method": "pipedraem"}, r"method.*pipedraem.*pipedream"),
+        "microbatches of pipedream": ({"method": "pipedream", "microbatches": 2}, "microbatches.*2"),
+        "no microbatches": ({"method": "gpipe", "microbatches": 0}, "microbatches.*0"),
+        "half microbatches": ({"method": "gpipe", "microbatches": 2.5}, r"microbatches.*2\.5"),
         "microbatches of the order": (
-            made(method="interleaved", chunks=2, microbatches=stages + 1),
-            {},
+            {"method": "interleaved", "chunks": 2, "microbatches": stages + 1},
             rf"microbatches.*{stages + 1}",
         ),
-        "chunks of 1f1b": (made(method="1f1b", chunks=2), {}, "chunks.*2"),
-        "no chunks": (made(method="interleaved", chunks=0), {}, "chunks.*0"),
-        "vertical sync of gpipe": (made(method="gpipe", vertical_sync=True), {}, "vertical_sync"),
-        "no drain": (made(method="fr"), {"drain_every": 0}, r"training\.drain_every.*0"),
-        "unknown weight_grad": (made(method="gpipe", weight_grad="split"), {}, "weight_grad.*split"),
-        "merged by zb-h1": (made(method="zb-h1", weight_grad="merged"), {}, "weight_grad.*merged"),
+        "chunks of 1f1b": ({"method": "1f1b", "chunks": 2}, "chunks.*2"),
+        "no chunks": ({"method": "interleaved", "chunks": 0}, "chunks.*0"),
+        "vertical sync of gpipe": ({"method": "gpipe", "vertical_sync": True}, "vertical_sync"),
+        "no drain": ({"method": "fr", "drain_every": 0}, r"training\.drain_every.*0"),
+        "unknown weight_grad": ({"method": "gpipe", "weight_grad": "split"}, "weight_grad.*split"),
+        "merged by zb-h1": ({"method": "zb-h1", "weight_grad": "merged"}, "weight_grad.*merged"),
     }
 
 
 @pytest.mark.in_process(ranks=[3])
 @pytest.mark.parametrize("name", wrong_settings(2))
 def test_wrong_settings_are_refused_in_one_line_on_every_rank(comm: MPI.Intracomm, name: str) -> None:
-    pipelining, settings, pattern = wrong_settings(comm.size)[name]
-    given: dict[str, Any] = {"model": MLP(DEEP), "optimizer": Adam()} | settings
+    options, pattern = wrong_settings(comm.size)[name]
+    given: dict[str, Any] = {"model": MLP(DEEP), "optimizer": Adam()} | options
     with pytest.raises(HybridnnError, match=pattern) as caught:
-        Trainer(grid=ProcessGrid(comm, pipeline=comm.size), pipelining=pipelining(), **given)
+        Trainer(grid=ProcessGrid(comm, pipeline=comm.size), **given)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
     assert len(set(allgather_objects(comm, str(caught.value)))) == 1
@@ -137,11 +130,11 @@ def test_one_stage_takes_exact_methods_alone() -> None:
     plain = trained()
     for name, method in METHODS.items():
         if method.exact:
-            assert_arrays_same(trained(pipelining=Pipelining(name)), plain)
+            assert_arrays_same(trained(method=name), plain)
         else:
             with pytest.raises(SettingError, match=rf"^parallel.method = '{name}': needs at least 2 stages"):
-                trained(pipelining=Pipelining(name))
-    assert_arrays_same(trained(pipelining=Pipelining()), plain)
+                trained(method=name)
+    assert_arrays_same(trained(method="1f1b"), plain)
 
 
 @pytest.mark.in_process(ranks=[3])
@@ -149,16 +142,17 @@ def test_ranks_that_were_given_different_pipelines_are_refused(comm: MPI.Intraco
     grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
     last = comm.rank == comm.size - 1
     for mine, other in (
-        (Pipelining("gpipe"), Pipelining("pipedream")),
-        (Pipelining("gpipe", microbatches=2), Pipelining("gpipe", microbatches=3)),
-        (Pipelining("1f1b", weight_grad="merged"), Pipelining("1f1b", weight_grad="per-microbatch")),
-        (Pipelining(partition="profile"), Pipelining(partition="uniform")),
+        ({"method": "gpipe"}, {"method": "pipedream"}),
+        ({"method": "gpipe", "microbatches": 2}, {"method": "gpipe", "microbatches": 3}),
+        ({"weight_grad": "merged"}, {"weight_grad": "per-microbatch"}),
+        ({"partition": "profile"}, {"partition": "uniform"}),
+        ({"batch_size": 11}, {"batch_size": 12}),
+        ({"clip_norm": 1.0}, {}),
+        ({}, {"seed": 1}),
     ):
+        options: dict[str, Any] = other if last else mine
         with pytest.raises(SettingError, match="the same on every rank"):
-            Trainer(MLP([4, 5, 6, 7, 3]), grid=grid, pipelining=other if last else mine)
-    for mine_too, other_too in (({"batch_size": 11}, {"batch_size": 12}), ({"clip_norm": 1.0}, {}), ({}, {"seed": 1})):
-        with pytest.raises(SettingError, match="the same on every rank"):
-            Trainer(MLP([4, 5, 6, 7, 3]), grid=grid, **(other_too if last else mine_too))
+            Trainer(MLP([4, 5, 6, 7, 3]), grid=grid, **options)
 
 
 @pytest.mark.in_process(ranks=[4])
@@ -178,8 +172,8 @@ def test_a_partition_by_times_gives_a_wide_stage_more_layers(
         ([(2, 1), (2, 1)], (4, 4)),
     ):
         grid = ProcessGrid(comm, stages=stages)
-        pipelining = Pipelining("pipedream", partition="profile")
-        assert Trainer(model, grid=grid, batch_size=600, pipelining=pipelining).layout.layers == layers
+        trainer = Trainer(model, grid=grid, batch_size=600, method="pipedream", partition="profile")
+        assert trainer.layout.layers == layers
 
 
 @pytest.mark.in_process(ranks=[2])
@@ -189,8 +183,7 @@ def test_data_of_both_tasks_in_turn_train_as_if_each_came_first(comm: MPI.Intrac
     x, numbers, labels = random.standard_normal((33, 4)), random.standard_normal((33, 3)), random.integers(0, 3, 33)
 
     def trainer() -> Trainer:
-        pipelining = Pipelining("pipedream")
-        return Trainer(MLP([4, 6, 5, 7, 3]), SGD(0.05), grid=grid, batch_size=5, dtype="float64", pipelining=pipelining)
+        return Trainer(MLP([4, 6, 5, 7, 3]), SGD(0.05), grid=grid, batch_size=5, dtype="float64", method="pipedream")
 
     mixed = trainer()
     mixed.predict(x)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.training.config import Pipelining
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -26,7 +25,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 def trainer_of(comm: MPI.Intracomm, **pipelining: object) -> Trainer:
     grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
-    return Trainer(MLP(SIZES), SGD(1e-3), grid=grid, batch_size=BATCH, pipelining=Pipelining(**pipelining))
+    return Trainer(MLP(SIZES), SGD(1e-3), grid=grid, batch_size=BATCH, **pipelining)
 
 
 @pytest.mark.in_process(ranks=[4])

@@ -21,7 +21,6 @@ from hybridnn.parallel.fused_update import FusedUpdateReplica
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.shared_replica import SUM_BLOCK, SharedReplica
-from hybridnn.training.config import Pipelining
 from reference.cases import (
     Case,
     assert_arrays_close,
@@ -73,8 +72,8 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
             check_pipelined(replace(DELAYED_CASES[name], case=replace(ADAM, shared_replicas=True)), grid)
         return
     for case in SHARED if comm.size == 2 else FUSED[:3]:
-        trainer = make_trainer(replace(case, shared_replicas=True), ProcessGrid(comm))
-        trainer.log_every = 10**6  # a record is a collective, which would synchronize the ranks
+        # A record is a collective, which would synchronize the ranks.
+        trainer = make_trainer(replace(case, shared_replicas=True), ProcessGrid(comm), log_every=10**6)
         trainer.fit(*data(case), epochs=case.epochs)
         assert_arrays_close(trainer.weights(), reference(case).weights, str(case))
         assert_arrays_close(trainer.gradients(), reference(case).gradients, str(case))
@@ -192,9 +191,7 @@ def test_what_cannot_be_is_refused_and_left_alone_by_default(
 def test_predictions_and_versions_count_as_memory(comm: MPI.Intracomm) -> None:
     def memory(method: str, is_shared: bool) -> Any:
         grid = ProcessGrid(comm, pipeline=2, batch=2)
-        trainer = Trainer(
-            MLP([64] * 5), SGD(), grid=grid, batch_size=8, pipelining=Pipelining(method), shared_replicas=is_shared
-        )
+        trainer = Trainer(MLP([64] * 5), SGD(), grid=grid, batch_size=8, method=method, shared_replicas=is_shared)
         return trainer.stage_memory("regression")[0]
 
     stashed, alone = memory("pipedream", True), memory("pipedream", False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.runs.run_files import read_run
 from hybridnn.study.measures import MEASURES
 from hybridnn.training.records import EvaluationRecord
@@ -28,8 +28,8 @@ TEST = X[:13], Y[:13] + 1
 
 def trainer_on(comm: MPI.Intracomm, axis: str, every: int) -> Trainer:
     grid = ProcessGrid(comm, **{"batch": 1, axis: comm.size})
-    model, pipelining = MLP([5, 7, 6, 5, 2], "tanh"), Pipelining("1f1b", microbatches=2)
-    settings: dict[str, Any] = {"batch_size": 10, "dtype": "float64", "pipelining": pipelining, "grid": grid}
+    model = MLP([5, 7, 6, 5, 2], "tanh")
+    settings: dict[str, Any] = {"batch_size": 10, "dtype": "float64", "microbatches": 2, "grid": grid}
     return Trainer(model, SGD(0.05), evaluate_every_steps=every, log_every=2, **settings)
 
 
@@ -70,8 +70,7 @@ def test_stale_pipelines_evaluate_the_weights_of_the_step_on_every_stage(
     it = replace(DELAYED_CASES[name], drain_every=drain_every, case=replace(MOMENTUM, epochs=3))
     stages = 4 if list(DELAYED_CASES).index(name) % 2 == drain_every % 2 else 2  # else two batch ranks per stage
     grid = ProcessGrid(comm, pipeline=stages)
-    trainer, replayed = (pipelined_trainer(it, grid) for _ in range(2))
-    trainer.evaluate_every_steps = 3
+    trainer, replayed = pipelined_trainer(it, grid, evaluate_every_steps=3), pipelined_trainer(it, grid)
     test = data(it.case, "test")
     history = trainer.fit(*data(it.case), epochs=3, validation=test)
     expected = expected_outcome(it, stages).step_weights
@@ -87,8 +86,7 @@ def test_copies_of_shared_weights_are_complete(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=2)
     case = replace(MOMENTUM, epochs=3, shared_replicas=True)
     it = replace(DELAYED_CASES["pipedream"], drain_every=3, case=case)
-    trainer, replayed = (pipelined_trainer(it, grid) for _ in range(2))
-    trainer.evaluate_every_steps = 1
+    trainer, replayed = pipelined_trainer(it, grid, evaluate_every_steps=1), pipelined_trainer(it, grid)
     history = trainer.fit(*data(case), epochs=3, validation=data(case, "test"))
     for record, weights in zip(history.evaluations, expected_outcome(it, 2).step_weights, strict=True):
         replayed.load_weights(weights)

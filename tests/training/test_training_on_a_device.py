@@ -61,8 +61,7 @@ def test_the_host_reads_at_most_two_minibatches_ahead() -> None:
     grid, case = ProcessGrid(), Case(epochs=1, samples=300)
     device = stand_in(grid, free=0)
     cupy = kernels_of(device)._cupy
-    trainer = make_trainer(case, grid, device=device)
-    trainer.log_every = 1000
+    trainer = make_trainer(case, grid, device=device, log_every=1000)
     x, y = data(case)
     taken, left = [], []
 
@@ -86,8 +85,7 @@ def test_the_host_reads_at_most_two_minibatches_ahead() -> None:
 def test_only_logged_steps_wait_for_the_device(case: Case) -> None:
     grid = ProcessGrid()
     device = stand_in(grid)
-    trainer = make_trainer(case, grid, device=device)
-    trainer.log_every = 3
+    trainer = make_trainer(case, grid, device=device, log_every=3)
     fetched = kernels_of(device).fetched
     start = len(fetched)
     trainer.fit(*data(case), epochs=1)
@@ -185,10 +183,9 @@ def test_training_resumes_from_a_checkpoint(
 
         def trainer_on(kind: str, axes: dict[str, int] = axes) -> Trainer:
             grid = ProcessGrid(comm, **axes)
-            return make_trainer(case, grid, device=stand_in(grid) if kind == "gpu" else "cpu")
+            return make_trainer(case, grid, device=stand_in(grid) if kind == "gpu" else "cpu", log_every=100)
 
         first = trainer_on(where[0])
-        first.log_every = 100
         writer = first.checkpoint_writer(folder, "noise")
 
         def should_stop(reached: StepPosition, writer: Any = writer) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn import MLP, SGD, Adam, Pipelining, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
@@ -66,4 +66,4 @@ def test_optimizers_without_prediction_are_refused() -> None:
 def test_stale_pipelines_are_refused(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=2)
     with pytest.raises(SettingError, match=r"training\.weight_error = 1: above 0 needs an exact method"):
-        Trainer(MLP([5, 7, 2]), grid=grid, pipelining=Pipelining("pipedream"), weight_error=1)
+        Trainer(MLP([5, 7, 2]), grid=grid, method="pipedream", weight_error=1)

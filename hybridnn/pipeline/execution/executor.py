@@ -99,6 +99,9 @@ class Executor:
         self._microbatches = program.schedule.microbatches
         self._operations: dict[tuple[int, int], Operation] = {}
         self._steps: dict[int, tuple[list[Operation], list[Operation]]] = {}
+        self._walk: Iterator[tuple[Instruction, Operation, Minibatch]] | None = None
+        self._left = 0  # updates to the end of the walk
+        self._update_next: Sequence[Operation] = ()
         self._has_messages = grid.pipeline > 1
         self._take_outputs: TakeOutputs | None = None
         self._compilers: dict[type[Instruction], Callable[[_Task], Operation | None]] = {
@@ -119,38 +122,57 @@ class Executor:
             Barrier: lambda task: lambda minibatch: self._grid.world.barrier(),
         }
 
-    def train(self, minibatches: Sequence[Minibatch]) -> Iterator[Minibatch]:
-        """Train on consecutive minibatches; collective over the grid.
+    def begin(self, minibatches: Sequence[Minibatch]) -> None:
+        """Begin to train on consecutive minibatches: the program of one for each of them, or that of all.
 
-        Yields
-        ------
-        Minibatch
-            Each minibatch when its gradients are complete. The update follows when the iteration continues.
+        `gradient` and `update` follow for each, in their order; all are collective over the grid.
         """
-        count = len(minibatches)
-        if self._has_messages or count > 1:
+        self._walk = None
+        if self._program.schedule.minibatches > 1:
             self._begin(minibatches)
-        if count == self._program.schedule.minibatches == 1:
-            (minibatch,) = minibatches
-            gradient, update = self._steps.get(minibatch.size) or self._compile_step(minibatch.size)
-            for operation in gradient:
-                operation(minibatch)
-            yield minibatch
-            for operation in update:
-                operation(minibatch)
-        else:
-            order = self._program.order
-            for position, shift in self._program.walk(count):
-                instruction = order[position]
-                if isinstance(instruction, Barrier):  # has no minibatch: it may follow the last one
-                    self._grid.world.barrier()
-                    continue
-                minibatch = minibatches[instruction.minibatch + shift]
-                if isinstance(instruction, Update):
-                    yield minibatch
-                self._operation(position, minibatch.size)(minibatch)
+            self._walk, self._left = self._operations_of(minibatches), len(minibatches)
+
+    def gradient(self, minibatch: Minibatch) -> None:
+        """Complete the gradients of the next minibatch; the passes of later ones may precede its update."""
+        if self._walk is not None:
+            self._update_next = self._advance()
+            return
+        if self._has_messages:
+            self._begin([minibatch])
+        gradient, self._update_next = self._steps.get(minibatch.size) or self._compile_step(minibatch.size)
+        for operation in gradient:
+            operation(minibatch)
+
+    def update(self, minibatch: Minibatch) -> None:
+        """Update the weights with the gradients that `gradient` has completed."""
+        for operation in self._update_next:
+            operation(minibatch)
+        if self._walk is not None:
+            self._left -= 1
+            if self._left:
+                return
+            self._advance()  # what follows the last update
         if self._has_messages:
             self._finish()
+
+    def _advance(self) -> list[Operation]:
+        """Execute the operations up to the next update, which is returned."""
+        assert self._walk is not None
+        for instruction, operation, minibatch in self._walk:
+            if isinstance(instruction, Update):
+                return [operation]
+            operation(minibatch)
+        return []
+
+    def _operations_of(self, minibatches: Sequence[Minibatch]) -> Iterator[tuple[Instruction, Operation, Minibatch]]:
+        """The operations of the program of all minibatches, in order."""
+        order = self._program.order
+        for position, shift in self._program.walk(len(minibatches)):
+            instruction = order[position]
+            # A barrier has no minibatch: it may follow the last one.
+            index = 0 if isinstance(instruction, Barrier) else instruction.minibatch + shift
+            minibatch = minibatches[index]
+            yield instruction, self._operation(position, minibatch.size), minibatch
 
     def forward(self, minibatches: Sequence[Minibatch], take_outputs: TakeOutputs) -> None:
         """Run forward passes only; collective over the grid.

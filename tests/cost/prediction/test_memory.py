@@ -14,7 +14,6 @@ from hybridnn.cost.prediction.memory import data_bytes, dry_array, largest_memor
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.dense import split_layers
 from hybridnn.pipeline.layout import Layout
-from hybridnn.training.config import Pipelining
 from reference.ranks import on_nodes
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def check(
         model_split=split,
         shared_replicas=shared,
         clip_norm=1.0 if workload.clips else None,
-        pipelining=Pipelining(**pipelining),
+        **pipelining,
     )
     random = np.random.default_rng(0)
     x = random.standard_normal((workload.samples, workload.model.sizes[0]), workload.dtype)

@@ -11,7 +11,6 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.training.config import Pipelining
 from reference.machines import make_machine
 from reference.ranks import on_nodes
 
@@ -52,7 +51,7 @@ def test_two_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
         for residual in (False, True):
             check(comm, {"batch": 1, "model": 2}, residual=residual, model_split=split)
     for method in METHODS:
-        check(comm, {"pipeline": 2, "batch": 1}, pipelining=Pipelining(method))
+        check(comm, {"pipeline": 2, "batch": 1}, method=method)
 
 
 @pytest.mark.in_process(ranks=[4])
@@ -63,7 +62,7 @@ def test_four_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
     for way in ("scatter", "scatter-broadcast"):
         check(comm, {"batch": 2, "model": 2}, distribution=way)
     for method, axes in (("gpipe", (2, 1)), ("interleaved", (1, 2)), ("fr", (1, 2)), ("spectrain", (2, 1))):
-        check(comm, {"pipeline": 2, "batch": axes[0], "model": axes[1]}, pipelining=Pipelining(method))
+        check(comm, {"pipeline": 2, "batch": axes[0], "model": axes[1]}, method=method)
     check(comm, {"stages": [(3, 1), (1, 1)]})
     check(comm, {"stages": [(3, 1), (1, 1)]}, shared_replicas=False)
     # What goes between nodes: slices of the gradient.

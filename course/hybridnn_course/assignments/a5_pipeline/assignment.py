@@ -23,7 +23,6 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import ScheduleError
 from hybridnn.pipeline.timelines import ScheduleTimeline
-from hybridnn.training.config import Pipelining
 from hybridnn_course.answers import MEASURED, Answer, Values
 from hybridnn_course.assignment import Assignment, Bound, Case, Function, Points, Task, Variant, WholeRun
 from hybridnn_course.assignments.a5_pipeline.measure_mistakes import MEASURE
@@ -96,9 +95,9 @@ def _train(method: str, function: Function, variant: Variant, bound: Any = None)
     if bound is not None:
         changed = replace(changed, activations=bound)
     methods = MappingProxyType({**METHODS, method: changed})
-    settings = Pipelining(method=method, microbatches=MICROBATCHES, weight_grad="per-microbatch")
+    settings: dict[str, Any] = {"method": method, "microbatches": MICROBATCHES, "weight_grad": "per-microbatch"}
     with injected("hybridnn.pipeline.schedules.methods:METHODS", methods, "hybridnn.training.trainer"):
-        return train_digits(STAGES, SIZES, grid={"pipeline": STAGES}, pipelining=settings)
+        return train_digits(STAGES, SIZES, grid={"pipeline": STAGES}, **settings)
 
 
 def _run_gpipe(function: Function, variant: Variant) -> Values:

@@ -97,14 +97,14 @@ def _reading(reads: Function) -> Iterator[None]:
 def _train_digits(method: str, momentum: float = 0.0, variant: Variant | None = None) -> Values:
     """Train by a method on `STAGES` pipeline ranks, with one layer each."""
     from hybridnn import SGD
-    from hybridnn.training.config import Pipelining
 
+    options: dict[str, Any]
     if method == "extra" and variant is not None and variant["extra_method"] == "two versions":
-        pipelining = Pipelining("pipedream-2bw", microbatches=STAGES)
+        options = {"method": "pipedream-2bw", "microbatches": STAGES}
     elif method in ("vertical sync", "extra"):  # both are orders of PipeDream that keep at most K versions
-        pipelining = Pipelining("pipedream", vertical_sync=True)
+        options = {"method": "pipedream", "vertical_sync": True}
     else:
-        pipelining = Pipelining(method)
+        options = {"method": method}
     return train_digits(
         STAGES,
         SIZES,
@@ -114,7 +114,7 @@ def _train_digits(method: str, momentum: float = 0.0, variant: Variant | None = 
         batch_size=BATCH,
         initial_weights=named_layers(initial_layers()),
         optimizer=SGD(lr=RATE, momentum=momentum),
-        pipelining=pipelining,
+        **options,
     )
 
 
