@@ -82,7 +82,7 @@ test-gpu bench-gpu gpu-day: export PYTHONSAFEPATH = 1
 test-gpu:
 	$(call link_tree,build/tree)
 	PYTHONPATH=$(CURDIR)/build/tree:tests:.:$$PYTHONPATH $(PYTHON) -m pytest -c /dev/null --rootdir . --import-mode=importlib -o timeout=300 \
-	  -o mpi_timeout=300 -rs -m gpu tests/gpu $(ARGS)
+	  -o mpi_timeout=300 -rs -m gpu tests/gpu/hardware $(ARGS)
 
 bench-gpu:
 	$(call link_tree,build/tree)

@@ -90,7 +90,7 @@ setup(
     package_dir=MAPPED,
     package_data={
         "hybridnn": ["py.typed"],
-        "hybridnn.kernels": ["cuda/*.cu"],
+        "hybridnn.gpu": ["cuda/*.cu"],
         "hybridnn.pipeline.drawing": ["page/*"],
         "hybridnn.datasets": ["*.npz"],
         "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml", "studies/*.toml"],

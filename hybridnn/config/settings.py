@@ -20,7 +20,7 @@ from hybridnn import datasets
 from hybridnn.datasets import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
 from hybridnn.datasets.table_encoding import Categories, Decimal, Missing
 from hybridnn.errors import SettingError
-from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP

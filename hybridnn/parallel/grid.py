@@ -27,8 +27,8 @@ from hybridnn.utils.text import counted
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hybridnn.comm.transports.factory import TransportFactory
     from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
+    from hybridnn.gpu.transports.factory import TransportFactory
 
 
 class ProcessGrid:

@@ -38,6 +38,9 @@ TOOLS = {
     "hybridnn.cost.machine",
     "hybridnn.cost.prediction",
     "hybridnn.cost.planning",
+    "hybridnn.gpu.cuda_graphs",
+    "hybridnn.gpu.cupy_kernels",
+    "hybridnn.gpu.transports",
     "hybridnn.study",
     "hybridnn_course",
 }

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.kernels import cupy_loading
-from hybridnn.kernels.cublas import load_cublas
-from hybridnn.kernels.cupy_kernels import CupyKernels, cupy_kernels
+from hybridnn.gpu import cupy_loading
+from hybridnn.gpu.cublas import load_cublas
+from hybridnn.gpu.cupy_kernels import CupyKernels, cupy_kernels
 from mpi_runner.slowness import deadline
 
 
@@ -75,7 +75,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> Any:
         raise ImportError("no libcublas.so.13\nlong story")
 
-    monkeypatch.setattr("hybridnn.kernels.cublas.import_module", fail)
+    monkeypatch.setattr("hybridnn.gpu.cublas.import_module", fail)
     with pytest.raises(
         EnvironmentProblem, match=r"^CuPy finds no cuBLAS \(no libcublas.so.13\): pip install 'cupy-cuda13x"
     ):
@@ -83,7 +83,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cupy_is_not_imported_without_a_gpu_run() -> None:
-    program = "import sys; sys.modules['cupy'] = None; import hybridnn, hybridnn.kernels.cupy_kernels"
+    program = "import sys; sys.modules['cupy'] = None; import hybridnn, hybridnn.gpu.cupy_kernels"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=deadline(60))
 
 

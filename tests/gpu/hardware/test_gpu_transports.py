@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.mpi import load_mpi_library
 from hybridnn.comm.open_mpi import cuda_support
-from hybridnn.comm.transports.device import Device
-from hybridnn.comm.transports.factory import TransportFactory
-from hybridnn.comm.transports.nccl import Nccl
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.kernels.cupy_kernels import cupy_kernels
+from hybridnn.gpu.cupy_kernels import cupy_kernels
+from hybridnn.gpu.device_choice import choose_device
+from hybridnn.gpu.setup import choose_transport
+from hybridnn.gpu.transports.device import Device
+from hybridnn.gpu.transports.factory import TransportFactory
+from hybridnn.gpu.transports.nccl import Nccl
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.training.device import choose_device
-from hybridnn.training.gpu import choose_transport
 from reference.group_calls import CALLS, Case, allreduce
 from reference.stand_in_device import data_of
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.kernels.numpy_kernels import add_product, add_row_sums, add_scaled, matmul_transposed
+from hybridnn.nn.numpy_kernels import add_product, add_row_sums, add_scaled, matmul_transposed
 from reference.network import Array
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-13}

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import broadcast_text, lowest_rank
 from hybridnn.comm.open_mpi import cuda_support
-from hybridnn.comm.transports.device import Device
-from hybridnn.comm.transports.factory import TransportFactory, TransportName
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.kernels.cupy_kernels import CupyKernels, cupy_kernels
+from hybridnn.gpu.cupy_kernels import CupyKernels, cupy_kernels
+from hybridnn.gpu.transports.device import Device
+from hybridnn.gpu.transports.factory import TransportFactory, TransportName
 from hybridnn.parallel.grid import ProcessGrid
 
 NO_CUDA = "this Open MPI was built without support of CUDA (ompi_info --all | grep cuda)"

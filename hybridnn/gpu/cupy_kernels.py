@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.kernels.backend import AdamSettings, Array, SGDSettings, StepScalars
-from hybridnn.kernels.cublas import CublasProducts, load_cublas
-from hybridnn.kernels.cupy_launch import (
+from hybridnn.gpu.cublas import CublasProducts, load_cublas
+from hybridnn.gpu.cupy_launch import (
     FLAT_BLOCK,
     FLOAT64,
     MOST_BLOCKS_ALONG_Y,
@@ -35,8 +34,9 @@ from hybridnn.kernels.cupy_launch import (
     same_size,
     tiled_rows,
 )
-from hybridnn.kernels.cupy_loading import load_cupy
-from hybridnn.kernels.device_events import PinnedMemory, Progress, record_event, wait_for
+from hybridnn.gpu.cupy_loading import load_cupy
+from hybridnn.gpu.device_events import PinnedMemory, Progress, record_event, wait_for
+from hybridnn.nn.backend import AdamSettings, Array, SGDSettings, StepScalars
 
 COPIES_AHEAD = 4
 """Inputs and targets of two minibatches: the host reads ahead while the device computes, with bounded memory."""
@@ -52,7 +52,7 @@ def cupy_kernels(*, tf32: bool = False, progress: Progress | None = None) -> Cup
 
 
 class CupyKernels:
-    """Arithmetic on arrays of one GPU, in the current stream; see `hybridnn.kernels.backend.Kernels`.
+    """Arithmetic on arrays of one GPU, in the current stream; see `hybridnn.nn.backend.Kernels`.
 
     Reductions share a workspace, so an object serves one stream at a time.
 

@@ -1,7 +1,7 @@
 // Bias, activations and their gradients, for arrays of shape (rows, columns): a row per feature, a column per sample.
 
 // An Activation has value(z), and slope(y), the derivative as a function of its output y. The classes are generated from the
-// table in kernels/activations.py, behind all files, each followed by KERNELS_OF.
+// table in nn/activations.py, behind all files, each followed by KERNELS_OF.
 
 // z = activation(z), in place.
 template <class Activation>

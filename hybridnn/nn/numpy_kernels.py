@@ -15,9 +15,9 @@ from math import isfinite, sqrt
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.kernels.activations import ACTIVATIONS
-from hybridnn.kernels.backend import UPDATE_BLOCK, AdamSettings, HostArray, Kernels, SGDSettings, StepScalars
-from hybridnn.kernels.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
+from hybridnn.nn.activations import ACTIVATIONS
+from hybridnn.nn.backend import UPDATE_BLOCK, AdamSettings, HostArray, Kernels, SGDSettings, StepScalars
+from hybridnn.nn.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
 
 NORM_BLOCK = 1 << 16
 
@@ -326,7 +326,7 @@ def adam_prediction(
 
 
 class NumpyKernels:
-    """Arithmetic on NumPy arrays; see `hybridnn.kernels.backend.Kernels`."""
+    """Arithmetic on NumPy arrays; see `hybridnn.nn.backend.Kernels`."""
 
     on_host = True
 

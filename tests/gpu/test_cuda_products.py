@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.kernels.cublas import CublasProducts
-from hybridnn.kernels.cupy_kernels import CupyKernels
-from kernels.cuda_emulator import HERE, Emulator, compile_cpp, device_array
+from gpu.cuda_emulator import HERE, Emulator, compile_cpp, device_array
+from hybridnn.gpu.cublas import CublasProducts
+from hybridnn.gpu.cupy_kernels import CupyKernels
 
 DTYPES = ("float32", "float64")
 SHAPES = ((1, 1, 1), (2, 3, 4), (7, 1, 5), (1, 6, 3), (4, 5, 1), (1, 1, 9), (33, 17, 12))

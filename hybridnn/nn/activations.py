@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridnn.kernels.backend import HostArray
+from hybridnn.nn.backend import HostArray
 
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805  # Klambauer et al. 2017, equation 2 and the fixed point for mean 0 and variance 1.

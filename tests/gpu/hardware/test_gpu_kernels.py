@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu.cuda_cases import FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SHAPES, TOLERANCES, compare
 from hybridnn import AdamW
-from hybridnn.kernels.cupy_kernels import cupy_kernels
-from hybridnn.kernels.cupy_loading import load_cupy
+from hybridnn.gpu.cupy_kernels import cupy_kernels
+from hybridnn.gpu.cupy_loading import load_cupy
 from hybridnn.nn.optimizers import new_state
-from kernels.cuda_cases import FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SHAPES, TOLERANCES, compare
 
 DTYPES = ("float32", "float64")
 LARGE_SIZES = (*FLAT_SIZES, (1 << 21) + 3)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.kernels.cupy_launch import FOLDER, OPTIONS, restore_locale, source
-from kernels.cuda_emulator import without_compiler
+from gpu.cuda_emulator import without_compiler
+from hybridnn.gpu.cupy_launch import FOLDER, OPTIONS, restore_locale, source
 from mpi_runner.slowness import deadline
 
 pytestmark = pytest.mark.slow

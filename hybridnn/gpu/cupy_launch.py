@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hybridnn.kernels.activations import ACTIVATIONS, cuda_source
+from hybridnn.nn.activations import ACTIVATIONS, cuda_source
 
 FOLDER = Path(__file__).parent / "cuda"
 FILES = ("common", "arrays", "layers", "losses", "updates")

@@ -7,7 +7,7 @@ import sys
 
 WITHOUT_EXTENSION = """
 import importlib.machinery
-from hybridnn.kernels import blas
+from hybridnn.nn import blas
 loaded_alone = blas._BLAS.__name__
 class Nothing:
     find_spec = staticmethod(lambda *_: None)

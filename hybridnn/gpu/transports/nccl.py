@@ -20,10 +20,10 @@ import numpy as np
 from hybridnn.comm.blocks import row_layout
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.transport import Graphs, is_on_host
-from hybridnn.comm.transports.device import Device
-from hybridnn.comm.transports.staging import Staging
-from hybridnn.kernels.backend import Array
-from hybridnn.kernels.device_events import is_complete
+from hybridnn.gpu.device_events import is_complete
+from hybridnn.gpu.transports.device import Device
+from hybridnn.gpu.transports.staging import Staging
+from hybridnn.nn.backend import Array
 
 START_SECONDS = 120.0  # time limit for connecting the ranks
 

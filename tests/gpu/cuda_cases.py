@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn import SGD, Adam, AdamW
-from hybridnn.kernels.activations import ACTIVATIONS
-from hybridnn.kernels.backend import Kernels
-from hybridnn.kernels.numpy_kernels import NUMPY
+from hybridnn.nn.activations import ACTIVATIONS
+from hybridnn.nn.backend import Kernels
+from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 
 Array = NDArray[Any]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hybridnn.comm.transport import Transport
-from hybridnn.comm.transports.device import Device
-from hybridnn.comm.transports.nccl import Nccl
-from hybridnn.comm.transports.staging import DeviceMpi, Staging
+from hybridnn.gpu.transports.device import Device
+from hybridnn.gpu.transports.nccl import Nccl
+from hybridnn.gpu.transports.staging import DeviceMpi, Staging
 
 TransportName = Literal["staging", "mpi", "nccl"]
 

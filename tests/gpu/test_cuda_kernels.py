@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.kernels.cupy_kernels import CupyKernels
-from hybridnn.kernels.cupy_launch import (
+from gpu.cuda_cases import ADAM_SETTINGS, FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SGD_SETTINGS, SHAPES, compare
+from gpu.cuda_emulator import DeviceArray, Emulator, device_array
+from hybridnn.gpu.cupy_kernels import CupyKernels
+from hybridnn.gpu.cupy_launch import (
     MOST_PARTS,
     THREADS,
     KernelLauncher,
@@ -21,8 +23,6 @@ from hybridnn.kernels.cupy_launch import (
     tiled_rows,
 )
 from hybridnn.nn.optimizers import Optimizer, new_state
-from kernels.cuda_cases import ADAM_SETTINGS, FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SGD_SETTINGS, SHAPES, compare
-from kernels.cuda_emulator import DeviceArray, Emulator, device_array
 
 DTYPES = ("float32", "float64")
 GUARD = 64
@@ -81,7 +81,7 @@ def test_matrices(kernels: CupyKernels, name: str, dtype: str, offset: int) -> N
 def test_the_order_of_blocks_and_threads_does_not_matter(
     kernels: CupyKernels, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("hybridnn.kernels.cupy_launch.MOST_BLOCKS", 2)  # blocks that iterate several times
+    monkeypatch.setattr("hybridnn.gpu.cupy_launch.MOST_BLOCKS", 2)  # blocks that iterate several times
     outcomes = []
     for reverse in (False, True):
         call, arrays = MATRIX_CASES[name](np.random.default_rng(0), np.dtype(np.float32), (9, 3001))
@@ -106,7 +106,7 @@ def test_all_kernels_are_loaded_before_the_first_step(emulator: Emulator) -> Non
 
 def test_more_rows_and_elements_than_threads_of_a_grid(kernels: CupyKernels, monkeypatch: Any) -> None:
     for limit in ("MOST_BLOCKS", "MOST_BLOCKS_ALONG_Y"):
-        monkeypatch.setattr(f"hybridnn.kernels.cupy_launch.{limit}", 2)
+        monkeypatch.setattr(f"hybridnn.gpu.cupy_launch.{limit}", 2)
     for name in ("adam adamw", "norm and clip"):
         compare(FLAT_CASES[name], kernels, device_array, "float64", 5003)
     for name in ("bias tanh", "gradient and sums tanh", "gather", "row sums"):
@@ -114,7 +114,7 @@ def test_more_rows_and_elements_than_threads_of_a_grid(kernels: CupyKernels, mon
 
 
 def test_reductions_with_few_blocks(kernels: CupyKernels, monkeypatch: Any) -> None:
-    monkeypatch.setattr("hybridnn.kernels.cupy_kernels.MOST_PARTS", 3)
+    monkeypatch.setattr("hybridnn.gpu.cupy_kernels.MOST_PARTS", 3)
     compare(FLAT_CASES["norm and clip"], kernels, device_array, "float64", 5003)
     compare(FLAT_CASES["squared norms"], kernels, device_array, "float64", 5003)
     compare(MATRIX_CASES["count correct"], kernels, device_array, "float64", (3, 1500))
@@ -260,7 +260,7 @@ def test_unsuitable_arrays_are_refused(kernels: CupyKernels) -> None:
 def test_threads_that_share_the_classes_of_a_sample(
     kernels: CupyKernels, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, enough: int, block: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr("hybridnn.kernels.cupy_launch.ENOUGH_THREADS", enough)
+    monkeypatch.setattr("hybridnn.gpu.cupy_launch.ENOUGH_THREADS", enough)
     compare(MATRIX_CASES["cross-entropy"], kernels, device_array, "float64", (11, 150))
     assert emulator.launches[-1][2] == block
     assert column_block(1, 150) == (256, 1)
