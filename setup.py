@@ -91,7 +91,7 @@ setup(
     package_data={
         "hybridnn": ["py.typed"],
         "hybridnn.gpu": ["cuda/*.cu"],
-        "hybridnn.pipeline.drawing": ["page/*"],
+        "hybridnn.drawing": ["page/*"],
         "hybridnn.datasets": ["*.npz"],
         "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml", "studies/*.toml"],
     },

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from hybridnn.utils.figures import COLORS, MUTED, column_figure, legend_above, plain_ticks, tidy
-from hybridnn.utils.line_plot import LARGEST, MOST_DOTS, Panel, Series, line_plot
-from hybridnn.utils.shapes import Picture
+from hybridnn.drawing.figures import COLORS, MUTED, column_figure, legend_above, plain_ticks, tidy
+from hybridnn.drawing.line_plot import LARGEST, MOST_DOTS, Panel, Series, line_plot
+from hybridnn.drawing.shapes import Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from hybridnn import schedule
+from hybridnn.drawing.drawing import KINDS, Box, Drawing, Row, axis_ticks, draw_timeline
+from hybridnn.drawing.picture import picture_bytes, svg_text
+from hybridnn.drawing.text import text_lines
 from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
-from hybridnn.pipeline.drawing.drawing import KINDS, Box, Drawing, Row, axis_ticks, draw_timeline
-from hybridnn.pipeline.drawing.picture import picture_bytes, svg_text
-from hybridnn.pipeline.drawing.text import text_lines
 from hybridnn.pipeline.schedules.methods import make_schedule
 from reference.colors import contrast, lightness
 

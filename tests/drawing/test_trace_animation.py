@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 
 from hybridnn.comm.recorder import Event
+from hybridnn.drawing.animation import Animation, Stage, Stored
+from hybridnn.drawing.html import html_page
+from hybridnn.drawing.timelines import schedule
+from hybridnn.drawing.trace_animation import animate_epoch
+from hybridnn.drawing.trace_picture import draw_epoch
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
-from hybridnn.pipeline.drawing.animation import Animation, Stage, Stored
-from hybridnn.pipeline.drawing.html import html_page
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,
@@ -23,9 +26,6 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.pipeline.timelines import schedule
-from hybridnn.runs.trace_animation import animate_epoch
-from hybridnn.runs.trace_breakdown import draw_epoch
 from hybridnn.runs.trace_file import Epoch
 from reference.traces import communication, compute, make_epoch
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from math import cos, sin, tau
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hybridnn.utils.figures import NAMED_COLORS, figure_bytes
+from hybridnn.drawing.figures import NAMED_COLORS, figure_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hybridnn.utils.shapes import FONT, Picture, Rect, Shape, Text
+from hybridnn.drawing.shapes import FONT, Picture, Rect, Shape, Text
 
 CELL_WIDTH, CELL_HEIGHT, EDGE = 64.0, 26.0, 14.0
 LABEL_WIDTH = 64.0  # of the names of the rows

@@ -11,7 +11,7 @@ import numpy as np
 from hybridnn.cost.calibration.fit import FittedOperation
 from hybridnn.cost.grid_map import GridMap
 from hybridnn.cost.simulation import ScalingCurve
-from hybridnn.utils.figures import (
+from hybridnn.drawing.figures import (
     CHARACTER,
     COLORS,
     COLUMN,
@@ -180,7 +180,7 @@ def grid_map_picture(maps: Sequence[GridMap], file_format: str) -> bytes:
     Parameters
     ----------
     file_format : str
-        One of `hybridnn.utils.figures.FORMATS`.
+        One of `hybridnn.drawing.figures.FORMATS`.
     """
     longest = max(len(name) for found in maps for names in found.names() for name in names)
     width = max(COLUMN, 0.8 + (longest + 1) * CHARACTER * len(maps[0].batches))

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
+from hybridnn.drawing.layout import lay_out
+from hybridnn.drawing.picture import picture_bytes, svg_text
+from hybridnn.drawing.shapes import Group, Line
+from hybridnn.drawing.timelines import ScheduleTimeline, schedule
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.drawing.layout import lay_out
-from hybridnn.pipeline.drawing.picture import picture_bytes, svg_text
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.pipeline.timelines import ScheduleTimeline, schedule
-from hybridnn.utils.shapes import Group, Line
 from reference.pictures import COLUMN, least_points_of_svg
 
 SVG = "{http://www.w3.org/2000/svg}"

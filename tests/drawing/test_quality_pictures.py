@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hybridnn.drawing.figures import COLUMN
 from hybridnn.runs.quality import ClassReport, RegressionReport
-from hybridnn.utils.figures import COLUMN
 from reference.pictures import least_points
 
 

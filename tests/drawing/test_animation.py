@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from hybridnn.drawing.animation import Stored
+from hybridnn.drawing.html import html_page
+from hybridnn.drawing.timelines import schedule
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.drawing.animation import Stored
-from hybridnn.pipeline.drawing.html import html_page
-from hybridnn.pipeline.timelines import schedule
 from reference.animations import moments, shown
 
 STAGES = 4

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hybridnn.drawing.animation import Animation, animate_timeline
+from hybridnn.drawing.drawing import Arrow, Drawing, draw_timeline
+from hybridnn.drawing.html import write_html
+from hybridnn.drawing.picture import DrawnObject
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
-from hybridnn.pipeline.drawing.animation import Animation, animate_timeline
-from hybridnn.pipeline.drawing.drawing import Arrow, Drawing, draw_timeline
-from hybridnn.pipeline.drawing.html import write_html
-from hybridnn.pipeline.drawing.picture import DrawnObject
 from hybridnn.pipeline.schedules.methods import find_method, make_schedule
 from hybridnn.utils.text import counted
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from pathlib import Path
 
+from hybridnn.drawing.drawing import Drawing
+from hybridnn.drawing.figures import require_format
+from hybridnn.drawing.layout import ARIAL, DEJAVU, lay_out
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.drawing.drawing import Drawing
-from hybridnn.pipeline.drawing.layout import ARIAL, DEJAVU, lay_out
-from hybridnn.utils.figures import require_format
 
 
 class DrawnObject:
@@ -56,7 +56,7 @@ def picture_bytes(drawing: Drawing, file_format: str, width: float | None = None
     ----------
     drawing : Drawing
     file_format : str
-        One of `hybridnn.utils.figures.FORMATS`.
+        One of `hybridnn.drawing.figures.FORMATS`.
     width : float, optional
         Centimetres, such as 8 for a column of a page. Text then has 6 points, and the labels of boxes at least 5; those
         that do not fit are left out. By default all planned schedules have one scale.

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
 
-from hybridnn.pipeline.drawing.drawing import (
+from hybridnn.drawing.drawing import (
     Box,
     Drawing,
     Numbering,

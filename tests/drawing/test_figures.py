@@ -9,7 +9,7 @@ from itertools import combinations
 
 import pytest
 
-from hybridnn.utils.figures import (
+from hybridnn.drawing.figures import (
     COLORS,
     MUTED,
     ON_LIGHT,

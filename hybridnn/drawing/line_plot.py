@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import NamedTuple
 
-from hybridnn.utils.figures import COLUMN, TEXT
-from hybridnn.utils.shapes import PER_INCH, POINT, Circle, Line, Picture, Polyline, Rect, Shape, Text
+from hybridnn.drawing.figures import COLUMN, TEXT
+from hybridnn.drawing.shapes import PER_INCH, POINT, Circle, Line, Picture, Polyline, Rect, Shape, Text
 
 Points = Sequence[tuple[float, float]]
 

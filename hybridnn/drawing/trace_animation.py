@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hybridnn.drawing.animation import Animation, ScheduleProgress, Span, Stage, animate
+from hybridnn.drawing.drawing import Drawing, Numbering
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.drawing.animation import Animation, ScheduleProgress, Span, Stage, animate
-from hybridnn.pipeline.drawing.drawing import Drawing, Numbering
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,

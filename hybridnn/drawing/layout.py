@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import hypot
 
-from hybridnn.pipeline.drawing.drawing import (
+from hybridnn.drawing.drawing import (
     KINDS,
     Arrow,
     Box,
@@ -22,7 +22,7 @@ from hybridnn.pipeline.drawing.drawing import (
     longest_version,
     readable_duration,
 )
-from hybridnn.utils.shapes import FONT, PER_INCH, Group, Line, Picture, Polygon, Rect, Shape, Text
+from hybridnn.drawing.shapes import FONT, PER_INCH, Group, Line, Picture, Polygon, Rect, Shape, Text
 
 SLOT = 32.0  # width of a stage's forward pass in planned schedules: v2+3 fits into it, and 10a into half of it
 MOST_PIXELS = 6_000.0  # widest time axis; larger schedules have a smaller scale

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from hybridnn.pipeline.drawing.html import write_html
-from hybridnn.pipeline.timelines import ScheduleTimeline, schedule
+from hybridnn.drawing.html import write_html
+from hybridnn.drawing.timelines import ScheduleTimeline, schedule
 from mpi_runner.slowness import deadline
 from reference.animations import Shown, at_barrier, moments, shown, unread
 from reference.colors import contrast, luminance

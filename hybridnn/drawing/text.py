@@ -12,7 +12,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from hybridnn.pipeline.drawing.drawing import (
+from hybridnn.drawing.drawing import (
     KINDS,
     Box,
     Drawing,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hybridnn.pipeline.drawing.picture import picture_bytes, svg_text
-from hybridnn.pipeline.timelines import schedule
+from hybridnn.drawing.picture import picture_bytes, svg_text
+from hybridnn.drawing.timelines import schedule
 
 STAGES, MINIBATCHES = 4, 7
 SVG = "{http://www.w3.org/2000/svg}"

@@ -12,9 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from hybridnn.drawing.animation import Animation, Stored
+from hybridnn.drawing.drawing import KINDS, readable_duration
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.drawing.animation import Animation, Stored
-from hybridnn.pipeline.drawing.drawing import KINDS, readable_duration
 from hybridnn.utils.text import to_json
 
 PROGRAM = ("state", "sentences", "colours", "stages", "chart", "figures", "player")  # files, in this order
@@ -44,9 +44,9 @@ def require_html(name: str, path: str | Path) -> None:
 
 def html_page(animation: Animation) -> str:
     """Make the page: one file, which loads nothing."""
-    from hybridnn.pipeline.drawing.text import text_lines
+    from hybridnn.drawing.text import text_lines
 
-    parts = files("hybridnn.pipeline.drawing") / "page"
+    parts = files("hybridnn.drawing") / "page"
     lines = text_lines(animation.drawing, TEXT_WIDTH, TEXT_BANDS)
     # "<" would end the script, or begin a comment in it.
     content = {
