@@ -73,7 +73,7 @@ test-cluster: $(VENV)/.installed-test
 test-gpu bench-gpu gpu-day: export PYTHONPATH := $(CURDIR):$(CURDIR)/tests:$(PYTHONPATH)
 test-gpu:
 	$(PYTHON) -m pytest -c /dev/null --rootdir . --import-mode=importlib -o timeout=300 \
-	  -o mpi_timeout=300 -rs -m gpu tests/gpu $(ARGS)
+	  -o mpi_timeout=300 -rs -m gpu tests/gpu/hardware $(ARGS)
 
 bench-gpu:
 	$(PYTHON) -m benchmarks.gpu_kernels

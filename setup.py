@@ -83,8 +83,8 @@ setup(
     package_dir=DATA,
     package_data={
         "hybridnn": ["py.typed"],
-        "hybridnn.kernels": ["cuda/*.cu"],
-        "hybridnn.pipeline.drawing": ["page/*"],
+        "hybridnn.gpu": ["cuda/*.cu"],
+        "hybridnn.drawing": ["page/*"],
         "hybridnn.datasets": ["*.npz"],
         "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml", "studies/*.toml"],
     },

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hybridnn.utils.figures import COLORS, COLUMN, MUTED, legend_above, new_figure, tidy, write_figure
+from hybridnn.drawing.figures import COLORS, COLUMN, MUTED, legend_above, new_figure, tidy, write_figure
 
 __all__ = ["draw_chart", "main"]
 

@@ -62,7 +62,9 @@ def pieces_of_the_day(no_mpi: str = "") -> list[Piece]:
     from benchmarks.cases import GPU_CASES
     from benchmarks.gpu_training import LARGE, PRECISIONS
 
-    kernels, training, transports = (f"tests/gpu/test_gpu_{name}.py" for name in ("kernels", "training", "transports"))
+    kernels, training, transports = (
+        f"tests/gpu/hardware/test_gpu_{name}.py" for name in ("kernels", "training", "transports")
+    )
     measured = "-m", "benchmarks.gpu_training", "--json", "{results}", "--no-chart"
     return [
         Piece("tests of kernels", (*PYTEST, *ONE_RANK, kernels), 240, 90),

@@ -22,9 +22,9 @@ from rich.table import Table
 
 from hybridnn import SGD, AdamW
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.kernels.backend import Kernels
-from hybridnn.kernels.cupy_kernels import cupy_kernels
-from hybridnn.kernels.cupy_loading import load_cupy
+from hybridnn.gpu.cupy_kernels import cupy_kernels
+from hybridnn.gpu.cupy_loading import load_cupy
+from hybridnn.nn.backend import Kernels
 
 RESULTS = Path(__file__).parent / "results"
 NUMBERS = 1 << 26

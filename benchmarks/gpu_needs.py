@@ -12,7 +12,7 @@ from pathlib import Path
 from hybridnn.comm.launcher import find_mpirun, without_launcher
 from hybridnn.comm.open_mpi import mpirun_settings
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.kernels.cupy_loading import load_cupy
+from hybridnn.gpu.cupy_loading import load_cupy
 from hybridnn.utils.processes import run_child
 
 __all__ = ["mpi_problem", "require_device", "required_packages"]

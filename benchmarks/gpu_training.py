@@ -32,10 +32,10 @@ from benchmarks.limits import products_of, torch_products_of
 from benchmarks.timing import alternate, seconds_of
 from hybridnn import DeviceOptions, ProcessGrid
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.kernels.backend import Kernels
-from hybridnn.kernels.cupy_kernels import cupy_kernels
-from hybridnn.kernels.cupy_loading import load_cupy
-from hybridnn.kernels.numpy_kernels import NUMPY
+from hybridnn.gpu.cupy_kernels import cupy_kernels
+from hybridnn.gpu.cupy_loading import load_cupy
+from hybridnn.nn.backend import Kernels
+from hybridnn.nn.numpy_kernels import NUMPY
 
 PAIRS = 5
 SECONDS = 1.0

@@ -12,9 +12,9 @@ import numpy as np
 
 from benchmarks.cases import Case
 from benchmarks.timing import Run, alternate, seconds_of
-from hybridnn.kernels import numpy_kernels
-from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.numpy_kernels import NUMPY, NumpyKernels
+from hybridnn.nn import numpy_kernels
+from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.numpy_kernels import NUMPY, NumpyKernels
 from hybridnn.parallel.workspace import NARROW
 
 __all__ = [

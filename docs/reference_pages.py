@@ -277,8 +277,8 @@ def algorithms() -> str:
 
 def animation(place: str) -> str:
     """A page of `ANIMATIONS`, as ``hybridnn schedule METHOD --animate FILE.html`` writes it."""
-    from hybridnn.pipeline.drawing.html import html_page
-    from hybridnn.pipeline.timelines import schedule
+    from hybridnn.drawing.html import html_page
+    from hybridnn.drawing.timelines import schedule
 
     return html_page(schedule(Path(place).stem, stages=4, **ANIMATIONS[place]).animation)
 

@@ -16,12 +16,12 @@ from hybridnn.comm.open_mpi import set_rank_settings
 from hybridnn.diagnostics.failsafe import send_departure
 
 if TYPE_CHECKING:
+    from hybridnn.drawing.timelines import schedule
     from hybridnn.errors import HybridnnError
     from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
     from hybridnn.nn.mlp import MLP
     from hybridnn.nn.optimizers import SGD, Adam, AdamW, RMSprop
     from hybridnn.parallel.grid import ProcessGrid
-    from hybridnn.pipeline.timelines import schedule
     from hybridnn.training.callbacks import Callback, EarlyStopping
     from hybridnn.training.config import DeviceOptions, TrainConfig
     from hybridnn.training.progress_bar import ProgressBar
@@ -67,7 +67,7 @@ _MODULES = {
     "ProgressBar": "training.progress_bar",
     "TrainConfig": "training.config",
     "Trainer": "training.trainer",
-    "schedule": "pipeline.timelines",
+    "schedule": "drawing.timelines",
 }
 
 atexit.register(send_departure)

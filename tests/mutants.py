@@ -30,7 +30,7 @@ from pathlib import Path
 from queue import Queue
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("nn", "kernels", "comm", "parallel", "pipeline", "training", "checkpoints", "cost")
+PACKAGES = ("nn", "gpu", "comm", "parallel", "pipeline", "training", "checkpoints", "cost")
 SECONDS = 900
 """Limit of all tests of one mutant; a mutant that hangs is noticed."""
 

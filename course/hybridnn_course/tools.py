@@ -17,10 +17,10 @@ from types import ModuleType
 from typing import Any
 
 from hybridnn.comm.agreement import broadcast_text, lowest_rank
+from hybridnn.drawing.picture import DrawnObject
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.in_process import DeadlockError, run_ranks
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.drawing.picture import DrawnObject
 from hybridnn_course.answers import Values, first_difference
 from hybridnn_course.assignment import Case, Function, Task
 from hybridnn_course.execution import ALPHA, BETA, describe_error, make_group, run_trusted

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn_course.assignment import Variant
 from hybridnn_course.assignments.a1_dense.assignment import ASSIGNMENT
 from hybridnn_course.assignments.a1_dense.solution import numerical_gradient

@@ -14,7 +14,7 @@ from course.tests.made import course_with, submission_zip
 from course.tests.tried import Tried
 from hybridnn.comm import blocks
 from hybridnn.errors import HybridnnError
-from hybridnn.kernels import activations
+from hybridnn.nn import activations
 from hybridnn_course import carrier
 from hybridnn_course.assignment import Assignment, Case, load_assignment
 from hybridnn_course.carrier import Worker

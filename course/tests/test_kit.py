@@ -16,8 +16,8 @@ from course.tests.made import blank_files, course_of, submission_zip
 from hybridnn.cli.main import main
 from hybridnn.comm.group import Group
 from hybridnn.errors import DataError, SettingError
-from hybridnn.kernels.activations import ACTIVATIONS
-from hybridnn.kernels.numpy_kernels import NumpyKernels
+from hybridnn.nn.activations import ACTIVATIONS
+from hybridnn.nn.numpy_kernels import NumpyKernels
 from hybridnn.pipeline.schedules import computation_orders, methods
 from hybridnn_course.answers import Answer, Failure, same_answer
 from hybridnn_course.assignment import Assignment, assignment_packages, load_assignment

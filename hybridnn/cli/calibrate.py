@@ -52,11 +52,11 @@ def calibrate(
     # Only now, so that a wrong option is reported without waiting for the rest to load.
     from hybridnn.comm.agreement import agree
     from hybridnn.cost.calibration import calibrate as calibration
-    from hybridnn.cost.cost_plots import draw_fits
     from hybridnn.cost.machine_file import write_machine
+    from hybridnn.drawing.cost_plots import draw_fits
+    from hybridnn.drawing.figures import write_figure
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.step_timer import TrainingTimer
-    from hybridnn.utils.figures import write_figure
 
     grid = ProcessGrid()
     if plot is not None and grid.size == 1:
@@ -98,8 +98,8 @@ def calibrate(
 
 
 def _check_options(out: Path, seconds: float, memory: float | None, plot: Path | None) -> None:
+    from hybridnn.drawing.figures import require_format
     from hybridnn.utils.checks import require_number
-    from hybridnn.utils.figures import require_format
 
     require_number("--seconds", seconds, above=0, at_most=86_400, allowed="above 0, at most a day")
     if memory is not None:

@@ -312,7 +312,7 @@ def map_grids(
     if cluster is not None:
         maps.append(map_of_machine(layers, rows, columns, ranks, cluster))
     if plot is not None and picture is not None:
-        from hybridnn.cost.cost_plots import grid_map_picture
+        from hybridnn.drawing.cost_plots import grid_map_picture
 
         drawn = grid_map_picture(maps, picture)
     if output_format is Format.json:

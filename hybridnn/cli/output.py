@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.cost.machine import Machine
-    from hybridnn.pipeline.drawing.animation import Animation
-    from hybridnn.pipeline.drawing.drawing import Drawing
+    from hybridnn.drawing.animation import Animation
+    from hybridnn.drawing.drawing import Drawing
 
 
 NOTEBOOK = "JPY_PARENT_PID"  # environment variable that Jupyter sets for its kernels
@@ -141,7 +141,7 @@ def print_machine(console: Console, machine: Machine, ranks: int, fewest: int | 
 
 def print_drawing(console: Console, drawing: Drawing) -> None:
     """Print a drawing as text that fills the console's width, with colours if it is a terminal."""
-    from hybridnn.pipeline.drawing.text import text_lines
+    from hybridnn.drawing.text import text_lines
 
     for line in text_lines(drawing, console.width):
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
@@ -206,9 +206,9 @@ def write_result(
         text(make_console(without_colours))
         write_file(without_colours.getvalue(), out)
     else:
-        from hybridnn.pipeline.drawing.drawing import Drawing
-        from hybridnn.pipeline.drawing.picture import picture_bytes
-        from hybridnn.utils.figures import figure_bytes
+        from hybridnn.drawing.drawing import Drawing
+        from hybridnn.drawing.figures import figure_bytes
+        from hybridnn.drawing.picture import picture_bytes
 
         drawn = draw()
         content = (
@@ -228,7 +228,7 @@ def write_json(value: object, out: Path | None = None) -> None:
 
 def require_picture(option: str, path: Path) -> str:
     """The format of a picture, by the name of its file; `SettingError` if it has another ending or no folder."""
-    from hybridnn.utils.figures import require_format
+    from hybridnn.drawing.figures import require_format
 
     picture = require_format(path, option)
     require_place(option, path)
@@ -237,7 +237,7 @@ def require_picture(option: str, path: Path) -> str:
 
 def require_page(option: str, path: Path) -> None:
     """Raise `SettingError` unless an animation can be written to `path`, whose name must end with .html."""
-    from hybridnn.pipeline.drawing.html import require_html
+    from hybridnn.drawing.html import require_html
 
     require_html(option, path)
     require_place(option, path)
@@ -245,7 +245,7 @@ def require_page(option: str, path: Path) -> None:
 
 def write_page(option: str, path: Path, animation: Animation) -> None:
     """Write an animation that the user has asked for with an option, as `write_file` does."""
-    from hybridnn.pipeline.drawing.html import html_page
+    from hybridnn.drawing.html import html_page
 
     write_file(html_page(animation), path, option)
 

@@ -93,7 +93,7 @@ def schedule(
     out: PictureFile = None,
 ) -> None:
     """Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock."""
-    from hybridnn.pipeline import timelines
+    from hybridnn.drawing import timelines
     from hybridnn.pipeline.checks.lint import audit
     from hybridnn.pipeline.schedules.methods import METHODS
     from hybridnn.utils.checks import require_number
@@ -148,7 +148,7 @@ def _print_report(
     With `all_versions`, those of every minibatch and for any method, not only of the first few of a method with stale
     weights.
     """
-    from hybridnn.pipeline.drawing.drawing import draw_timeline
+    from hybridnn.drawing.drawing import draw_timeline
 
     print_drawing(console, draw_timeline(timeline))
     console.print()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hybridnn.cost.machine import Machine
     from hybridnn.cost.prediction.times import TimeBreakdown
     from hybridnn.cost.simulation import Disturbance, ScalingCurve, SimulatedStep
-    from hybridnn.pipeline.drawing.drawing import Drawing
+    from hybridnn.drawing.drawing import Drawing
     from hybridnn.pipeline.layout import Layout
 
 
@@ -98,13 +98,8 @@ def simulate(
         settings, cluster = load_settings(config, overrides or ()), require_machine(machine)
 
         # Only now, so that a wrong setting is reported without waiting for the rest to load.
-        from hybridnn.cost.simulation import (
-            Disturbance,
-            default_minibatches,
-            draw_simulation,
-            scaling_curve,
-            simulate_layout,
-        )
+        from hybridnn.cost.simulation import Disturbance, default_minibatches, scaling_curve, simulate_layout
+        from hybridnn.drawing.simulation_picture import draw_simulation
         from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
         disturbance = Disturbance(jitter, slow_ranks)
@@ -112,7 +107,7 @@ def simulate(
         layout = layout_from_settings(settings, ranks, workload.model, cluster)
         count = minibatches or default_minibatches(layout)
         if curve is not None:
-            from hybridnn.cost.cost_plots import draw_scaling
+            from hybridnn.drawing.cost_plots import draw_scaling
 
             scaling = scaling_curve(workload, layout, cluster, curve.value, count, disturbance)
             write_result(
@@ -252,7 +247,7 @@ def _parts(breakdown: TimeBreakdown) -> dict[str, float]:
 
 
 def _stage_table(step: SimulatedStep) -> Table:
-    from hybridnn.cost.simulation import stages_shown
+    from hybridnn.drawing.simulation_picture import stages_shown
 
     shown = stages_shown(len(step.stages))
     rows = []

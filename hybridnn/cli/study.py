@@ -283,10 +283,10 @@ def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any
 
 def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     """Print the table of points, warnings, the unfinished cells with their reasons, and the files of the report."""
+    from hybridnn.drawing.figures import FORMATS
     from hybridnn.study.report_files import FOLDERS, THREADS, conditions_text, folder_rows, point_rows
     from hybridnn.study.scaling import warnings_of
     from hybridnn.study.verdicts import verdict_lines, verdicts_of, verdicts_summary
-    from hybridnn.utils.figures import FORMATS
 
     if verdicts := verdicts_of(results):
         print(verdicts_summary(verdicts, results.manifest.paper))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hybridnn.pipeline.drawing.drawing import Drawing
+    from hybridnn.drawing.drawing import Drawing
     from hybridnn.runs.trace_breakdown import Breakdown
     from hybridnn.runs.trace_file import Epoch, Trace
 
@@ -70,7 +70,8 @@ def trace(
     out: PictureFile = None,
 ) -> None:
     """Break down where the time of a traced epoch went, and draw what every rank did."""
-    from hybridnn.runs.trace_breakdown import break_down, draw_epoch
+    from hybridnn.drawing.trace_picture import draw_epoch
+    from hybridnn.runs.trace_breakdown import break_down
     from hybridnn.runs.trace_file import read_trace
 
     picture = choose_format(output_format, out)
@@ -80,7 +81,7 @@ def trace(
     window = _choose_window(measured, minibatches)
     drawing = draw_epoch(measured, window.start, window.stop, window.text)
     if html is not None:
-        from hybridnn.runs.trace_animation import animate_epoch
+        from hybridnn.drawing.trace_animation import animate_epoch
 
         write_page("--html", html, animate_epoch(measured, drawing, window.start))
         if output_format is None and out is None:

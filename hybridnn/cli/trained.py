@@ -81,9 +81,9 @@ def evaluate(
     """Evaluate the weights of a run, on its own data or others; several ranks as for train."""
     require_one_way(ranks, in_process)
     start_ranks(ranks)
+    from hybridnn.drawing.figures import require_format, write_figure
     from hybridnn.runs.inference import evaluate_run
     from hybridnn.runs.trained_run import open_run
-    from hybridnn.utils.figures import require_format, write_figure
 
     if picture is not None:
         require_format(picture)

@@ -20,7 +20,7 @@ import hybridnn.data
 from hybridnn.data import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
 from hybridnn.data.table_encoding import Categories, Decimal, Missing
 from hybridnn.errors import SettingError
-from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
@@ -29,7 +29,7 @@ from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.pipeline.layout import StageShapes
 from hybridnn.pipeline.schedules.methods import too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
-from hybridnn.utils.checks import Count, OneOf, Range
+from hybridnn.utils.checks import Count, OneOf, Range, refused
 from hybridnn.utils.files import FileError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
@@ -39,7 +39,6 @@ from hybridnn.utils.settings_models import (
     Text,
     Texts,
     list_as_tuple,
-    refused,
     setting_error,
 )
 from hybridnn.utils.text import shown_path

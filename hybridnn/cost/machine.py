@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from hybridnn.cost.collectives import ALGORITHMS, Crossings, counts, crossings_of, rounds_of
-from hybridnn.utils.checks import AtLeastZero, Count, Fraction, Positive
-from hybridnn.utils.settings_models import Section, Text, list_as_tuple, refused
+from hybridnn.utils.checks import AtLeastZero, Count, Fraction, Positive, refused
+from hybridnn.utils.settings_models import Section, Text, list_as_tuple
 
 # -- messages and collectives ----------------------------------------------------------------------------------------
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hybridnn.drawing.drawing import Drawing
+from hybridnn.drawing.picture import DrawnObject
 from hybridnn.errors import HybridnnError
-from hybridnn.pipeline.drawing.drawing import Drawing
-from hybridnn.pipeline.drawing.picture import DrawnObject
 from hybridnn.utils.text import counted, name_ranks
 
 

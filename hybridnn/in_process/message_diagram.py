@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from hybridnn.drawing.drawing import Arrow, Box, Drawing, Row
 from hybridnn.in_process.source_lines import Line, Site
-from hybridnn.pipeline.drawing.drawing import Arrow, Box, Drawing, Row
 
 MAX_CALLS = 400  # most calls of a picture: the last ones
 

@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.mpi import substitute_mpi
+from hybridnn.drawing.drawing import Drawing
+from hybridnn.drawing.picture import DrawnObject
 from hybridnn.errors import SettingError
 from hybridnn.in_process.matching import Context, MessageEngine
 from hybridnn.in_process.message_diagram import Message, Record, draw_calls, message_of
 from hybridnn.in_process.mpi_interface import Comm, MpiModule
 from hybridnn.in_process.virtual_clock import VirtualClock
-from hybridnn.pipeline.drawing.drawing import Drawing
-from hybridnn.pipeline.drawing.picture import DrawnObject
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:

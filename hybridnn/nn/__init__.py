@@ -1,1 +1,1 @@
-"""Layers, losses, initial weights, optimizers and learning-rate schedules, without MPI."""
+"""Layers, losses, initial weights, optimizers, learning-rate schedules and the arithmetic of NumPy, without MPI."""

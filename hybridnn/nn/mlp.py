@@ -8,7 +8,7 @@ from functools import cached_property
 from numbers import Integral
 
 from hybridnn.errors import SettingError
-from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.utils.checks import require_choice
 from hybridnn.utils.text import html_table
 

@@ -27,8 +27,8 @@ from hybridnn.utils.text import counted
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hybridnn.comm.transports.factory import TransportFactory
     from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
+    from hybridnn.gpu.transports.factory import TransportFactory
 
 
 class ProcessGrid:
@@ -192,7 +192,7 @@ class ProcessGrid:
 
     def _repr_svg_(self) -> str:
         """For notebooks: the ranks of every stage, a row for each batch part and a column for each model part."""
-        from hybridnn.parallel.grid_picture import grid_picture
+        from hybridnn.drawing.grid_picture import grid_picture
 
         return grid_picture(self.stages, self.rank_at, self.rank).svg()
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
-from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.numpy_kernels import NUMPY
+from hybridnn.nn.backend import Array, Kernels
 from hybridnn.nn.mlp import MLP
+from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 
 LEAST_PARAMETERS = 1 << 16

@@ -15,8 +15,8 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Group
-from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.numpy_kernels import NUMPY
+from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT
 from hybridnn.parallel.grid import ProcessGrid

@@ -16,9 +16,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hybridnn.kernels import numpy_kernels as kernels
-from hybridnn.kernels.backend import HostArray
-from hybridnn.kernels.numpy_kernels import NUMPY
+from hybridnn.nn import numpy_kernels as kernels
+from hybridnn.nn.backend import HostArray
+from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.replica_sharing import NodeReplica, Sharing, slice_bounds
 

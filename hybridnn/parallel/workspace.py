@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.numpy_kernels import NUMPY
+from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.nn.parameters import LayerShard
 from hybridnn.parallel.dense import LayerArrays
 

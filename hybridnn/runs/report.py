@@ -221,6 +221,6 @@ def summarize(
 
 def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path, evaluated: str = "test") -> None:
     """Write the learning curve as SVG; raises `EnvironmentProblem` if `path` cannot be written."""
-    from hybridnn.training.learning_curve import learning_curve  # only here: one rank of a job draws it
+    from hybridnn.drawing.learning_curve import learning_curve  # only here: one rank of a job draws it
 
     write_atomically(path, learning_curve(epochs, evaluated).svg())

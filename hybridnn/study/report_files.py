@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridnn.comm.hosts import Hosts
+from hybridnn.drawing.figures import FORMATS, figure_bytes
 from hybridnn.study.cell_table import csv_text, write_csv
 from hybridnn.study.folders import FOLDER, compared_folders, equal_points, times_as_fast
 from hybridnn.study.publication import latex_table, plotted_points
@@ -25,7 +26,6 @@ from hybridnn.study.verdicts import (
     verdicts_of,
     verdicts_summary,
 )
-from hybridnn.utils.figures import FORMATS, figure_bytes
 from hybridnn.utils.files import write_atomically
 
 MISSING = "-"

@@ -8,6 +8,20 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from hybridnn.drawing.figures import (
+    CHARACTER,
+    COLORS,
+    COLUMN,
+    MUTED,
+    ON_DARK,
+    ON_LIGHT,
+    column_figure,
+    legend_above,
+    new_figure,
+    plain_ticks,
+    ratio_tick,
+    tidy,
+)
 from hybridnn.runs.run_files import Moment, RunRecord
 from hybridnn.study.quantities import RunFigures, TimeShares, instruction_figures
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
@@ -26,20 +40,6 @@ from hybridnn.study.scaling import (
 )
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
 from hybridnn.study.verdicts import best_points, named_measures
-from hybridnn.utils.figures import (
-    CHARACTER,
-    COLORS,
-    COLUMN,
-    MUTED,
-    ON_DARK,
-    ON_LIGHT,
-    column_figure,
-    legend_above,
-    new_figure,
-    plain_ticks,
-    ratio_tick,
-    tidy,
-)
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:

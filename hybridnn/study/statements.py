@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from hybridnn.errors import SettingError
 from hybridnn.study.axes import REPEATED, ChosenAxes, Table, chosen_axis, format_value, has_value, values_as_text
 from hybridnn.study.measures import MEASURES
-from hybridnn.utils.checks import Range, must_be_one_of
-from hybridnn.utils.settings_models import Section, Text, Texts, list_as_tuple, refused
+from hybridnn.utils.checks import Range, must_be_one_of, refused
+from hybridnn.utils.settings_models import Section, Text, Texts, list_as_tuple
 
 QUANTITY = "quantity"  # key of `against` that names another measure instead of values of an axis
 

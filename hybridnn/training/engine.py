@@ -12,9 +12,9 @@ import numpy as np
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
-from hybridnn.kernels.backend import Array, HostArray, Kernels
-from hybridnn.kernels.numpy_kernels import NUMPY
+from hybridnn.nn.backend import Array, HostArray, Kernels
 from hybridnn.nn.losses import loss_gradient, resolve_loss
+from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.parallel.distribution import make_distributor
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
@@ -38,9 +38,9 @@ from hybridnn.training.metrics import (
 )
 
 if TYPE_CHECKING:
+    from hybridnn.gpu.cuda_graphs import CudaGraphSteps, DeviceSampleCache, GraphedExecutor
     from hybridnn.parallel.replica_sharing import Sharing
     from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
-    from hybridnn.training.cuda_graphs import CudaGraphSteps, DeviceSampleCache, GraphedExecutor
     from hybridnn.training.weight_errors import WeightErrors
 
 
@@ -111,11 +111,11 @@ class Engine:
         self.samples: DeviceSampleCache | None = None
         self._graphs: CudaGraphSteps | None = None
         if not kernels.on_host:
-            from hybridnn.training.cuda_graphs import DeviceSampleCache  # not needed on the CPU
+            from hybridnn.gpu.cuda_graphs import DeviceSampleCache  # not needed on the CPU
 
             self.samples = DeviceSampleCache(kernels, grid, self.dtype)
         if capture is not None:
-            from hybridnn.training.cuda_graphs import CudaGraphSteps
+            from hybridnn.gpu.cuda_graphs import CudaGraphSteps
 
             self._graphs = CudaGraphSteps(
                 capture, self.chunks[0], config.optimizer, self.states[0], config.batch_size, grid.batch_group

@@ -276,8 +276,8 @@ class History:
         DataError, SettingError
             If there is no epoch, or the file cannot be written.
         """
-        from hybridnn.training.learning_curve import learning_curve_figure
-        from hybridnn.utils.figures import write_figure
+        from hybridnn.drawing.figures import write_figure
+        from hybridnn.drawing.learning_curve import learning_curve_figure
 
         if not self.epochs:
             raise DataError("there is no epoch to plot")
@@ -293,6 +293,6 @@ class History:
         return DataFrame([asdict(record) for record in self.epochs])
 
     def _repr_svg_(self) -> str | None:
-        from hybridnn.training.learning_curve import learning_curve
+        from hybridnn.drawing.learning_curve import learning_curve
 
         return learning_curve(self.epochs).svg() if self.epochs else None

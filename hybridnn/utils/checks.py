@@ -11,9 +11,12 @@ from dataclasses import Field, fields
 from functools import cache
 from math import isfinite
 from numbers import Integral, Real
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from hybridnn.errors import SettingError
+
+if TYPE_CHECKING:
+    from pydantic_core import PydanticCustomError
 
 
 class Range(NamedTuple):
@@ -40,6 +43,16 @@ class OneOf(NamedTuple):
         return {"type": "literal", "expected": list(self.choices)}
 
 
+REFUSED = "refused"  # type of the errors of `refused`
+
+
+def refused(key: str, value: object, allowed: str) -> PydanticCustomError:
+    """Error for validators of pydantic; `key` is relative to the section that is validated."""
+    from pydantic_core import PydanticCustomError
+
+    return PydanticCustomError(REFUSED, "{allowed}", {"key": key, "value": value, "allowed": allowed})
+
+
 class Checked(NamedTuple):
     """Annotation of a value that `check` returns as it is used, or refuses by a `SettingError`."""
 
@@ -47,7 +60,6 @@ class Checked(NamedTuple):
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:
         """The schema of a value that only `check` validates."""
-        from hybridnn.utils.settings_models import refused
 
         def validate(value: Any) -> Any:
             try:

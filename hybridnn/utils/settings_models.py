@@ -13,13 +13,12 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function, plain_serializer_function_ser_schema
 
 from hybridnn.errors import SettingError, one_line
-from hybridnn.utils.checks import AutoOrBoolean, Count, fields_by_key, must_be_one_of
+from hybridnn.utils.checks import REFUSED, AutoOrBoolean, Count, fields_by_key, must_be_one_of, refused
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
-REFUSED = "refused"
 UNKNOWN = "unknown"
 ALLOWED = {
     REFUSED: "{allowed}",
@@ -39,11 +38,6 @@ ALLOWED = {
     "too_long": "must have at most {max_length} values",
     "tuple_type": 'must be a list, as in [3, 4] or ["a", "b"]',
 }
-
-
-def refused(key: str, value: object, allowed: str) -> PydanticCustomError:
-    """Error for validators; `key` is relative to the section that is validated."""
-    return PydanticCustomError(REFUSED, "{allowed}", {"key": key, "value": value, "allowed": allowed})
 
 
 def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:

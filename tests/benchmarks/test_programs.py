@@ -19,9 +19,9 @@ import benchmarks.__main__ as driver
 from benchmarks import between_nodes, gpu_kernels, gpu_training, in_process, parts
 from benchmarks.cases import Case, our_run
 from benchmarks.limits import products_in, products_of
+from gpu.cuda_emulator import Emulator
 from hybridnn import ProcessGrid
-from hybridnn.kernels.cupy_kernels import CupyKernels
-from kernels.cuda_emulator import Emulator
+from hybridnn.gpu.cupy_kernels import CupyKernels
 from reference.machines import make_machine
 from reference.ranks import on_nodes
 

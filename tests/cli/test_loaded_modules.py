@@ -38,11 +38,14 @@ TOOLS = {
     "hybridnn.cost.machine",
     "hybridnn.cost.prediction",
     "hybridnn.cost.planning",
+    "hybridnn.gpu.cuda_graphs",
+    "hybridnn.gpu.cupy_kernels",
+    "hybridnn.gpu.transports",
     "hybridnn.study",
     "hybridnn_course",
 }
 OTHER_COMMANDS = {"hybridnn.cli.study", "hybridnn.cli.schedule", "hybridnn.cli.trained", "hybridnn.doctor"}
-PRINTED = {"rich", "tomli_w", "hybridnn.utils.line_plot", "hybridnn.training.learning_curve"}
+PRINTED = {"rich", "tomli_w", "hybridnn.drawing.line_plot", "hybridnn.drawing.learning_curve"}
 """What rank 0 alone prints and writes."""
 
 

@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from hybridnn.cli.output import print_drawing
-from hybridnn.pipeline.drawing.drawing import Box, Drawing, Row
-from hybridnn.pipeline.drawing.html import html_page
+from hybridnn.drawing.drawing import Box, Drawing, Row
+from hybridnn.drawing.html import html_page
+from hybridnn.drawing.timelines import schedule as make_timeline
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
-from hybridnn.pipeline.timelines import schedule as make_timeline
 from reference.command_line import Run, error_line
 
 
@@ -227,7 +227,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str],
 def test_a_schedule_that_fails_the_linter_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     good = make_schedule("gpipe", stages=2, minibatches=1, microbatches=2)
     broken = replace(good, orders=(good.orders[0][:-1], good.orders[1]))
-    monkeypatch.setattr("hybridnn.pipeline.timelines.make_schedule", lambda *_, **__: broken)
+    monkeypatch.setattr("hybridnn.drawing.timelines.make_schedule", lambda *_, **__: broken)
     line = error_line(run("gpipe", "--out", "a.svg"))
     assert line.startswith("Error: stage 0, ")
     assert "update" in line

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hybridnn.comm.blocks import block_slice
-from hybridnn.kernels.cupy_kernels import CupyKernels
+from hybridnn.gpu.cupy_kernels import CupyKernels
 from reference.stand_in_device import SMALL_PIECES, STALE, TRANSPORTS, StandInCupy, data_of, device_group
 from reference.stand_in_streams import StandInError
 

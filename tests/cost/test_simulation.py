@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.cost.cost_plots import SHARE_COLORS, draw_scaling
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.prediction.predict import predict
@@ -24,12 +23,13 @@ from hybridnn.cost.simulation import (
     ScalingPoint,
     SimulatedStep,
     default_minibatches,
-    draw_simulation,
     make_lanes,
     scaling_curve,
     simulate_layout,
-    stages_shown,
 )
+from hybridnn.drawing.cost_plots import SHARE_COLORS, draw_scaling
+from hybridnn.drawing.figures import COLORS
+from hybridnn.drawing.simulation_picture import draw_simulation, stages_shown
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
@@ -42,7 +42,6 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.utils.figures import COLORS
 from reference.machines import make_machine
 from reference.pictures import least_points
 

@@ -11,7 +11,7 @@ import pytest
 
 import hybridnn
 from hybridnn import MLP, Trainer
-from hybridnn.kernels import activations
+from hybridnn.nn import activations
 
 DOCS = Path(__file__).parents[2] / "docs"
 

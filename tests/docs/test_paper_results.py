@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hybridnn.drawing.figures import new_figure
 from hybridnn.study.study_file import load_study, ready_studies
-from hybridnn.utils.figures import new_figure
 from reference.pages import paper_results
 
 STUDY = "laugier-figure-5"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hybridnn.pipeline.drawing.picture import svg_text
-from hybridnn.pipeline.timelines import schedule
-from hybridnn.utils.figures import COLORS
+from hybridnn.drawing.figures import COLORS
+from hybridnn.drawing.picture import svg_text
+from hybridnn.drawing.timelines import schedule
 from reference.colors import contrast
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -13,8 +13,8 @@ import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import GridError, SettingError
+from hybridnn.gpu.device_choice import choose_device
 from hybridnn.in_process import run_ranks
-from hybridnn.training.device import choose_device
 from mpi_runner.launch import job_environment
 from mpi_runner.slowness import deadline
 

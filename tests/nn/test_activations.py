@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.nn.activations import ACTIVATIONS
 from reference import network as net
 from reference.network import Array
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn import MLP, Trainer
-from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.mlp import INITIALIZERS, DenseLayer
 from hybridnn.nn.parameters import initialize_rows
 from reference import network as net

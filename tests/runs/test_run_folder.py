@@ -18,14 +18,14 @@ import pytest
 
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.config.settings import Settings, load_settings
+from hybridnn.drawing.learning_curve import learning_curve_figure
+from hybridnn.drawing.line_plot import linear_ticks, logarithmic_ticks
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
-from hybridnn.training.learning_curve import learning_curve_figure
 from hybridnn.training.records import EpochRecord, StepRecord
-from hybridnn.utils.line_plot import linear_ticks, logarithmic_ticks
 from reference.pictures import least_points
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from hybridnn.drawing.figures import new_figure
 from hybridnn.study.publication import latex_escape, latex_table, plotted_points
-from hybridnn.utils.figures import new_figure
 
 
 def test_latex_table_has_the_rules_of_booktabs_and_numbers_at_the_right() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hybridnn.drawing.figures import figure_bytes
 from hybridnn.errors import DataError, SettingError
 from hybridnn.study.cell_table import csv_text, write_csv
 from hybridnn.study.folders import compared_folders, read_folders
@@ -30,7 +31,6 @@ from hybridnn.study.report_plots import curves_of, draw_plots
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.scaling import compare_points, strong_lines, warnings_of
 from hybridnn.study.study_folder import StudyFolder
-from hybridnn.utils.figures import figure_bytes
 from reference.finished_runs import made_study, prediction_line, strong_study, write_run, write_study
 from reference.pictures import least_points
 

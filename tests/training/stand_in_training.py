@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn import ProcessGrid
-from hybridnn.comm.transports.device import Device
-from hybridnn.comm.transports.factory import TransportFactory
-from hybridnn.kernels.cupy_kernels import CupyKernels
-from hybridnn.kernels.device_events import PinnedMemory, Progress, record_event, wait_for
-from hybridnn.kernels.numpy_kernels import NUMPY
+from hybridnn.gpu.cupy_kernels import CupyKernels
+from hybridnn.gpu.device_events import PinnedMemory, Progress, record_event, wait_for
+from hybridnn.gpu.transports.device import Device
+from hybridnn.gpu.transports.factory import TransportFactory
+from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.training.device import StepCapture, TrainingDevice
 from reference.stand_in_device import STALE, DeviceArray, StandInCupy
 
@@ -31,7 +31,7 @@ CHUNK_BYTES = 200
 
 
 class StandInKernels:
-    """Kernels of the stand-in device; the interface is `hybridnn.kernels.backend.Kernels`.
+    """Kernels of the stand-in device; the interface is `hybridnn.nn.backend.Kernels`.
 
     Attributes
     ----------

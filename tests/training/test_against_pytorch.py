@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hybridnn
-from hybridnn.kernels import activations
+from hybridnn.nn import activations
 from reference import network as net
 from reference.cases import TOLERANCE, assert_arrays_close, assert_close
 from reference.network import Network

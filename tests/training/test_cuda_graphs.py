@@ -12,8 +12,8 @@ import pytest
 
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.recorder import Call
-from hybridnn.comm.transports.device import Device
-from hybridnn.comm.transports.factory import TransportFactory
+from hybridnn.gpu.transports.device import Device
+from hybridnn.gpu.transports.factory import TransportFactory
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.config import DeviceOptions

@@ -10,11 +10,10 @@ import pytest
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.errors import EnvironmentProblem, HybridnnError
-from hybridnn.kernels import cupy_loading
+from hybridnn.gpu import cupy_loading, setup
+from hybridnn.gpu.device_choice import choose_device, choose_device_together
+from hybridnn.gpu.setup import TransportChoice, choose_transport
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.training import gpu
-from hybridnn.training.device import choose_device, choose_device_together
-from hybridnn.training.gpu import TransportChoice, choose_transport
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -123,9 +122,9 @@ def test_device_aware_mpi_as_requested_unless_the_library_denies_it(
 ) -> None:
     grid, cupy = ProcessGrid(comm), cupy_with([f"bus {comm.rank}"])
     for said in (True, None):
-        monkeypatch.setattr(gpu, "cuda_support", lambda said=said: said)
+        monkeypatch.setattr(setup, "cuda_support", lambda said=said: said)
         assert choose_transport(grid, "mpi", cupy) == TransportChoice("mpi", "as requested")
-    monkeypatch.setattr(gpu, "cuda_support", lambda: comm.rank == 0)
+    monkeypatch.setattr(setup, "cuda_support", lambda: comm.rank == 0)
     with pytest.raises(EnvironmentProblem, match=r"'mpi': this Open MPI was built without support of CUDA .* rank 1"):
         choose_transport(grid, "mpi", cupy)
     assert choose_transport(grid, "staging", cupy).why == "as requested"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, ProcessGrid, ProgressBar, Trainer, schedule
+from hybridnn.drawing.grid_picture import OWN, grid_picture
 from hybridnn.errors import DataError, SettingError, UnequalSettingError
-from hybridnn.parallel.grid_picture import OWN, grid_picture
 from hybridnn.training.records import EpochRecord, History
 
 if TYPE_CHECKING:

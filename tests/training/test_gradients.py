@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hybridnn
-from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.nn.activations import ACTIVATIONS
 from reference import network as net
 from reference.cases import assert_arrays_close
 from reference.network import Array, Network, Weights

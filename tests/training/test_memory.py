@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
-from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.training.records import StepRecord
 from reference.network import Array
 from reference.ranks import shared_mappings

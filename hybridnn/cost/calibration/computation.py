@@ -33,8 +33,8 @@ from hybridnn.cost.machine import (
 )
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import OPTIMIZERS, Workload
-from hybridnn.kernels import numpy_kernels as kernels
-from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.nn import numpy_kernels as kernels
+from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout

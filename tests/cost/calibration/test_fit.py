@@ -19,8 +19,8 @@ from hybridnn.cost.calibration.fit import (
     fit_overhead,
     fit_segments,
 )
-from hybridnn.cost.cost_plots import draw_fits
 from hybridnn.cost.machine import Segment
+from hybridnn.drawing.cost_plots import draw_fits
 from reference.pictures import least_points
 
 EAGER, RENDEZVOUS, LARGE = (4096.0, 2e-6, 1e-9), (1e6, 8e-6, 2e-10), (None, 2e-5, 4e-10)

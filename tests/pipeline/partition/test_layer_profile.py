@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 from hybridnn import MLP
-from hybridnn.kernels import numpy_kernels
-from hybridnn.kernels.numpy_kernels import NumpyKernels
+from hybridnn.nn import numpy_kernels
+from hybridnn.nn.numpy_kernels import NumpyKernels
 from hybridnn.pipeline.partition import layer_profile
 from hybridnn.pipeline.partition.layer_profile import time_layers
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from hybridnn.comm.group import DONE
-from hybridnn.kernels.activations import ACTIVATIONS, Activation
-from hybridnn.kernels.numpy_kernels import NumpyKernels
+from hybridnn.nn.activations import ACTIVATIONS, Activation
 from hybridnn.nn.learning_rates import Step
+from hybridnn.nn.numpy_kernels import NumpyKernels
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
@@ -36,7 +36,7 @@ from hybridnn_course.assignments.a1_dense.update_mistakes import UPDATE
 from hybridnn_course.injection import injected
 from hybridnn_course.whole_run import train_digits
 
-LIBRARY = "hybridnn.kernels.numpy_kernels"
+LIBRARY = "hybridnn.nn.numpy_kernels"
 LAYER = "hybridnn.parallel.dense:ColumnDense"
 DECAYING = SGD(lr=0.2, momentum=0.8, dampening=0.1, weight_decay=0.01)
 NESTEROV = SGD(lr=0.1, momentum=0.8, weight_decay=0.01, nesterov=True)
@@ -211,7 +211,7 @@ ASSIGNMENT = Assignment(
         Task(
             name="loss",
             file="network.py",
-            target="hybridnn.kernels.numpy_kernels:cross_entropy",
+            target="hybridnn.nn.numpy_kernels:cross_entropy",
             call=cases.call_loss,
             solution=loss_solution,
             public=cases.public_loss,
@@ -267,7 +267,7 @@ ASSIGNMENT = Assignment(
         Task(
             name="update",
             file="network.py",
-            target="hybridnn.kernels.numpy_kernels:sgd_update",
+            target="hybridnn.nn.numpy_kernels:sgd_update",
             call=cases.call_update,
             solution=update_solution,
             public=cases.public_update,

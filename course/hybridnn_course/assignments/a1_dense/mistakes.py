@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn_course.assignment import Mistake, Variant
 from hybridnn_course.assignments.a1_dense.solution import (
     Array,

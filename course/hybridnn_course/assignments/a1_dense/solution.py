@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.kernels.activations import ACTIVATIONS, Activation
-from hybridnn.kernels.backend import UPDATE_BLOCK
+from hybridnn.nn.activations import ACTIVATIONS, Activation
+from hybridnn.nn.backend import UPDATE_BLOCK
 from hybridnn_course.assignment import Variant
 
 Array = NDArray[Any]

@@ -9,6 +9,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
+from hybridnn.drawing.timelines import ScheduleTimeline
 from hybridnn.pipeline.checks.simulated_schedule import Durations
 from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
 from hybridnn.pipeline.schedules.instructions import (
@@ -22,7 +23,6 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import ScheduleError
-from hybridnn.pipeline.timelines import ScheduleTimeline
 from hybridnn_course.answers import MEASURED, Answer, Values
 from hybridnn_course.assignment import Assignment, Bound, Case, Function, Points, Task, Variant, WholeRun
 from hybridnn_course.assignments.a5_pipeline.measure_mistakes import MEASURE

@@ -1,0 +1,1 @@
+"""Everything that draws: schedules, runs, learning curves, cost models, as text, SVG, PNG, PDF and pages."""

@@ -1,0 +1,205 @@
+"""Plots of cost models: scaling curves of a simulation, the fits of a calibration, and maps of the best grid."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridnn.cost.calibration.fit import FittedOperation
+from hybridnn.cost.grid_map import GridMap
+from hybridnn.cost.simulation import ScalingCurve
+from hybridnn.drawing.figures import (
+    CHARACTER,
+    COLORS,
+    COLUMN,
+    MUTED,
+    ON_LIGHT,
+    column_figure,
+    figure_bytes,
+    legend_above,
+    new_figure,
+    ratio_tick,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+SPEED_UP_COLOR = COLORS[0]
+SHARE_COLORS = {"computing": COLORS[0], "communication": COLORS[1], "bubble": COLORS[3]}
+GROUP_COLORS = *COLORS[:-1], MUTED
+TITLES = {
+    "send": "message, one way",
+    "iallreduce": "all-reduce without blocking",
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "broadcast": "broadcast",
+}
+LINE_POINTS = 200
+LINE_CHARACTERS = 48  # of a line of the title
+PANEL = 1.9  # inches, height of a panel
+
+
+# -- scaling curves --------------------------------------------------------------------------------------------------
+
+
+def draw_scaling(curve: ScalingCurve, title: str) -> Figure:
+    """Draw a scaling curve: speed-up and efficiency against ranks, and a breakdown of the ranks' time."""
+    figure, (speed_up, efficiency, shares) = column_figure(PANEL, 0.7 * PANEL, 1.2 * PANEL)
+    _draw_speed_up(speed_up, curve, textwrap.fill(title, LINE_CHARACTERS))
+    _draw_efficiency(efficiency, curve)
+    _draw_shares(shares, curve)
+    legend_above(figure, [*speed_up.get_legend_handles_labels()[0], *shares.get_legend_handles_labels()[0]])
+    return figure
+
+
+def _draw_speed_up(axes: Axes, curve: ScalingCurve, title: str) -> None:
+    ranks = [point.ranks for point in curve.points]
+    axes.plot(ranks, ranks, color=MUTED, linestyle="--", linewidth=1.0, label="ideal")
+    speed_ups = [point.speed_up for point in curve.points]
+    axes.plot(ranks, speed_ups, color=SPEED_UP_COLOR, linewidth=1.3, marker="o", markersize=2.5, label="simulated")
+    _rank_axis(axes)
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(ratio_tick)
+    minibatch = "one minibatch for all" if curve.kind == "strong" else "minibatch grows with ranks"
+    axes.set_title(f"{title}\n{curve.kind.capitalize()} scaling: {minibatch}")
+    axes.set_ylabel("speed-up over one rank")
+    tidy(axes)
+
+
+def _draw_efficiency(axes: Axes, curve: ScalingCurve) -> None:
+    efficiencies = [point.efficiency for point in curve.points]
+    axes.axhline(1, color=MUTED, linestyle="--", linewidth=1.0)
+    ranks = [point.ranks for point in curve.points]
+    axes.plot(ranks, efficiencies, color=SPEED_UP_COLOR, linewidth=1.3, marker="o", markersize=2.5)
+    _rank_axis(axes)
+    axes.set_ylim(0, 1.1 * max(1.0, *efficiencies))
+    axes.yaxis.set_major_formatter(lambda share, position: f"{share:.0%}")
+    axes.set_ylabel("speed-up per rank")
+    tidy(axes)
+
+
+def _rank_axis(axes: Axes) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("ranks")
+
+
+def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
+    positions = range(len(curve.points))
+    communication = np.array([point.communication_share for point in curve.points])
+    bubble = np.array([point.bubble_share for point in curve.points])
+    shares = {"computing": 1 - communication - bubble, "communication": communication, "bubble": bubble}
+    bottom = np.zeros(len(curve.points))
+    for name, color in SHARE_COLORS.items():
+        axes.bar(positions, shares[name], bottom=bottom, color=color, label=name, width=0.8)
+        bottom = bottom + shares[name]
+    axes.set_xticks(
+        list(positions), [str(point.ranks) for point in curve.points], rotation=90 if len(curve.points) > 8 else 0
+    )
+    axes.set_title("Where the ranks' time goes")
+    axes.set_xlabel("ranks")
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(lambda share, position: f"{share:.0%}")
+    tidy(axes, grid=False)
+
+
+# -- fits of a calibration -------------------------------------------------------------------------------------------
+
+
+def draw_fits(fits: Sequence[FittedOperation]) -> Figure:
+    """Draw one panel for each operation, time against size on logarithmic axes.
+
+    Fitted samples are filled circles, held-out ones are hollow; lines are the fits, one colour for each group of ranks,
+    dashed if it spans nodes. Barriers, which have no size, are left out.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter, LogLocator
+
+    operations = list(dict.fromkeys(fit.operation for fit in fits if fit.operation != "barrier"))
+    groups = list(dict.fromkeys((fit.cost.ranks, fit.cost.spans_nodes) for fit in fits))
+    figure, panels = column_figure(*[PANEL] * len(operations))
+    for axes, operation in zip(panels, operations, strict=True):
+        for fit in fits:
+            if fit.operation == operation:
+                number = groups.index((fit.cost.ranks, fit.cost.spans_nodes))
+                _draw_fit(axes, fit, GROUP_COLORS[number % len(GROUP_COLORS)])
+        axes.set_title(TITLES.get(operation, operation))
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.xaxis.set_major_locator(LogLocator(numticks=6))
+        axes.xaxis.set_major_formatter(EngFormatter("B"))
+        axes.yaxis.set_major_formatter(EngFormatter("s"))
+        axes.set_xlabel("size")
+        axes.set_ylabel("time")
+        tidy(axes)
+    lines = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    for label, held_out in (("sizes of the fit", False), ("held-out sizes", True)):
+        lines[label] = Line2D([], [], color=MUTED, **_sample_style(MUTED, held_out))
+    legend_above(figure, lines.values(), list(lines))
+    return figure
+
+
+def _sample_style(color: str, held_out: bool) -> dict[str, Any]:
+    face = "none" if held_out else color
+    return {"marker": "o", "linestyle": "none", "markersize": 3, "alpha": 0.8, "markerfacecolor": face}
+
+
+def _draw_fit(axes: Axes, fit: FittedOperation, color: str) -> None:
+    for held_out in (False, True):
+        points = [(sample.nbytes, sample.seconds) for sample in fit.samples if sample.held_out == held_out]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=color, **_sample_style(color, held_out))
+    sizes = [sample.nbytes for sample in fit.samples]
+    # One line per segment, because a fit may step between two; a size on the border belongs to the first of them.
+    ends = [segment.up_to_bytes or max(sizes) for segment in fit.cost.segments]
+    starts = [min(sizes), *(end + 1 for end in ends[:-1])]
+    group = f"{fit.cost.ranks} ranks{', several nodes' if fit.cost.spans_nodes else ''}"
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        end = max(end, start)
+        xs = np.unique(np.geomspace(start, end, LINE_POINTS).astype(np.int64))
+        xs = xs[(xs >= start) & (xs <= end)]
+        style = "--" if fit.cost.spans_nodes else "-"
+        seconds = [fit.seconds(int(x)) for x in xs]
+        axes.plot(xs, seconds, style, color=color, linewidth=1.2, label=group if number == 0 else None)
+
+
+# -- maps of the best grid -------------------------------------------------------------------------------------------
+
+
+def grid_map_picture(maps: Sequence[GridMap], file_format: str) -> bytes:
+    """Draw maps of the best grid one below the other, one cell for each width and minibatch.
+
+    The colour is the share of the batch axis in lg P: dark for batch, light for model parallelism.
+
+    Parameters
+    ----------
+    file_format : str
+        One of `hybridnn.drawing.figures.FORMATS`.
+    """
+    longest = max(len(name) for found in maps for names in found.names() for name in names)
+    width = max(COLUMN, 0.8 + (longest + 1) * CHARACTER * len(maps[0].batches))
+    height = (0.9 + 0.22 * len(maps[0].widths)) * len(maps)
+    figure = new_figure(width, height)
+    for axes, found in zip(figure.subplots(len(maps), 1, squeeze=False)[:, 0], maps, strict=True):
+        _draw_grid_map(axes, found)
+    return figure_bytes(figure, file_format)
+
+
+def _draw_grid_map(axes: Axes, found: GridMap) -> None:
+    shares = np.array([[np.nan if grid is None else found.batch_share(grid) for grid in row] for row in found.grids])
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.4, aspect="auto", origin="lower")
+    for row, names in enumerate(found.names()):
+        for column, name in enumerate(names):
+            axes.text(column, row, name, ha="center", va="center", color=ON_LIGHT)
+    axes.set_xticks(range(len(found.batches)), [f"{batch:,}" for batch in found.batches])
+    axes.set_yticks(range(len(found.widths)), [f"{width:,}" for width in found.widths])
+    axes.set_xlabel("minibatch")
+    axes.set_ylabel("width")
+    axes.set_title(found.title)
+    tidy(axes, grid=False)

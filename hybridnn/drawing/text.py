@@ -1,0 +1,120 @@
+"""Text renderer of drawings: a letter for the kind of every box, and its number; dots where a stage is idle.
+
+A drawing wider than the page continues below in further bands, up to a few of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.text import Text
+
+from hybridnn.drawing.drawing import (
+    KINDS,
+    Box,
+    Drawing,
+    axis_ticks,
+    kinds_drawn,
+    longest_label,
+    readable_duration,
+)
+
+IDLE = "."
+MOST_BANDS = 4  # most bands of a drawing that is wider than the page; the rest is left out
+TICK_COLUMNS = 8  # fewest columns between two ticks of the time axis
+
+
+Cell = tuple[str, str]  # text and its style
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Columns of text per unit of time, of a band, and of the drawing."""
+
+    columns_per_time: float
+    band: int
+    total: int
+
+    def column(self, time: float) -> int:
+        # Half up, and not to even, so that equal boxes are equally wide.
+        return math.floor(time * self.columns_per_time + 0.5)
+
+
+def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS) -> list[Text]:
+    """Render as lines, at a scale at which the label of the shortest kind of computation is readable.
+
+    Lines are no longer than `width` columns unless a single box is. After `most_bands` bands the rest is left out, and
+    a line says so.
+    """
+    margin = max([len(drawing.axis_label), *(len(row.label) for row in drawing.rows)]) + 2
+    scale = _scale(drawing, width - margin, most_bands)
+    columns = min(scale.total, scale.band * most_bands)
+    rows = [(row.label, _cells(row.boxes, scale, columns)) for row in drawing.rows]
+    lines = [Text(drawing.title), Text()]
+    for start in range(0, columns, scale.band):
+        end = min(start + scale.band, columns)
+        lines.append(Text(drawing.axis_label.ljust(margin) + _axis(scale, columns, start, end)))
+        lines += [Text.assemble(label.ljust(margin), *_joined(cells[start:end])) for label, cells in rows]
+        lines.append(Text())
+    if columns < scale.total:
+        shown = columns / scale.columns_per_time
+        lines += [Text(f"shown up to time {shown:.6g} of {drawing.makespan:.6g}"), Text()]
+    return [*lines, *_legend(drawing, width)]
+
+
+def _scale(drawing: Drawing, available: int, most_bands: int) -> _Scale:
+    cell = 1 + longest_label(drawing) + 1  # a letter, the label, and a gap to the next box
+    columns_per_time = cell / readable_duration(drawing)
+    total = math.ceil(round(drawing.makespan * columns_per_time, 6))
+    # Bands end at the end of a box, if all durations are multiples of the shortest.
+    cells, most_cells = math.ceil(total / cell), max(1, available // cell)
+    bands = max(1, math.ceil(cells / most_cells))
+    per_band = math.ceil(cells / bands) if bands <= most_bands else most_cells
+    return _Scale(columns_per_time, max(1, per_band) * cell, total)
+
+
+def _cells(boxes: Sequence[Box], scale: _Scale, columns: int) -> list[Cell]:
+    cells = [(IDLE, "")] * columns
+    for box in boxes:
+        start, end = scale.column(box.start), scale.column(box.end)
+        shown = _box_cells(box, end - start, columns - start)
+        cells[start : start + len(shown)] = shown
+    return cells
+
+
+def _box_cells(box: Box, width: int, most: int) -> list[Cell]:
+    """Letter, label if it fits, a bar for the rest, and a gap to the next box: the first `most` columns."""
+    kind = KINDS[box.kind]
+    text = kind.letter + box.label
+    shown = text if len(text) < width else kind.letter
+    bar = shown.ljust(min(width - 1, most), "=")[: max(0, min(width, most))]
+    cells = [(character, kind.style) for character in bar]
+    return [*cells, (" ", "")] if 1 < width <= most else cells
+
+
+def _joined(cells: Sequence[Cell]) -> list[Cell]:
+    """Join adjacent cells of one style."""
+    return [("".join(text for text, _ in group), style) for style, group in groupby(cells, lambda cell: cell[1])]
+
+
+def _axis(scale: _Scale, columns: int, start: int, end: int) -> str:
+    """Ticks of the band from column `start` to `end`, each from the column of its time on."""
+    text = ""
+    for time, label in axis_ticks(columns / scale.columns_per_time, max(2, columns // TICK_COLUMNS)):
+        column = scale.column(time) - start
+        if (column == 0 or column > len(text)) and column + len(label) <= end - start:
+            text = text.ljust(column) + label
+    return text
+
+
+def _legend(drawing: Drawing, width: int) -> list[Text]:
+    entries = [Text.assemble((kind.letter, kind.style), f" {kind.name}   ") for kind in kinds_drawn(drawing)]
+    lines = [Text()]
+    for entry in (*entries, Text(f"{IDLE} idle   "), Text(drawing.numbering)):
+        if lines[-1] and len(lines[-1]) + len(entry) > width:
+            lines.append(Text())
+        lines[-1].append(entry)
+    return lines

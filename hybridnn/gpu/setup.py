@@ -1,0 +1,159 @@
+"""The GPU of every rank: its kernels, the transport of its arrays, and whether its steps can be captured."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.comm.agreement import broadcast_text, lowest_rank
+from hybridnn.comm.open_mpi import cuda_support
+from hybridnn.errors import EnvironmentProblem
+from hybridnn.gpu.cupy_kernels import CupyKernels, cupy_kernels
+from hybridnn.gpu.transports.device import Device
+from hybridnn.gpu.transports.factory import TransportFactory, TransportName
+from hybridnn.parallel.grid import ProcessGrid
+
+NO_CUDA = "this Open MPI was built without support of CUDA (ompi_info --all | grep cuda)"
+
+
+@dataclass(frozen=True)
+class TransportChoice:
+    """A transport and the reason for it."""
+
+    name: TransportName
+    why: str
+
+
+def make_kernels(
+    grid: ProcessGrid, device: Device, tf32: bool, make: Callable[..., CupyKernels] | None = None
+) -> CupyKernels:
+    """Make and compile the kernels of this rank's GPU; collective.
+
+    Raises `EnvironmentProblem` on every rank if they cannot be made on one, which the message names.
+    """
+    kernels, problem = None, ""
+    try:
+        kernels = (make or cupy_kernels)(tf32=tf32, progress=device.progress if grid.size > 1 else None)
+        kernels.compile(np.float32)
+    except EnvironmentProblem as error:
+        problem = str(error)
+    problem = first_problem(grid, problem)
+    if kernels is None or problem:
+        raise EnvironmentProblem(problem)
+    return kernels
+
+
+def choose_transport(grid: ProcessGrid, name: str, cupy: Any) -> TransportChoice:
+    """Choose the transport for a grid whose ranks compute on GPUs; collective.
+
+    ``"auto"`` is NCCL if every rank has its own GPU, else staging. Device-aware MPI is used only on request; whether
+    it works is not tried.
+
+    Raises `EnvironmentProblem` on all ranks if the requested transport is not available, or the MPI library was built
+    without it.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy with this rank's GPU as the current device.
+    """
+    if grid.size == 1:
+        return TransportChoice("staging", "a single rank sends no messages")
+    if name == "staging":
+        return TransportChoice("staging", "as requested")
+    if name == "mpi":
+        problem = first_problem(grid, NO_CUDA if cuda_support() is False else "")
+        if problem:
+            raise _unavailable(name, problem)
+        return TransportChoice("mpi", "as requested")
+    problem = _nccl_problem(grid, cupy)
+    if not problem:
+        return TransportChoice("nccl", "every rank has a GPU of its own")
+    if name == "nccl":
+        raise _unavailable(name, problem)
+    return TransportChoice("staging", problem)
+
+
+def attach_transport(grid: ProcessGrid, name: str, device: Device) -> TransportChoice:
+    """Choose the transport of a grid and attach it to all groups of the grid; collective.
+
+    Parameters
+    ----------
+    name : {"auto", "staging", "mpi", "nccl"}
+        As for `choose_transport`; ``"auto"`` falls back to staging if NCCL does not start.
+
+    Raises
+    ------
+    SettingError, EnvironmentProblem
+        As `choose_transport`; also if NCCL is requested and does not start.
+    """
+    choice = choose_transport(grid, name, device.cupy)
+    problem = first_problem(grid, grid.attach_device(TransportFactory(choice.name, device)))
+    if not problem:
+        return choice
+    grid.attach_device(TransportFactory("staging", device))
+    if name == choice.name:
+        raise _unavailable(name, problem)
+    return TransportChoice("staging", problem)
+
+
+def _unavailable(name: str, problem: str) -> EnvironmentProblem:
+    return EnvironmentProblem(f"device.transport = {name!r}: {problem}; 'staging' always works")
+
+
+def _nccl_problem(grid: ProcessGrid, cupy: Any) -> str:
+    """The reason why NCCL cannot connect the ranks of the grid, the same text on all ranks; empty if it can."""
+    return first_problem(grid, _missing_nccl(cupy)) or _shared_gpu_problem(_gpu_ids(grid, cupy))
+
+
+def _missing_nccl(cupy: Any) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy warns if NCCL is missing; the text below replaces the warning
+        nccl = getattr(cupy.cuda, "nccl", None)
+        if nccl is not None and getattr(nccl, "available", True):
+            return ""
+    return f"CuPy finds no NCCL (pip install nvidia-nccl-cu{cupy.cuda.runtime.runtimeGetVersion() // 1000})"
+
+
+def first_problem(grid: ProcessGrid, problem: str) -> str:
+    """The non-empty `problem` of the lowest rank, with its number, on all ranks; empty if none. Collective."""
+    rank = lowest_rank(grid.world, bool(problem))
+    return "" if rank is None else f"{broadcast_text(grid.world, problem, rank)} on rank {rank}"
+
+
+def _gpu_ids(grid: ProcessGrid, cupy: Any) -> NDArray[np.int64]:
+    """Identifier of every rank's GPU, from its node and PCI bus address: CUDA's indices may differ between ranks."""
+    runtime = cupy.cuda.runtime
+    text = f"{grid.node_group.members[0]} {runtime.deviceGetPCIBusId(runtime.getDevice())}"
+    identifiers = np.zeros(grid.size, np.int64)
+    identifiers[grid.rank] = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    grid.world.allgather_rows(identifiers)
+    return identifiers
+
+
+def _shared_gpu_problem(gpus: NDArray[np.int64]) -> str:
+    """Text naming the first ranks that share a GPU; empty if none do."""
+    for gpu in dict.fromkeys(gpus.tolist()):
+        ranks = np.flatnonzero(gpus == gpu)
+        if len(ranks) > 1:
+            return f"ranks {', '.join(map(str, ranks))} share a GPU"
+    return ""
+
+
+def graphs_problem(grid: ProcessGrid, transport: str) -> str:
+    """The reason why steps cannot be captured on this grid, the same text on all ranks; empty if they can."""
+    if grid.size == 1:
+        return ""
+    if grid.batch < grid.size:
+        return "graphs need a single rank, or batch ranks only"
+    if transport != "nccl":
+        return "graphs of several ranks need NCCL"
+    if grid.check_collectives:
+        return "collectives in graphs cannot be compared (check_collectives)"
+    return ""

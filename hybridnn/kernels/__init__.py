@@ -1,1 +1,0 @@
-"""Array arithmetic of one device, without layers and ranks: NumPy on the host, CuPy and CUDA kernels on a GPU."""

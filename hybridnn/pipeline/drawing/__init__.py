@@ -1,1 +1,0 @@
-"""Drawings of schedules, planned and measured: text, SVG, PNG."""

@@ -1,0 +1,288 @@
+"""The CUDA kernels, emulated on the processor with their launch parameters, against the NumPy kernels."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu.cuda_cases import ADAM_SETTINGS, FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SGD_SETTINGS, SHAPES, compare
+from gpu.cuda_emulator import DeviceArray, Emulator, device_array
+from hybridnn.gpu.cupy_kernels import CupyKernels
+from hybridnn.gpu.cupy_launch import (
+    MOST_PARTS,
+    THREADS,
+    KernelLauncher,
+    blocks_of_rows,
+    column_block,
+    flat_grid,
+    row_block,
+    source,
+    tiled_rows,
+)
+from hybridnn.nn.optimizers import Optimizer, new_state
+
+DTYPES = ("float32", "float64")
+GUARD = 64
+"""Bytes around an array that must not be written."""
+
+
+@pytest.fixture
+def kernels(emulator: Emulator) -> CupyKernels:
+    return CupyKernels(emulator, products=None)  # type: ignore[arg-type]  # no test here uses matrix products
+
+
+class Uploads:
+    """Copies of arrays, `offset` elements after a 16-byte boundary, between guard bytes."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset, self._buffers = offset, list[tuple[Any, slice]]()
+
+    def __call__(self, array: Any) -> Any:
+        buffer = np.full(array.nbytes + 2 * GUARD + 32, 0x5A, np.uint8).view(DeviceArray)
+        start = -buffer.ctypes.data % 16 + GUARD + self.offset * array.itemsize
+        used = slice(start, start + array.nbytes)
+        copy = buffer[used].view(array.dtype).reshape(array.shape)
+        copy[...] = array
+        self._buffers.append((buffer, used))
+        return copy
+
+    def check_guards(self) -> None:
+        for buffer, used in self._buffers:
+            assert (buffer[: used.start] == 0x5A).all(), "written in front of an array"
+            assert (buffer[used.stop :] == 0x5A).all(), "written behind an array"
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FLAT_CASES)
+def test_flat_arrays(kernels: CupyKernels, name: str, dtype: str, offset: int) -> None:
+    for size in FLAT_SIZES:
+        uploads = Uploads(offset)
+        compare(FLAT_CASES[name], kernels, uploads, dtype, size)
+        uploads.check_guards()
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MATRIX_CASES)
+def test_matrices(kernels: CupyKernels, name: str, dtype: str, offset: int) -> None:
+    for shape in SHAPES:
+        uploads = Uploads(offset)
+        compare(MATRIX_CASES[name], kernels, uploads, dtype, shape)
+        uploads.check_guards()
+
+
+@pytest.mark.parametrize(
+    "name", ["cross-entropy", "count correct", "mean squared error", "row sums", "gradient and sums selu"]
+)
+def test_the_order_of_blocks_and_threads_does_not_matter(
+    kernels: CupyKernels, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("hybridnn.gpu.cupy_launch.MOST_BLOCKS", 2)  # blocks that iterate several times
+    outcomes = []
+    for reverse in (False, True):
+        call, arrays = MATRIX_CASES[name](np.random.default_rng(0), np.dtype(np.float32), (9, 3001))
+        found = {key: device_array(array) for key, array in arrays.items()}
+        kernels.compile(np.float32)
+        emulator.reverse(reverse=reverse)
+        call(kernels, **found)
+        outcomes.append({key: array.tobytes() for key, array in found.items()})
+    emulator.reverse(reverse=False)
+    assert outcomes[0] == outcomes[1]
+
+
+def test_all_kernels_are_loaded_before_the_first_step(emulator: Emulator) -> None:
+    """CUDA may wait for the device when it loads one later, while NCCL waits for another rank."""
+    loaded: list[str] = []
+    module = SimpleNamespace(get_function=loaded.append)
+    KernelLauncher(SimpleNamespace(RawModule=lambda **_: module)).compile(np.float32)
+    compiled = emulator.kernels(source(), "float")
+    assert sorted(loaded) == sorted(compiled)
+    assert len(compiled) > 20
+
+
+def test_more_rows_and_elements_than_threads_of_a_grid(kernels: CupyKernels, monkeypatch: Any) -> None:
+    for limit in ("MOST_BLOCKS", "MOST_BLOCKS_ALONG_Y"):
+        monkeypatch.setattr(f"hybridnn.gpu.cupy_launch.{limit}", 2)
+    for name in ("adam adamw", "norm and clip"):
+        compare(FLAT_CASES[name], kernels, device_array, "float64", 5003)
+    for name in ("bias tanh", "gradient and sums tanh", "gather", "row sums"):
+        compare(MATRIX_CASES[name], kernels, device_array, "float64", (40, 2050))
+
+
+def test_reductions_with_few_blocks(kernels: CupyKernels, monkeypatch: Any) -> None:
+    monkeypatch.setattr("hybridnn.gpu.cupy_kernels.MOST_PARTS", 3)
+    compare(FLAT_CASES["norm and clip"], kernels, device_array, "float64", 5003)
+    compare(FLAT_CASES["squared norms"], kernels, device_array, "float64", 5003)
+    compare(MATRIX_CASES["count correct"], kernels, device_array, "float64", (3, 1500))
+    compare(MATRIX_CASES["cross-entropy"], kernels, device_array, "float64", (7, 500))
+    compare(MATRIX_CASES["mean squared error"], kernels, device_array, "float64", (3, 1500))
+
+
+@pytest.mark.parametrize("optimizer", [*SGD_SETTINGS.values(), *ADAM_SETTINGS.values()], ids=repr)
+def test_a_replayed_update_reads_the_scalars_of_its_step(kernels: CupyKernels, optimizer: Optimizer) -> None:
+    step, scalars, indices = (
+        kernels.zeros((1,), np.int64),
+        kernels.empty((3,), np.float64),
+        kernels.zeros((2,), np.int64),
+    )
+    order, table = device_array(np.arange(8)[::-1]), kernels.zeros((4, 3), np.float64)
+    losses = kernels.zeros((4,), np.float64)
+    weights = [device_array(np.ones(50)) for _ in range(2)]
+    direct, replayed = (new_state(optimizer, array, kernels) for array in weights)
+    replayed.device_scalars = scalars
+    for number, gradient in enumerate(np.random.default_rng(1).standard_normal((4, 50))):
+        lr = 0.1 / (number + 1)
+        values = optimizer.step_scalars(replayed, lr)
+        table[number, : len(values)] = values
+        optimizer.update(weights[0], device_array(gradient), direct, lr)
+        kernels.begin_step(step, order, 2, indices, table, scalars)
+        assert indices.tolist() == [7 - 2 * number, 6 - 2 * number]
+        optimizer.update(weights[1], device_array(gradient), replayed, 9.0)  # the rate of a replay is not read
+        kernels.end_step(step, device_array(np.array([lr])), losses)
+    assert np.array_equal(*weights)
+    assert losses.tolist() == [0.1 / number for number in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_steps_read_their_own_part_of_an_epoch(kernels: CupyKernels, size: int, dtype: str) -> None:
+    """Also the last one, of fewer samples, and more samples than threads of a block."""
+    random = np.random.default_rng(size)
+    order, table = device_array(random.permutation(3 * size + 1)), device_array(random.standard_normal((4, 3)))
+    step, scalars = kernels.zeros((1,), np.int64), kernels.empty((3,), np.float64)
+    room, losses = kernels.empty((size,), np.int64), kernels.zeros((4,), np.float64)
+    for number in range(4):
+        indices = room[: 1 if number == 3 else size]
+        kernels.begin_step(step, order, size, indices, table, scalars)
+        assert indices.tolist() == order[number * size : (number + 1) * size].tolist()
+        assert scalars.tolist() == table[number].tolist()
+        kernels.end_step(step, device_array(np.array([number + 0.5], dtype)), losses)
+    assert losses.tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert step.tolist() == [4]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["identity", "relu", "tanh", "sigmoid", "selu"])
+def test_extreme_arguments_and_nan(kernels: CupyKernels, name: str, dtype: str) -> None:
+    z = device_array(np.array([-1e4, 1e4, np.nan], dtype))
+    kernels.activate(name, z)
+    limits = {
+        "identity": (-1e4, 1e4),
+        "relu": (0, 1e4),
+        "tanh": (-1, 1),
+        "sigmoid": (0, 1),
+        "selu": (-1.7580993, 10507.01),
+    }
+    np.testing.assert_allclose(z[:2], limits[name], rtol=1e-6)
+    assert np.isnan(z[2])
+    if name in ("tanh", "selu"):  # exp(z) - 1 would lose all digits
+        small = device_array(np.array([-1e-9], dtype))
+        kernels.activate(name, small)
+        assert float(small[0]) == pytest.approx({"tanh": -1e-9, "selu": -1.7580993e-9}[name], rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cross_entropy_of_large_logits(kernels: CupyKernels, dtype: str) -> None:
+    logits = device_array(np.array([[1000, -1000, -1000], [-1000, 1000, -1000], [0, 1000, -1000]], dtype))
+    gradient, loss = kernels.empty((3, 3), dtype), kernels.empty((1,), dtype)
+    kernels.cross_entropy(logits, device_array(np.array([0, 0, 2])), None, 1.0, gradient, loss)
+    # Losses by hand: 0, 2000 + log 2, log 3.
+    assert float(loss[0]) == pytest.approx(2000 + np.log(2) + np.log(3), rel=1e-6)
+    expected = np.array([[0, 0, 0], [-1, 0.5, 0.5], [1 / 3, 1 / 3, -2 / 3]]).T
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+    in_place = logits.copy()
+    kernels.cross_entropy(in_place, device_array(np.array([0, 0, 2])), None, 1.0, in_place, loss)
+    assert np.array_equal(in_place, gradient)
+
+
+def test_indices_out_of_range_make_the_loss_nan(kernels: CupyKernels) -> None:
+    source, labels = device_array(np.ones((3, 5), np.float32)), device_array(np.arange(3))
+    index = device_array(np.array([1, 3, -1]))
+    rows, wanted = kernels.zeros((3, 5), np.float32), kernels.zeros((3,), np.int64)
+    kernels.gather_rows(source, index, rows)
+    kernels.gather_rows(labels, index, wanted)
+    assert rows[0].tolist() == [1] * 5
+    assert np.isnan(rows[1:]).all()
+    assert wanted.tolist() == [1, -1, -1]
+    loss, gradient = kernels.zeros((1,), np.float32), kernels.empty((4, 3), np.float32)
+    kernels.cross_entropy(kernels.zeros((4, 3), np.float32), wanted, None, 1.0, gradient, loss)
+    assert np.isnan(loss[0])
+
+
+def test_nan_is_the_largest_logit_as_in_numpy(kernels: CupyKernels) -> None:
+    logits = np.array([[1, np.nan, 2, np.nan], [np.nan, 3, np.inf, np.nan], [9, 9, -np.inf, 0]], np.float32)
+    labels = np.array([1, 0, 1, 0])
+    assert labels.tolist() == logits.argmax(axis=0).tolist()
+    for wrong in range(4):
+        correct = kernels.zeros((1,), np.float64)
+        found = np.where(np.arange(4) < wrong, 2, labels)
+        kernels.count_correct(device_array(logits), device_array(found), correct)
+        assert correct.tolist() == [4 - wrong]
+
+
+def test_squares_that_overflow_float32(kernels: CupyKernels) -> None:
+    assert kernels.squared_norms(device_array(np.full(3, 1e30, np.float32)), (1, 3)) == pytest.approx([1e60, 2e60])
+
+
+@pytest.mark.parametrize(("squared", "expected"), [(np.nan, 2.0), (np.inf, 0.0), (16.0, 1.0), (4.0, 2.0)])
+def test_clipping_by_a_given_norm(kernels: CupyKernels, squared: float, expected: float) -> None:
+    flat = device_array(np.full(5, 2.0))
+    kernels.clip_to_norm(flat, device_array(np.array([squared])), 2.0)
+    assert flat.tolist() == [expected] * 5
+
+
+def test_sums_of_arrays_that_are_not_contiguous(kernels: CupyKernels) -> None:
+    a, b = device_array(np.arange(6.0).reshape(2, 3)), device_array(np.ones((3, 2)))
+    out = kernels.empty((3, 2), np.float64)
+    kernels.add(a.T, b, out)
+    assert out.tolist() == [[1, 4], [2, 5], [3, 6]]
+
+
+def test_unsuitable_arrays_are_refused(kernels: CupyKernels) -> None:
+    double, single = kernels.zeros((4, 6), np.float64), kernels.zeros((4, 6), np.float32)
+    with pytest.raises(ValueError, match="one size"):
+        kernels.add(double, double, double[:2])
+    with pytest.raises(ValueError, match="one dtype"):
+        kernels.add(double, single, double)
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.activate("relu", double[:, :3])
+    with pytest.raises(ValueError, match="int64 label"):
+        kernels.cross_entropy(single, single[0], None, 1.0, single, single[0, :1])
+    with pytest.raises(ValueError, match="float32 and float64"):
+        kernels.activate("relu", kernels.zeros((3,), np.float16))
+
+
+@pytest.mark.parametrize(("enough", "block"), [(1, (256, 1)), (200, (128, 2)), (500, (64, 4)), (1 << 18, (32, 8))])
+def test_threads_that_share_the_classes_of_a_sample(
+    kernels: CupyKernels, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, enough: int, block: tuple[int, int]
+) -> None:
+    monkeypatch.setattr("hybridnn.gpu.cupy_launch.ENOUGH_THREADS", enough)
+    compare(MATRIX_CASES["cross-entropy"], kernels, device_array, "float64", (11, 150))
+    assert emulator.launches[-1][2] == block
+    assert column_block(1, 150) == (256, 1)
+
+
+def test_a_step_needs_few_launches(kernels: CupyKernels, emulator: Emulator) -> None:
+    emulator.launches.clear()
+    for case in (MATRIX_CASES["cross-entropy"], MATRIX_CASES["bias selu"]):
+        compare(case, kernels, device_array, "float32", (10, 128))
+    assert [launch[0] for launch in emulator.launches] == ["cross_entropy", "bias_selu"]
+
+
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("n", [0, 1, 100, 1024, 4097, 1 << 26])
+def test_grid_sizes(n: int, itemsize: int) -> None:
+    per_block = THREADS * 16 // itemsize
+    assert 1 <= flat_grid(n, itemsize)[0] <= max(1, -(-n // per_block))
+    assert flat_grid(n, itemsize, MOST_PARTS)[0] <= MOST_PARTS
+    block = row_block(n, itemsize)
+    assert block[0] * block[1] == THREADS
+    assert block[0] & (block[0] - 1) == 0
+    assert 1 <= blocks_of_rows(n, block)[0] <= 1 << 16
+    across, down = tiled_rows(n, n, itemsize, block)
+    assert across >= 1
+    assert 1 <= down < 1 << 16
