@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from hybridnn.cost.collectives import ALGORITHMS, counts
 from hybridnn.utils.checks import require_number
 
 if TYPE_CHECKING:
@@ -59,9 +58,13 @@ class VirtualClock:
         return self._machine.message_seconds(nbytes)
 
     def _collective_seconds(self, name: str, nbytes: int, ranks: int) -> float:
+        if ranks == 1:
+            return 0.0
+        from hybridnn.cost.collectives import ALGORITHMS, counts  # a single rank without MPI needs no cost model
+
         if name == "alltoall":
             return (ranks - 1) * self._message_seconds(nbytes // ranks)
-        if ranks == 1 or name not in ALGORITHMS:
+        if name not in ALGORITHMS:
             return 0.0
         if self._machine is not None:
             return self._machine.collective_seconds(name, nbytes, ranks)
