@@ -29,10 +29,8 @@ import tomli_w
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fault_drill import forgeries
 from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.cli.main import main
-from hybridnn.cli.train_view import TrainView
 from hybridnn.config.settings import Settings, load_settings, to_toml
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.data import load_file
@@ -48,7 +46,6 @@ from hybridnn.study.quantities import figures_of
 from hybridnn.study.study_file import load_study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, read_manifest
 from hybridnn.utils import files
-from reference.command_line import assert_same_weights
 from reference.damaged_files import CONTENT, CUTS, IMPOSSIBLE_NAMES, REPLACEMENTS, mutations, replace
 from reference.finished_runs import measured_line, prediction_line, write_run
 from reference.stalls import collective, progress, rank_state
@@ -818,107 +815,3 @@ def test_a_history_that_was_cut(folder: Path) -> None:
         assert refusal(command("", "export", RUN, "out.npz"), path)
     path.write_bytes(complete)
     call("report", RUN)
-
-
-# -- a run that lost its newest checkpoints ---------------------------------------------------------------------------
-
-SMALL = (
-    *("train", "--data", "synthetic", "--hidden", "9", "--batch-size", "25", "-q"),
-    *("--set", "data.synthetic.samples=200", "--set", "data.synthetic.test_samples=20"),
-    *("--set", "training.checkpoint_every=1", "--set", "training.checkpoint_async=false"),
-)
-ARRAY = "layers.0.weight.npy"
-
-
-def forged(field: str, value: Any) -> Callable[[Path], None]:
-    return lambda checkpoint: forgeries.forge(checkpoint / "manifest.json", field.split("/"), value)
-
-
-def in_place_of(name: str, kind: str) -> Callable[[Path], object]:
-    return lambda checkpoint: replace(checkpoint / name, kind)
-
-
-def other_array(change: Callable[[Any], Any], *, shape: bool = False) -> Callable[[Path], None]:
-    """A function that changes an array, its size and its digest, and its `shape` in the manifest too."""
-
-    def harm(checkpoint: Path) -> None:
-        path = checkpoint / ARRAY
-        np.save(path, change(np.load(path)))
-        found = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        for field, value in (found | ({"shape": np.load(path).shape} if shape else {})).items():
-            forged(f"arrays/{ARRAY}/{field}", value)(checkpoint)
-
-    return harm
-
-
-def another_name(name: str) -> Callable[[Path], None]:
-    def harm(checkpoint: Path) -> None:
-        arrays = json.loads((checkpoint / "manifest.json").read_text())["arrays"]
-        forged("arrays", arrays | {name: arrays[ARRAY]})(checkpoint)
-
-    return harm
-
-
-def other_slot(checkpoint: Path) -> None:
-    """Rename the arrays of the optimizer."""
-    for path in checkpoint.glob("*.velocity.npy"):
-        path.rename(path.with_name(path.name.replace("velocity", "speed")))
-    path = checkpoint / "manifest.json"
-    path.write_text(path.read_text().replace("velocity", "speed"))
-    forged("slots", ["speed"])(checkpoint)
-
-
-def flip_version(checkpoint: Path) -> None:
-    path = checkpoint / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 3'))
-
-
-WHOLE_EPOCH = {"minibatches": 8, "samples": 200}
-"""Progress after an epoch, where that of the next one is expected."""
-
-HARM: list[Callable[[Path], object]] = [
-    *(in_place_of("", kind) for kind in ("a FIFO", "a link to itself", "a link to nothing")),
-    lambda checkpoint: (replace(checkpoint, "nothing"), checkpoint.write_text("x")),
-    lambda checkpoint: (replace(checkpoint, "nothing"), checkpoint.mkdir()),
-    *(in_place_of(name, kind) for name in ("manifest.json", "SHA256SUMS", ARRAY) for kind in REPLACEMENTS),
-    # The layers of the stages only matter to stale methods.
-    *(forged(field, value) for field, value in forgeries.VALUES if field != "origin/layout/layers"),
-    *(forged(f"arrays/{ARRAY}/{field}", value) for field, value in forgeries.ARRAY_VALUES),
-    *(another_name(name) for name in forgeries.NAMES),
-    lambda checkpoint: [forged(f"progress/{key}", value)(checkpoint) for key, value in WHOLE_EPOCH.items()],
-    forged("progress/step", 16),
-    forged("slots", ["velocity", "speed"]),
-    other_array(lambda array: array.T.copy()),
-    other_array(lambda array: array.T.copy(), shape=True),  # an array of another network
-    other_array(lambda array: array[:0]),
-    other_slot,
-    flip_version,
-]
-"""Damage of a checkpoint from which a run cannot go on, each in another checkpoint of a run."""
-
-
-@pytest.mark.timeout(300)
-def test_a_run_goes_on_from_an_older_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    epochs = len(HARM) // 8 + 3
-    train = (*SMALL, "--epochs", str(epochs), "--set", f"training.keep={8 * epochs}")
-    call(*train, "--out", "uninterrupted")
-
-    def on_epoch(view: TrainView, record: Any) -> None:
-        if record.epoch == epochs - 1:
-            raise RuntimeError("the plug was pulled")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainView, "on_epoch", on_epoch)
-        with pytest.raises(RuntimeError, match="plug"):
-            main([*train, "--out", RUN])
-    newest = sorted((folder / RUN / "checkpoints").iterdir(), reverse=True)
-    assert len(newest) > len(HARM)
-    for damage, checkpoint in zip(HARM, newest, strict=False):
-        damage(checkpoint)
-    code, err = run_command("train", "--resume", RUN, "-q")
-    assert code == 0, err
-    named = [line for line in err.splitlines() if "passed over" in line]
-    for checkpoint in newest[: len(HARM)]:
-        assert len([line for line in named if checkpoint.name in line]) == 1, checkpoint
-    assert len(named) == len(HARM)
-    assert_same_weights(RUN, "uninterrupted")

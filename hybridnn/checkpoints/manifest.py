@@ -118,7 +118,9 @@ def parse_manifest(text: str, path: str) -> Manifest:
     except ValueError as error:
         raise ValueError(f"not JSON ({error})") from None
     version = values.get("format_version") if isinstance(values, dict) else None
-    if isinstance(version, int) and FORMAT_VERSION < version < NO_VERSION:
+    if isinstance(version, int) and version >= NO_VERSION:
+        raise ValueError(f"format_version = {version}")
+    if isinstance(version, int) and version > FORMAT_VERSION:
         raise DataError(
             f"{path}: format version {version}, written by hybridnn {one_line(str(values.get('hybridnn')))}; "
             f"this version reads up to {FORMAT_VERSION}: install that hybridnn, or a newer one"

@@ -146,7 +146,7 @@ def _read_manifest(path: Path, group: Group | None) -> Manifest | str:
     if group is not None:
         text, problem = broadcast_text(group, text, 0), broadcast_text(group, problem, 0)
     if not text:
-        return problem
+        return problem or f"{path / MANIFEST}: is empty"
     try:
         manifest = parse_manifest(text, str(path / MANIFEST))
     except ValueError as error:

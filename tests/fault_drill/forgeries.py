@@ -18,7 +18,7 @@ from reference.damaged_files import Damage
 __all__ = ["ARRAY_VALUES", "FIELDS", "NAMES", "VALUES", "devices_can_be_made", "forge", "make_device"]
 
 _VALUES: dict[str, tuple[Any, ...]] = {
-    "format_version": (10**30, "1", 0.5, None, []),
+    "format_version": (10**6, 10**30, "1", 0.5, None, []),
     "origin": (None,),
     "origin/layout/method": ("", "no such method", None),
     "origin/layout/stages": ([], [[0, 0]]),
