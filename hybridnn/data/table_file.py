@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.errors import DataError, one_line
 from hybridnn.utils.files import memory_bytes, open_regular
-from hybridnn.utils.text import printable, shown_path
+from hybridnn.utils.text import command_argument, printable, shown_path
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -58,7 +58,7 @@ def read_table(path: Path, decimal: str = ".") -> DataFrame:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
     except UnicodeDecodeError as error:
         problem = f"byte {error.object[error.start]:#04x} ({error.reason})"
-        remedy = f"iconv -f latin1 -t utf-8 {called} > NEW.csv converts one in Latin-1"
+        remedy = f"iconv -f latin1 -t utf-8 {command_argument(path)} > NEW.csv converts one in Latin-1"
         raise DataError(f"{called} is not a text file in UTF-8: {problem}; {remedy}") from error
     except MemoryError:
         raise DataError(f"{called}: the table does not fit into the memory") from None

@@ -41,7 +41,7 @@ from hybridnn.runs.run_files import (
 )
 from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Record, StepRecord
 from hybridnn.utils.files import discard_partial, replace_atomically
-from hybridnn.utils.text import to_json
+from hybridnn.utils.text import command_argument, to_json
 
 RUNS = "runs"  # folder of run folders that are not named
 
@@ -167,7 +167,7 @@ def resume_advice(folder: Path | None) -> str:
         return (
             "No checkpoint was written yet; start again, with training.checkpoint_every where that would cost too much."
         )
-    return f"The newest checkpoint is {newest[0].name}; go on with: hybridnn train --resume {folder}"
+    return f"The newest checkpoint is {newest[0].name}; go on with: hybridnn train --resume {command_argument(folder)}"
 
 
 def _is_until(record: Record, progress: Progress) -> bool:
@@ -187,7 +187,8 @@ def _require_free(folder: Path, *, again: bool) -> None:
     if os.path.lexists(folder / WEIGHTS) and not (again and status == "unfinished"):
         raise SettingError("output.folder", str(folder), f"already holds a {WEIGHTS}; name another folder")
     if checkpoint_folders(folder / CHECKPOINTS):
-        advice = f"holds checkpoints of a run that did not end; go on with --resume {folder}, or name another folder"
+        go_on = f"go on with --resume {command_argument(folder)}"
+        advice = f"holds checkpoints of a run that did not end; {go_on}, or name another folder"
         raise SettingError("output.folder", str(folder), advice)
 
 

@@ -30,6 +30,7 @@ from hybridnn.training.records import EpochRecord
 from hybridnn.training.trained_network import TrainedNetwork
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.settings_models import seconds_of
+from hybridnn.utils.text import command_argument
 
 AGREEMENT_SECONDS = 0.02  # approximate time between two agreements; at the end of an epoch there always is one
 MOST_STEPS = 1 << 16  # upper limit of the steps between two agreements
@@ -103,7 +104,7 @@ class CheckpointHook:
         """The error that ends the run in `folder` after a signal."""
         stopped = f"stopped by {signal.Signals(self.stopped_by).name} after step {self.trainer.step}"
         return StoppedBySignal(
-            f"{stopped}; wrote {self._last_checkpoint}; go on with: hybridnn train --resume {folder}",
+            f"{stopped}; wrote {self._last_checkpoint}; go on with: hybridnn train --resume {command_argument(folder)}",
             interrupted=self.stopped_by == signal.SIGINT,
         )
 

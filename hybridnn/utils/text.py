@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -124,6 +125,11 @@ def shown_path(path: Path | str) -> str:
     """The name of a file as text for one line of a message."""
     text = str(path)
     return text if text.isprintable() else repr(text)
+
+
+def command_argument(path: Path | str) -> str:
+    """The name of a file as an argument of a command that a message prints."""
+    return shlex.quote(shown_path(path))
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:

@@ -104,11 +104,12 @@ def test_csv_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> 
 
 @pytest.mark.parametrize("content", ["größe,b\n1,2\n3,4\n", "a,b\n1,ja\n2,naïve\n"])
 def test_csv_in_latin_1_names_the_command_that_converts_it(tmp_path: Path, content: str) -> None:
-    (tmp_path / "mine.csv").write_text(content, encoding="latin-1")
+    file = tmp_path / "my table.csv"
+    file.write_text(content, encoding="latin-1")
     with pytest.raises(DataError, match=r"not a text file in UTF-8: byte 0x(f6|ef) ") as raised:
-        load_file(tmp_path / "mine.csv", ["b"])
+        load_file(file, ["b"])
     command = str(raised.value).partition("; ")[2].removesuffix(" converts one in Latin-1")
-    assert command == f"iconv -f latin1 -t utf-8 {tmp_path / 'mine.csv'} > NEW.csv"
+    assert command == f"iconv -f latin1 -t utf-8 '{file}' > NEW.csv"
     if shutil.which("iconv") is not None:
         subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=60)
         assert (tmp_path / "NEW.csv").read_text(encoding="utf-8") == content

@@ -25,7 +25,7 @@ JOBS = shipped_folder("hpc_jobs")
 TRAIN, GPU, ARRAY, SCALING = "train.sbatch", "gpu_train.sbatch", "study_array.sbatch", "strong_scaling.sbatch"
 TASK = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2", "place": "here", "arguments": ""}
 PROGRAM = f"""#!/bin/bash
-[ "$2" != hybridnn.batch_jobs.run_step ] || exec {sys.executable} "$@"
+[ "$2" != hybridnn.batch_jobs.run_step ] || exec "{sys.executable}" "$@"
 """
 PROGRAM += """
 [ "$2" != hybridnn.batch_jobs.lost_node ] || exit ${LOST_NODE:-1}
