@@ -110,7 +110,7 @@ lint: $(VENV)/.installed-dev
 # mypy knows packages by their folders alone, so it is shown the tree as it is installed.
 types: $(VENV)/.installed-dev
 	$(call link_tree,build/typing)
-	cd build/typing && MYPYPATH=$(CURDIR)/course $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p hybridnn -p hybridnn_course
+	cd build/typing && MYPYPATH=$(CURDIR)/course:$(CURDIR)/papers $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p hybridnn -p hybridnn_course -p hybridnn_papers
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -144,8 +144,8 @@ $(VENV)/.installed-test: EXTRAS = test
 $(VENV)/.installed-dev: EXTRAS = dev
 $(VENV)/.installed-bench: EXTRAS = bench
 $(VENV)/.installed-docs: EXTRAS = docs
-$(VENV)/.installed-%: setup.py course/setup.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(call extras,$(EXTRAS)),[$(call extras,$(EXTRAS))])' --editable course
+$(VENV)/.installed-%: setup.py course/setup.py papers/setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(call extras,$(EXTRAS)),[$(call extras,$(EXTRAS))])' --editable course --editable papers
 	touch $@
 
 $(BIN)/python:

@@ -40,6 +40,7 @@ TOOLS = {
     "hybridnn.cost.planning",
     "hybridnn.study",
     "hybridnn_course",
+    "hybridnn_papers",
 }
 OTHER_COMMANDS = {"hybridnn.cli.study", "hybridnn.cli.schedule", "hybridnn.cli.trained", "hybridnn.doctor"}
 PRINTED = {"rich", "tomli_w", "hybridnn.utils.line_plot", "hybridnn.training.learning_curve"}

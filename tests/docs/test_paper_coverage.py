@@ -40,7 +40,7 @@ def test_files_exist() -> None:
 
 
 def test_code_is_in_its_module() -> None:
-    named = re.findall(r"`([\w.]+)` in `(hybridnn/[\w/]+)\.py`", TEXT)
+    named = re.findall(r"`([\w.]+)` in `(?:papers/)?(hybridnn\w*/[\w/]+)\.py`", TEXT)
     assert len(named) > 30
     for name, path in named:
         attrgetter(name)(import_module(path.replace("/", ".")))
