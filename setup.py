@@ -93,7 +93,7 @@ setup(
         "hybridnn.kernels": ["cuda/*.cu"],
         "hybridnn.pipeline.drawing": ["page/*"],
         "hybridnn.datasets": ["*.npz"],
-        "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml", "studies/*.toml"],
+        "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml"],
     },
     install_requires=[
         "numpy>=2",

@@ -1,1 +1,1 @@
-"""Slurm batch scripts, study files and machine files: package data, which users copy and edit."""
+"""Slurm batch scripts and machine files: package data, which users copy and edit."""

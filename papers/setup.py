@@ -1,11 +1,11 @@
-"""The distribution hybridnn-papers: formulas and maps of the papers, of the same version as hybridnn."""
+"""The distribution hybridnn-papers: formulas, maps and studies of the papers, of the same version as hybridnn."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import setup
 
 HERE = Path(__file__).parent
 
@@ -23,15 +23,19 @@ def version() -> str:
 setup(
     name="hybridnn-papers",
     version=version(),
-    description="The formulas of the papers behind hybridnn, and maps of the best process grid",
+    description="The papers behind hybridnn: their formulas, maps of the best process grid, and studies",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     author="the hybridnn authors",
     license="MIT",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    packages=find_packages(include=["hybridnn_papers"]),
+    packages=["hybridnn_papers"],
+    package_data={"hybridnn_papers": ["studies/*.toml"]},
     install_requires=[f"hybridnn=={version()}"],
-    entry_points={"hybridnn.commands": ["formulas = hybridnn_papers.commands:app"]},
+    entry_points={
+        "hybridnn.commands": ["formulas = hybridnn_papers.commands:app"],
+        "hybridnn.studies": ["papers = hybridnn_papers"],
+    },
     zip_safe=False,
 )
