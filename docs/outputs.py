@@ -71,7 +71,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     *(ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))),
     *(ROOT / "course" / "README.md", *sorted((ROOT / "course" / "docs").rglob("*.md"))),
-    ROOT / "papers" / "README.md",
+    *(ROOT / "papers" / "README.md", *sorted((ROOT / "papers" / "docs").rglob("*.md"))),
 )
 NOTEBOOKS = tuple(sorted((ROOT / "docs").rglob("*.ipynb")))
 
