@@ -14,7 +14,7 @@
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make fault-drill           inject faults into runs at random and check the results  (more: make fault-drill ARGS="--trials 300")
 #   make docs                  the documentation as a site, in build/site
-#   make papers                run the short form of every ready study, and put its tables and plots into docs/papers
+#   make papers                run the short form of every ready study, and put its tables and plots into papers/docs
 #   make man                   manual pages of all commands, in build/man: man -l build/man/hybridnn.1
 #   make outputs               print anew what README and docs show below their commands   (ARGS="--check README.md")
 #   make clean                 remove .venv and everything built
@@ -96,7 +96,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.installed-dev
-	MYPYPATH=course $(BIN)/mypy -p hybridnn -p hybridnn_course
+	MYPYPATH=course:papers $(BIN)/mypy -p hybridnn -p hybridnn_course -p hybridnn_papers
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -108,7 +108,7 @@ fault-drill: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m fault_drill $(ARGS)
 
 papers: $(VENV)/.installed-run
-	$(BIN)/python docs/paper_results.py $(ARGS)
+	$(BIN)/python papers/paper_results.py $(ARGS)
 
 outputs: $(VENV)/.installed-bench
 	$(BIN)/python docs/outputs.py $(ARGS)
@@ -129,8 +129,8 @@ $(VENV)/.installed-test: EXTRAS = test
 $(VENV)/.installed-dev: EXTRAS = dev
 $(VENV)/.installed-bench: EXTRAS = bench
 $(VENV)/.installed-docs: EXTRAS = docs
-$(VENV)/.installed-%: setup.py course/setup.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(call extras,$(EXTRAS)),[$(call extras,$(EXTRAS))])' --editable course
+$(VENV)/.installed-%: setup.py course/setup.py papers/setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(call extras,$(EXTRAS)),[$(call extras,$(EXTRAS))])' --editable course --editable papers
 	touch $@
 
 $(BIN)/python:

@@ -14,10 +14,10 @@ from benchmarks.ranks import WORLD, gloo, print_row
 from benchmarks.timing import Run, alternate, in_turn
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
-from hybridnn.cost.pipeline_formulas import KANG_METHODS, minibatch_time
 from hybridnn.pipeline.partition.layer_profile import time_layers
 from hybridnn.runs.trace_breakdown import break_down, mean_of
 from hybridnn.runs.trace_file import read_trace, write_trace
+from hybridnn_papers.pipeline_formulas import KANG_METHODS, minibatch_time
 
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 """Schedules of PyTorch, by the names of hybridnn."""

@@ -1,4 +1,4 @@
-"""Run the commands and programs in README.md, the pages of docs/ and course/ and notebooks; write their output there.
+"""Run the commands and programs in README.md, pages of docs/, course/ and papers/, and notebooks; write their output.
 
     python docs/outputs.py [PAGE …]            update the outputs in these pages, or in all pages
     python docs/outputs.py --check [PAGE …]    compare the shape of the outputs: exit code 1 if one differs
@@ -71,6 +71,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     *(ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))),
     *(ROOT / "course" / "README.md", *sorted((ROOT / "course" / "docs").rglob("*.md"))),
+    *(ROOT / "papers" / "README.md", *sorted((ROOT / "papers" / "docs").rglob("*.md"))),
 )
 NOTEBOOKS = tuple(sorted((ROOT / "docs").rglob("*.ipynb")))
 

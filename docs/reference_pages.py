@@ -261,8 +261,8 @@ def _values(kind: Any) -> Iterator[str]:
 
 
 def algorithms() -> str:
-    """The table of algorithms in the docstring of `hybridnn.parallel.laugier_algorithms`, with the text around it."""
-    from hybridnn.parallel import laugier_algorithms
+    """The table of algorithms in the docstring of `hybridnn_papers.laugier_algorithms`, with the text around it."""
+    from hybridnn_papers import laugier_algorithms
 
     text = laugier_algorithms.__doc__ or ""
     rule = re.compile(r"^=[= ]+$\n", re.MULTILINE)

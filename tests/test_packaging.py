@@ -49,7 +49,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in files_of_git():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
-    for folder in (source, source / "course"):
+    for folder in (source, source / "course", source / "papers"):
         run([sys.executable, "-m", "build", "--outdir", str(out), str(folder)], out)
     return out
 
@@ -63,6 +63,12 @@ def wheel(archives: Path) -> Path:
 @pytest.fixture(scope="module")
 def course_wheel(archives: Path) -> Path:
     (found,) = archives.glob("hybridnn_course-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def papers_wheel(archives: Path) -> Path:
+    (found,) = archives.glob("hybridnn_papers-*.whl")
     return found
 
 
@@ -116,6 +122,15 @@ def test_the_wheel_of_the_class_kit_has_every_file_of_its_package_and_no_other(c
 
 
 @pytest.mark.slow
+def test_the_wheel_of_the_papers_has_every_file_of_its_package_and_no_other(papers_wheel: Path) -> None:
+    with zipfile.ZipFile(papers_wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    start = "papers/hybridnn_papers/"
+    assert found == {name.removeprefix("papers/") for name in files_of_git() if name.startswith(start)}
+    assert (ROOT / "papers/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.slow
 def test_the_source_archive_has_what_the_wheel_needs_and_no_test_or_page(archives: Path) -> None:
     (path,) = archives.glob("hybridnn-*.tar.gz")
     with tarfile.open(path) as archive:
@@ -129,7 +144,9 @@ def test_the_source_archive_has_what_the_wheel_needs_and_no_test_or_page(archive
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_installed_wheels_work_in_an_empty_folder(wheel: Path, course_wheel: Path, tmp_path: Path) -> None:
+def test_installed_wheels_work_in_an_empty_folder(
+    wheel: Path, course_wheel: Path, papers_wheel: Path, tmp_path: Path
+) -> None:
     """With Open MPI, in a new virtual environment, without anything of the checkout."""
     programs, work = tmp_path / "env" / "bin", tmp_path / "empty"
     work.mkdir()
@@ -155,6 +172,8 @@ def test_installed_wheels_work_in_an_empty_folder(wheel: Path, course_wheel: Pat
         assert others == pytest.approx(losses[0], rel=1e-10)
     run([str(programs / "pip"), "install", "--quiet", str(course_wheel)], work)
     assert "handout.md" in run([hybridnn, "course", "start", "a2"], work)
+    run([str(programs / "pip"), "install", "--quiet", str(papers_wheel)], work)
+    assert "utilisation" in run([hybridnn, "formulas", "book"], work)
 
 
 # -- recipes ----------------------------------------------------------------------------------------------------------
@@ -197,7 +216,7 @@ def test_the_containers_install_the_package_with_known_extras() -> None:
     instructions = {line.split()[0] for line in docker.splitlines() if re.match(r"[A-Z]+ ", line)}
     assert instructions == {"ARG", "FROM", "COPY", "RUN", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
-    assert not {"setup.py", "pyproject.toml", "README.md", "LICENSE", "course", *FOLDERS} & set(ignored)
+    assert not {"setup.py", "pyproject.toml", "README.md", "LICENSE", "course", "papers", *FOLDERS} & set(ignored)
     assert {"openmpi", "mpich", "cuda12"} <= known
     for text in (docker, (PACKAGING / "containers/hybridnn.def").read_text(encoding="utf-8")):
         assert "hybridnn --version" in text
@@ -225,6 +244,7 @@ def test_the_apptainer_image_is_made_of_the_files_of_a_build() -> None:
         "README.md",
         "LICENSE",
         "course",
+        "papers",
         *FOLDERS,
     }
 

@@ -85,7 +85,7 @@ COMMANDS = {
     ),
     "course": CommandEntry("", "Assignments for a class: work on them, hand them out, grade them.", "hybridnn-course"),
     "data": CommandEntry("data:app", "List, describe and download data sets."),
-    "formulas": CommandEntry("formulas:app", "Evaluate the formulas of the papers, section by section."),
+    "formulas": CommandEntry("", "Evaluate the formulas of the papers, section by section.", "hybridnn-papers"),
     "study": CommandEntry("study:app", "Run and report a study: many runs along a few axes."),
 }
 

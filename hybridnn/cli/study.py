@@ -46,6 +46,8 @@ def list_studies(output_format: OutputFormat = Format.text) -> None:
 
     with first_rank_alone():
         studies = [_study_facts(path) for path in ready_studies().values()]
+    if not studies:
+        raise EnvironmentProblem("no studies are installed; pip install hybridnn-papers adds those of the papers")
     if output_format is Format.json:
         write_json(studies)
         return

@@ -163,7 +163,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
 def resume_advice(folder: Path | None) -> str:
     """How to continue an interrupted run, in one line."""
     newest = [] if folder is None else checkpoint_folders(folder / CHECKPOINTS)[:1]
-    if not newest:
+    if folder is None or not newest:
         return (
             "No checkpoint was written yet; start again, with training.checkpoint_every where that would cost too much."
         )

@@ -9,6 +9,8 @@ import os
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,12 +21,15 @@ from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, values_as_
 from hybridnn.study.measures import MEASURES
 from hybridnn.study.statements import Conclusions, Statements, TestMetric
 from hybridnn.utils.checks import Count, Positive
-from hybridnn.utils.files import FileError, read_toml, shipped_folder
+from hybridnn.utils.files import FileError, read_toml
 from hybridnn.utils.settings_models import Section, by_dotted_name, setting_error
 from hybridnn.utils.text import shown_path
 
 TIMED = frozenset({"ranks", "nodes", "ranks_per_node", "grids", "methods", "splits", "threads", "binding"})
 """Axes that change the time of a run but, with exact methods, not its training; as those of ``parallel.``"""
+
+ENTRY_POINTS = "hybridnn.studies"
+"""Group of entry points of packages whose folder ``studies`` has ready studies."""
 
 DEFAULT_REPEATS = 5  # of studies that compare times
 
@@ -118,8 +123,10 @@ class Study:
 
 
 def ready_studies() -> dict[str, Path]:
-    """Return the study files that come with the package, by name."""
-    return {path.stem: path for path in sorted((shipped_folder("hpc_jobs") / "studies").glob("*.toml"))}
+    """Return the study files of installed distributions, such as hybridnn-papers, by name."""
+    packages = [point.value for point in entry_points(group=ENTRY_POINTS)]
+    folders = [Path(str(files(package))) / "studies" for package in packages]
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
 
 
 def load_study(name: Path | str, *, reduced: bool = False) -> Study:
@@ -228,5 +235,6 @@ def _read(path: Path) -> Table:
     try:
         return read_toml(path)
     except FileError as error:
-        ready = f"; ready studies: {', '.join(ready_studies())}" if error.is_missing else ""
-        raise SettingError("study", str(path), error.reason + ready) from error
+        names = ", ".join(ready_studies())
+        ready = f"ready studies: {names}" if names else "pip install hybridnn-papers adds the studies of the papers"
+        raise SettingError("study", str(path), error.reason + (f"; {ready}" if error.is_missing else "")) from error

@@ -43,6 +43,7 @@ TOOLS = {
     "hybridnn.gpu.transports",
     "hybridnn.study",
     "hybridnn_course",
+    "hybridnn_papers",
 }
 OTHER_COMMANDS = {"hybridnn.cli.study", "hybridnn.cli.schedule", "hybridnn.cli.trained", "hybridnn.doctor"}
 PRINTED = {"rich", "tomli_w", "hybridnn.drawing.line_plot", "hybridnn.drawing.learning_curve"}

@@ -47,7 +47,8 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     assert all("typer" in names for names in loaded.values())
     assert "mpi4py" not in loaded.pop("trace trace.json")
     for command, names in loaded.items():
-        assert names & {"numpy", "scipy", "matplotlib", "mpi4py", "pooch"} == set(), command
+        allowed = {"numpy"} if command == "train --help" else set()  # of the options of a training
+        assert names & {"numpy", "scipy", "matplotlib", "mpi4py", "pooch"} <= allowed, command
     # For the help of a command, some versions of typer load pydantic on their own account.
     assert "pydantic" not in loaded["--help"] | loaded["--version"]
 

@@ -170,6 +170,14 @@ def test_ready_studies_are_listed_and_run_by_name(study: Run) -> None:
     assert (code, out.endswith("in runs/studies/laugier-figure-5-reduced\n")) == (0, True)
 
 
+def test_without_a_distribution_of_studies_the_list_says_what_to_install(
+    study: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridnn.study.study_file.entry_points", lambda **_: ())
+    message = "Error: no studies are installed; pip install hybridnn-papers adds those of the papers"
+    assert error_line(study("list")) == message
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

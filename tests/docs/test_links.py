@@ -42,5 +42,6 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     docs = ROOT / "docs"
     notebooks = {path.with_suffix(".md").relative_to(docs).as_posix() for path in outputs.NOTEBOOKS}
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
-    course = {f"repository/{page.relative_to(ROOT).as_posix()}" for page in (ROOT / "course").rglob("*.md")}
-    assert listed == pages | notebooks | {"index.md"} | {name for name in course if "/hybridnn_course/" not in name}
+    beside = [*(ROOT / "course").rglob("*.md"), *(ROOT / "papers").rglob("*.md")]
+    others = {f"repository/{page.relative_to(ROOT).as_posix()}" for page in beside}
+    assert listed == pages | notebooks | {"index.md"} | {name for name in others if "/hybridnn_course/" not in name}

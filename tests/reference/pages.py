@@ -1,4 +1,4 @@
-"""Import of scripts of ``docs/``, which are not part of a package, and checks of pages with commands."""
+"""Import of scripts of ``docs/`` and ``papers/``, which are in no package, and checks of pages with commands."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TEXTS = {"json", "text", "toml"}
 REASONS = ("by hand", "not in tests")
 
 
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+def _load(name: str, folder: str = "docs") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -35,7 +35,7 @@ def _load(name: str) -> ModuleType:
 
 man_pages = _load("man_pages")
 outputs = _load("outputs")
-paper_results = _load("paper_results")
+paper_results = _load("paper_results", "papers")
 reference_pages = _load("reference_pages")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf, prod
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from hybridnn.comm.placement import Placement
 from hybridnn.errors import SettingError
 from hybridnn.study.cells import CellPlan, make_cells
-from hybridnn.study.study_file import load_study, ready_studies
+from hybridnn.study.study_file import load_study
 
 PlanOf = Callable[..., CellPlan]
 Axes = tuple[int, int, int]
@@ -311,28 +311,13 @@ def test_unsafe_names_and_missing_files_are_refused(tmp_path: Path) -> None:
         load_study(tmp_path / "none.toml")
 
 
-def test_ready_studies_are_those_of_the_paper() -> None:
-    assert set(ready_studies()) >= {"laugier-figure-5", "laugier-figure-6", "laugier-figure-7"}
-    for name in ("laugier-figure-5", "laugier-figure-6"):
-        plan = make_cells(load_study(name))
-        assert {cell.values["width"] for cell in plan.cells} == {32, 64, 128, 512, 1024}
-        assert {cell.ranks for cell in plan.cells} == {1, 2, 4, 8, 16, 32}
-        assert not plan.skipped
-        assert all(cell.settings.training.epochs == 10 for cell in plan.cells)
-        assert all(cell.settings.training.batch_size == 100 for cell in plan.cells)
-    # The grids of p = 2^k ranks are k + 1: 3 + 4 + 5 + 6 for 4 to 32; two data sets, two variants, two depths.
-    plan = make_cells(load_study("laugier-figure-7"))
-    assert sum(cell.values["repeat"] == 1 for cell in plan.cells) == 2 * 4 * 18
-    assert {cell.settings.model.hidden[0] for cell in plan.cells} == {512}
-
-
-def test_reduced_ready_studies_need_no_network_and_two_cores() -> None:
-    for name in ready_studies():
-        cells = make_cells(load_study(name, reduced=True)).cells
-        assert {cell.settings.data.name for cell in cells} <= {"synthetic", "digits"}
-        assert max(cell.ranks for cell in cells) <= 11
-        assert len(cells) <= 120
-    assert sum(load_study(name, reduced=True).minutes or inf for name in ready_studies()) <= 60
+def test_without_a_distribution_of_studies_an_unknown_name_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridnn.study.study_file.entry_points", lambda **_: ())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingError, match="pip install hybridnn-papers adds the studies of the papers"):
+        load_study("laugier-figure-5")
 
 
 def test_placement_follows_from_nodes_and_ranks_per_node(plan_of: PlanOf) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count, pairwise
@@ -14,7 +14,6 @@ import numpy as np
 
 from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, Rounds, RoundSequence, counts, rounds_of, shift
-from hybridnn.cost.grid_map import GridMap, map_of_formulas
 from hybridnn.cost.machine import CollectiveCost, Machine, NetworkLink, Segment
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.planning.plan import plan
@@ -191,23 +190,22 @@ MAP = (
 
 
 def mapped_with(function: Function, variant: Variant) -> Values:
-    """The library's map of the best grids, with the student's choice."""
-
-    def adapted(
-        widths: Sequence[int], batch: int, ranks: int, alpha: float, beta: float, *, itemsize: int = 4
-    ) -> tuple[int, int]:
-        (batch_ranks, model_ranks), _ = function(list(widths), batch, ranks, alpha, beta)
-        return int(batch_ranks), int(model_ranks)
-
-    with injected("hybridnn.cost.formulas:best_grid", adapted, "hybridnn.cost.grid_map"):
-        return {"map": map_of_formulas(*MAP).names()}
+    """The map of the best grids, with the student's choice."""
+    return _map_of(function)
 
 
 def mapped(variant: Variant) -> Values:
     """The map of the best grids by the reference."""
+    return _map_of(grid_solution(variant))
+
+
+def _map_of(best: Function) -> Values:
+    """``batch``, ``model``, or batch x model ranks, for every width and minibatch of `MAP`."""
+
+    def name(width: int, batch: int) -> str:
+        (batch_ranks, model_ranks), _ = best([width] * (layers + 1), batch, ranks, alpha, beta)
+        batch_ranks, model_ranks = int(batch_ranks), int(model_ranks)
+        return "batch" if model_ranks == 1 else "model" if batch_ranks == 1 else f"{batch_ranks} x {model_ranks}"
+
     layers, widths, batches, ranks, alpha, beta = MAP
-    best = grid_solution(variant)
-    grids = tuple(
-        tuple(best([width] * (layers + 1), batch, ranks, alpha, beta)[0] for batch in batches) for width in widths
-    )
-    return {"map": GridMap("", ranks, widths, batches, grids).names()}
+    return {"map": [[name(width, batch) for batch in batches] for width in widths]}

@@ -49,7 +49,7 @@ class GridMap:
 def map_of_formulas(
     layers: int, widths: Sequence[int], batches: Sequence[int], ranks: int, alpha: float, beta: float
 ) -> GridMap:
-    """The grids that communicate least, by `hybridnn.cost.formulas.best_grid`, for `layers` layers of d x d weights."""
+    """The grids that communicate least, by `best_grid`, for `layers` layers of d x d weights."""
 
     def fastest(width: int, batch: int) -> Grid:
         return best_grid([width] * (layers + 1), batch, ranks, alpha, beta)

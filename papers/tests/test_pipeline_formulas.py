@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from hybridnn.cost.pipeline_formulas import (
+from hybridnn.errors import SettingError
+from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
+from hybridnn.pipeline.schedules.methods import make_schedule
+from hybridnn_papers.pipeline_formulas import (
     KANG_METHODS,
     forward_slots,
     idle_slots,
@@ -14,9 +17,6 @@ from hybridnn.cost.pipeline_formulas import (
     stored_states,
     utilisation,
 )
-from hybridnn.errors import SettingError
-from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
-from hybridnn.pipeline.schedules.methods import make_schedule
 
 
 def timeline(method: str, stages: int, minibatches: int, microbatches: int = 1, **durations: float) -> Timeline:

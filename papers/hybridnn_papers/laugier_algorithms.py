@@ -1,6 +1,6 @@
 """Where the lines of Algorithms 1 (batch), 2 (model) and 3 (integrated parallelism) of Laugier et al. 2018 are.
 
-The names in parentheses are modules, of this package unless they begin with ``hybridnn``. Lines are counted from
+The names in parentheses are modules, of `hybridnn.parallel` unless they begin with ``hybridnn``. Lines are counted from
 ``procedure``:
 
 ================================  =====  =====  =====  =============================================================

@@ -16,7 +16,7 @@ from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
     from hybridnn.cost.collectives import CommunicationCounts
-    from hybridnn.cost.grid_map import GridMap
+    from hybridnn_papers.grid_map import GridMap
 
 Facts = dict[str, Any]
 
@@ -159,7 +159,7 @@ def kang(
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Kang 2019, Table 1: time per minibatch of sequential, DDG, FR and PipeDream, and what every device stores."""
-    from hybridnn.cost.pipeline_formulas import KANG_METHODS, minibatch_time, stored_states
+    from hybridnn_papers.pipeline_formulas import KANG_METHODS, minibatch_time, stored_states
 
     _require_numbers({"--forward": forward, "--backward": backward}, {"--stages": stages})
     rows: list[Facts] = [
@@ -244,7 +244,7 @@ def book(
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Book chapter 6, Figures 6.1 to 6.10: idle time of vanilla model parallelism, slots of pipelined inputs."""
-    from hybridnn.cost.pipeline_formulas import forward_slots, idle_slots, utilisation
+    from hybridnn_papers.pipeline_formulas import forward_slots, idle_slots, utilisation
 
     facts: Facts = {
         "gpus": gpus,
@@ -301,8 +301,8 @@ def map_grids(
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Map where batch, model or integrated parallelism is fastest (the future work of Laugier et al. 2018)."""
-    from hybridnn.cost.grid_map import map_of_formulas, map_of_machine
     from hybridnn.cost.machine_file import require_machine
+    from hybridnn_papers.grid_map import map_of_formulas, map_of_machine
 
     rows, columns = _counts("--widths", widths), _counts("--batches", batches)
     _require_numbers({"--alpha": alpha, "--beta": beta}, {"--ranks": ranks, "--layers": layers})
@@ -312,7 +312,7 @@ def map_grids(
     if cluster is not None:
         maps.append(map_of_machine(layers, rows, columns, ranks, cluster))
     if plot is not None and picture is not None:
-        from hybridnn.drawing.cost_plots import grid_map_picture
+        from hybridnn_papers.grid_map_picture import grid_map_picture
 
         drawn = grid_map_picture(maps, picture)
     if output_format is Format.json:

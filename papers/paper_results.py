@@ -4,7 +4,7 @@
 ARGS="--full kang-table-6"`` the full form of one. Finished cells are not run again. A page has the report between the
 lines ``<!-- study: laugier-figure-5 -->`` (for the full form ``<!-- study: kang-table-6, full -->``) and ``<!-- end of
 study -->``, and the verdicts of all its studies between ``<!-- verdicts -->`` and ``<!-- end of verdicts -->``; plots
-are in a folder of the study's name in ``docs/papers``.
+are in a folder of the study's name in ``papers/docs``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from time import perf_counter
 
 __all__ = ["main", "reproduce"]
 
-PAGES = Path(__file__).resolve().parent / "papers"
+PAGES = Path(__file__).resolve().parent / "docs"
 END = "<!-- end of study -->"
 STUDY = re.compile(rf"<!-- study: ([\w-]+)(, full)? -->\n(.*?){re.escape(END)}", re.DOTALL)
 VERDICT = re.compile(r"^\* (agrees|does not|cannot be decided): (.*? \(.*?\))(?= \[|$)", re.MULTILINE)

@@ -11,7 +11,7 @@ from hybridnn.study.measures import MEASURES
 from hybridnn.study.study_file import ready_studies
 from reference.pages import ROOT, reference_pages
 
-TEXT = (ROOT / "docs" / "papers" / "coverage.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "papers" / "docs" / "coverage.md").read_text(encoding="utf-8")
 CODE = re.findall(r"`([^`\n]+)`", TEXT)
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -40,7 +40,7 @@ def test_files_exist() -> None:
 
 
 def test_code_is_in_its_module() -> None:
-    named = re.findall(r"`([\w.]+)` in `(hybridnn/[\w/]+)\.py`", TEXT)
+    named = re.findall(r"`([\w.]+)` in `(?:papers/)?(hybridnn\w*/[\w/]+)\.py`", TEXT)
     assert len(named) > 30
     for name, path in named:
         attrgetter(name)(import_module(path.replace("/", ".")))
@@ -77,7 +77,7 @@ def test_every_ready_study_is_named_and_no_other() -> None:
 
 
 def test_every_pipeline_method_has_an_author_a_year_and_a_title() -> None:
-    page = (ROOT / "docs" / "papers" / "index.md").read_text(encoding="utf-8")
+    page = (ROOT / "papers" / "docs" / "index.md").read_text(encoding="utf-8")
     section = page.split("\n## Pipeline methods\n")[1].split("\n## ")[0]
     rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE))
     assert set(rows) == set(METHODS)
