@@ -257,6 +257,10 @@ def test_a_full_disk(
             comm.Barrier()
             assert names_in(disk / "checkpoints") == ["step-00000010"]
             comm.Barrier()
+        with pytest.raises(EnvironmentProblem, match=r"step-00000010 cannot be written: No space left on device"):
+            local.writer(disk / "first").write(progress_at(10))
+        comm.Barrier()
+        assert not (disk / "first").exists()  # no empty folder stays
         checkpoint, problems = newest_valid(disk / "checkpoints", local.grid.world)
         assert checkpoint is not None
         assert not problems

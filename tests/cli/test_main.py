@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 LOADED = """
 import sys
 from hybridnn.cli.main import main
-commands = ["--help"], ["--version"], [], ["train", "--help"], ["data", "--help"], ["trace", "--help"], ["schedule"]
-for command in *commands, ["schedule", "--help"], ["schedule", "gpipe"], ["trace", "trace.json"]:
+commands = ["--help"], ["--version"], [], ["data", "--help"], ["trace", "--help"], ["schedule"], ["schedule", "--help"]
+for command in *commands, ["schedule", "gpipe"], ["trace", "trace.json"], ["train", "--help"]:
     try:
         main(command)
     except SystemExit as end:

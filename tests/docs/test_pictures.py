@@ -36,7 +36,7 @@ def test_pictures_of_schedules_are_those_of_the_command() -> None:
 
 
 def test_every_svg_has_colours_for_dark_pages() -> None:
-    files = sorted(DOCS.rglob("*.svg"))
+    files = sorted([*DOCS.rglob("*.svg"), *(DOCS.parent / "papers").rglob("*.svg")])
     assert len(files) > 30
     assert [path.name for path in files if "prefers-color-scheme: dark" not in path.read_text()] == []
 

@@ -108,7 +108,7 @@ def test_first_working_launcher_is_used() -> None:
 def test_the_package_prints_the_folder_of_the_batch_scripts(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hybridnn.batch_jobs"]
     folder = Path(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip())
-    assert {path.name for path in folder.iterdir()} >= {"train.sbatch", "machines", "studies"}
+    assert {path.name for path in folder.iterdir()} >= {"train.sbatch", "machines"}
 
 
 def _run(tmp_path: Path, works: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
