@@ -235,3 +235,7 @@ OPTIONS = {item.name: item for item in fields(TrainConfig) if "section" in item.
 OPTION_SECTIONS: dict[str, str] = {name: item.metadata["section"] for name, item in OPTIONS.items()}
 SETTING_NAMES = {name: f"{section}.{name}" for name, section in OPTION_SECTIONS.items() if section}
 """Names of the options in a settings file."""
+
+TrainConfig.__doc__ = f"{TrainConfig.__doc__}\n    Attributes\n    ----------\n" + "".join(
+    f"    {name} : by default {item.default!r}\n        {item.metadata['help']}\n" for name, item in OPTIONS.items()
+)
