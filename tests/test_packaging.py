@@ -158,7 +158,6 @@ def test_installed_wheels_work_in_an_empty_folder(
     assert jobs.is_relative_to(programs.parent)
     assert (jobs / "train.sbatch").is_file()
     assert (jobs / "machines/cluster-1024.toml").is_file()
-    assert "kang-table-6" in run([hybridnn, "study", "list"], work)
     assert run([hybridnn, "--version"], work) == f"hybridnn {__version__}\n"
     losses = []
     for ranks in ([], ["-n", "2"], ["--in-process", "2"]):
@@ -173,6 +172,7 @@ def test_installed_wheels_work_in_an_empty_folder(
     run([str(programs / "pip"), "install", "--quiet", str(course_wheel)], work)
     assert "handout.md" in run([hybridnn, "course", "start", "a2"], work)
     run([str(programs / "pip"), "install", "--quiet", str(papers_wheel)], work)
+    assert "kang-table-6" in run([hybridnn, "study", "list"], work)
     assert "utilisation" in run([hybridnn, "formulas", "book"], work)
 
 
