@@ -179,11 +179,8 @@ def test_exit_before_the_process_grid(tmp_path: Path, way: str) -> None:
     assert not result.timed_out
     assert result.returncode != 0
     assert "a grid" not in result.stdout
-    code = way[9]
-    left = (
-        f"* rank 1 left the job: its script ended with exit code {code}, by sys.exit at script.py:5 in <module>; rank 0"
-    )
-    assert left in result.stderr
+    # The call is recorded from the first grid on: hybridnn changes nothing of a program before.
+    assert "* rank 1 left the job: its script ended; rank 0" in result.stderr
 
 
 def test_a_rank_that_leaves_at_once_is_named(tmp_path: Path) -> None:
