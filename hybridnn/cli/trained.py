@@ -95,7 +95,9 @@ def evaluate(
         result = evaluate_run(trained, grid, data, columns, None if part is None else part.value)
         if grid.rank == 0:
             if picture is not None and result.report is not None:
-                write_figure(result.report.figure(), picture)
+                from hybridnn.drawing.quality_pictures import quality_figure
+
+                write_figure(quality_figure(result.report), picture)
             _print_evaluation(trained, result, as_json=output_format is Format.json)
 
     on_ranks(in_process, evaluate_rank)

@@ -32,7 +32,12 @@ MOST_POINTS = 5_000  # samples that a picture shows, evenly spaced
 POINT_COLOR = COLORS[0]
 
 
-def confusion_figure(report: ClassReport) -> Figure:
+def quality_figure(report: ClassReport | RegressionReport) -> Figure:
+    """The confusion matrix of classes, or the errors of targets."""
+    return _confusion_figure(report) if isinstance(report, ClassReport) else _errors_figure(report)
+
+
+def _confusion_figure(report: ClassReport) -> Figure:
     """The confusion matrix: the share of every true class, with the counts."""
     classes = len(report.confusion)
     cell = (len(f"{report.confusion.max():,}") + 0.5) * CHARACTER if classes <= MOST_LABELLED else 0.0
@@ -58,7 +63,7 @@ def confusion_figure(report: ClassReport) -> Figure:
     return figure
 
 
-def errors_figure(report: RegressionReport) -> Figure:
+def _errors_figure(report: RegressionReport) -> Figure:
     """Predicted against true values, and residuals, a row for each target."""
     figure = new_figure(COLUMN, 1.7 * len(report.names))
     step = max(1, -(-len(report.true) // MOST_POINTS))

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
@@ -88,12 +85,6 @@ class ClassReport:
             "confusion": self.confusion.tolist(),
         }
 
-    def figure(self) -> Figure:
-        """The confusion matrix: the share of every true class, with the counts."""
-        from hybridnn.drawing.quality_pictures import confusion_figure
-
-        return confusion_figure(self)
-
 
 @dataclass(frozen=True, eq=False)
 class RegressionReport:
@@ -139,12 +130,6 @@ class RegressionReport:
                 for name, r2, rmse, mae in rows
             ]
         }
-
-    def figure(self) -> Figure:
-        """Predicted against true values, and residuals, a row for each target."""
-        from hybridnn.drawing.quality_pictures import errors_figure
-
-        return errors_figure(self)
 
 
 Report = ClassReport | RegressionReport

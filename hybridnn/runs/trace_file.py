@@ -27,6 +27,7 @@ from hybridnn.pipeline.execution.point_to_point import StagePosition
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.runs.run_files import TRACE
 from hybridnn.utils.files import FileError, read_json, write_atomically
+from hybridnn.utils.text import shown_path
 
 if TYPE_CHECKING:
     from hybridnn.comm.recorder import Recorder
@@ -211,9 +212,9 @@ def read_trace(path: Path) -> Trace:
         content = read_json(file, TRACE_BYTES)
     except FileError as error:
         if error.is_missing and is_folder:
-            raise DataError(f"{path}: holds no {TRACE}; train with --set output.trace=true") from None
+            raise DataError(f"{shown_path(path)}: holds no {TRACE}; train with --set output.trace=true") from None
         if error.is_missing:
-            raise DataError(f"{path}: there is no such run folder or trace") from None
+            raise DataError(f"{shown_path(path)}: there is no such run folder or trace") from None
         raise
     try:
         about = content["otherData"]

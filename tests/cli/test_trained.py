@@ -15,6 +15,7 @@ import pytest
 from sklearn import metrics
 
 from hybridnn.data import load_dataset, load_file, split
+from hybridnn.drawing.quality_pictures import quality_figure
 from hybridnn.runs.quality import ClassReport
 from reference import network as net
 from reference.command_line import Run, error_line, records_of
@@ -155,7 +156,7 @@ def test_the_confusion_matrix_is_drawn(evaluate: Run) -> None:
         assert evaluate("--picture", name)[::2] == (0, "")
         assert Path(name).read_bytes().startswith(beginning)
     confusion = np.array(json.loads(evaluate("--format", "json")[1])["confusion"])
-    axes = ClassReport(tuple("0123456789"), confusion).figure().axes[0]
+    axes = quality_figure(ClassReport(tuple("0123456789"), confusion)).axes[0]
     counts = {(item.get_position()[1], item.get_position()[0]): item.get_text() for item in axes.texts}
     assert counts == {place: f"{count:,}" for place, count in np.ndenumerate(confusion) if count}
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hybridnn.drawing.figures import COLUMN
+from hybridnn.drawing.quality_pictures import quality_figure
 from hybridnn.runs.quality import ClassReport, RegressionReport
 from reference.pictures import least_points
 
@@ -14,7 +15,7 @@ from reference.pictures import least_points
 def test_confusion_matrices(classes: int) -> None:
     random = np.random.default_rng(0)
     true, predicted = random.integers(0, classes, (2, 400))
-    figure = ClassReport.of([f"class {number}" for number in range(classes)], true, predicted).figure()
+    figure = quality_figure(ClassReport.of([f"class {number}" for number in range(classes)], true, predicted))
     assert figure.get_figwidth() == COLUMN
     assert least_points(figure) >= 6
     expected = np.zeros((classes, classes), int)
@@ -27,7 +28,7 @@ def test_confusion_matrices(classes: int) -> None:
 def test_predictions_and_residuals() -> None:
     true = np.random.default_rng(0).standard_normal((50, 2))
     predicted = true + 0.25
-    figure = RegressionReport(("price", "area"), true, predicted).figure()
+    figure = quality_figure(RegressionReport(("price", "area"), true, predicted))
     assert figure.get_figwidth() == COLUMN
     assert least_points(figure) >= 6
     values, residuals = figure.axes[0].get_lines()[1], figure.axes[1].get_lines()[1]
