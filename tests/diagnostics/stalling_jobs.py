@@ -188,7 +188,7 @@ def run_rank(job: Job, number: int, folder: Path, seconds: float) -> None:
     descriptor = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
-    print("rank", number, "begins", end="")
+    print(f"rank {number} begins", end="")  # in one piece: the ranks share the file
     install()
     rank = Rank(job, number, seconds)
     job.program(rank)
