@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hybridnn.drawing.figures import COLORS, MUTED, column_figure, legend_above, plain_ticks, tidy
 from hybridnn.drawing.line_plot import LARGEST, MOST_DOTS, Panel, Series, line_plot
@@ -12,6 +12,8 @@ from hybridnn.drawing.shapes import Picture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from hybridnn.training.records import EpochRecord
 
 TRAIN_COLOR, TEST_COLOR = COLORS[0], COLORS[1]
 
@@ -22,22 +24,7 @@ PANEL = 1.8  # inches, height of a panel
 Points = list[tuple[float, float]]
 
 
-class EvaluatedEpoch(Protocol):
-    """What the curve needs of an `EpochRecord`."""
-
-    @property
-    def epoch(self) -> int: ...  # noqa: D102
-    @property
-    def train_loss(self) -> float: ...  # noqa: D102
-    @property
-    def test_loss(self) -> float | None: ...  # noqa: D102
-    @property
-    def test_accuracy(self) -> float | None: ...  # noqa: D102
-    @property
-    def test_r2(self) -> float | None: ...  # noqa: D102
-
-
-def learning_curve(epochs: Sequence[EvaluatedEpoch], evaluated: str = "test") -> Picture:
+def learning_curve(epochs: Sequence[EpochRecord], evaluated: str = "test") -> Picture:
     """Training and test loss, and the test accuracy or R² if there is one; without matplotlib.
 
     Parameters
@@ -51,7 +38,7 @@ def learning_curve(epochs: Sequence[EvaluatedEpoch], evaluated: str = "test") ->
     return line_plot(f"Learning curve of {last} epochs", _panels(epochs, evaluated), last, PANEL)
 
 
-def learning_curve_figure(epochs: Sequence[EvaluatedEpoch], evaluated: str = "test") -> Figure:
+def learning_curve_figure(epochs: Sequence[EpochRecord], evaluated: str = "test") -> Figure:
     """`learning_curve` as a figure of matplotlib, whose axes a program can change."""
     panels = _panels(epochs, evaluated)
     figure, all_axes = column_figure(*[PANEL] * len(panels))
@@ -61,7 +48,7 @@ def learning_curve_figure(epochs: Sequence[EvaluatedEpoch], evaluated: str = "te
     return figure
 
 
-def _panels(epochs: Sequence[EvaluatedEpoch], evaluated: str) -> list[Panel]:
+def _panels(epochs: Sequence[EpochRecord], evaluated: str) -> list[Panel]:
     train = _points((record.epoch, record.train_loss) for record in epochs)
     test = _points((record.epoch, record.test_loss) for record in epochs)
     values = [value for _, value in train + test]

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridnn.checkpoints.progress import Progress
 from hybridnn.config.settings import Settings, load_settings
 from hybridnn.drawing.learning_curve import learning_curve_figure
 from hybridnn.drawing.line_plot import linear_ticks, logarithmic_ticks
@@ -25,6 +24,7 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
+from hybridnn.training.progress import Progress
 from hybridnn.training.records import EpochRecord, StepRecord
 from reference.pictures import least_points
 
