@@ -129,6 +129,9 @@ class Picture:
         ]
         return "\n".join(lines) + "\n"
 
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
     def encoded(self, file_format: str) -> bytes:
         """The picture as ``"svg"``, ``"png"`` with 150 dots per inch, or ``"pdf"``."""
         if file_format == "svg":
