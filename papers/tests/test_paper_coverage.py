@@ -7,8 +7,8 @@ from importlib import import_module
 from operator import attrgetter
 
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.study.measures import MEASURES
 from hybridnn.study.study_file import ready_studies
+from hybridnn_papers.measures import MEASURES
 from reference.pages import ROOT, reference_pages
 
 TEXT = (ROOT / "papers" / "docs" / "coverage.md").read_text(encoding="utf-8")

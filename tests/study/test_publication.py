@@ -6,7 +6,8 @@ import math
 import re
 
 from hybridnn.drawing.figures import new_figure
-from hybridnn.study.publication import latex_escape, latex_table, plotted_points
+from hybridnn.study.report_files import latex_escape, latex_table
+from hybridnn.study.report_plots import plotted_points
 
 
 def test_latex_table_has_the_rules_of_booktabs_and_numbers_at_the_right() -> None:
