@@ -174,7 +174,7 @@ class Conclusions(Section):
         default=(), description="Measures that the tables of the report show, beside those of the statements."
     )
     statements: Statements = Field(
-        default=(), description="Claims, each with a verdict in the report; see *Statements and verdicts*."
+        default=(), description="Claims, each with a verdict in the report."
     )
 
     @field_validator("columns")

@@ -71,6 +71,12 @@ def test_methods_settings_and_measures_exist() -> None:
     assert named_after("methods?") == {"sequential", "ddg", "fr", "pipedream"} <= set(METHODS)
 
 
+def test_page_of_statements_has_every_measure() -> None:
+    page = (ROOT / "papers" / "docs" / "statements.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (time|training|exact) \|$", page, re.MULTILINE)
+    assert rows == [(name, measure.description, measure.kind) for name, measure in MEASURES.items()]
+
+
 def test_every_ready_study_is_named_and_no_other() -> None:
     named = {name for name in CODE if re.fullmatch(r"(chen|kang|laugier)-[a-z0-9-]+", name)}
     assert named == set(ready_studies())
