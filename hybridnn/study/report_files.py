@@ -1,4 +1,4 @@
-"""Files of a study's report: cells and curves as CSV, tables as LaTeX, plots, and the report as Markdown."""
+"""Files of a study's report: cells as CSV, tables as LaTeX, plots, and the report as Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from hybridnn.comm.hosts import Hosts
 from hybridnn.drawing.figures import figure_bytes
-from hybridnn.study.report_plots import draw_plots, plotted_points
+from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.results import (
     FOLDER,
     CellResult,
@@ -99,19 +99,16 @@ NUMBER = re.compile(r"-|[-+]?[0-9][0-9.,e+-]*( .*)?")
 
 
 def write_report(results: StudyResults, folder: Path, picture_format: str = "svg") -> list[Path]:
-    """Write cells and points of the plots as CSV, the report as Markdown, its tables as LaTeX, and the plots.
+    """Write the cells as CSV, the report as Markdown, its tables as LaTeX, and the plots.
 
     Returns the files, the report last; raises `EnvironmentProblem` if one cannot be written.
     """
     plots = draw_plots(results)
     captions = {f"{name}.{picture_format}": caption for name, (caption, _) in plots.items()}
-    figures = {name: figure for name, (_, figure) in plots.items()}
-    points = plotted_points(figures)
     contents: dict[str, str | bytes] = {
         "results.csv": csv_text(results),
-        **({"curves.csv": write_csv(points)} if points else {}),
         "tables.tex": latex_text(results),
-        **{f"{name}.{picture_format}": figure_bytes(figure, picture_format) for name, figure in figures.items()},
+        **{f"{name}.{picture_format}": figure_bytes(figure, picture_format) for name, (_, figure) in plots.items()},
         "report.md": markdown_text(results, captions),
     }
     for name, content in contents.items():

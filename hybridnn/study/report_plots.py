@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -68,13 +67,6 @@ MEASURES: dict[str, Callable[[Moment], float | None]] = {
     "training loss": lambda moment: moment.train_loss,
 }
 
-
-UNNAMED = re.compile(r"_(child|container)\d+|_nolegend_")
-"""Labels that matplotlib gives to what has none."""
-
-POINT_COLUMNS = ("plot", "panel", "curve", "x_name", "x", "y_name", "y", "low", "high")
-
-PointRow = dict[str, object]
 
 PREDICTED = "_predicted, "
 """Before the label of a line of predictions; the underscore keeps it out of legends."""
@@ -499,53 +491,3 @@ def _rank_axis(axes: Axes, ranks: Sequence[int]) -> None:
     axes.set_xticks(sorted(set(ranks)), [str(count) for count in sorted(set(ranks))])
     axes.minorticks_off()
     axes.set_xlabel("ranks")
-
-
-def plotted_points(plots: Mapping[str, Figure]) -> list[PointRow]:
-    """Every point of every curve, bar and map of the plots, as drawn, with the ends of its interval where it has one.
-
-    Curves are named by their labels, of which those with an underscore before them are not in the legend.
-    """
-    rows = []
-    for name, figure in plots.items():
-        y_name = ""
-        for axes in figure.axes:
-            if axes.get_visible() and axes.get_label() != "<colorbar>":
-                y_name = axes.get_ylabel() or y_name  # panels that share an axis name it once
-                about = {"plot": name, "panel": axes.get_title(), "x_name": axes.get_xlabel(), "y_name": y_name}
-                rows += [dict.fromkeys(POINT_COLUMNS, "") | about | point for point in _points_of(axes)]
-    return rows
-
-
-def _points_of(axes: Any) -> Iterator[PointRow]:
-    from matplotlib.container import BarContainer, ErrorbarContainer
-
-    ticks = [tick.get_text().replace("\n", " ") for tick in axes.get_xticklabels()]
-    for container in axes.containers:
-        curve = {"curve": _curve_name(container.get_label())}
-        if isinstance(container, ErrorbarContainer):
-            errorbar: Any = container.lines
-            line, _, bars = errorbar
-            ends = [segment[:, 1] for bar in bars for segment in bar.get_segments()]
-            for number, (x, y) in enumerate(zip(*line.get_data(), strict=True)):
-                low, high = ends[number] if number < len(ends) else (y, y)
-                interval = {"low": low, "high": high} if low < high else {}
-                yield {**curve, "x": x, "y": y, **interval}
-        elif isinstance(container, BarContainer):
-            for tick, bar in zip(ticks, container.patches, strict=False):
-                yield {**curve, "x": tick, "y": bar.get_height()}
-    for line in axes.lines:
-        if not UNNAMED.fullmatch(str(line.get_label())):
-            for x, y in zip(*line.get_data(), strict=True):
-                yield {"curve": _curve_name(line.get_label()), "x": x, "y": y}
-    for image in axes.images:
-        names = [tick.get_text() for tick in axes.get_yticklabels()]
-        for name, values in zip(names, image.get_array(), strict=False):
-            for tick, value in zip(ticks, values, strict=False):
-                if value == value:  # not a grid that did not run
-                    yield {"curve": f"{axes.get_ylabel()} = {name}", "y_name": "", "x": tick, "y": value}
-
-
-def _curve_name(label: object) -> str:
-    text = str(label)
-    return "" if UNNAMED.fullmatch(text) else text.removeprefix("_")

@@ -173,9 +173,7 @@ class Conclusions(Section):
     columns: Texts = Field(
         default=(), description="Measures that the tables of the report show, beside those of the statements."
     )
-    statements: Statements = Field(
-        default=(), description="Claims, each with a verdict in the report."
-    )
+    statements: Statements = Field(default=(), description="Claims, each with a verdict in the report.")
 
     @field_validator("columns")
     @classmethod

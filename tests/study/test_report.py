@@ -18,6 +18,8 @@ from hybridnn.study.report_files import (
     folder_facts,
     folder_rows,
     further_tables,
+    latex_escape,
+    latex_table,
     latex_text,
     markdown_text,
     point_facts,
@@ -196,6 +198,30 @@ def test_facts_have_units_in_their_names(strong: StudyResults) -> None:
     json.dumps(facts)
 
 
+def test_latex_table_has_the_rules_of_booktabs_and_numbers_at_the_right() -> None:
+    rows = [
+        {"method": "ddg", "speed-up": "1.5 [1.2, 1.8]", "R²": "-"},
+        {"method": "fr_2", "speed-up": "-", "R²": "0.9 ± 0.1"},
+    ]
+    assert latex_table(rows, ["100 % of it"]).splitlines() == [
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+        r"method & speed-up & R\textsuperscript{2} \\",
+        r"\midrule",
+        r"ddg & 1.5 [1.2, 1.8] & - \\",
+        r"fr\_2 & - & 0.9 $\pm$ 0.1 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\par\smallskip{\footnotesize 100 \% of it\par}",
+    ]
+
+
+def test_characters_that_latex_reads_otherwise_are_escaped() -> None:
+    text = latex_escape("".join(f"a{character}b" for character in "&%$#_{}~^\\"))
+    assert text.count("a\\") == 10
+    assert not re.search(r"(?<!\\)[&%$#_~^]", text)
+
+
 # -- files and pages ---------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +232,7 @@ def test_report_is_complete_and_has_its_plots(tmp_path: Path) -> None:
         for (b, m), taken in seconds.items()
     }
     results = made_study(tmp_path / "study", runs)
-    names = {"results.csv", "curves.csv", "tables.tex", "report.md"}
+    names = {"results.csv", "tables.tex", "report.md"}
     for kind in ("png", "pdf"):
         files = write_report(results, tmp_path / kind, kind)
         assert {path.name for path in files} == names | {f"strong_scaling.{kind}", f"grids.{kind}"}
@@ -218,9 +244,6 @@ def test_report_is_complete_and_has_its_plots(tmp_path: Path) -> None:
     for fact in ("a <b>bold</b> study", "Some MPI & <more>", "5 of 5 finished", "digits, 1,000 training samples"):
         assert fact in page
     assert re.search(r"^\* date: \d{4}-\d\d-\d\d", page, re.MULTILINE)
-    rows = list(csv.DictReader((tmp_path / "report" / "curves.csv").open()))
-    points = {(row["x"], float(row["y"])) for row in rows if row["y_name"] == "seconds per epoch"}
-    assert {("4", 1.0), ("8", 0.5)} <= points
 
 
 def test_single_cell_has_tables_and_no_plots(tmp_path: Path) -> None:
