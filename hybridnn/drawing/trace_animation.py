@@ -51,19 +51,17 @@ def animate_epoch(epoch: Epoch, drawing: Drawing, start: float) -> Animation:
 
 def _planned(epoch: Epoch) -> Schedule | None:
     """The schedule that the epoch follows; None without a known method."""
-    name, _, options = epoch.method.partition(" ")
     merges = any(
         isinstance(about, WeightGradient) and about.microbatch == ALL_MICROBATCHES for _, about in epoch.computed
     )
     try:
         return make_schedule(
-            name,
+            epoch.method,
             stages=len(epoch.stages),
             minibatches=len(epoch.minibatches),
             microbatches=epoch.microbatches,
             chunks=epoch.chunks,
             weight_grad="merged" if merges else "per-microbatch",
-            vertical_sync="vertical sync" in options,
             messages=False,
         )
     except SettingError:
