@@ -95,7 +95,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
             weights_epoch = restore_best_weights(trainer, path)
         with trainer.busy("writing the results"):
             if settings.output.trace:
-                write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout.method)
+                write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout)
             weights = trainer.weights()
             summary = summarize(trainer, data, str(path), seconds, first_step, weights_epoch)
             agree(grid.world, partial(report.finish, weights, summary))

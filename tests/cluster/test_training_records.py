@@ -36,7 +36,7 @@ trainer = hybridnn.Trainer(
 x = np.random.default_rng(0).standard_normal((80, 8))
 trainer.fit(x, np.arange(80) % 4, epochs=2)
 first = min(event.start for event in grid.recorder.events)
-write_trace(Path("trace.json"), grid, "gpipe")
+write_trace(Path("trace.json"), grid, trainer.layout)
 Path(f"first-{grid.rank}.json").write_text(json.dumps([first, hybridnn.comm.hosts.socket.gethostname()]))
 """
 

@@ -141,7 +141,7 @@ def test_trainers_that_differ_are_refused_when_they_are_made(
     assert message.startswith("initial weights: layers.1.bias: rank 2 has shape (3,) with digest")
     with monkeypatch.context() as patch:  # as if this rank ran the package in another folder, with other files
         if is_last:
-            patch.setattr(rank_comparison.hybridnn, "__file__", "/elsewhere/hybridnn/__init__.py")
+            patch.setattr(rank_comparison, "PACKAGE", Path("/elsewhere/hybridnn"))
             patch.setattr(rank_comparison, "source_digest", lambda: "0123456789ab")
         message = refusal(comm, SettingError, lambda: trainer_on(comm))
         assert re.match(r"hybridnn: rank 2 has \S+ with source files 0123456789ab, ranks 0, 1 have \S+ with", message)
