@@ -22,11 +22,12 @@ from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.node_memory import NodeMemory
+from hybridnn.parallel.places import Placement
 from hybridnn.parallel.replica_sharing import OwnedSlice, Sharing
 from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, make_runtime, plan_chunk
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
-from hybridnn.pipeline.layout import Layout, Placement
+from hybridnn.pipeline.layout import Layout
 
 
 def stage_memory(workload: Workload, layout: Layout, stage: int) -> MemoryBreakdown:
