@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_slice, offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 
 Graphs = MutableMapping[int, Callable[..., None]]
 """Replays of CUDA graphs by a key. A graph is freed when the last mapping that holds it drops it."""

@@ -27,7 +27,7 @@ from hybridnn.comm.blocks import block_size
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import capture_calls, replay_calls
 from hybridnn.data import ArrayRows, Rows
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_sizes, block_slice
-from hybridnn.nn.backend import HostArray
+from hybridnn.nn.kernels import HostArray
 from hybridnn.parallel.grid import ProcessGrid
 
 DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")

@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
-from hybridnn.nn.backend import Array, Kernels
-from hybridnn.nn.numpy_kernels import NUMPY, add_scaled
+from hybridnn.nn.kernels import NUMPY, Array, Kernels, add_scaled
 from hybridnn.nn.optimizers import SGD, Optimizer, OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
 from hybridnn.parallel.dense import WeightGradientArrays

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import DONE, Group
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.mlp import DenseLayer
-from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense, split_layers
 from hybridnn.parallel.grid import ProcessGrid

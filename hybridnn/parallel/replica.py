@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.mlp import MLP
-from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 
 LEAST_PARAMETERS = 1 << 16

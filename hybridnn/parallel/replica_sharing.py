@@ -15,8 +15,7 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Group
-from hybridnn.nn.backend import Array, Kernels
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT
 from hybridnn.parallel.grid import ProcessGrid

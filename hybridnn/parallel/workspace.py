@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.nn.backend import Array, Kernels
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.parameters import LayerShard
 from hybridnn.parallel.dense import LayerArrays
 

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from hybridnn.comm.group import DONE, Group, Request
 from hybridnn.comm.recorder import Recorder, capture_calls
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.nn.backend import Kernels
+from hybridnn.nn.kernels import Kernels
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.dense import parallel_dense

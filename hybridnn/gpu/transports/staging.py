@@ -16,7 +16,7 @@ from hybridnn.comm.blocks import block_slice, offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.transport import Transport, copy_rows, is_on_host
 from hybridnn.gpu.transports.device import Device
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 
 STAGING_TAG = 32_767  # tag of the messages that a collective consists of: the highest that every MPI library has
 

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridnn.comm.blocks import block_bounds, block_size
-from hybridnn.nn.backend import HostArray
+from hybridnn.nn.kernels import HostArray
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.workspace import StageArrays
