@@ -170,7 +170,7 @@ class CudaGraphSteps:
         updates = self._state.updates
         if size in self._replays:
             self._replays[size](about)
-            self._chunk.set_samples(block_size(size, self._group.size, self._group.rank))
+            self._chunk.replica.set_samples(block_size(size, self._group.size, self._group.rank))
         elif not self._capture(size, run):
             self._state.updates = updates
             run()

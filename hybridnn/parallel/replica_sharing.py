@@ -20,6 +20,7 @@ from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
+from hybridnn.parallel.replica import Replica
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def slice_bounds(size: int, slices: int, number: int) -> tuple[int, int]:
     return min(start * ALIGNMENT, size), min(stop * ALIGNMENT, size)
 
 
-class NodeReplica:
+class NodeReplica(Replica):
     """Base class of replicas in memory that the batch ranks of a node share; see `PrivateReplica` for the interface.
 
     Parameters
