@@ -122,7 +122,6 @@ class Layout:
             "chunks": self.chunks,
             "partition": list(self.layers),
             "vertical_sync": self.vertical_sync,
-            "weight_grad": "auto" if self.merges or METHODS[self.method].placed_weight_gradients else "per-microbatch",
         }
 
     # -- pipeline ----------------------------------------------------------------------------------------------------

@@ -39,11 +39,8 @@ FREE_SETTINGS = frozenset(
         "training.patience",
         "training.evaluate_every_steps",
         "training.weight_error",
-        "training.check_collectives",
         "training.checkpoint_every",
         "training.keep",
-        "training.checkpoint_async",
-        "training.keep_best",
     }
 )
 """Settings that do not change the training."""

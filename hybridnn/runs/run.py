@@ -85,7 +85,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         agree(grid.world, lambda: report.start(resumed))
         first_step = trainer.step
         with _with_resume_advice(path):
-            best = BestWeights(trainer, folder) if settings.training.keep_best else None
+            best = BestWeights(trainer, folder)
             seconds = _fit(settings, data, report, hook, best)
             if hook.stopped_by:
                 raise hook.stop_error(path)
@@ -95,7 +95,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
             weights_epoch = restore_best_weights(trainer, path)
         with trainer.busy("writing the results"):
             if settings.output.trace:
-                write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout.method_text)
+                write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout)
             weights = trainer.weights()
             summary = summarize(trainer, data, str(path), seconds, first_step, weights_epoch)
             agree(grid.world, partial(report.finish, weights, summary))
@@ -140,7 +140,7 @@ def _make_grid(settings: Settings) -> ProcessGrid:
     axes: dict[str, Any] = {"pipeline": parallel.pipeline, "batch": parallel.batch, "model": parallel.model}
     if parallel.stages:
         axes = {"stages": [(stage.batch, stage.model) for stage in parallel.stages]}
-    return ProcessGrid(**axes, recorder=recorder, check_collectives=settings.training.check_collectives)
+    return ProcessGrid(**axes, recorder=recorder)
 
 
 def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data: PlacedData) -> Trainer:
@@ -181,15 +181,12 @@ def _open_folder(settings: Settings, start: Start, grid: ProcessGrid) -> tuple[R
     return folder, Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
 
 
-def _fit(
-    settings: Settings, data: PlacedData, report: RunReport, hook: CheckpointHook, best: BestWeights | None
-) -> float:
+def _fit(settings: Settings, data: PlacedData, report: RunReport, hook: CheckpointHook, best: BestWeights) -> float:
     """Train the remaining epochs, or until a signal; the seconds that it took."""
 
     def on_epoch(record: EpochRecord) -> None:
         report.epoch(record)
-        if best is not None:
-            best(record)
+        best(record)
 
     started = perf_counter()
     _, evaluated, samples = data.evaluated

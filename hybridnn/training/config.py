@@ -192,7 +192,7 @@ class TrainConfig:
         of_pipelines=True,
     )
     weight_grad: Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))] = option(
-        "parallel",
+        "",
         "auto",
         "Weight gradients as one product over all microbatches, or one product per microbatch; auto: one, unless the "
         "method schedules weight gradients itself.",

@@ -93,7 +93,7 @@ ON_RANKS = {
     ],
     4: [
         ["parallel.batch=2", "parallel.model=2"],
-        ["parallel.pipeline=4", "parallel.method=gpipe", "parallel.weight_grad=per-microbatch"],
+        ["parallel.pipeline=4", "parallel.method=gpipe"],
         ["parallel.stages=[{batch=3},{}]", "parallel.method=1f1b", "parallel.microbatches=5"],
         ["parallel.stages=[{model=2},{batch=2}]", "parallel.method=spectrain"],
     ],
@@ -125,7 +125,7 @@ def test_no_file_is_needed_for_a_data_set_of_the_catalogue(monkeypatch: pytest.M
     for changes, sizes, samples in (
         (["data.name=mnist"], (784, 10), 60_000),
         (["data.name=airfoil"], (5, 1), 1202),  # 1503 without a fifth
-        (["data.name=airfoil", "data.features=paper"], (4, 1), 1202),
+        (["data.name=airfoil-4"], (4, 1), 1202),
         (["data.name=ethylene", "data.rows=4000000"], (16, 2), 3_200_000),
     ):
         workload = workload_from_settings(load_settings(None, changes))

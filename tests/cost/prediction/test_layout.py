@@ -69,7 +69,6 @@ def test_parallel_settings() -> None:
     chosen = ParallelSettings.model_validate(layout.parallel_settings())
     assert (chosen.pipeline, chosen.batch, chosen.model, chosen.model_split) == (2, 4, 2, "alternating")
     assert (chosen.overlap, chosen.method, chosen.microbatches, chosen.partition) == (False, "gpipe", 8, (3, 1))
-    assert chosen.weight_grad == "auto"
     assert "method" not in Layout(((4, 2),), (4,)).parallel_settings()
 
 
