@@ -33,7 +33,6 @@ class Layout:
     method: str = "sequential"  # pipeline method, a key of ``METHODS``; ``sequential`` with one stage
     microbatches: int = 1  # microbatches of a minibatch
     chunks: int = 1  # virtual stages of every stage
-    vertical_sync: bool = False  # whether all stages use the same weight version for a minibatch
     merges: bool = False  # whether the weight gradient is one product over all microbatches
     shared_replicas: bool = False  # whether the batch ranks of a node share a replica
     node_ranks: int | None = None  # ranks of a full node; None if all ranks are on one
@@ -64,21 +63,15 @@ class Layout:
         if any(model > 1 for _, model in shapes):
             text += f" ({self.model_split})"
         if len(self.stages) > 1:
-            text += f", {self.method_text}"
+            text += f", {self.method}"
             text += f" with {self.microbatches} microbatches" if self.microbatches > 1 else ""
         return text + ("" if self.overlap else ", without overlap")
-
-    @property
-    def method_text(self) -> str:
-        """The method with its options, for example ``pipedream with vertical sync``."""
-        return self.method + " with vertical sync" * self.vertical_sync
 
     def describe_staleness(self) -> str:
         """Age of the weights that gradients are computed with: ``exact``, ``stale by up to 3 updates``, ..."""
         if self.exact:
             return "exact"
-        method, count = METHODS[self.method], len(self.stages)
-        policy = method.synchronized if self.vertical_sync and method.synchronized else method.policy
+        policy, count = METHODS[self.method].policy, len(self.stages)
         full = 2 * count  # a minibatch with which the pipeline is full
         reads = [(policy.forward(stage, count, full), policy.backward(stage, count, full)) for stage in range(count)]
         if any(forward.ahead or backward.ahead for forward, backward in reads):
@@ -121,7 +114,6 @@ class Layout:
             "microbatches": self.microbatches,
             "chunks": self.chunks,
             "partition": list(self.layers),
-            "vertical_sync": self.vertical_sync,
         }
 
     # -- pipeline ----------------------------------------------------------------------------------------------------
@@ -144,7 +136,6 @@ class Layout:
             microbatches=self.microbatches,
             chunks=self.chunks,
             weight_grad="merged" if self.merges else "per-microbatch",
-            vertical_sync=self.vertical_sync,
             messages=messages,
         )
 
@@ -166,7 +157,6 @@ class Layout:
             method=self.method,
             microbatches=self.microbatches,
             chunks=self.chunks,
-            vertical_sync=self.vertical_sync,
             merges=self.merges,
         )
 

@@ -29,10 +29,9 @@ class Definition:
     microbatches: int = 1
     chunks: int = 1
     merged: bool = False
-    vertical_sync: bool = False
 
     def forward_version(self, stage: int, t: int) -> int:
-        if self.vertical_sync:
+        if self.method == "pipedream-vsync":
             return max(0, t - (self.stages - 1))
         if self.method == "pipedream-2bw":
             return max(0, t - 1)
@@ -45,7 +44,7 @@ class Definition:
 
     @property
     def stashes(self) -> bool:
-        return self.method in ("ddg", "pipedream", "pipedream-2bw")
+        return self.method in ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw")
 
     def ahead(self, stage: int, t: int) -> tuple[int, int]:
         """Updates predicted in the forward and in the backward pass."""
@@ -55,7 +54,7 @@ class Definition:
         return t - self.forward_version(stage, t) + later, later
 
     def most_versions(self, stage: int) -> int:
-        if self.vertical_sync:
+        if self.method == "pipedream-vsync":
             return self.stages
         if self.method == "pipedream-2bw":
             return 2

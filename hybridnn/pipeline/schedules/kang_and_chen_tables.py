@@ -11,7 +11,7 @@ Table 4, features replay (FR)          `features_replay`               `CURRENT`
 Table 5, PipeDream                     `pipedream`                     `STASHED`
 **Chen et al. 2018**
 vanilla model parallelism              `pipedream`                     `CURRENT`
-section 3.2, vertical sync             `pipedream`                     `VERTICAL_SYNC`
+section 3.2, vertical sync             `pipedream-vsync`               `VERTICAL_SYNC`
 SpecTrain                              `pipedream`                     `PREDICTED`
 =====================================  ==============================  ===================================
 

@@ -210,7 +210,7 @@ def test_options_that_change_no_order() -> None:
     interleaved = make_schedule("interleaved", stages=1, minibatches=2, microbatches=3, chunks=4)
     assert interleaved.chunks == forward_only(1, 3, 4).chunks == 1
     assert interleaved.orders == make_schedule("1f1b", stages=1, minibatches=2, microbatches=3).orders
-    plain, synchronized = (make_schedule("pipedream", stages=3, minibatches=5, vertical_sync=v) for v in (False, True))
+    plain, synchronized = (make_schedule(f"pipedream{v}", stages=3, minibatches=5) for v in ("", "-vsync"))
     assert plain.orders == synchronized.orders
     assert plain.policy.name != synchronized.policy.name
 
@@ -235,7 +235,6 @@ WRONG = [
     ({"method": "interleaved", "microbatches": 4}, "parallel.chunks = 1: 2 or more with interleaved"),
     ({"method": "interleaved", "chunks": 2, "microbatches": 5}, "parallel.microbatches = 5: a multiple of the 2 st"),
     ({"method": "1f1b", "chunks": 2}, "parallel.chunks = 2: 1 with 1f1b; more only with interleaved"),
-    ({"method": "ddg", "vertical_sync": True}, "parallel.vertical_sync = True: only with pipedream, not with ddg"),
     ({"method": "zb-h1", "weight_grad": "merged"}, "parallel.weight_grad = 'merged': zb-h1 places"),
     ({"method": "1f1b", "weight_grad": "both"}, "parallel.weight_grad = 'both': must be 'per-microbatch' or 'merged'"),
     ({"method": "1f1b", "stages": 0}, "parallel.pipeline = 0: a whole number, 1 or more"),

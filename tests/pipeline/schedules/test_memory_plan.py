@@ -66,7 +66,7 @@ def test_memory_of_kang_table_1(method: str) -> None:
 
 
 def test_vertical_sync_keeps_versions_at_every_stage() -> None:
-    found = plans(make_schedule("pipedream", stages=4, minibatches=9, vertical_sync=True))
+    found = plans(make_schedule("pipedream-vsync", stages=4, minibatches=9))
     assert [plan.peak_weight_versions for plan in found] == [4, 4, 4, 4]
 
 
