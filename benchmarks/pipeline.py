@@ -122,7 +122,7 @@ def _shares(trainer: Trainer) -> dict[str, float]:
     """Shares of the time of the last epoch, means over the stages; collective."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        write_trace(path if trainer.grid.rank == 0 else None, trainer.grid)
+        write_trace(path if trainer.grid.rank == 0 else None, trainer.grid, trainer.layout)
         if trainer.grid.rank:
             return {}
         trace = read_trace(path)

@@ -75,10 +75,11 @@ def _put(report: Path, title: str, pages: Path, without: AbstractSet[str]) -> No
         (pages / folder).mkdir()
     for picture in pictures:
         (pages / folder / picture.name).write_text(compact_svg(picture.read_text(encoding="utf-8")), encoding="utf-8")
-    _, _, tables = (report / "tables.md").read_text(encoding="utf-8").partition("\n")  # without the title
-    tables = re.sub("^## ", "#### ", tables, flags=re.MULTILINE).strip()
+    _, _, content = (report / "report.md").read_text(encoding="utf-8").partition("\n")  # without the title
+    content = re.sub(r"^!\[.*\n+", "", content, flags=re.MULTILINE)
+    content = re.sub("^## ", "#### ", content, flags=re.MULTILINE).strip()
     shown = [f"![{picture.stem.replace('_', ' ')}]({folder}/{picture.name})\n" for picture in pictures]
-    content = "\n".join(["", tables, "", *shown, ""])
+    content = "\n".join(["", content, "", *shown, ""])
     text = place.sub(lambda _: content, page.read_text(encoding="utf-8"), count=1)
     page.write_text(SUMMARY.sub(lambda _: _summary(text), text), encoding="utf-8")
 

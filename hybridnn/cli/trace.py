@@ -155,13 +155,13 @@ def _facts(epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Seque
     from hybridnn.runs.trace_breakdown import sum_of
 
     return {
-        "method": epoch.method,
+        "method": epoch.layout.method,
         "epoch": epoch.number,
         "seconds": epoch.stop - epoch.start,
         "whole": epoch.is_complete,
         "minibatches": list(epoch.minibatches),
-        "microbatches": epoch.microbatches,
-        "chunks": epoch.chunks,
+        "microbatches": epoch.layout.microbatches,
+        "chunks": epoch.layout.chunks,
         "breakdown": {
             "seconds": breakdowns[0].span,
             "ranks": [
@@ -189,7 +189,7 @@ def _by_stage(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> list[Breakdown]:
 
     return [
         mean_of([item for lane, item in zip(epoch.ranks, breakdowns, strict=True) if lane.position.stage == stage])
-        for stage in range(len(epoch.stages))
+        for stage in range(len(epoch.layout.stages))
     ]
 
 
@@ -205,7 +205,7 @@ def _table(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> Table:
     """One row per stage, the mean over its ranks, and the total over all ranks."""
     from hybridnn.runs.trace_breakdown import sum_of
 
-    has_means = any(batch * model > 1 for batch, model in epoch.stages)
+    has_means = any(batch * model > 1 for batch, model in epoch.layout.stages)
     titles = ("stage\n(mean)" if has_means else "stage", *TITLES)
     rows = [(str(stage), *_cells(item)) for stage, item in enumerate(_by_stage(epoch, breakdowns))]
     return new_table((), titles, rows, footers=("total", *_cells(sum_of(breakdowns))))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
-from hybridnn.pipeline.layout import StageShapes
+from hybridnn.parallel.places import StageShapes
 from hybridnn.pipeline.schedules.methods import too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.utils.checks import Count, OneOf, Range, Seed, refused
@@ -140,8 +140,6 @@ class DataSettings(Section):
         its ``config.toml``.
     decimal, drop_columns, missing, categories
         As for `TableOptions`.
-    features : str
-        ``"paper"`` takes the columns that the papers used instead of all.
     rows : int or None
         Take only the first `rows` samples.
     test_fraction : float
@@ -159,7 +157,6 @@ class DataSettings(Section):
     drop_columns: Texts = ()
     missing: Missing = TableOptions.missing
     categories: Categories = TableOptions.categories
-    features: Literal["all", "paper"] = "all"
     rows: Count | None = None
     standardize: bool = True
     test_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.2
@@ -168,7 +165,7 @@ class DataSettings(Section):
 
     def foreign_keys(self) -> frozenset[str]:
         """``[data.synthetic]`` for other data, keys of the catalogue for a file, keys of files for the catalogue."""
-        other = {"features", "rows"} if self.file is not None else TABLE_KEYS
+        other = {"rows"} if self.file is not None else TABLE_KEYS
         return frozenset(other if self.name == "synthetic" else {*other, "synthetic"})
 
     @model_validator(mode="before")
@@ -227,7 +224,7 @@ class DataSettings(Section):
 
     def _in_catalogue(self) -> dict[str, Any]:
         synthetic = self.synthetic if self.name == "synthetic" else None
-        return {"name": self.name, "variant": self.features, "rows": self.rows, "synthetic": synthetic}
+        return {"name": self.name, "rows": self.rows, "synthetic": synthetic}
 
 
 class ModelSettings(Section):
@@ -270,8 +267,6 @@ class TrainingSettings(Section):
         when the pipeline drains next.
     keep : int
         The number of checkpoints to keep, the newest ones.
-    keep_best : bool
-        Write the weights of every evaluated epoch that is better than all before.
     weight_error : int
         Record in every `StepRecord` the errors of stale and of predicted weights for 1 to this many updates (Chen et
         al. 2018, Figure 8), with an exact method and an optimizer with momentum; 0: do not. Slows the training down.
@@ -281,11 +276,8 @@ class TrainingSettings(Section):
     """
 
     epochs: Count = 10
-    check_collectives: bool = False
     checkpoint_every: Interval | None = None
     keep: Count = 3
-    checkpoint_async: bool = True
-    keep_best: bool = True
     weight_error: Seed = 0
     patience: Count | None = None
 
@@ -328,13 +320,9 @@ class Settings(Section):
     output: OutputSettings = OutputSettings()
 
     @model_validator(mode="after")
-    def _patience_has_its_needs(self) -> Settings:
-        if self.training.patience is None:
-            return self
-        if not self.data.validation_fraction:
+    def _patience_has_a_validation_split(self) -> Settings:
+        if self.training.patience is not None and not self.data.validation_fraction:
             raise refused("training.patience", self.training.patience, "needs data.validation_fraction above 0")
-        if not self.training.keep_best:
-            raise refused("training.patience", self.training.patience, "needs training.keep_best = true")
         return self
 
     @model_validator(mode="after")

@@ -5,11 +5,11 @@ All coefficients are in the machine file, measured by ``hybridnn calibrate`` or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from math import ceil, fsum, inf, log
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
@@ -257,9 +257,6 @@ class Compute(Section):
     step_seconds: AtLeastZero = 0.0
     noise: AtLeastZero = 0.0
 
-    def __hash__(self) -> int:
-        return hash((self.dtype, self.busy_ranks, self.forward.multiply_add_seconds))
-
     def activation(self, name: str) -> ActivationCost:
         """Cost of an activation function."""
         if name == "identity":
@@ -408,6 +405,16 @@ class Machine(Section):
             raise refused("between_nodes", None, f"is needed with nodes = {self.nodes}")
         return self
 
+    @cached_property
+    def caches(self) -> dict[Callable[..., Any], Callable[..., Any]]:
+        """What functions that are `kept` have returned for this object."""
+        return {}
+
+    def __copy__(self) -> Machine:
+        copied = super().__copy__()
+        copied.__dict__.pop("caches", None)  # of a machine with other costs
+        return copied
+
     @property
     def ranks(self) -> int:
         """Ranks of the whole machine."""
@@ -479,9 +486,6 @@ class Machine(Section):
             return 0.0
         return _collective_seconds(self, operation, nbytes, ranks, crossings if crossings and crossings.spans else None)
 
-    def __hash__(self) -> int:
-        return hash(self.name)
-
     def compute_for(self, dtype: str, busy_ranks: int) -> Compute:
         """Costs of computing in a precision while `busy_ranks` of a node compute.
 
@@ -497,7 +501,27 @@ class Machine(Section):
         return entry if turns == 1 else entry.scaled(turns)
 
 
-@lru_cache(1 << 16)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+OfMachine = Callable[Concatenate[Machine, Arguments], Result]
+
+
+def kept(most: int) -> Callable[[OfMachine[Arguments, Result]], OfMachine[Arguments, Result]]:
+    """Decorator of a function of a machine: an ``lru_cache`` of `most` results in every machine object."""
+
+    def decorate(function: OfMachine[Arguments, Result]) -> OfMachine[Arguments, Result]:
+        def find(machine: Machine, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+            if function not in machine.caches:
+                machine.caches[function] = lru_cache(most)(partial(function, machine))
+            result: Result = machine.caches[function](*arguments, **options)
+            return result
+
+        return find
+
+    return decorate
+
+
+@kept(1 << 16)
 def _collective_seconds(
     machine: Machine, operation: str, nbytes: int, ranks: int, crossings: Crossings | None
 ) -> float:

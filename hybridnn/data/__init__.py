@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .dataset import Dataset
     from .download import fetch, is_fetched, locate
     from .info import DatasetInfo, RemoteFile
-    from .load import Variant, catalogue, dataset_info, describe_dataset, load_dataset
+    from .load import catalogue, dataset_info, describe_dataset, load_dataset
     from .preparation import StandardizedRows, Standardizer, count_split, split, split_indices
     from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
     from .synthetic import SyntheticRows, SyntheticSpec
@@ -30,7 +30,6 @@ __all__ = [
     "TableEncoding",
     "TableOptions",
     "Task",
-    "Variant",
     "as_rows",
     "catalogue",
     "count_split",
@@ -52,7 +51,7 @@ _HOME = {
         "dataset": ("Dataset",),
         "download": ("fetch", "is_fetched", "locate"),
         "info": ("DatasetInfo", "RemoteFile"),
-        "load": ("Variant", "catalogue", "dataset_info", "describe_dataset", "load_dataset"),
+        "load": ("catalogue", "dataset_info", "describe_dataset", "load_dataset"),
         "preparation": ("StandardizedRows", "Standardizer", "count_split", "split", "split_indices"),
         "rows": ("ArrayRows", "Rows", "SubsetRows", "Task", "as_rows"),
         "synthetic": ("SyntheticRows", "SyntheticSpec"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from .dataset import Dataset
@@ -22,9 +24,6 @@ INFO = DatasetInfo(
     title="Airfoil self-noise",
     task="regression",
     features=5,
-    # Laugier et al. train on four inputs without naming the columns. These are taken to be the first four, the
-    # conditions of an experiment; the fifth, the displacement thickness of the boundary layer, depends on them.
-    paper_features=4,
     outputs=1,
     train_samples=1503,
     test_samples=0,
@@ -50,4 +49,18 @@ INFO = DatasetInfo(
             ),
         ),
     ),
+)
+
+# Laugier et al. (2018, Table 1) train on four inputs without naming the columns. These are taken to be the first four,
+# the conditions of an experiment; the fifth, the displacement thickness of the boundary layer, depends on them.
+CONDITIONS_INFO = replace(
+    INFO,
+    name="airfoil-4",
+    title="Airfoil self-noise without the displacement thickness",
+    features=4,
+    description=(
+        "Sound pressure level (dB) of NACA 0012 airfoils from frequency (Hz), angle of attack (degrees), chord length "
+        "(m) and free-stream velocity (m/s), the conditions of an experiment."
+    ),
+    folder=INFO.name,
 )

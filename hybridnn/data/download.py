@@ -42,7 +42,7 @@ def locate(info: DatasetInfo, file: RemoteFile, folder: Path | None = None) -> P
         return shipped
     found = _find(info, file.name, folder)
     if found is None:
-        return _download(info, file, (folder or cache_folder()) / info.name)
+        return _download(info, file, (folder or cache_folder()) / (info.folder or info.name))
     _verify(found, file.sha256)
     return found
 
@@ -99,7 +99,8 @@ def _search_folders(folder: Path | None) -> list[Path]:
 
 def _find(info: DatasetInfo, name: str, folder: Path | None) -> Path | None:
     for root in _search_folders(folder):
-        places = [root / info.name / name] if info.own_folder else [root / info.name / name, root / name]
+        own = root / (info.folder or info.name) / name
+        places = [own] if info.own_folder else [own, root / name]
         for path in places:
             if path.is_file():
                 return path

@@ -27,7 +27,6 @@ INFO = DatasetInfo(
     title="Gas sensor array under dynamic gas mixtures: ethylene and methane",
     task="regression",
     features=_SENSORS,
-    paper_features=_SENSORS,
     outputs=_GASES,
     train_samples=700_000,
     available=ROWS,

@@ -61,8 +61,8 @@ class DatasetInfo:
     own_folder : bool
         True if another data set uses the same file names: files are then read only from a folder named after
         this one.
-    paper_features : int, optional
-        Inputs that Laugier et al. (2018, Table 1) used, the first ones; None if they did not use the data set.
+    folder : str
+        Name of that folder; empty: the name of the data set.
     available : int, optional
         Samples in the files, if these are more than `train_samples`.
     """
@@ -81,7 +81,7 @@ class DatasetInfo:
     load: Callable[[DatasetInfo], Dataset] = field(repr=False)
     files: tuple[RemoteFile, ...] = ()
     own_folder: bool = False
-    paper_features: int | None = None
+    folder: str = ""
     available: int | None = None
 
     def dataset(self, train: Rows, test: Rows | None = None) -> Dataset:

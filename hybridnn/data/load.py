@@ -6,12 +6,10 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
 
 import numpy as np
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.utils.checks import require_choice
 
 from . import airfoil, cifar10, digits, ethylene, mnist, synthetic
 from .dataset import Dataset
@@ -20,11 +18,10 @@ from .rows import SubsetRows
 from .synthetic import SyntheticSpec
 from .synthetic import describe as describe_synthetic
 
-Variant = Literal["all", "paper"]
-
 ENTRIES = (
     digits.INFO,
     airfoil.INFO,
+    airfoil.CONDITIONS_INFO,
     ethylene.INFO,
     mnist.INFO,
     mnist.FASHION_INFO,
@@ -49,18 +46,13 @@ def dataset_info(name: str) -> DatasetInfo:
     raise DataError(f"data.name = {name!r}: no such data set; {hint}")
 
 
-def load_dataset(
-    name: str, *, variant: Variant = "all", rows: int | None = None, synthetic: SyntheticSpec | None = None
-) -> Dataset:
+def load_dataset(name: str, *, rows: int | None = None, synthetic: SyntheticSpec | None = None) -> Dataset:
     """Load a data set.
 
     Parameters
     ----------
     name : str
         Key in the catalogue.
-    variant : {'all', 'paper'}
-        ``"paper"`` uses what Laugier et al. (2018, Table 1) did: four of the five features of airfoil. For ethylene
-        that is the default, the first 700,000 rows.
     rows : int, optional
         Number of training samples to keep, from the first on. At most 4,178,504 for ethylene.
     synthetic : SyntheticSpec, optional
@@ -73,7 +65,7 @@ def load_dataset(
     SettingError
         If an option does not fit the data set.
     """
-    info = describe_dataset(name, variant=variant, rows=rows, synthetic=synthetic)
+    info = describe_dataset(name, rows=rows, synthetic=synthetic)
     dataset = info.load(info)
     if rows is None:
         return dataset
@@ -81,17 +73,9 @@ def load_dataset(
     return replace(dataset, train=SubsetRows(dataset.train, np.arange(rows)))
 
 
-def describe_dataset(
-    name: str, *, variant: Variant = "all", rows: int | None = None, synthetic: SyntheticSpec | None = None
-) -> DatasetInfo:
+def describe_dataset(name: str, *, rows: int | None = None, synthetic: SyntheticSpec | None = None) -> DatasetInfo:
     """Describe the data set that `load_dataset` loads with the same options, without reading any file."""
     info = dataset_info(name)
-    require_choice("data.features", variant, ("all", "paper"))
-    if variant == "paper":
-        if info.paper_features is None:
-            known = " and ".join(entry.name for entry in ENTRIES if entry.paper_features is not None)
-            raise SettingError("data.features", variant, f"only {known} have it, not {name}")
-        info = replace(info, features=info.paper_features)
     if synthetic is not None:
         if name != "synthetic":
             raise SettingError("data.name", name, "a synthetic specification goes only with 'synthetic'")

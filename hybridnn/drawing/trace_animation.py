@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hybridnn.drawing.animation import Animation, ScheduleProgress, Span, Stage, animate
+from hybridnn.drawing.animation import Animation, ScheduleProgress, Span, animate
 from hybridnn.drawing.drawing import Drawing, Numbering
-from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import (
-    ALL_MICROBATCHES,
     Backward,
     Forward,
     InputGradient,
@@ -21,7 +19,6 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.methods import make_schedule
 from hybridnn.pipeline.schedules.schedule import Message, Schedule
 from hybridnn.runs.trace_file import Epoch
 from hybridnn.utils.text import MILLISECONDS
@@ -37,37 +34,15 @@ def animate_epoch(epoch: Epoch, drawing: Drawing, start: float) -> Animation:
     """
     rows = [
         next(rank for rank, trace in enumerate(epoch.ranks) if trace.position == (stage, 0, 0))
-        for stage in range(len(epoch.stages))
+        for stage in range(len(epoch.layout.stages))
     ]
-    schedule = _planned(epoch)
-    if schedule is None:
-        return Animation(drawing, "", "minibatch", tuple(map(Stage, rows)))
-    numbering = Numbering(True, epoch.microbatches > 1, epoch.chunks > 1)
+    layout = epoch.layout
+    schedule = layout.schedule(len(epoch.minibatches), messages=False)
+    numbering = Numbering(True, layout.microbatches > 1, layout.chunks > 1)
     computed = [_computed(epoch, schedule, stage, rank, start) for stage, rank in enumerate(rows)]
     sent = _sent(epoch, schedule, rows, start)
     progress = ScheduleProgress(computed, sent, (), epoch.minibatches[0], since=" of the epoch")
     return animate(drawing, schedule, numbering, rows, progress)
-
-
-def _planned(epoch: Epoch) -> Schedule | None:
-    """The schedule that the epoch follows; None without a known method."""
-    name, _, options = epoch.method.partition(" ")
-    merges = any(
-        isinstance(about, WeightGradient) and about.microbatch == ALL_MICROBATCHES for _, about in epoch.computed
-    )
-    try:
-        return make_schedule(
-            name,
-            stages=len(epoch.stages),
-            minibatches=len(epoch.minibatches),
-            microbatches=epoch.microbatches,
-            chunks=epoch.chunks,
-            weight_grad="merged" if merges else "per-microbatch",
-            vertical_sync="vertical sync" in options,
-            messages=False,
-        )
-    except SettingError:
-        return None
 
 
 def _computed(epoch: Epoch, schedule: Schedule, stage: int, rank: int, start: float) -> dict[int, Span]:

@@ -26,14 +26,14 @@ def draw_epoch(epoch: Epoch, start: float, stop: float, what: str) -> Drawing:
 
     `start` and `stop` are in seconds of the trace's clock; the time axis counts milliseconds from `start`.
     """
-    numbering = Numbering(True, epoch.microbatches > 1, epoch.chunks > 1)
+    numbering = Numbering(True, epoch.layout.microbatches > 1, epoch.layout.chunks > 1)
     rows = tuple(
         Row(_row_label(epoch, rank), tuple(_box(numbering, event, start, stop) for event in _seen(trace, start, stop)))
         for rank, trace in enumerate(epoch.ranks)
     )
-    stages = len(epoch.stages)
-    parts = [epoch.method, counted(stages, "stage"), f"measured in epoch {epoch.number}", what]
-    title = ", ".join(part for part in parts if part)
+    stages = len(epoch.layout.stages)
+    title = f"{epoch.layout.method}, {counted(stages, 'stage')}, measured in epoch {epoch.number}"
+    title += f", {what}" * bool(what)
     return Drawing(title, rows, (stop - start) * MILLISECONDS, numbering.legend, "ms")
 
 
@@ -79,7 +79,7 @@ def _box(numbering: Numbering, event: Event, start: float, stop: float) -> Box:
 
 def _row_label(epoch: Epoch, rank: int) -> str:
     stage, batch_rank, model_rank = epoch.ranks[rank].position
-    batch, model = epoch.stages[stage]
+    batch, model = epoch.layout.stages[stage]
     return " ".join(
         [f"stage {stage}"]
         + ([f"batch {batch_rank}"] if batch > 1 else [])

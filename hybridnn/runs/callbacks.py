@@ -60,7 +60,6 @@ class Checkpoints(Callback):
         every = settings.checkpoint_every
         self._every_seconds = None if every is None else seconds_of(every)
         self._every_steps = every if isinstance(every, int) else None
-        self._is_async = settings.checkpoint_async
         self.trainer, self.writer, self._signals = trainer, writer, signals
         self._written_at = self._agreed_at = perf_counter()
         self._last_step = self._checkpoint_step = trainer.step
@@ -129,11 +128,7 @@ class Checkpoints(Callback):
 
     def _write(self, progress: Progress) -> None:
         self.finish()
-        if self._is_async:
-            self.writer.begin(progress)
-        else:
-            with self._writing():
-                self.writer.write(progress)
+        self.writer.begin(progress)
         self._written_at, self._checkpoint_step = perf_counter(), progress.step
 
     def _writing(self) -> AbstractContextManager[None]:

@@ -91,9 +91,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
             logs = folder is not None and settings.output.tensorboard
             log = TensorBoardLog(path if logs else None, data.evaluated[0])
             stack.callback(log.close)
-            callbacks += [report, view, log]
-            if settings.training.keep_best:
-                callbacks.append(BestWeights(trainer, folder))
+            callbacks += [report, view, log, BestWeights(trainer, folder)]
             if settings.training.patience is not None:
                 callbacks.append(Patience(settings.training.patience))
             seconds = _fit(settings, data, report, checkpoints, callbacks)
@@ -105,7 +103,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
             weights_epoch = restore_best_weights(trainer, path)
         with trainer.busy("writing the results"):
             if settings.output.trace:
-                write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout.method_text)
+                write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout)
             weights = trainer.weights()
             summary = summarize(trainer, data, str(path), seconds, first_step, weights_epoch)
             agree(grid.world, partial(report.finish, weights, summary))
@@ -150,7 +148,7 @@ def _make_grid(settings: Settings) -> ProcessGrid:
     axes: dict[str, Any] = {"pipeline": parallel.pipeline, "batch": parallel.batch, "model": parallel.model}
     if parallel.stages:
         axes = {"stages": [(stage.batch, stage.model) for stage in parallel.stages]}
-    return ProcessGrid(**axes, recorder=recorder, check_collectives=settings.training.check_collectives)
+    return ProcessGrid(**axes, recorder=recorder)
 
 
 def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data: PlacedData) -> Trainer:

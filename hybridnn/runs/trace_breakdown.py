@@ -121,14 +121,14 @@ class _Partners:
 
     def _message(self, stage: int, about: Instruction) -> _Message:
         """The message of a send or receive."""
-        virtual = about.chunk * len(self._epoch.stages) + stage
+        virtual = about.chunk * len(self._epoch.layout.stages) + stage
         virtual += isinstance(about, SendActivations) - isinstance(about, SendGradients)
         gradients = isinstance(about, SendGradients | ReceiveGradients)
         return gradients, virtual, about.minibatch, about.microbatch
 
     def _senders(self, receiver: StagePosition, about: Instruction) -> Iterator[StagePosition]:
         """Ranks that may send a message to `receiver`: one if both stages have as many batch ranks."""
-        widths = self._epoch.stages
+        widths = self._epoch.layout.stages
         stage = (receiver.stage + (1 if isinstance(about, ReceiveGradients) else -1)) % len(widths)
         batch, model = widths[stage]
         same_width = batch == widths[receiver.stage][0]
@@ -213,5 +213,5 @@ def span_of_minibatches(epoch: Epoch, minibatches: range) -> tuple[float, float]
 
 def readable_minibatches(epoch: Epoch) -> range:
     """The first minibatches of an epoch, as many as make a readable drawing."""
-    wanted = MINIBATCHES_PER_STAGE * len(epoch.stages) // epoch.microbatches
+    wanted = MINIBATCHES_PER_STAGE * len(epoch.layout.stages) // epoch.layout.microbatches
     return epoch.minibatches[: max(wanted, 1)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import inf, isfinite
 from pathlib import Path
@@ -24,6 +24,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.recorder import Event
 from hybridnn.errors import DataError
 from hybridnn.pipeline.execution.point_to_point import StagePosition
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.runs.run_files import TRACE
 from hybridnn.utils.files import FileError, read_json, write_atomically
@@ -61,9 +62,7 @@ class Epoch:
     """The training of an epoch, without its evaluation, or of all epochs before the pipeline drains."""
 
     number: int  # of the first epoch, from 1
-    # as for `Trace`
-    method: str
-    stages: tuple[tuple[int, int], ...]
+    layout: Layout
     ranks: tuple[RankTrace, ...]  # instructions and communication, by rank
     # start and end of the training on each rank, seconds; where events were dropped, start of the rest
     spans: tuple[tuple[float, float], ...]
@@ -95,23 +94,12 @@ class Epoch:
         numbers = [about.minibatch for _, about in self.computed]
         return range(min(numbers), max(numbers) + 1) if numbers else range(0)
 
-    @cached_property
-    def microbatches(self) -> int:
-        """Microbatches of a minibatch."""
-        return 1 + max((about.microbatch for _, about in self.computed), default=0)
-
-    @cached_property
-    def chunks(self) -> int:
-        """Chunks of every rank."""
-        return 1 + max((about.chunk for _, about in self.computed), default=0)
-
 
 @dataclass(frozen=True)
 class Trace:
     """Events of all ranks of a run."""
 
-    method: str  # name of the pipeline method, for display; may be empty
-    stages: tuple[tuple[int, int], ...]  # batch and model ranks of every stage
+    layout: Layout
     ranks: tuple[RankTrace, ...]  # by rank; times in seconds of one clock
     complete_since: float = 0.0  # time before which events of some rank may have been dropped
 
@@ -128,7 +116,7 @@ class Trace:
         spans = tuple((max(phase.start, self.complete_since), phase.stop) for phase in phases)
         ranks = tuple(_within(trace, *span) for trace, span in zip(self.ranks, spans, strict=True))
         is_complete = all(phase.start >= self.complete_since for phase in phases)
-        return Epoch(number, self.method, self.stages, ranks, spans, is_complete)
+        return Epoch(number, self.layout, ranks, spans, is_complete)
 
     @staticmethod
     def _phases(trace: RankTrace) -> dict[int, Event]:
@@ -153,7 +141,7 @@ def _within(trace: RankTrace, start: float, stop: float) -> RankTrace:
     return RankTrace(trace.position, tuple(event for event in events if start <= event.start and event.stop <= stop))
 
 
-def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
+def write_trace(path: Path | None, grid: ProcessGrid, layout: Layout) -> None:
     """Write the events of all ranks as one file, atomically; collective over the grid.
 
     Ranks of one node have one clock. On several nodes the clocks are aligned at barriers, which ranks leave
@@ -168,8 +156,8 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
         The file; needed on rank 0 alone.
     grid : ProcessGrid
         Events of its recorder are written, except those of the writing itself.
-    method : str
-        As for `Trace`.
+    layout : Layout
+        Of the training on this grid.
     """
     events, lost = grid.recorder.events, _lost_until(grid.recorder)
     clock = _clock(grid)
@@ -185,9 +173,7 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
     lines_of_all = _gather(grid, ",\n".join(lines).encode())
     about = {
         "hybridnn": __version__,
-        "method": method,
-        "pipeline": grid.pipeline,
-        "stages": [list(widths) for widths in grid.stages],
+        "layout": asdict(layout),
         "ranks": grid.size,
         "nodes": grid.nodes,
         "complete_since_us": _nanoseconds(complete_since) / 1000,
@@ -204,8 +190,10 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
 def read_trace(path: Path) -> Trace:
     """Read the trace in a run folder, or the file itself; times are in seconds from the first event, to the nanosecond.
 
-    Raises `DataError` if there is no trace, or the file is damaged or of another program.
+    Raises `DataError` if there is no trace, or the file is damaged, of another program or of an earlier version.
     """
+    from pydantic import TypeAdapter  # takes long to load, and no training reads a trace
+
     is_folder = os.path.isdir(path)
     file = path / TRACE if is_folder else path
     try:
@@ -218,13 +206,11 @@ def read_trace(path: Path) -> Trace:
         raise
     try:
         about = content["otherData"]
-        stages = tuple((_count(batch), _count(model)) for batch, model in about["stages"])
-        return Trace(
-            str(about["method"]),
-            stages,
-            tuple(_rank_traces(content["traceEvents"], stages)),
-            _read_nanoseconds(about["complete_since_us"]) / 1e9,
-        )
+        if "method" in about:
+            raise FileError(file, "an earlier version wrote this trace, without the layout of the run: train again")
+        layout: Layout = TypeAdapter(Layout).validate_python(about["layout"])
+        complete_since = _read_nanoseconds(about["complete_since_us"]) / 1e9
+        return Trace(layout, tuple(_rank_traces(content["traceEvents"], layout)), complete_since)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise FileError(file, f"not a trace of hybridnn: {type(error).__name__} {error}") from error
 
@@ -302,11 +288,10 @@ def _gather(grid: ProcessGrid, text: bytes) -> list[bytes] | None:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _rank_traces(events: Sequence[Any], stages: Sequence[tuple[int, int]]) -> Iterator[RankTrace]:
-    ranks = sum(batch * model for batch, model in stages)
-    if not 1 <= ranks <= MOST_RANKS:
-        raise ValueError(f"{ranks} ranks")
-    positions = positions_of(stages)
+def _rank_traces(events: Sequence[Any], layout: Layout) -> Iterator[RankTrace]:
+    if layout.ranks > MOST_RANKS:
+        raise ValueError(f"{layout.ranks} ranks")
+    positions = positions_of(layout.stages)
     found: list[list[Event]] = [[] for _ in positions]
     for event in events:
         if event["ph"] == "X":

@@ -270,9 +270,7 @@ def _best_weights(folder: Path) -> WeightsSource:
     """The weights of the best epoch, with a warning if the history has a better one."""
     path = folder / BEST_WEIGHTS
     if not path.exists():
-        raise DataError(
-            f"{folder}: no {BEST_WEIGHTS}, which a run with training.keep_best writes after an evaluated epoch"
-        )
+        raise DataError(f"{folder}: no {BEST_WEIGHTS}, which a run writes after an evaluated epoch")
     weights = read_best_weights(folder)
     epochs, _ = read_epochs(folder)
     best = best_epoch(epochs)

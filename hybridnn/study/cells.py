@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import product
 from math import prod
@@ -19,8 +19,7 @@ from hybridnn.parallel.grid import fitting_grids
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.runs.workload import require_fitting_layout
 from hybridnn.study.axes import REPEATED, format_value, has_values
-from hybridnn.study.statements import points_of, require_comparable
-from hybridnn.study.study_file import Study
+from hybridnn.study.study_file import Study, conclusions_module
 
 LONGEST_ID = 150  # characters of an id before it is cut and a hash appended
 Combination = dict[str, Any]  # value of every axis by its label
@@ -46,6 +45,7 @@ class CellPlan:
 
     cells: tuple[Cell, ...]
     skipped: dict[str, str]
+    conclusions: dict[str, Any] = field(default_factory=dict)  # of the study, checked
 
 
 def make_cells(study: Study) -> CellPlan:
@@ -92,12 +92,18 @@ def make_cells(study: Study) -> CellPlan:
     if not any(has_values(cell.values, study.baseline) for cell in cells.values()):
         wanted = ", ".join(f"{label} = {value}" for label, value in study.baseline.items())
         raise SettingError("baseline", wanted, "no cell of this study has these values")
-    if not study.reduced:  # the short form may lack what a statement names
-        try:
-            require_comparable(study.conclusions, points_of((cell.id, cell.values) for cell in cells.values()))
-        except SettingError as error:
-            raise error.in_file(study.file) from None
-    return CellPlan(tuple(cells.values()), {name: str(error) for name, error in skipped.items()})
+    reasons = {name: str(error) for name, error in skipped.items()}
+    return CellPlan(tuple(cells.values()), reasons, _conclusions(study, tuple(cells.values())))
+
+
+def _conclusions(study: Study, cells: tuple[Cell, ...]) -> dict[str, Any]:
+    if not study.conclusions:
+        return {}
+    try:
+        checked: dict[str, Any] = conclusions_module().check(study, cells)
+    except SettingError as error:
+        raise error.in_file(study.file) from None
+    return checked
 
 
 def _combinations(study: Study) -> Iterator[Combination]:

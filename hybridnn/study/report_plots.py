@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,6 @@ from hybridnn.study.scaling import (
     weak_lines,
 )
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
-from hybridnn.study.verdicts import best_points, named_measures
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
@@ -110,8 +109,7 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
         )
     if curves := draw_curves(results, MEASURES):
         plots["accuracy"] = curves
-    names_losses = not {"least_train_loss", "last_train_loss"}.isdisjoint(named_measures(results))
-    if names_losses and (curves := draw_curves(results, ["training loss"])):
+    if results.findings.names_losses and (curves := draw_curves(results, ["training loss"])):
         plots["training_loss"] = curves
     if found := [point for point in results.points if _has_weight_errors(point.cells[0].run)]:
         plots["weight_error"] = _draw_weight_errors(found[:MOST_ERRORS])
@@ -260,7 +258,7 @@ def breakdowns_of(results: StudyResults) -> dict[str, list[TimeBar]]:
     of their steps have no bar, and fewer than two bars are no breakdown.
     """
     panels = {}
-    for points in alike_points(results, LAYOUT | {"method"}, lambda point: ()):
+    for points in alike_points(results.points, LAYOUT | {"method"}, lambda point: ()):
         fastest: dict[tuple[int, str], TimeBar] = {}
         methods = list(dict.fromkeys(str(point.values.get("method", "")) for point in points))
         for point in sorted(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
@@ -323,11 +321,11 @@ class MedianCurve:
 def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
     """Curves of the points that have the measure, for each training its fastest layout, in the order of the study.
 
-    Of axes in the study's `best_over` they take the best value, as the tables do.
+    The points are those that the tables show.
     """
     fastest = [
         min(points, key=lambda point: (not point.is_timed, point.seconds_per_epoch.value))
-        for points in same_training(replace(results, points=tuple(best_points(results))))
+        for points in same_training(results.findings.points)
     ]
     curves = [_curve(results, point, MEASURES[measure]) for point in fastest]
     return [curve for curve in curves if curve.epochs]

@@ -1,10 +1,10 @@
-"""Results of a study: its finished cells grouped into points, and the other cells with the reasons."""
+"""Results of a study, of one folder or several: finished cells grouped into points, other cells with the reasons."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from math import nan
@@ -12,14 +12,17 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
 from hybridnn.study.axes import REPEATED
 from hybridnn.study.quantities import RunFigures, TimeShares, figures_of, mean_shares
-from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of
+from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of, ratio_of_medians
+from hybridnn.study.study_file import conclusions_module
 from hybridnn.study.study_folder import ENDED, FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
 
 Key = tuple[Hashable, ...]
+
+FOLDER = "folder"  # label of the axis by which the cells of several folders differ
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,27 @@ class StudyPoint:
 
 
 @dataclass(frozen=True)
+class Findings:
+    """What the conclusions of a study add to its report.
+
+    `points` are those that tables and curves show. Verdicts on statements are plain values, `lines` of text, the
+    statement with its comparisons, and `rows` of a table; `summary` counts them. `columns` are further cells of the
+    table of points, by title, for the id of the first cell of a point; `cell_columns` are those of the CSV for every
+    cell. `note` is a sentence on the tables.
+    """
+
+    points: tuple[StudyPoint, ...]
+    summary: str = ""
+    verdicts: tuple[dict[str, Any], ...] = ()
+    lines: tuple[tuple[str, ...], ...] = ()
+    rows: Sequence[Mapping[str, str]] = ()
+    columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    cell_columns: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    names_losses: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class StudyResults:
     """Results of a study: the cells that finished or diverged in its order, their points, and the other cells.
 
@@ -134,6 +158,14 @@ class StudyResults:
     points: tuple[StudyPoint, ...]
     unfinished: tuple[UnfinishedCell, ...]
     days: str
+
+    @cached_property
+    def findings(self) -> Findings:
+        """What the study concludes; raises `EnvironmentProblem` without the distribution that evaluates it."""
+        if not self.manifest.conclusions:
+            return Findings(self.points)
+        found: Findings = conclusions_module().find(self)
+        return found
 
     @property
     def title(self) -> str:
@@ -219,3 +251,77 @@ def point_name(results: StudyResults, point: StudyPoint, *, without: Iterable[st
     labels = [label for label in point.values if label in results.varying and label not in without]
     parts = [f"{label} {point.values[label]}".removeprefix("variant ") for label in labels]
     return ", ".join(parts) or results.manifest.name
+
+
+def read_folders(folders: Sequence[Path]) -> StudyResults:
+    """Read the results of one or several folders of a study; of several, the folder is another axis of the cells.
+
+    Raises
+    ------
+    SettingError
+        If two folders are the same, or of different studies.
+    DataError
+        As `read_results`.
+    """
+    if len(folders) == 1:
+        return read_results(folders[0])
+    names = _names(folders)
+    found = [_labelled(read_results(folder), name) for folder, name in zip(folders, names, strict=True)]
+    first = found[0]
+    for folder, results in zip(folders, found, strict=True):
+        if results.title != first.title:
+            raise SettingError("FOLDER", str(folder), f"holds another study ({results.title}) than {folders[0]} does")
+    cells = tuple(cell for results in found for cell in results.cells)
+    # Statements are about one folder: over several, the folder would be an axis that they do not name.
+    conclusions = {name: value for name, value in first.manifest.conclusions.items() if name != "statements"}
+    planned = tuple(cell for results in found for cell in results.manifest.cells)
+    return StudyResults(
+        replace(first.manifest, cells=planned, conclusions=conclusions),
+        cells,
+        group_points(cells),
+        tuple(cell for results in found for cell in results.unfinished),
+        "; ".join(dict.fromkeys(results.days for results in found)),
+    )
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Names of the folders, or their paths where two names are equal."""
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise SettingError("FOLDER", " ".join(map(str, folders)), "must be different folders")
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+def _labelled(results: StudyResults, name: str) -> StudyResults:
+    """The results with their folder in ids and values."""
+    manifest = results.manifest
+    cells = tuple(
+        replace(cell, id=f"{name}/{cell.id}", values={FOLDER: name, **cell.values}) for cell in manifest.cells
+    )
+    return replace(
+        results,
+        manifest=replace(manifest, cells=cells),
+        cells=tuple(replace(c, id=f"{name}/{c.id}", values={FOLDER: name, **c.values}) for c in results.cells),
+        unfinished=tuple(replace(cell, id=f"{name}/{cell.id}") for cell in results.unfinished),
+    )
+
+
+def compared_folders(results: StudyResults) -> tuple[str, ...]:
+    """Names of the folders that are compared; empty for the results of one folder."""
+    return tuple(dict.fromkeys(str(point.values[FOLDER]) for point in results.points if FOLDER in point.values))
+
+
+def equal_points(results: StudyResults) -> list[dict[str, StudyPoint]]:
+    """Points with the same values of all axes, by their folder, where several folders have them."""
+    groups: dict[tuple[tuple[str, str], ...], dict[str, StudyPoint]] = {}
+    for point in results.points:
+        if FOLDER in point.values:
+            key = tuple((label, str(value)) for label, value in point.values.items() if label != FOLDER)
+            groups.setdefault(key, {})[str(point.values[FOLDER])] = point
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def times_as_fast(points: dict[str, StudyPoint]) -> dict[str, Estimate]:
+    """Seconds per epoch of the first of some equal points over those of each other one, by its folder."""
+    (_, first), *others = points.items()
+    return {folder: ratio_of_medians(first.epoch_times, point.epoch_times) for folder, point in others}

@@ -166,23 +166,23 @@ def training_of(point: StudyPoint) -> Key:
     stages are different trainings, whose results have to be shown side by side.
     """
     layout = point.cells[0].run.header.layout
-    return () if layout.exact else (layout.method_text, layout.layers, layout.microbatches)
+    return () if layout.exact else (layout.method, layout.layers, layout.microbatches)
 
 
 def alike_points(
-    results: StudyResults, without: Iterable[str] = LAYOUT, constant: Callable[[StudyPoint], Key] = _work
+    points: Iterable[StudyPoint], without: Iterable[str] = LAYOUT, constant: Callable[[StudyPoint], Key] = _work
 ) -> list[list[StudyPoint]]:
-    """Group the points that have the same values of all axes but those in `without`, and the same `constant`."""
+    """Group points that have the same values of all axes but those in `without`, and the same `constant`."""
     groups: dict[Key, list[StudyPoint]] = {}
-    for point in results.points:
+    for point in points:
         values = tuple((label, str(value)) for label, value in point.values.items() if label not in without)
         groups.setdefault((values, constant(point)), []).append(point)
     return list(groups.values())
 
 
-def same_training(results: StudyResults) -> list[list[StudyPoint]]:
-    """Group the points that differ in a layout that does not change the training."""
-    return alike_points(results, constant=lambda point: (*_work(point), training_of(point)))
+def same_training(points: Iterable[StudyPoint]) -> list[list[StudyPoint]]:
+    """Group points that differ in a layout that does not change the training."""
+    return alike_points(points, constant=lambda point: (*_work(point), training_of(point)))
 
 
 def strong_lines(results: StudyResults) -> list[ScalingLine]:
@@ -271,7 +271,7 @@ def _lines(
 ) -> list[ScalingLine]:
     """Lines of the groups of `alike_points`, of at least `least` points to `keep`; `text` names what is constant."""
     lines = []
-    for group in alike_points(results, without, constant):
+    for group in alike_points(results.points, without, constant):
         fastest: dict[int, StudyPoint] = {}
         for point in sorted(filter(keep, filter(_is_timed, group)), key=_ranks_and_seconds):
             fastest.setdefault(point.first.ranks, point)
@@ -296,7 +296,7 @@ def _ranks_and_seconds(point: StudyPoint) -> tuple[int, float]:
 def grid_maps(results: StudyResults) -> list[GridTimes]:
     """Maps of batch x model for every network that ran with several numbers of both; all numbers of ranks together."""
     maps = []
-    for points in alike_points(results, constant=lambda point: (*_work(point), point.grid[0])):
+    for points in alike_points(results.points, constant=lambda point: (*_work(point), point.grid[0])):
         seconds: dict[tuple[int, int], float] = {}
         for point in filter(_is_timed, points):
             grid, measured = point.grid[1:], point.seconds_per_epoch.value
@@ -320,7 +320,7 @@ def warnings_of(results: StudyResults) -> list[str]:
         comparison = comparisons.get(point.cells[0].id)
         if comparison is not None and _differs_in_ranks(point, comparison.base):
             warnings.append(efficiency_warning(name, comparison.efficiency.value))
-    curves = alike_points(results, LAYOUT | WORK, lambda point: ())
+    curves = alike_points(results.points, LAYOUT | WORK, lambda point: ())
     warnings += hardware_warnings([cell.run for point in curve for cell in point.cells] for curve in curves)
     warnings += crowding_warnings(cell.run for cell in results.cells)
     warnings += prediction_warnings([cell.run for cell in results.cells])

@@ -20,7 +20,6 @@ from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.lock import FolderLock
 from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, read_divergence, run_status
 from hybridnn.study.cells import Cell, CellPlan
-from hybridnn.study.statements import Conclusions
 from hybridnn.study.study_file import Study
 from hybridnn.utils.files import (
     JSON_BYTES,
@@ -76,7 +75,7 @@ class ManifestCell:
 class StudyManifest:
     """Content of ``study.json``; `threads` is None in a folder of an earlier version, which did not fix them.
 
-    `baseline`, `paper` and `conclusions` are those of the `Study`.
+    `baseline` and `paper` are those of the `Study`, `conclusions` those of the `CellPlan`.
     """
 
     name: str
@@ -86,7 +85,7 @@ class StudyManifest:
     threads: int | None = None
     baseline: dict[str, str] = field(default_factory=dict)
     paper: str = ""
-    conclusions: Conclusions = field(default_factory=Conclusions)
+    conclusions: dict[str, Any] = field(default_factory=dict)
 
 
 _MANIFEST = TypeAdapter(StudyManifest)
@@ -166,7 +165,7 @@ class StudyFolder:
         with self._write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             about |= {"threads": study.threads, "baseline": dict(study.baseline)}
-            about |= {"paper": study.paper, "conclusions": study.conclusions.model_dump(exclude_defaults=True)}
+            about |= {"paper": study.paper, "conclusions": plan.conclusions}
             write_json(self.path / MANIFEST, {**about, "cells": cells})
 
     def lock(self, name: str) -> FolderLock:

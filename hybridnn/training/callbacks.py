@@ -6,7 +6,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from hybridnn.errors import SettingError
-from hybridnn.nn.backend import HostArray
+from hybridnn.nn.kernels import HostArray
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:

@@ -178,14 +178,8 @@ class TrainConfig:
         "their measured times, or a list.",
         of_pipelines=True,
     )
-    vertical_sync: bool = option(
-        "parallel",
-        False,
-        "`pipedream`: every stage reads the weight version that the first stage read.",
-        of_pipelines=True,
-    )
     weight_grad: Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))] = option(
-        "parallel",
+        "",
         "auto",
         "Weight gradients as one product over all microbatches, or one product per microbatch; auto: one, unless the "
         "method schedules weight gradients itself.",

@@ -12,7 +12,7 @@ from time import perf_counter
 import numpy as np
 
 from hybridnn.errors import NonFiniteLossError
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import (

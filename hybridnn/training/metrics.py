@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.progress import Progress

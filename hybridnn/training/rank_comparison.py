@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-import hybridnn
+from hybridnn._version import __version__
 from hybridnn.comm.agreement import broadcast_text, unequal_values
 from hybridnn.comm.group import Group
 from hybridnn.data import ArrayRows, Rows, SyntheticRows
@@ -28,6 +28,7 @@ from hybridnn.nn.learning_rates import SCHEDULES
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import SETTING_NAMES, DeviceOptions
 
+PACKAGE = Path(__file__).parents[1]
 REPORTED = 3  # largest number of differing settings in a message
 NAMED_RATES = 2**12  # learning rates of an epoch that are compared one by one, after their digests differ
 SHORT_DIGEST = 12  # hexadecimal digits of a digest of settings in a message
@@ -124,19 +125,18 @@ def software(node: Group) -> dict[str, str]:
     detects an installation with changed files. One rank of a node computes it, which takes about 0.1 s, for all ranks
     that run the package in the same folder.
     """
-    folder = hashlib.sha256(str(Path(hybridnn.__file__).parent).encode()).hexdigest()
+    folder = hashlib.sha256(str(PACKAGE).encode()).hexdigest()
     read = broadcast_text(node, source_digest() + folder if node.rank == 0 else "", 0)
     digest = read[:SHORT_DIGEST] if read[SHORT_DIGEST:] == folder else source_digest()
-    return {"hybridnn": f"{hybridnn.__version__} with source files {digest}", "numpy": np.__version__}
+    return {"hybridnn": f"{__version__} with source files {digest}", "numpy": np.__version__}
 
 
 @cache
 def source_digest() -> str:
     """Digest of the source files of this package."""
     sources = hashlib.sha256()
-    folder = Path(hybridnn.__file__).parent
-    for path in sorted(found for ending in ("py", "cu") for found in folder.rglob(f"*.{ending}")):
-        sources.update(f"{path.relative_to(folder)} ".encode() + path.read_bytes())
+    for path in sorted(found for ending in ("py", "cu") for found in PACKAGE.rglob(f"*.{ending}")):
+        sources.update(f"{path.relative_to(PACKAGE)} ".encode() + path.read_bytes())
     return sources.hexdigest()[:SHORT_DIGEST]
 
 

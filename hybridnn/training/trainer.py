@@ -12,7 +12,7 @@ import numpy as np
 from hybridnn.comm.mpi import is_in_process, require_communicator
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.errors import SettingError
-from hybridnn.nn.backend import HostArray
+from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import ProcessGrid

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from hybridnn.errors import SettingError
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 from hybridnn.training.callbacks import Callback
 from hybridnn.training.progress import StepPosition
 from hybridnn.training.records import StepRecord

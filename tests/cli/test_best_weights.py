@@ -15,7 +15,7 @@ from hybridnn import ProcessGrid
 from hybridnn.in_process import run_ranks
 from hybridnn.runs.inference import evaluate_run
 from hybridnn.runs.trained_run import open_run
-from reference.command_line import Run, assert_same_weights, error_line, records_of
+from reference.command_line import Run, error_line, records_of
 from reference.trained_runs import train
 
 BEST = "best-weights.npz"
@@ -67,11 +67,6 @@ def test_best_weights_reproduce_the_best_metric_and_change_nothing(
     run = trained(9)
     assert best_of(run)["epoch"] < 9
     assert_reproduced(run, ProcessGrid())
-    plain = ("--epochs", "9", "--out", "plain", "--set", "training.keep_best=false", "-q")
-    assert run_hybridnn("train", *OSCILLATING, *plain)[0] == 0
-    assert not Path("plain", BEST).exists()
-    assert_same_weights(run, "plain")
-    assert error_line(run_hybridnn("evaluate", "plain", "--best")).startswith(f"Error: plain: no {BEST}, ")
     some = ("--epochs", "7", "--out", "some", "--set", "training.evaluate_every=3", "-q")
     assert run_hybridnn("train", *OSCILLATING, *some)[0] == 0
     assert epoch_of_file(Path("some"))[0] in (3, 6, 7), "only evaluated epochs count"
@@ -110,8 +105,9 @@ def test_a_new_run_removes_the_best_weights_of_a_failed_one(run_hybridnn: Run) -
     diverging = ("train", *OSCILLATING[:4], "--epochs", "3", "--out", "run", "-q", "--set", "optimizer.name=sgd")
     assert run_hybridnn(*diverging, "--lr", "1e9")[0] == 1
     Path("run", BEST).write_bytes(b"of the run that failed")
-    assert run_hybridnn(*diverging, "--lr", "0.01", "--set", "training.keep_best=false")[0] == 0
+    assert run_hybridnn(*diverging, "--lr", "0.01", "--set", "data.test_fraction=0")[0] == 0
     assert not Path("run", BEST).exists()
+    assert error_line(run_hybridnn("evaluate", "run", "--best")).startswith(f"Error: run: no {BEST}, ")
 
 
 @pytest.mark.parametrize("after", [-1, 1])

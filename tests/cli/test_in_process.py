@@ -62,15 +62,15 @@ def test_digits_on_two_by_two_print_the_figures_of_the_readme(run_hybridnn: Run)
     assert "take turns" not in run_hybridnn("train", "--in-process", "1", "--epochs", "1")[1]
 
 
-CHECKED = ("--set", "training.check_collectives=true", "--set", "output.trace=true")
+TRACED = ("--set", "output.trace=true")
 OWN_REPLICAS = ("--set", "parallel.shared_replicas=false")
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "one rank": (1, ()),
     "batch, shared replicas": (3, ("--set", "parallel.shared_replicas=true")),
     "batch, own replicas": (3, (*OWN_REPLICAS, "--set", "data.distribution=scatter")),
-    "2 x 2 alternating": (4, ("--batch", "2", "--model", "2", "--set", "parallel.model_split=alternating", *CHECKED)),
+    "2 x 2 alternating": (4, ("--batch", "2", "--model", "2", "--set", "parallel.model_split=alternating", *TRACED)),
     "2 x 2 columns, scatter": (4, ("--model", "2", "--set", "data.distribution=scatter-broadcast")),
-    "1f1b": (4, ("--pipeline", "4", "--method", "1f1b", *CHECKED)),
+    "1f1b": (4, ("--pipeline", "4", "--method", "1f1b", *TRACED)),
     "all three axes": (8, ("--pipeline", "2", "--batch", "2", "--model", "2", "--method", "zb-h1")),
 }
 
@@ -173,7 +173,7 @@ def test_an_interrupt_before_the_first_step_ends_the_command(
 
 
 def test_other_commands_read_the_run(run_hybridnn: Run) -> None:
-    options = ("--in-process", "4", "--model", "2", "--set", "training.keep_best=true", "-q")
+    options = ("--in-process", "4", "--model", "2", "-q")
     assert run_hybridnn("train", "--hidden", "13", "--epochs", "2", *options, "--out", "run")[0] == 0
     for more in ((), ("--best",), ("--part", "train")):
         alone, parts = (

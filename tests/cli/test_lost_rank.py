@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 LOSES_RANK_0 = """
 import os, signal, sys
 from pathlib import Path
+from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.cli.main import main
 from hybridnn.runs import report as run_report
 from hybridnn.runs.callbacks import Checkpoints
@@ -34,6 +35,7 @@ def with_loss(self, trainer, reached):
     return original(self, trainer, reached)
 
 Checkpoints.between_steps = with_loss
+CheckpointWriter.begin = CheckpointWriter.write  # on disk before the next step
 main(sys.argv[1:])
 """
 
@@ -44,7 +46,7 @@ RESUME_ADVICE = "The newest checkpoint is step-00000008; go on with: hybridnn tr
 
 
 def test_the_job_ends_with_the_lost_rank_and_the_command_that_resumes(run_hybridnn: Run, tmp_path: Path) -> None:
-    every = ("--set", "training.checkpoint_every=4", "--set", "training.checkpoint_async=false")
+    every = ("--set", "training.checkpoint_every=4")
     result = run_mpi(3, [sys.executable, "-c", LOSES_RANK_0, *OPTIONS, *every], timeout=120, cwd=tmp_path)
     assert (result.timed_out, result.returncode != 0) == (False, True)
     assert time.time() - (tmp_path / "died").stat().st_mtime < deadline(10)

@@ -20,7 +20,7 @@ RUN = "run"
 SMALL = (
     *("train", "--data", "synthetic", "--hidden", "9", "--batch-size", "25", "-q"),
     *("--set", "data.synthetic.samples=200", "--set", "data.synthetic.test_samples=20"),
-    *("--set", "training.checkpoint_every=1", "--set", "training.checkpoint_async=false"),
+    *("--set", "training.checkpoint_every=1"),
 )
 ARRAY = "layers.0.weight.npy"
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.checkpoints.writing import PendingCheckpoint
+from hybridnn.checkpoints.writing import CheckpointWriter, PendingCheckpoint
 from hybridnn.cli.train_view import TrainView
 from hybridnn.config.settings import with_stages
 from hybridnn.runs.folder import RunFolder
@@ -95,9 +95,10 @@ def fail(*arguments: object) -> None:
 def test_a_crashed_run_resumes_from_the_newest_valid_checkpoint(
     run_hybridnn: Run, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    often = ("training.checkpoint_every=5", "training.checkpoint_async=false", "training.keep=2")
+    often = ("training.checkpoint_every=5", "training.keep=2")
     with monkeypatch.context() as broken:
         broken.setattr(TrainView, "on_epoch_end", lambda view, trainer, record: record.epoch == 2 and fail())
+        broken.setattr(CheckpointWriter, "begin", CheckpointWriter.write)  # on disk before the next step
         with pytest.raises(RuntimeError, match="power"):
             run_hybridnn(*TRAIN, *(word for setting in often for word in ("--set", setting)))
     # The record of the epoch is in the history already, and must not be repeated.
@@ -197,7 +198,7 @@ def test_settings_that_change_the_training_are_refused_with_both_values(stopped:
         (["--seed", "7"], "training.seed = 7: the run to resume has 0; --force trains on with the new value"),
         (["--hidden", "10"], "model.hidden = [10]: the run to resume has [9]; start a new run for another"),
         (["--hidden", "10", "--force"], "model.hidden = [10]: "),
-        (["--set", "data.synthetic.noise=0.3"], "data.synthetic.noise = 0.3: the run to resume has 0.1; --force"),
+        (["--set", "data.synthetic.inputs=3"], "data.synthetic.inputs = 3: the run to resume has 16; --force"),
         (["--lr", "0.5"], "optimizer.lr = 0.5: the run to resume has 0.005; --force"),
         (["--batch-size", "20"], "training.batch_size = 20: the run to resume has 25; start a new run"),
         (["--out", "elsewhere"], "output.folder = 'elsewhere': "),

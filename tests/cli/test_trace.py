@@ -30,7 +30,7 @@ def run(run_hybridnn: Run) -> Run:
 
 
 def write(lists: list[list[Event]], widths: list[tuple[int, int]] | None = None, **about: Any) -> None:
-    content = trace_document(widths or [(1, 1), (1, 1)], lists, "pipedream")
+    content = trace_document(widths or [(1, 1), (1, 1)], lists)
     content["otherData"] |= about
     Path("done").mkdir(exist_ok=True)
     (Path("done") / "trace.json").write_text(json.dumps(content))

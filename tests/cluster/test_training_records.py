@@ -36,7 +36,7 @@ trainer = hybridnn.Trainer(
 x = np.random.default_rng(0).standard_normal((80, 8))
 trainer.fit(x, np.arange(80) % 4, epochs=2)
 first = min(event.start for event in grid.recorder.events)
-write_trace(Path("trace.json"), grid, "gpipe")
+write_trace(Path("trace.json"), grid, trainer.layout)
 Path(f"first-{grid.rank}.json").write_text(json.dumps([first, hybridnn.comm.hosts.socket.gethostname()]))
 """
 
@@ -103,7 +103,7 @@ def test_replicas_that_a_node_has_no_room_for_are_not_shared(
 ) -> None:
     """By default; where they have to be, the line names the node."""
     train = ["train", "-n", "4", "--data", "digits", "--hidden", "2500,2500", "--batch-size", "500", "--epochs", "1"]
-    train += ["--optimizer", "adam", "--set", "training.keep_best=false"]
+    train += ["--optimizer", "adam"]
     refused = started(four_nodes, tmp_path, *train, "--set", "parallel.shared_replicas=true")
     assert refused.returncode == 2, refused.stderr
     (line,) = (line for line in refused.stderr.splitlines() if line.startswith("Error"))

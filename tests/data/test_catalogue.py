@@ -17,9 +17,9 @@ from hybridnn.data.dataset import Dataset
 from hybridnn.data.download import open_members
 from hybridnn.data.info import DatasetInfo, Member, RemoteFile
 from hybridnn.data.rows import ArrayRows
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError
 
-NAMES = ["digits", "airfoil", "ethylene", "mnist", "fashion-mnist", "cifar10", "synthetic"]
+NAMES = ["digits", "airfoil", "airfoil-4", "ethylene", "mnist", "fashion-mnist", "cifar10", "synthetic"]
 
 
 def test_every_entry_is_complete_and_cannot_be_changed() -> None:
@@ -38,7 +38,7 @@ def test_every_entry_is_complete_and_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("CIFAR-10", "did you mean cifar10"), ("zzz", "known are digits, airfoil")]
+    ("name", "message"), [("CIFAR-10", "did you mean cifar10"), ("zzz", "known are digits, airfoil, airfoil-4")]
 )
 def test_unknown_name_suggests_the_nearest_or_all(name: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -91,8 +91,6 @@ def test_a_data_set_is_added_by_its_entry(
     assert (x.tolist(), y.tolist()) == ([[1, 2], [3, 4], [5, 6]], [[7], [8], [9]])
     settings = load_settings(None, ["data.name=mine", "data.rows=2"])
     assert (settings.data.describe().features, settings.data.load().train.samples) == (2, 2)
-    with pytest.raises(SettingError, match="only airfoil and ethylene have it, not mine"):
-        load_settings(None, ["data.name=mine", "data.features=paper"]).data.load()
     (tmp_path / "mine" / "mine.dat").write_bytes(TABLE + b"0 0 0\n")
     with pytest.raises(DataError, match=r"mine\.dat: sha256 is .* delete it to download again"):
         settings.data.load()

@@ -54,7 +54,7 @@ def test_airfoil_with_all_features_and_without_the_displacement_thickness(all_of
     x, y = all_of(dataset.train)
     np.testing.assert_array_equal(x[0], [800, 0, 0.3048, 71.3, 0.00266337])
     assert y[0] == 126.201
-    paper = load_dataset("airfoil", variant="paper")
+    paper = load_dataset("airfoil-4")
     assert (paper.features, paper.outputs) == (4, 1)
     np.testing.assert_array_equal(all_of(paper.train)[0], x[:, :4])
     np.testing.assert_array_equal(all_of(paper.train)[1], y)
@@ -186,8 +186,6 @@ def test_rows_keeps_the_first_training_samples(all_of: AllOf) -> None:
     [
         ({"rows": 0}, r"data.rows = 0: must be at least 1"),
         ({"rows": 1798}, r"data.rows = 1798: digits has 1797"),
-        ({"variant": "paper"}, r"data.features = 'paper': only airfoil and ethylene"),
-        ({"variant": "some"}, r"data.features = 'some': must be 'all' or 'paper'"),
         ({"synthetic": SyntheticSpec()}, r"data.name = 'digits'"),
     ],
 )

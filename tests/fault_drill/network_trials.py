@@ -85,10 +85,7 @@ def draw_network_trial(seed: int, number: int, name: str) -> NetworkTrial:
     nodes = random.choices((2, 3, 4), (3, 1, 1))[0]
     moment = random.choice(MOMENT_NAMES)
     ahead = random.choice((1, -1)) * random.choice((1.0, 7.5, 30.0))
-    settings = {
-        "training.checkpoint_every": random.choice((5, 7)),
-        "training.checkpoint_async": random.choice(("true", "false")),
-    }
+    settings = {"training.checkpoint_every": random.choice((5, 7))}
     return NetworkTrial(
         seed,
         number,

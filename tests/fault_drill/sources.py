@@ -112,7 +112,7 @@ class Sources:
 
     @property
     def _options(self) -> list[str]:
-        return ["--set", "training.checkpoint_every=7", "--set", "training.checkpoint_async=false"]
+        return ["--set", "training.checkpoint_every=7"]
 
     def _empty(self, name: str) -> Path:
         folder = self.folder / name

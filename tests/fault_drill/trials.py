@@ -69,7 +69,6 @@ def draw_trial(seed: int, number: int, name: str, most_ranks: int = 4) -> Trial:
     ]
     settings = {
         "training.checkpoint_every": random.choice((5, 7, 11)),  # never at the last step
-        "training.checkpoint_async": random.choice(("true", "false")),
         "training.keep": random.choice((2, 3)),
         "output.stall_seconds": deadline(STALL_SECONDS if name == "rank stopped" else 25),
     }

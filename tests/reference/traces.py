@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.execution.point_to_point import StagePosition
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,
@@ -19,7 +21,7 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.runs.trace_file import Epoch, RankTrace
 
-__all__ = ["communication", "compute", "make_epoch", "phase", "trace_document", "two_stages"]
+__all__ = ["communication", "compute", "layout_of", "make_epoch", "phase", "trace_document", "two_stages"]
 
 Widths = Sequence[tuple[int, int]]
 
@@ -44,23 +46,32 @@ def places(widths: Widths) -> list[StagePosition]:
     ]
 
 
+def layout_of(widths: Widths, lanes: Iterable[Sequence[Event]], method: str = "pipedream", **options: Any) -> Layout:
+    """A layout with as many microbatches and chunks as the events have."""
+    done = [event.about for events in lanes for event in events if isinstance(event.about, Instruction)]
+    microbatches, chunks = (
+        1 + max((getattr(about, name) for about in done), default=0) for name in ("microbatch", "chunk")
+    )
+    layers = (1,) * len(widths) * chunks
+    return Layout(tuple(widths), layers, method=method, microbatches=microbatches, chunks=chunks, **options)
+
+
 def make_epoch(
-    widths: Widths, lanes: Sequence[Sequence[Event]], spans: Sequence[tuple[float, float]], method: str = ""
+    widths: Widths, lanes: Sequence[Sequence[Event]], spans: Sequence[tuple[float, float]], **options: Any
 ) -> Epoch:
-    """Make an epoch from the events of the ranks, in the order of the grid."""
+    """Make an epoch from the events of the ranks, in the order of the grid; `options` are those of `layout_of`."""
     assert len(lanes) == len(places(widths))
     recorded = tuple(RankTrace(place, tuple(events)) for place, events in zip(places(widths), lanes, strict=True))
-    return Epoch(1, method, tuple(widths), recorded, tuple(spans))
+    return Epoch(1, layout_of(widths, lanes, **options), recorded, tuple(spans))
 
 
-def trace_document(widths: Widths, lanes: Sequence[Sequence[Event]], method: str = "") -> dict[str, Any]:
+def trace_document(widths: Widths, lanes: Sequence[Sequence[Event]], **options: Any) -> dict[str, Any]:
     """Content of a trace file, from events with times in milliseconds."""
     return {
         "displayTimeUnit": "ms",
         "otherData": {
             "hybridnn": "1",
-            "method": method,
-            "stages": [list(width) for width in widths],
+            "layout": asdict(layout_of(widths, lanes, **options)),
             "complete_since_us": 0.0,
         },
         "traceEvents": [_entry(event, rank) for rank, events in enumerate(lanes) for event in events],

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from hybridnn.pipeline.execution.point_to_point import StagePosition
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Forward
 from hybridnn.runs.trace_file import RankTrace, Trace, positions_of
 from reference.traces import compute, phase
+
+LAYOUT = Layout(((1, 1), (1, 1)), (1, 1), method="pipedream")
 
 
 def trace(complete_since: float) -> Trace:
@@ -17,16 +20,16 @@ def trace(complete_since: float) -> Trace:
         ]
         events.append(compute("forward", 13, 14, Forward(77)))  # between the epochs
         lanes.append(RankTrace(StagePosition(len(lanes), 0, 0), tuple(sorted(events, key=lambda event: event.start))))
-    return Trace("pipedream", ((1, 1), (1, 1)), tuple(lanes), complete_since)
+    return Trace(LAYOUT, tuple(lanes), complete_since)
 
 
 def test_epochs_hold_what_lies_in_their_phases() -> None:
     assert trace(0).epochs == (1, 2)
     epoch = trace(0).epoch(2)
-    assert (epoch.number, epoch.method, epoch.stages) == (2, "pipedream", ((1, 1), (1, 1)))
+    assert (epoch.number, epoch.layout) == (2, LAYOUT)
     assert epoch.spans == ((40, 50), (40.5, 50.5))
     assert (epoch.start, epoch.stop) == (40, 50.5)
-    assert (epoch.minibatches, epoch.microbatches, epoch.chunks) == (range(1, 9), 1, 1)
+    assert epoch.minibatches == range(1, 9)
     assert [len(lane.events) for lane in epoch.ranks] == [8, 8]
     assert epoch.is_complete
 

@@ -14,6 +14,7 @@ from hybridnn import ProcessGrid
 from hybridnn.comm.recorder import Event, Recorder
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError
 from hybridnn.pipeline.execution.point_to_point import StagePosition
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
     Forward,
     Instruction,
@@ -24,14 +25,20 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.runs.trace_file import RankTrace, Trace, read_trace, write_trace
 from reference.ranks import on_nodes, this_rank
-from reference.traces import communication, compute, trace_document
+from reference.traces import communication, compute, layout_of, trace_document
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+ONE_RANK = Layout(((1, 1),), (1,))
+
 
 def refuse(name: str) -> float:
     raise AssertionError(f"{name} in JSON")
+
+
+def layout_on(grid: ProcessGrid) -> Layout:
+    return Layout.uniform(grid.stages, len(grid.stages))
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
@@ -45,7 +52,7 @@ def test_ranks_are_named_and_described(comm: MPI.Intracomm, mpi_tmp_path: Path) 
     path = mpi_tmp_path / "trace.json"
     grid = ProcessGrid(comm, stages=[(1, 2), (1, 1)])
     grid.world.barrier()
-    write_trace(path if grid.rank == 0 else None, grid)
+    write_trace(path if grid.rank == 0 else None, grid, layout_on(grid))
     grid.world.barrier()
     names = {entry["tid"]: entry["args"]["name"] for entry in entries(path) if entry["name"] == "thread_name"}
     assert names == {
@@ -54,7 +61,7 @@ def test_ranks_are_named_and_described(comm: MPI.Intracomm, mpi_tmp_path: Path) 
         2: "rank 2: stage 1, batch 0, model 0",
     }
     about = json.loads(path.read_text())["otherData"]
-    assert (about["pipeline"], about["stages"], about["ranks"], about["nodes"]) == (2, [[1, 2], [1, 1]], 3, 1)
+    assert (about["layout"]["stages"], about["ranks"], about["nodes"]) == ([[1, 2], [1, 1]], 3, 1)
     # The writing itself is not in the trace.
     assert [entry["name"] for entry in entries(path) if entry["ph"] == "X"] == ["barrier"] * 3
 
@@ -74,7 +81,7 @@ def test_clocks_of_nodes_are_put_together(
     for nodes in (1, 2):
         grid = ProcessGrid(on_nodes(comm, range(nodes) if nodes == 2 else (0, 0)))
         grid.world.barrier()
-        write_trace(path if grid.rank == 0 else None, grid)
+        write_trace(path if grid.rank == 0 else None, grid, layout_on(grid))
         grid.world.barrier()
         one, other = (lane.events[0].start for lane in read_trace(path).ranks)
         assert other - one == pytest.approx(1000 if nodes == 1 else 0, abs=5)
@@ -86,7 +93,7 @@ def test_a_file_that_cannot_be_written_is_every_ranks_error(comm: MPI.Intracomm,
     if grid.rank == 0:
         (mpi_tmp_path / "file").touch()
     with pytest.raises(HybridnnError, match=r"file/trace\.json cannot be written: File exists"):
-        write_trace(mpi_tmp_path / "file" / "trace.json" if grid.rank == 0 else None, grid)
+        write_trace(mpi_tmp_path / "file" / "trace.json" if grid.rank == 0 else None, grid, layout_on(grid))
 
 
 def test_what_was_recorded_is_read_back(tmp_path: Path) -> None:
@@ -97,9 +104,9 @@ def test_what_was_recorded_is_read_back(tmp_path: Path) -> None:
     recorder.end_communication("allreduce", "batch", start, 16)
     recorder.end_compute("weight gradient", start, WeightGradient(3, -1))
     recorder.end_phase("training", start, 7)
-    write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder), "ddg")
+    write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder), ONE_RANK)
     trace = read_trace(tmp_path)
-    assert (trace.method, trace.stages, trace.complete_since) == ("ddg", ((1, 1),), 0)
+    assert (trace.layout, trace.complete_since) == (ONE_RANK, 0)
     (lane,) = trace.ranks
     assert lane.position == StagePosition(0, 0, 0)
     # All begin together, and the longest is the outermost.
@@ -112,11 +119,11 @@ def test_what_was_recorded_is_read_back(tmp_path: Path) -> None:
 def test_of_events_of_one_span_the_outer_one_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hybridnn.comm.recorder.perf_counter", lambda: 6.0)
     recorder = Recorder()
-    write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder))
-    assert read_trace(tmp_path) == Trace("", ((1, 1),), (RankTrace(StagePosition(0, 0, 0), ()),))  # nothing recorded
+    write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder), ONE_RANK)
+    assert read_trace(tmp_path) == Trace(ONE_RANK, (RankTrace(StagePosition(0, 0, 0), ()),))  # nothing recorded
     recorder.end_communication("broadcast", "world", 5.0, 8)
     recorder.end_compute("update", 5.0, Update(0))
-    write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder))
+    write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder), ONE_RANK)
     assert [event.name for event in read_trace(tmp_path).ranks[0].events] == ["update", "broadcast"]
 
 
@@ -128,13 +135,13 @@ def test_reading_a_file_made_by_hand(tmp_path: Path) -> None:
         [communication("receive.wait", 3, 4, ReceiveActivations(1, 2, 3), nbytes=5)],
     ]
     path = tmp_path / "any name"
-    path.write_text(json.dumps(trace_document(widths, lanes, "fr")))
+    path.write_text(json.dumps(trace_document(widths, lanes, method="fr")))
     scaled = [
         tuple(event._replace(start=event.start / 1e3, stop=event.stop / 1e3) for event in events) for events in lanes
     ]
     places = (StagePosition(0, 0, 0), StagePosition(0, 1, 0), StagePosition(1, 0, 0))
     expected = tuple(RankTrace(place, events) for place, events in zip(places, scaled, strict=True))
-    assert read_trace(path) == Trace("fr", ((2, 1), (1, 1)), expected)
+    assert read_trace(path) == Trace(layout_of(widths, lanes, "fr"), expected)
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +153,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(EnvironmentProblem, match="No space left"):
-        write_trace(path, ProcessGrid())
+        write_trace(path, ProcessGrid(), ONE_RANK)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("trace.json", "before")]
 
 
@@ -155,14 +162,17 @@ def damaged(**changes: Any) -> str:
     content = trace_document([(1, 1)], [[compute("forward", 0, 1, Forward(0))]])
     (entry,) = content["traceEvents"]
     for name, value in changes.items():
-        place = content["otherData"] if name in content["otherData"] else entry
-        place = entry["args"] if name in entry["args"] else place
+        about = content["otherData"]
+        places = (about, about["layout"], entry["args"], entry)
+        place = next(place for place in places if name in place)
         place[name] = value
     return json.dumps(content)
 
 
 DAMAGED: dict[str, list[Any]] = {
+    "layout": [None, []],
     "stages": [[], [[1]], [[1, 0]], 3],
+    "method": ["jump", None],
     "tid": [1, -1, "0"],
     "cat": ["else"],
     "ts": [-1, "now", 1e999, float("nan")],
@@ -188,6 +198,14 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
             read_trace(path)
         assert str(caught.value).startswith(str(path)), text[:200]
         assert "\n" not in str(caught.value)
+
+
+def test_a_trace_of_an_earlier_version_is_refused_in_a_line(tmp_path: Path) -> None:
+    content = trace_document([(1, 1)], [[]])
+    content["otherData"] |= {"method": "sequential"}
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="an earlier version wrote this trace, without the layout of the run"):
+        read_trace(tmp_path)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def traced(it: PipelineCase, grid: ProcessGrid, path: Path) -> Trace:
     trainer = pipelined_trainer(it, grid)
     for _ in range(2):
         trainer.fit(*data(it.case), epochs=1, validation=data(it.case, "test"))
-    write_trace(path if grid.rank == 0 else None, grid, it.method)
+    write_trace(path if grid.rank == 0 else None, grid, trainer.layout)
     grid.world.barrier()
     return read_trace(path)
 
@@ -107,7 +107,7 @@ def test_an_epoch_of_a_pipeline_without_flush_is_traced(comm: MPI.Intracomm, mpi
         grid = big_grid(comm, **axes)
         trace = traced(PipelineCase(method), grid, mpi_tmp_path / "trace.json")
         assert trace.epochs == (1, 2)
-        assert (trace.method, trace.stages) == (method, grid.stages)
+        assert (trace.layout.method, trace.layout.stages) == (method, grid.stages)
         schedule = make_schedule(method, stages=grid.pipeline, minibatches=MINIBATCHES)
         for number in trace.epochs:
             epoch = trace.epoch(number)

@@ -84,12 +84,12 @@ ON_RANKS = {
     2: [
         ["parallel.model=2", "parallel.model_split=alternating", "parallel.overlap=false"],
         ["parallel.pipeline=2", "parallel.method=interleaved"],
-        ["parallel.pipeline=2", "parallel.method=pipedream", "parallel.vertical_sync=true"],
+        ["parallel.pipeline=2", "parallel.method=pipedream-vsync"],
         ["parallel.pipeline=2", "parallel.method=zb-h1", "parallel.partition=[4,2]", "training.batch_size=3"],
     ],
     4: [
         ["parallel.batch=2", "parallel.model=2"],
-        ["parallel.pipeline=4", "parallel.method=gpipe", "parallel.weight_grad=per-microbatch"],
+        ["parallel.pipeline=4", "parallel.method=gpipe"],
         ["parallel.stages=[{batch=3},{}]", "parallel.method=1f1b", "parallel.microbatches=5"],
         ["parallel.stages=[{model=2},{batch=2}]", "parallel.method=spectrain"],
     ],
@@ -121,7 +121,7 @@ def test_no_file_is_needed_for_a_data_set_of_the_catalogue(monkeypatch: pytest.M
     for changes, sizes, samples in (
         (["data.name=mnist"], (784, 10), 60_000),
         (["data.name=airfoil"], (5, 1), 1202),  # 1503 without a fifth
-        (["data.name=airfoil", "data.features=paper"], (4, 1), 1202),
+        (["data.name=airfoil-4"], (4, 1), 1202),
         (["data.name=ethylene", "data.rows=4000000"], (16, 2), 3_200_000),
     ):
         workload = workload_from_settings(load_settings(None, changes))

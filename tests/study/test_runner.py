@@ -453,10 +453,6 @@ def test_stages_in_one_process_have_results_and_no_times(tmp_path: Path) -> None
 def test_keys_that_contradict_ranks_in_one_process_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"compares = 'times': ranks that take turns"):
         _in_process(tmp_path, 'compares = "times"\n')
-    for name in ("speed_up", "seconds_to_target"):
-        stated = f'target = 0.5\nstatements = [{{says = "Fast.", quantity = "{name}", at_least = 1.0}}]\n'
-        with pytest.raises(SettingError, match=rf"statements\[0\].quantity = '{name}': ranks that take turns"):
-            _in_process(tmp_path, stated)
     plan = plan_study(_in_process(tmp_path, after="ranks_per_node = [1]\n"), tmp_path / "out")
     with pytest.raises(SettingError, match="cannot be placed"):
         run_study(plan, View())

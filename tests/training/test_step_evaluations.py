@@ -12,7 +12,6 @@ import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.runs.run_files import read_run
-from hybridnn.study.measures import MEASURES
 from hybridnn.training.records import EvaluationRecord
 from reference.callbacks import Calling
 from reference.cases import assert_arrays_close, assert_close, data
@@ -96,7 +95,7 @@ def test_copies_of_shared_weights_are_complete(comm: MPI.Intracomm) -> None:
         assert_close(record.test_loss, replayed.evaluate(*data(case, "test")).loss, f"step {record.step}")
 
 
-def test_runs_record_evaluations_and_measures_use_them(tmp_path: Path) -> None:
+def test_runs_record_evaluations_as_moments(tmp_path: Path) -> None:
     source = {"data": {"file": str(regression_file(tmp_path / "data.npz"))}}
     training = {**REGRESSION["training"], "evaluate_every_steps": 2}
     train(tmp_path / "run", **source, model=REGRESSION["model"], training=training)
@@ -110,14 +109,8 @@ def test_runs_record_evaluations_and_measures_use_them(tmp_path: Path) -> None:
         step / run.steps_per_epoch for step in sorted({*steps, *(epoch.step for epoch in run.epochs)})
     ]
     assert [moment.seconds for moment in moments] == sorted(moment.seconds for moment in moments)
-    losses = [record.test_loss for record in (*run.evaluations, *run.epochs)]
-    read = MEASURES["least_test_loss"].value
-    assert read is not None
-    assert read(run, None, None) == min(losses)  # type: ignore[arg-type]  # the figures are of its times
-    first = run.evaluations[0]
-    reached = MEASURES["epochs_to_target"].value
-    assert reached is not None
-    assert reached(run, None, first.metric) == 2 / run.steps_per_epoch  # type: ignore[arg-type]
+    losses = {record.step: record.test_loss for record in (*run.evaluations, *run.epochs)}
+    assert [moment.loss for moment in moments] == [losses[step] for step in sorted(losses)]
 
 
 def test_a_record_of_a_run_that_stops_is_kept_once() -> None:

@@ -196,7 +196,7 @@ def balanced_layers(
     groups = Groups(Layout.uniform(stages, len(layers)), machine)
     samples = ceil(workload.batch_size / microbatches)
     running_sums = {
-        (batch, model): _running_sums(workload, machine, groups, stage, ceil(samples / batch))
+        (batch, model): _running_sums(workload, groups, stage, ceil(samples / batch))
         for stage, (batch, model) in enumerate(stages)
         if (batch, model) not in stages[:stage]
     }
@@ -212,12 +212,12 @@ def balanced_layers(
     return balanced_counts(seconds, boundaries, len(stages) * chunks)
 
 
-def _running_sums(workload: Workload, machine: Machine, groups: Groups, stage: int, samples: int) -> list[float]:
+def _running_sums(workload: Workload, groups: Groups, stage: int, samples: int) -> list[float]:
     """Seconds of the passes through the first 0, 1, … layers on a stage."""
-    compute, model = machine.compute_for(workload.dtype, groups.busy_ranks), groups.model_groups(stage)
+    model, busy_ranks = groups.model_groups(stage), groups.busy_ranks
 
     def passes(layer: DenseLayer) -> float:
-        costs = chunk_costs((layer,), "columns", model, compute, workload.itemsize, machine.overlap)
+        costs = chunk_costs((layer,), "columns", model, workload.dtype, busy_ranks, overlaps=True)
         return (costs.forward(samples) + costs.backward(samples, accumulate=False)).total
 
     return list(accumulate(map(passes, workload.model.layers), initial=0.0))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
-from hybridnn.cost.machine import Machine
+from hybridnn.cost.machine import Machine, kept
 from hybridnn.cost.planning.layouts import ANY, Wanted, feasible_layouts
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
@@ -209,7 +209,7 @@ class StepBounds:
         layout, method = self.layout, METHODS[self.layout.method]
         if layout.chunks == 1 and not method.predicts:  # the instructions of all such methods cost the same
             layout = replace(layout, method="gpipe" if method.exact else "vanilla")
-        return _stage_costs(self.workload, layout, self.machine)
+        return _stage_costs(self.machine, self.workload, layout)
 
     @property
     def _backward(self) -> type[Backward] | type[InputGradient]:
@@ -299,8 +299,8 @@ class StepBounds:
         yield Update(0), 1
 
 
-@lru_cache(256)
-def _stage_costs(workload: Workload, layout: Layout, machine: Machine) -> tuple[StageCosts, dict[Hashable, float]]:
+@kept(256)
+def _stage_costs(machine: Machine, workload: Workload, layout: Layout) -> tuple[StageCosts, dict[Hashable, float]]:
     """Costs, and sums of them, for layouts that follow one another and differ only in the order of instructions."""
     return StageCosts(workload, layout, machine), {}
 

@@ -6,7 +6,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 
-from hybridnn.cost.machine import Compute, Overlap
+import numpy as np
+
+from hybridnn.cost.collectives import Crossings
+from hybridnn.cost.machine import Compute, Machine, Overlap, kept
 from hybridnn.cost.prediction.groups import Collective, ModelGroups
 from hybridnn.cost.prediction.memory import layer_collectives
 from hybridnn.cost.prediction.times import TimeBreakdown
@@ -134,21 +137,44 @@ class ChunkCosts:
         return TimeBreakdown(seconds)
 
 
-MOST_CHUNKS = 1 << 12
-
-_kept = lru_cache(MOST_CHUNKS)(ChunkCosts)
+@kept(1 << 12)
+def _chunk_costs(
+    machine: Machine,
+    layers: tuple[DenseLayer, ...],
+    split: str,
+    ranks: int,
+    crossings: Crossings | None,
+    dtype: str,
+    busy_ranks: int,
+    pace: float,
+    overlaps: bool,
+) -> ChunkCosts:
+    groups, compute = ModelGroups(machine, ranks, crossings), compute_at(machine, dtype, busy_ranks, pace)
+    itemsize = np.dtype(dtype).itemsize
+    return ChunkCosts(layers, split, groups, compute, itemsize, machine.overlap if overlaps else None)
 
 
 def chunk_costs(
     layers: Sequence[DenseLayer],
     split: str,
     groups: ModelGroups,
-    compute: Compute,
-    itemsize: int,
-    overlap: Overlap | None,
+    dtype: str,
+    busy_ranks: int,
+    pace: float = 1.0,
+    *,
+    overlaps: bool,
 ) -> ChunkCosts:
-    """Costs of consecutive layers, the same object for layers of the same shapes."""
-    return _kept(tuple(map(_of_shape, layers)), split, groups, compute, itemsize, overlap)
+    """Costs of consecutive layers, the same object for layers of the same shapes; `pace` as for `compute_at`."""
+    shapes = tuple(map(_of_shape, layers))
+    return _chunk_costs(
+        groups.machine, shapes, split, groups.ranks, groups.crossings, dtype, busy_ranks, pace, overlaps
+    )
+
+
+@kept(128)
+def compute_at(machine: Machine, dtype: str, busy_ranks: int, pace: float) -> Compute:
+    """Costs of computing with so many busy ranks on a node, all of them `pace` times those of the machine."""
+    return machine.compute_for(dtype, busy_ranks).scaled(pace)
 
 
 def _of_shape(layer: DenseLayer) -> DenseLayer:
@@ -156,7 +182,7 @@ def _of_shape(layer: DenseLayer) -> DenseLayer:
     return _layer(min(layer.index, 1), layer.inputs, layer.outputs, layer.activation, layer.residual, "")
 
 
-_layer = lru_cache(MOST_CHUNKS)(DenseLayer)
+_layer = lru_cache(1 << 12)(DenseLayer)
 
 
 def overlapped(blocking: float, concurrent: float, overlap: Overlap | None) -> TimeBreakdown:

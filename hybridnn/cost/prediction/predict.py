@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction.memory import largest_memory
-from hybridnn.cost.prediction.stage_costs import StageCosts, Traffic, traffic_of
+from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.times import (
     TimeBreakdown,
     compile_layout,
@@ -16,6 +16,7 @@ from hybridnn.cost.prediction.times import (
     mean_over_ranks,
     seconds_per_added_minibatch,
 )
+from hybridnn.cost.prediction.traffic import Traffic, traffic_of
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.clock import ScheduleTimes, run

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hybridnn.cost.machine import Compute, Machine, MessageOverhead
+from hybridnn.cost.machine import Compute, Machine, MessageOverhead, kept
 from hybridnn.cost.prediction.groups import Collective, Groups
-from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, overlapped
+from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, compute_at, overlapped
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
+from hybridnn.parallel.places import Placement
 from hybridnn.parallel.replica_sharing import slice_bounds
-from hybridnn.pipeline.layout import Layout, Placement
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -65,7 +65,7 @@ class StageCosts:
         self._fuses_update = workload.fuses_update(layout)
         self._overlap = machine.overlap if layout.overlap else None
         self.groups, self.compute, self.chunks, self.overheads, self.equal_stages = _unscheduled_costs(
-            workload, layout.without_schedule, machine
+            machine, workload, layout.without_schedule
         )
         # Where overheads are known, they are part of the computations, and nothing else occupies a receiver.
         self.hidden = 1.0 if any(map(any, self.overheads)) else machine.overlap.hidden_fraction
@@ -367,18 +367,19 @@ class UnscheduledCosts(NamedTuple):
     equal_stages: tuple[int, ...]
 
 
-@lru_cache(1 << 10)
-def _unscheduled_costs(workload: Workload, layout: Layout, machine: Machine) -> UnscheduledCosts:
-    """Costs of a `Layout.without_schedule`."""
-    groups, overlap = Groups(layout, machine), machine.overlap if layout.overlap else None
-    compute = _paced(machine, workload.dtype, groups.busy_ranks, layout.ranks)
+@kept(1 << 10)
+def _unscheduled_costs(machine: Machine, workload: Workload, layout: Layout) -> UnscheduledCosts:
+    """Costs of a `Layout.without_schedule`, at the pace of the slowest of all ranks, which wait for each other."""
+    groups, dtype = Groups(layout, machine), workload.dtype
+    busy_ranks = groups.busy_ranks
+    pace = machine.compute_for(dtype, busy_ranks).pace(layout.ranks)
     firsts: dict[Hashable, int] = {}
     chunks, overheads, equal, last = [], [], [], len(layout.stages) - 1
     for stage in range(len(layout.stages)):
         model = groups.model_groups(stage)
         chunks.append(
             tuple(
-                chunk_costs(layers, layout.model_split, model, compute, workload.itemsize, overlap)
+                chunk_costs(layers, layout.model_split, model, dtype, busy_ranks, pace, overlaps=layout.overlap)
                 for layers in layout.layers_of(workload.model, stage)
             )
         )
@@ -386,6 +387,7 @@ def _unscheduled_costs(workload: Workload, layout: Layout, machine: Machine) -> 
         known = tuple(item is not None for item in overheads[-1])
         key = chunks[-1], stage == 0, stage == last, groups.like(stage), known
         equal.append(firsts.setdefault(key, stage))
+    compute = compute_at(machine, dtype, busy_ranks, pace)
     return UnscheduledCosts(groups, compute, tuple(chunks), tuple(overheads), tuple(equal))
 
 
@@ -395,99 +397,3 @@ def _neighbour_overheads(groups: Groups, stage: int, stages: int) -> NeighbourOv
         return None, None
     before, after = (stage - 1) % stages, (stage + 1) % stages
     return groups.overhead(before, stage), groups.overhead(stage, after)
-
-
-def _paced(machine: Machine, dtype: str, busy_ranks: int, ranks: int) -> Compute:
-    """Costs of computing at the pace of the slowest of all ranks, which wait for each other in every step."""
-    return _scaled(machine, dtype, busy_ranks, machine.compute_for(dtype, busy_ranks).pace(ranks))
-
-
-@lru_cache
-def _scaled(machine: Machine, dtype: str, busy_ranks: int, factor: float) -> Compute:
-    return machine.compute_for(dtype, busy_ranks).scaled(factor)
-
-
-# -- traffic -----------------------------------------------------------------------------------------------------------
-
-
-class Traffic(NamedTuple):
-    """One kind of communication of a stage, named as in ``hybridnn.comm.recorder``: collectives, or ``"send"``."""
-
-    operation: str
-    axis: str
-    nbytes: int  # bytes of one operation
-    seconds: float  # seconds of all operations of a step, without overlap
-    bytes_sent: int  # bytes that all ranks together send in a step
-
-
-def traffic_of(costs: StageCosts) -> tuple[Traffic, ...]:
-    """All communication of a step; a layer's collectives in its model groups are one item for all microbatches."""
-    found = [
-        item
-        for stage in range(len(costs.layout.stages))
-        for chunk in range(costs.layout.chunks)
-        for part in (_batch_groups, _model_groups, _between_stages)
-        for item in part(costs, stage, chunk)
-    ]
-    return (*found, *_loads(costs), *(_traffic(item, 1, item.bytes_sent) for item in costs.loss_broadcast()))
-
-
-def _traffic(collective: Collective, times: int, bytes_sent: int) -> Traffic:
-    return Traffic(*collective[:3], collective.seconds * times, bytes_sent)
-
-
-def _loads(costs: StageCosts) -> Iterator[Traffic]:
-    """Samples and targets that rank 0 distributes."""
-    workload = costs.workload
-    for nbytes in (workload.model.sizes[0] * workload.itemsize, workload.target_bytes):
-        of_rank = costs.loads(nbytes, costs.layout.minibatch_samples(0, workload.batch_size))
-        # The model groups together send as much as one with all samples would.
-        of_all = costs.loads(nbytes, workload.batch_size)
-        yield from (_traffic(item, 1, every.bytes_sent) for item, every in zip(of_rank, of_all, strict=True))
-
-
-def _batch_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
-    """Reduction of the gradients and the loss, and the update of shared replicas."""
-    layout = costs.layout
-    if layout.stages[stage][0] == 1:
-        return
-    for placement, groups in layout.replica_groups(stage).items():
-        reduction = costs.reduction(stage, chunk, placement)
-        yield _traffic(reduction, 1, reduction.bytes_sent * groups)
-        if max(placement) > 1:
-            yield _traffic(costs.update_barrier(stage), 1, 0)
-        if max(placement) > 1 and len(placement) > 1:
-            slices, elements = max(placement), costs.chunks[stage][chunk].parameters
-            bounds = [slice_bounds(elements, slices, number) for number in range(slices)]
-            sums = [costs.slice_reduction(stage, stop - start, placement) for start, stop in bounds]
-            yield _traffic(sums[0], -(-slices // min(placement)), sum(item.bytes_sent for item in sums) * groups)
-
-
-def _model_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
-    """Collectives of the layers in both passes of all microbatches."""
-    layout, batch_size, layers = costs.layout, costs.workload.batch_size, costs.chunks[stage][chunk]
-    sizes = [layout.microbatch_samples(stage, number, batch_size) for number in range(layout.microbatches)]
-    for split in layers.splits:
-        for backward, passes in ((False, 1 + layout.recomputes(stage)), (True, 1)):
-            by_size = {n: layers.collectives(split, n, backward=backward) for n in {*sizes, batch_size}}
-            for number, largest in enumerate(by_size[sizes[0]]):
-                seconds = passes * sum(by_size[size][number].seconds for size in sizes)
-                # The groups together send as much as one with all samples would.
-                sent = passes * by_size[batch_size][number].bytes_sent
-                yield Traffic(*largest[:3], seconds, sent)
-
-
-def _between_stages(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
-    """Messages with the activations that a chunk receives and the gradients that it returns: whole for every rank."""
-    workload, layout = costs.workload, costs.layout
-    if stage == 0 and chunk == 0:
-        return
-    before = (stage - 1) % len(layout.stages)
-    for gradients, receiver, sender in ((False, stage, before), (True, before, stage)):
-        receiving_chunk = chunk if not gradients else chunk - (stage == 0)
-        channel = Channel(sender, receiver, gradients, receiving_chunk)
-        messages = [(channel, 0, number) for number in range(layout.microbatches)]
-        features = costs.chunks[stage][chunk].splits[0].layer.inputs
-        sent = features * workload.itemsize * workload.batch_size * layout.stages[receiver][1]
-        seconds = sum(costs.message_times(message).whole for message in messages)
-        yield Traffic("send", "pipeline", costs.message_bytes(messages[0]), seconds, sent)

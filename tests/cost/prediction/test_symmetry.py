@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,18 @@ from hybridnn import MLP
 from hybridnn.cost.collectives import Crossings
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.cost.planning import plan as planning
 from hybridnn.cost.planning.layouts import feasible_layouts
 from hybridnn.cost.planning.plan import StepBounds
-from hybridnn.cost.prediction import groups, layer_costs, stage_costs
+from hybridnn.cost.prediction import groups, stage_costs
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation import simulate_layout
-from hybridnn.parallel.grid import place_ranks
-from hybridnn.pipeline import layout as layouts
-from hybridnn.pipeline.layout import GridPlaces, Layout, StagePlace
+from hybridnn.parallel import places
+from hybridnn.parallel.places import GridPlaces, StagePlace
+from hybridnn.pipeline.layout import Layout
+from reference.placement import place_ranks
 
 CLUSTER = read_machine("cluster-1024")
 UNEVEN = Workload(MLP([32, 32, 32, 24, 24, 24, 24, 40, 32, 10]), 2000, 61)
@@ -40,13 +39,10 @@ def cluster(nodes: int, ranks_per_node: int) -> Machine:
 
 
 CACHES = (
-    planning._stage_costs,
-    stage_costs._unscheduled_costs,
-    layer_costs._kept,
     groups._axis_crossings,
     groups._flows,
-    layouts.grid_places,
-    layouts._batch_group_placements,
+    places.grid_places,
+    places.replica_groups,
 )
 
 
@@ -57,7 +53,7 @@ def clear_caches() -> None:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """For `compute_all`, within a context; the caches are empty afterwards."""
+    """For `compute_all`, within a context; caches that machines have in common are empty afterwards."""
     yield monkeypatch
     clear_caches()
 
@@ -67,8 +63,8 @@ def compute_all(patch: pytest.MonkeyPatch) -> None:
     clear_caches()
     shared = stage_costs._unscheduled_costs
 
-    def each_stage(workload: Workload, layout: Layout, machine: Machine) -> stage_costs.UnscheduledCosts:
-        costs = shared(workload, layout, machine)
+    def each_stage(machine: Machine, workload: Workload, layout: Layout) -> stage_costs.UnscheduledCosts:
+        costs = shared(machine, workload, layout)
         return costs._replace(equal_stages=tuple(range(len(layout.stages))))
 
     def where_they_are(places: GridPlaces, *stages: int) -> tuple[StagePlace, ...]:
@@ -82,7 +78,7 @@ def compute_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Layout, "equal_microbatches", lambda layout, batch_size: tuple(range(layout.microbatches)))
     patch.setattr(GridPlaces, "of", where_they_are)
     patch.setattr(groups, "_different_model_groups", lambda place: place.batch)
-    for module in (groups, layouts):
+    for module in (groups, places):
         patch.setattr(module, "distinct_neighbours", every_row)
 
 
@@ -106,13 +102,13 @@ def assert_equal(found: Any, expected: Any) -> None:
 def test_predictions_and_bounds(
     workload: Workload, ranks: int, ranks_per_node: int, one_by_one: pytest.MonkeyPatch
 ) -> None:
-    machine = cluster(40, ranks_per_node)
     generator = np.random.default_rng(ranks)
-    feasible = list(feasible_layouts(workload, machine, ranks))
+    feasible = list(feasible_layouts(workload, cluster(40, ranks_per_node), ranks))
     chosen = [feasible[number] for number in generator.choice(len(feasible), 15, replace=False)]
     assert len({layout.method for layout in chosen}) > 4
 
     def everything() -> list[dict[str, Any]]:
+        machine = cluster(40, ranks_per_node)  # whose caches are empty
         bounds = [StepBounds(workload, layout, machine) for layout in chosen]
         return [
             figures(predict(workload, layout, machine)) | {"rough": bound.rough, "tight": bound.tight}
@@ -139,12 +135,11 @@ def test_simulated_steps_of_unequal_stages(ranks_per_node: int, one_by_one: pyte
         shared_replicas=True,
         node_ranks=ranks_per_node,
     )
-    simulate = partial(simulate_layout, EVEN, layout, cluster(6, ranks_per_node), 2)
     clear_caches()
-    once = simulate()
+    once = simulate_layout(EVEN, layout, cluster(6, ranks_per_node), 2)
     with one_by_one.context() as patch:
         compute_all(patch)
-        each = simulate()
+        each = simulate_layout(EVEN, layout, cluster(6, ranks_per_node), 2)
     np.testing.assert_allclose(once.times.starts, each.times.starts, rtol=1e-12)
     np.testing.assert_allclose(once.times.ends, each.times.ends, rtol=1e-12)
     for found, expected in zip(once.stages, each.stages, strict=True):
