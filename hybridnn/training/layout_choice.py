@@ -15,7 +15,8 @@ from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.layout import PARTITIONS, Layout, StageShapes
+from hybridnn.parallel.places import StageShapes
+from hybridnn.pipeline.layout import PARTITIONS, Layout
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.methods import (
     METHODS,

@@ -62,8 +62,8 @@ def test_json_holds_every_instruction_with_its_versions_and_times(run: Run) -> N
         for item in rank["instructions"]:
             by_name.setdefault(item["instruction"], []).append(item)
         expected = {"forward", "backward", "reduce gradients", "update"}
-        expected |= {"load input"} if k == 0 else {"receive activations", "send gradients"}
-        expected |= {"load target"} if k == 2 else {"send activations", "receive gradients"}
+        expected |= {"load"} if k == 0 else {"receive activations", "send gradients"}
+        expected |= {"load"} if k == 2 else {"send activations", "receive gradients"}
         assert set(by_name) == expected
         for items in by_name.values():
             assert [item["minibatch"] for item in items] == [0, 1, 2, 3, 4]

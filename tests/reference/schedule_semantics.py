@@ -158,11 +158,11 @@ class _Rank:
         """Execute an instruction other than a message or a barrier."""
         getattr(self, instruction.name.replace(" ", "_"))(instruction, self.part(instruction))
 
-    def load_input(self, instruction: Instruction, part: Part) -> None:
-        self.values["input", part] = self.symbol("input", *part[:2])
-
-    def load_target(self, instruction: Instruction, part: Part) -> None:
-        self.values["target", part] = self.symbol("target", *part[:2])
+    def load(self, instruction: Instruction, part: Part) -> None:
+        if part[2] == 0:
+            self.values["input", part] = self.symbol("input", *part[:2])
+        if part[2] == self.definition.stages * self.definition.chunks - 1:
+            self.values["target", part] = self.symbol("target", *part[:2])
 
     def forward(self, instruction: Instruction, part: Part, backward: bool = False) -> None:
         value = self.symbol("activations", part[2], self.get("input", part), self.weights(part[0], backward))

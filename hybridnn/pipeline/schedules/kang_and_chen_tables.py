@@ -28,8 +28,8 @@ The lines of Kang's tables, as `instructions`, which `hybridnn.pipeline.executio
 
 ============================================  ==================================================================
 "For step t"                                  the order of the instructions; `hybridnn.pipeline.execution.program`
-"get input from dataloader"                   `LoadInput`
-"get the target from the dataloader"          `LoadTarget`
+"get input from dataloader"                   `Load` of the first stage
+"get the target from the dataloader"          `Load` of the last stage
 "receive input from former device"            `ReceiveActivations`
 "do forward pass to get activation"           `Forward`
 "send h to next device"                       `SendActivations`

@@ -114,8 +114,8 @@ class TestTables:
     def test_sequential(self) -> None:
         """Table 2."""
         schedule = make_schedule("sequential", stages=3, minibatches=6)
-        assert steady(schedule, 0, "load input 4", "update 4") == [
-            "load input 4", "forward 4", "send activations 4",
+        assert steady(schedule, 0, "load 4", "update 4") == [
+            "load 4", "forward 4", "send activations 4",
             "receive gradients 4", "backward 4", "reduce gradients 4", "update 4",
         ]  # fmt: skip
         assert steady(schedule, 1, "receive activations 4", "update 4") == [
@@ -123,15 +123,15 @@ class TestTables:
             "receive gradients 4", "backward 4", "send gradients 4", "reduce gradients 4", "update 4",
         ]  # fmt: skip
         assert steady(schedule, 2, "receive activations 4", "update 4") == [
-            "receive activations 4", "load target 4", "forward 4",
+            "receive activations 4", "load 4", "forward 4",
             "backward 4", "send gradients 4", "reduce gradients 4", "update 4",
         ]  # fmt: skip
 
     def test_delayed_gradients(self) -> None:
         """Table 3, K = 3, step t = 5: device k computes with the gradient of t - K + k (k from 1) received before."""
         schedule = make_schedule("ddg", stages=3, minibatches=9)
-        assert steady(schedule, 0, "load input 5", "receive gradients 4") == [
-            "load input 5", "forward 5", "send activations 5", "barrier 5",
+        assert steady(schedule, 0, "load 5", "receive gradients 4") == [
+            "load 5", "forward 5", "send activations 5", "barrier 5",
             "backward 3", "reduce gradients 3", "update 3", "receive gradients 4",
         ]  # fmt: skip
         assert steady(schedule, 1, "receive activations 5", "receive gradients 5") == [
@@ -139,15 +139,15 @@ class TestTables:
             "backward 4", "send gradients 4", "reduce gradients 4", "update 4", "receive gradients 5",
         ]  # fmt: skip
         assert steady(schedule, 2, "receive activations 5", "update 5") == [
-            "receive activations 5", "load target 5", "forward 5", "barrier 5",
+            "receive activations 5", "load 5", "forward 5", "barrier 5",
             "backward 5", "send gradients 5", "reduce gradients 5", "update 5",
         ]  # fmt: skip
 
     def test_features_replay(self) -> None:
         """Table 4: as Table 3, and the activations are recomputed before the backward pass."""
         schedule = make_schedule("fr", stages=3, minibatches=9)
-        assert steady(schedule, 0, "load input 5", "receive gradients 4") == [
-            "load input 5", "forward 5", "send activations 5", "barrier 5",
+        assert steady(schedule, 0, "load 5", "receive gradients 4") == [
+            "load 5", "forward 5", "send activations 5", "barrier 5",
             "recompute 3", "backward 3", "reduce gradients 3", "update 3", "receive gradients 4",
         ]  # fmt: skip
         assert steady(schedule, 1, "receive activations 5", "receive gradients 5") == [
@@ -155,23 +155,23 @@ class TestTables:
             "recompute 4", "backward 4", "send gradients 4", "reduce gradients 4", "update 4", "receive gradients 5",
         ]  # fmt: skip
         assert steady(schedule, 2, "receive activations 5", "update 5") == [
-            "receive activations 5", "load target 5", "forward 5", "barrier 5",
+            "receive activations 5", "load 5", "forward 5", "barrier 5",
             "backward 5", "send gradients 5", "reduce gradients 5", "update 5",
         ]  # fmt: skip
 
     def test_pipedream(self) -> None:
         """Table 5: receive, send the gradient of the step before, forward, send, receive the gradient, backward."""
         schedule = make_schedule("pipedream", stages=3, minibatches=9)
-        assert steady(schedule, 0, "load input 5", "update 3") == [
-            "load input 5", "forward 5", "send activations 5",
+        assert steady(schedule, 0, "load 5", "update 3") == [
+            "load 5", "forward 5", "send activations 5",
             "receive gradients 3", "backward 3", "reduce gradients 3", "update 3",
         ]  # fmt: skip
         assert steady(schedule, 1, "receive activations 5", "backward 4") == [
             "receive activations 5", "send gradients 3", "reduce gradients 3", "update 3",
             "forward 5", "send activations 5", "receive gradients 4", "backward 4",
         ]  # fmt: skip
-        last = steady(schedule, 2, "load target 5", "backward 5")
-        assert last == ["load target 5", "forward 5", "backward 5"]
+        last = steady(schedule, 2, "load 5", "backward 5")
+        assert last == ["load 5", "forward 5", "backward 5"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -186,22 +186,21 @@ def test_loads_and_sends_are_next_to_their_pass(method: str) -> None:
                 before = next(o for o in reversed(order[:position]) if not o.name.startswith("receive"))
                 assert before.name in makes[i.name]
                 assert (before.minibatch, before.microbatch, before.chunk) == part
-            if i.name.startswith("load"):
-                after = next(o for o in order[position:] if not o.name.startswith("load"))
-                assert after == Forward(*part)
+            if i.name == "load":
+                assert order[position + 1] == Forward(*part)
 
 
 def test_forward_only() -> None:
-    """Each part once; inputs at the first virtual stage, targets at the last; version 0 everywhere."""
-    names = {"load input", "load target", "forward", "send activations", "receive activations"}
+    """Each part once; loads at the first virtual stage and at the last; version 0 everywhere."""
+    names = {"load", "forward", "send activations", "receive activations"}
     for stages, minibatches, chunks in product((1, 2, 3, 5), (1, 2, 3, 7), (1, 2, 3)):
         schedule = forward_only(stages, minibatches, chunks)
         everything = [(i, k) for k, order in enumerate(schedule.orders) for i in order]
         forwards = {(k, i.minibatch, i.chunk) for i, k in everything if i.name == "forward"}
         assert len(forwards) == stages * minibatches * schedule.chunks
-        for name, home in (("load input", (0, 0)), ("load target", (stages - 1, schedule.chunks - 1))):
-            loads = [(i.minibatch, k, i.chunk) for i, k in everything if i.name == name]
-            assert sorted(loads) == [(t, *home) for t in range(minibatches)]
+        homes = {(0, 0), (stages - 1, schedule.chunks - 1)}
+        loads = [(i.minibatch, k, i.chunk) for i, k in everything if i.name == "load"]
+        assert sorted(loads) == sorted((t, *home) for home in homes for t in range(minibatches))
         assert {i.name for i, _ in everything} <= names
         assert {schedule.weights_read(k, i) for i, k in everything if i.name == "forward"} == {(0, 0)}
 

@@ -112,10 +112,10 @@ def test_buffers_hold_the_data_that_are_read(method: str) -> None:
         splits = {i.minibatch for i in schedule.orders[stage] if i.microbatch == ALL_MICROBATCHES}
         for i in schedule.orders[stage]:
             part, c = (i.minibatch, i.microbatch, i.chunk), i.chunk
-            if i.name in ("load input", "forward", "recompute"):
+            if i.name in ("load", "forward", "recompute"):
                 slot = plan.input_slots[part]
                 assert slot < plan.inputs[c]
-                loaded = i.name == "load input" or (i.name == "forward" and not schedule.is_first(stage, c))
+                loaded = i.name == "load" or (i.name == "forward" and not schedule.is_first(stage, c))
                 if loaded:
                     inputs[c, slot] = part
                 assert inputs[c, slot] == part
