@@ -73,7 +73,7 @@ class ManifestCell:
 
 @dataclass(frozen=True)
 class StudyManifest:
-    """Content of ``study.json``; `threads` is None in a folder of an earlier version, which did not fix them.
+    """Content of ``study.json``.
 
     `baseline` and `paper` are those of the `Study`, `conclusions` those of the `CellPlan`.
     """
@@ -82,7 +82,7 @@ class StudyManifest:
     description: str
     reduced: bool
     cells: tuple[ManifestCell, ...]
-    threads: int | None = None
+    threads: int = 1
     baseline: dict[str, str] = field(default_factory=dict)
     paper: str = ""
     conclusions: dict[str, Any] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class StudyFolder:
         if os.path.lexists(folder / STARTED):
             start = _start_text(folder / STARTED)
             return CellState("interrupted", f"{start} and left no end: killed, perhaps at a time limit")
-        if run_status(folder) == "unfinished":  # started by an earlier version
+        if run_status(folder) == "unfinished":
             return CellState("interrupted", "its run left no end")
         return CellState("never run")
 
@@ -149,7 +149,7 @@ class StudyFolder:
                 other = manifest.name + ", reduced" * manifest.reduced
                 raise SettingError("--out", str(self.path), f"holds another study ({other}); name another folder")
             finished = [cell.id for cell in manifest.cells if self.has_ended(cell.id)]
-            if manifest.threads not in (None, study.keys.threads) and finished:
+            if manifest.threads != study.keys.threads and finished:
                 problem = f"cell {finished[0]} ran with {manifest.threads} BLAS threads per rank; name another folder"
                 raise SettingError("threads", study.keys.threads, f"in {self.path} {problem}")
         for cell in plan.cells:
