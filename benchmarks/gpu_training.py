@@ -34,8 +34,7 @@ from hybridnn import DeviceOptions, ProcessGrid
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import cupy_kernels
 from hybridnn.gpu.cupy_loading import load_cupy
-from hybridnn.nn.backend import Kernels
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY, Kernels
 
 PAIRS = 5
 SECONDS = 1.0

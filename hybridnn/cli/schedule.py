@@ -65,10 +65,6 @@ def schedule(
         count("Microbatches of a minibatch; by default twice the stages, and 1 for methods without microbatches."),
     ] = None,
     chunks: Annotated[int | None, count("Chunks of layers per stage; by default 2 for interleaved, else 1.")] = None,
-    vertical_sync: Annotated[
-        bool,
-        typer.Option("--vertical-sync", help="With pipedream, every stage uses the weight version of the first stage."),
-    ] = False,
     weight_grad: Annotated[
         WeightGrad, typer.Option(help="One weight gradient per microbatch, or one product over all of them.")
     ] = WeightGrad.per_microbatch,
@@ -117,7 +113,6 @@ def schedule(
         minibatches=minibatches,
         microbatches=microbatches,
         chunks=chunks,
-        vertical_sync=vertical_sync,
         weight_grad=weight_grad.value,
         forward=forward,
         backward=backward,

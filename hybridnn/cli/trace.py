@@ -155,7 +155,7 @@ def _facts(epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Seque
     from hybridnn.runs.trace_breakdown import sum_of
 
     return {
-        "method": epoch.layout.method_text,
+        "method": epoch.layout.method,
         "epoch": epoch.number,
         "seconds": epoch.stop - epoch.start,
         "whole": epoch.is_complete,

@@ -188,7 +188,7 @@ def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
     if len(layout.stages) == 1:
         return []
     cut = f", {layout.microbatches} microbatches" if layout.microbatches > 1 else ""
-    rows = [("pipeline", f"{layout.method_text}{cut}")]
+    rows = [("pipeline", f"{layout.method}{cut}")]
     if header.mean_staleness:
         of_stages = ", ".join(f"{updates:.2f}" for updates in header.stage_staleness)
         rows.append(("staleness", f"{header.mean_staleness:.2f} updates on average; of the stages {of_stages}"))

@@ -26,7 +26,7 @@ from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
-from hybridnn.pipeline.layout import StageShapes
+from hybridnn.parallel.places import StageShapes
 from hybridnn.pipeline.schedules.methods import too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.utils.checks import Count, OneOf, Range, refused

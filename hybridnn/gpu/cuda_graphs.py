@@ -27,7 +27,7 @@ from hybridnn.comm.blocks import block_size
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import capture_calls, replay_calls
 from hybridnn.data import ArrayRows, Rows
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
@@ -170,7 +170,7 @@ class CudaGraphSteps:
         updates = self._state.updates
         if size in self._replays:
             self._replays[size](about)
-            self._chunk.set_samples(block_size(size, self._group.size, self._group.rank))
+            self._chunk.replica.set_samples(block_size(size, self._group.size, self._group.rank))
         elif not self._capture(size, run):
             self._state.updates = updates
             run()

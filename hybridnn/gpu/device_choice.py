@@ -12,7 +12,7 @@ from hybridnn.comm.group import Group
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.gpu.cupy_loading import load_cupy
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import StepCapture, TrainingDevice

@@ -235,7 +235,7 @@ def _require_same_origin(old: Origin, new: Origin, *, forced: bool) -> None:
     if old.data != new.data and not forced:
         raise SettingError("data", new.data, f"the checkpoint is of {old.data}; --force trains on with the new data")
     layouts = old.layout, new.layout
-    before, now = ((layout.method_text, layout.stages, layout.layers) for layout in layouts)
+    before, now = ((layout.method, layout.stages, layout.layers) for layout in layouts)
     stale = not all(layout.exact for layout in layouts)
     if stale and before != now and not forced:
         raise SettingError(

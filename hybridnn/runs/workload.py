@@ -156,7 +156,7 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
 CONSTRAINTS = {"pipeline", "batch", "model", "model_split", "overlap", "method", "microbatches", "chunks"}
 """Keys of ``[parallel]`` that constrain the automatic layout if they are set."""
 
-UNSUPPORTED = ("stages", "partition", "vertical_sync")
+UNSUPPORTED = ("stages", "partition")
 """Keys of ``[parallel]`` that must not be set."""
 
 

@@ -197,7 +197,7 @@ def figures_of(run: RunRecord) -> RunFigures:
         ranks=header.ranks,
         nodes=header.nodes,
         threads_per_rank=header.threads_per_rank,
-        method=header.layout.method_text if len(header.layout.stages) > 1 else None,
+        method=header.layout.method if len(header.layout.stages) > 1 else None,
         batch_size=run.settings.training.batch_size,
         train_samples=header.train_samples,
         parameters=header.parameters,
@@ -232,7 +232,7 @@ def conditions_of(run: RunRecord) -> dict[str, str]:
     values["device"] = header.device
     if not header.layout.exact:
         layout = header.layout
-        values |= {"parallel.method": layout.method_text, "parallel.stages": len(layout.stages)}
+        values |= {"parallel.method": layout.method, "parallel.stages": len(layout.stages)}
         values |= {"parallel.partition": layout.layers, "parallel.microbatches": layout.microbatches}
     return {name: str(value) for name, value in values.items() if name not in LAYOUT_OF_DATA}
 

@@ -158,7 +158,7 @@ def training_of(point: StudyPoint) -> Key:
     stages are different trainings, whose results have to be shown side by side.
     """
     layout = point.cells[0].run.header.layout
-    return () if layout.exact else (layout.method_text, layout.layers, layout.microbatches)
+    return () if layout.exact else (layout.method, layout.layers, layout.microbatches)
 
 
 def alike_points(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridnn.errors import SettingError
-from hybridnn.nn.backend import HostArray
+from hybridnn.nn.kernels import HostArray
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:

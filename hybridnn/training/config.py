@@ -185,12 +185,6 @@ class TrainConfig:
         "their measured times, or a list.",
         of_pipelines=True,
     )
-    vertical_sync: bool = option(
-        "parallel",
-        False,
-        "`pipedream`: every stage reads the weight version that the first stage read.",
-        of_pipelines=True,
-    )
     weight_grad: Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))] = option(
         "",
         "auto",

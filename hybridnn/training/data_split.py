@@ -22,7 +22,7 @@ from hybridnn.comm.blocks import block_slice
 from hybridnn.data import ArrayRows, Dataset, as_rows
 from hybridnn.data.rows import as_array, constant_targets
 from hybridnn.errors import DataError
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.distribution import Distributor
 from hybridnn.parallel.grid import ProcessGrid

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hybridnn.nn.backend import Kernels
+from hybridnn.nn.kernels import Kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import DeviceOptions
 

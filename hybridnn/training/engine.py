@@ -12,9 +12,8 @@ import numpy as np
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
-from hybridnn.nn.backend import Array, HostArray, Kernels
+from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels
 from hybridnn.nn.losses import loss_gradient, resolve_loss
-from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.parallel.distribution import make_distributor
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.errors import NonFiniteLossError
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import (

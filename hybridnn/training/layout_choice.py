@@ -15,7 +15,8 @@ from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.layout import PARTITIONS, Layout, StageShapes
+from hybridnn.parallel.places import StageShapes
+from hybridnn.pipeline.layout import PARTITIONS, Layout
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.methods import (
     METHODS,
@@ -72,7 +73,6 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         microbatches=microbatches,
         chunks=chunks,
         weight_grad="merged" if config.weight_grad == "merged" else "per-microbatch",
-        vertical_sync=config.vertical_sync,
         messages=False,
     )
     _require_compatible(method, count, config)
@@ -88,7 +88,6 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         method.name,
         microbatches,
         chunks,
-        vertical_sync=config.vertical_sync and count > 1,
         merges=config.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
         shared_replicas=on_host and config.shared_replicas is not False,
         node_ranks=node_ranks,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.comm.group import Group
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 

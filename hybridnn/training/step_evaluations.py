@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 from hybridnn.training.data_split import DataSplit
 from hybridnn.training.engine import Engine
 from hybridnn.training.records import EvaluationRecord

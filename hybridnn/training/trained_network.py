@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybridnn.comm.agreement import agree
-from hybridnn.nn.backend import HostArray
+from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer

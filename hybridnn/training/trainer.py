@@ -13,7 +13,7 @@ import numpy as np
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.comm.mpi import is_in_process, require_communicator
 from hybridnn.comm.threads import limit_blas_threads
-from hybridnn.nn.backend import HostArray
+from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import ProcessGrid

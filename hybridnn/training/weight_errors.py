@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.training.global_arrays import GlobalArrays

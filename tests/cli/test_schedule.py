@@ -62,8 +62,8 @@ def test_json_holds_every_instruction_with_its_versions_and_times(run: Run) -> N
         for item in rank["instructions"]:
             by_name.setdefault(item["instruction"], []).append(item)
         expected = {"forward", "backward", "reduce gradients", "update"}
-        expected |= {"load input"} if k == 0 else {"receive activations", "send gradients"}
-        expected |= {"load target"} if k == 2 else {"send activations", "receive gradients"}
+        expected |= {"load"} if k == 0 else {"receive activations", "send gradients"}
+        expected |= {"load"} if k == 2 else {"send activations", "receive gradients"}
         assert set(by_name) == expected
         for items in by_name.values():
             assert [item["minibatch"] for item in items] == [0, 1, 2, 3, 4]
@@ -106,7 +106,7 @@ def test_default_counts(run: Run, arguments: list[str], expected: tuple[int, ...
 
 
 def test_options_reach_the_schedule(run: Run) -> None:
-    synchronized = facts(run, "pipedream", "--vertical-sync", "--stages", "3", "--minibatches", "5")
+    synchronized = facts(run, "pipedream-vsync", "--stages", "3", "--minibatches", "5")
     assert all(row["forward"]["version"] == max(0, row["minibatch"] - 2) for row in synchronized["staleness"])
     merged = facts(run, "gpipe", "--weight-grad", "merged", "--stages", "1", "--microbatches", "3")
     names = [item["instruction"] for item in merged["stages"][0]["instructions"]]
@@ -197,7 +197,6 @@ def test_pictures_show_versions_messages_and_a_width(run: Run, tmp_path: Path) -
         (["gpipe", "--microbatches", "0"], "--microbatches"),
         (["pipedream", "--minibatches", "-1"], "--minibatches"),
         (["gpipe", "--chunks", "2"], "parallel.chunks = 2"),
-        (["gpipe", "--vertical-sync"], "parallel.vertical_sync = True"),
         (["gpipe", "--weight", "3"], "weight = 3.0: at most 2.0"),
         (["gpipe", "--message", "inf"], "message = inf"),
         (["gpipe", "--forward", "-1"], "--forward"),

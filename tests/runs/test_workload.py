@@ -88,7 +88,7 @@ ON_RANKS = {
     2: [
         ["parallel.model=2", "parallel.model_split=alternating", "parallel.overlap=false"],
         ["parallel.pipeline=2", "parallel.method=interleaved"],
-        ["parallel.pipeline=2", "parallel.method=pipedream", "parallel.vertical_sync=true"],
+        ["parallel.pipeline=2", "parallel.method=pipedream-vsync"],
         ["parallel.pipeline=2", "parallel.method=zb-h1", "parallel.partition=[4,2]", "training.batch_size=3"],
     ],
     4: [

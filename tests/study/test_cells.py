@@ -229,9 +229,9 @@ def test_reduced_study_overrides_base_and_axes(plan_of: PlanOf) -> None:
         ('axes = {ranks = [4, 2], grids = ["2x2"], repeats = 2}', "ranks-2_grid-2x2", "does not fit 2 ranks"),
         ('axes = {grids = ["3x1x1", "4x1x1"], depths = [2]}', "grid-4x1x1_depth-2", "at most 3, the number of layers"),
         (
-            'base.parallel.vertical_sync = true\naxes = {grids = ["2x1x1"], methods = ["pipedream", "ddg"]}',
+            'base.parallel.microbatches = 2\naxes = {grids = ["2x1x1"], methods = ["gpipe", "ddg"]}',
             "grid-2x1x1_method-ddg",
-            "only with pipedream, not with ddg",
+            "1 with ddg",
         ),
         (
             'axes = {"schedule.warmup_epochs" = [1, 4], "training.epochs" = [2, 5], "schedule.name" = ["cosine"]}',

@@ -19,7 +19,7 @@ from hybridnn.gpu.cupy_kernels import CupyKernels
 from hybridnn.gpu.device_events import PinnedMemory, Progress, record_event, wait_for
 from hybridnn.gpu.transports.device import Device
 from hybridnn.gpu.transports.factory import TransportFactory
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.training.device import StepCapture, TrainingDevice
 from reference.stand_in_device import STALE, DeviceArray, StandInCupy
 
@@ -31,7 +31,7 @@ CHUNK_BYTES = 200
 
 
 class StandInKernels:
-    """Kernels of the stand-in device; the interface is `hybridnn.nn.backend.Kernels`.
+    """Kernels of the stand-in device; the interface is `hybridnn.nn.kernels.Kernels`.
 
     Attributes
     ----------

@@ -68,7 +68,7 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
             monkeypatch.setattr(kind, name, late(getattr(kind, name)))
     if comm.size == 4:
         grid = ProcessGrid(comm, pipeline=2, batch=2)
-        for name in ("pipedream", "vertical-sync", "spectrain", "fr"):
+        for name in ("pipedream", "pipedream-vsync", "spectrain", "fr"):
             check_pipelined(replace(DELAYED_CASES[name], case=replace(ADAM, shared_replicas=True)), grid)
         return
     for case in SHARED if comm.size == 2 else FUSED[:3]:

@@ -13,7 +13,7 @@ from hybridnn.errors import SettingError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hybridnn.nn.backend import HostArray
+    from hybridnn.nn.kernels import HostArray
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.standard_normal((60, 5)), RANDOM.standard_normal((60, 2))

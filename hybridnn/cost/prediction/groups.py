@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of, one_per_node
 from hybridnn.cost.machine import Machine, MessageOverhead
-from hybridnn.pipeline.layout import Layout, NodeFilling, Placement, StagePlace, distinct_neighbours, grid_places
+from hybridnn.parallel.places import NodeFilling, Placement, StagePlace, distinct_neighbours, grid_places
+from hybridnn.pipeline.layout import Layout
 
 
 class Collective(NamedTuple):

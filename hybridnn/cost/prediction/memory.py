@@ -15,18 +15,19 @@ from numpy.typing import DTypeLike, NDArray
 from hybridnn.comm.group import DONE, Group, Request
 from hybridnn.comm.recorder import Recorder, capture_calls
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.nn.backend import Kernels
+from hybridnn.nn.kernels import Kernels
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.node_memory import NodeMemory
+from hybridnn.parallel.places import Placement
 from hybridnn.parallel.replica_sharing import OwnedSlice, Sharing
 from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, make_runtime, plan_chunk
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
-from hybridnn.pipeline.layout import Layout, Placement
+from hybridnn.pipeline.layout import Layout
 
 
 def stage_memory(workload: Workload, layout: Layout, stage: int) -> MemoryBreakdown:

@@ -11,8 +11,9 @@ from hybridnn.cost.prediction.groups import Collective, Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, compute_at, overlapped
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
+from hybridnn.parallel.places import Placement
 from hybridnn.parallel.replica_sharing import slice_bounds
-from hybridnn.pipeline.layout import Layout, Placement
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,

@@ -20,8 +20,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Forward,
     InputGradient,
     Instruction,
-    LoadInput,
-    LoadTarget,
+    Load,
     ReceiveActivations,
     ReceiveGradients,
     Recompute,
@@ -98,9 +97,8 @@ def _merge(
         while done < len(placed) and placed[done][0] <= index:
             merged.append(placed[done][1])
             done += 1
-        if isinstance(instruction, Forward):
-            merged += [LoadInput(*instruction.part)] if schedule.is_first(stage, instruction.chunk) else []
-            merged += [LoadTarget(*instruction.part)] if schedule.is_last(stage, instruction.chunk) else []
+        if isinstance(instruction, Forward) and schedule.loads(stage, instruction.chunk):
+            merged.append(Load(*instruction.part))
         merged.append(instruction)
     merged += [message for _, message in placed[done:]]
     return tuple(merged)

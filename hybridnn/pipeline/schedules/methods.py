@@ -49,8 +49,6 @@ class Method:
     placed_weight_gradients: bool = False  # the order itself places the weight gradients
     placed_messages: bool = False  # the order itself places loads and messages
     recomputes: bool = False  # every stage but the last computes its forward passes twice
-    # The policy with vertical synchronization, where the method has that option.
-    synchronized: WeightPolicy | None = None
 
     @property
     def exact(self) -> bool:
@@ -152,7 +150,13 @@ _METHODS = (
         orders.pipedream,
         STASHED,
         _in_flight_without_flush,
-        synchronized=VERTICAL_SYNC,
+    ),
+    Method(
+        "pipedream-vsync",
+        "pipedream with vertical sync: all stages read the same version",
+        orders.pipedream,
+        VERTICAL_SYNC,
+        _in_flight_without_flush,
     ),
     Method(
         "pipedream-2bw",
@@ -254,7 +258,6 @@ def make_schedule(
     microbatches: int = 1,
     chunks: int = 1,
     weight_grad: str = "per-microbatch",
-    vertical_sync: bool = False,
     messages: bool = True,
 ) -> Schedule:
     """Build the schedule of a method.
@@ -264,8 +267,6 @@ def make_schedule(
     stages, minibatches, microbatches, chunks : int
         K, T, M and v, as in `Schedule`. A pipeline of one stage has one chunk in any case.
     weight_grad : {"per-microbatch", "merged"}
-    vertical_sync : bool
-        Every stage reads the weight version that the first stage's forward pass read.
     messages : bool
         Place loads and messages, which takes most of the time and is not needed to time computations. Methods whose
         order itself places them have them in any case.
@@ -280,20 +281,13 @@ def make_schedule(
     require_choice("parallel.weight_grad", weight_grad, WEIGHT_GRADIENTS)
     if weight_grad == "merged" and chosen.placed_weight_gradients:
         raise SettingError("parallel.weight_grad", weight_grad, f"{method} places the weight gradients itself")
-    policy = chosen.policy
-    if vertical_sync:
-        if chosen.synchronized is None:
-            having = ", ".join(name for name, other in METHODS.items() if other.synchronized is not None)
-            raise SettingError("parallel.vertical_sync", vertical_sync, f"only with {having}, not with {method}")
-        policy = chosen.synchronized
-
     size = ScheduleSize(stages, minibatches, microbatches, 1 if stages == 1 else chunks)
     lists = [chosen.order(size, stage) for stage in range(stages)]
     activations = chosen.activations
     if weight_grad == "merged" and microbatches > 1:
         lists = [orders.merge_weight_gradients(order, size.chunks) for order in lists]
         activations = _complete_minibatch if chosen.exact else _complete_and_next_minibatch
-    schedule = _schedule(method, size, policy, lists, activations)
+    schedule = _schedule(method, size, chosen.policy, lists, activations)
     return place_messages(schedule) if messages and not chosen.placed_messages else schedule
 
 

@@ -74,6 +74,10 @@ class Schedule:
         """Whether a chunk ends with the network's last layer."""
         return stage == self.stages - 1 and chunk == self.chunks - 1
 
+    def loads(self, stage: int, chunk: int) -> bool:
+        """Whether a chunk loads samples: the inputs, the targets, or both."""
+        return self.is_first(stage, chunk) or self.is_last(stage, chunk)
+
     def before(self, stage: int, chunk: int) -> tuple[int, int]:
         """Stage and chunk of the previous virtual stage; not for the first."""
         return (stage - 1, chunk) if stage else (self.stages - 1, chunk - 1)

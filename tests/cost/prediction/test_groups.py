@@ -15,11 +15,11 @@ from hybridnn.cost.machine import Machine
 from hybridnn.cost.planning.plan import plan
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.parallel.grid import place_ranks
 from hybridnn.pipeline.execution.point_to_point import StagePosition, pieces_sent
 from hybridnn.pipeline.layout import Layout
 from reference.machines import make_machine
 from reference.message_counts import Algorithm, algorithms
+from reference.placement import place_ranks
 
 INSIDE, BETWEEN = 1e-6, 1e-3
 Stages = tuple[tuple[int, int], ...]

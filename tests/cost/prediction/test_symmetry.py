@@ -22,9 +22,10 @@ from hybridnn.cost.prediction.layer_costs import ChunkCosts
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation import simulate_layout
-from hybridnn.parallel.grid import place_ranks
-from hybridnn.pipeline import layout as layouts
-from hybridnn.pipeline.layout import GridPlaces, Layout, StagePlace
+from hybridnn.parallel import places
+from hybridnn.parallel.places import GridPlaces, StagePlace
+from hybridnn.pipeline.layout import Layout
+from reference.placement import place_ranks
 
 CLUSTER = read_machine("cluster-1024")
 UNEVEN = Workload(MLP([32, 32, 32, 24, 24, 24, 24, 40, 32, 10]), 2000, 61)
@@ -40,8 +41,8 @@ def cluster(nodes: int, ranks_per_node: int) -> Machine:
 CACHES = (
     groups._axis_crossings,
     groups._flows,
-    layouts.grid_places,
-    layouts._batch_group_placements,
+    places.grid_places,
+    places.replica_groups,
 )
 
 
@@ -77,7 +78,7 @@ def compute_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Layout, "equal_microbatches", lambda layout, batch_size: tuple(range(layout.microbatches)))
     patch.setattr(GridPlaces, "of", where_they_are)
     patch.setattr(groups, "_different_model_groups", lambda place: place.batch)
-    for module in (groups, layouts):
+    for module in (groups, places):
         patch.setattr(module, "distinct_neighbours", every_row)
 
 
