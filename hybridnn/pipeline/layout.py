@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain
 from math import prod
@@ -163,15 +163,7 @@ class Layout:
     @property
     def without_schedule(self) -> Layout:
         """The ranks, layers and replicas with the method at its default; such layouts have the same costs of layers."""
-        return Layout(
-            self.stages,
-            self.layers,
-            self.model_split,
-            self.overlap,
-            chunks=self.chunks,
-            shared_replicas=self.shared_replicas,
-            node_ranks=self.node_ranks,
-        )
+        return replace(self, method="sequential", microbatches=1, merges=False)
 
     def layers_of(self, model: MLP, stage: int) -> list[tuple[DenseLayer, ...]]:
         """Layers of every chunk of a stage."""
