@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import DONE, Group, Request
 from hybridnn.comm.recorder import Recorder, capture_calls
+from hybridnn.cost.prediction.places import Placement, replica_groups
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.nn.kernels import Kernels
 from hybridnn.nn.mlp import DenseLayer
@@ -22,7 +23,6 @@ from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.node_memory import NodeMemory
-from hybridnn.parallel.places import Placement
 from hybridnn.parallel.replica_sharing import OwnedSlice, Sharing
 from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, make_runtime, plan_chunk
@@ -36,7 +36,7 @@ def stage_memory(workload: Workload, layout: Layout, stage: int) -> MemoryBreakd
     The rank is in the batch group whose placement on nodes needs most. Asynchronous schedules are counted as long
     enough to reach their largest memory.
     """
-    memories = (_rank_memory(workload, layout, stage, placement) for placement in layout.replica_groups(stage))
+    memories = (_rank_memory(workload, layout, stage, placement) for placement in replica_groups(layout, stage))
     return max(memories, key=lambda memory: memory.total)
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from hybridnn.cost.machine import Compute, Machine, MessageOverhead, kept
 from hybridnn.cost.prediction.groups import Collective, Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, compute_at, overlapped
+from hybridnn.cost.prediction.places import Placement, has_own_replicas, replica_groups
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.parallel.places import Placement
 from hybridnn.parallel.replica_sharing import slice_bounds
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
@@ -283,9 +283,9 @@ class StageCosts:
             return total
         samples = self._samples(stage, self.layout.microbatches - 1)
         for number, costs in enumerate(self.chunks[stage]):
-            placements = self.layout.replica_groups(stage)
+            placements = replica_groups(self.layout, stage)
             blocking = max(self.reduction(stage, number, placement).seconds for placement in placements)
-            if not self.layout.has_own_replicas(stage):
+            if not has_own_replicas(self.layout, stage):
                 total += TimeBreakdown(communication=blocking)
                 continue
             concurrent = costs.backward(samples, accumulate=False).computing
@@ -296,7 +296,7 @@ class StageCosts:
         if self._fuses_update:
             total = self._fused_update()
         else:
-            updates = (self._group_update(stage, placement) for placement in self.layout.replica_groups(stage))
+            updates = (self._group_update(stage, placement) for placement in replica_groups(self.layout, stage))
             total = max(updates, key=lambda update: update.total)
         total += self._instruction() + TimeBreakdown(overhead=self.compute.step_seconds)
         return total + TimeBreakdown(communication=_seconds(self.loss_broadcast()))
