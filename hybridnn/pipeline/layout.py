@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain
 from math import prod
@@ -147,23 +147,6 @@ class Layout:
         """Schedules of training and of forward passes, long enough to need as much memory as any longer one."""
         full = 2 * len(self.stages)
         return self.schedule(1 if self.exact else full), self.forward_schedule(full)
-
-    @property
-    def pipeline_only(self) -> Layout:
-        """The pipeline with one rank and layer in every stage; layouts with equal ones have equal schedules."""
-        return Layout(
-            ((1, 1),) * len(self.stages),
-            (1,) * len(self.layers),
-            method=self.method,
-            microbatches=self.microbatches,
-            chunks=self.chunks,
-            merges=self.merges,
-        )
-
-    @property
-    def without_schedule(self) -> Layout:
-        """The ranks, layers and replicas with the method at its default; such layouts have the same costs of layers."""
-        return replace(self, method="sequential", microbatches=1, merges=False)
 
     def layers_of(self, model: MLP, stage: int) -> list[tuple[DenseLayer, ...]]:
         """Layers of every chunk of a stage."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -65,7 +66,7 @@ class StageCosts:
         self._fuses_update = workload.fuses_update(layout)
         self._overlap = machine.overlap if layout.overlap else None
         self.groups, self.compute, self.chunks, self.overheads, self.equal_stages = _unscheduled_costs(
-            machine, workload, layout.without_schedule
+            machine, workload, replace(layout, method="sequential", microbatches=1, merges=False)
         )
         # Where overheads are known, they are part of the computations, and nothing else occupies a receiver.
         self.hidden = 1.0 if any(map(any, self.overheads)) else machine.overlap.hidden_fraction
@@ -369,7 +370,7 @@ class UnscheduledCosts(NamedTuple):
 
 @kept(1 << 10)
 def _unscheduled_costs(machine: Machine, workload: Workload, layout: Layout) -> UnscheduledCosts:
-    """Costs of a `Layout.without_schedule`, at the pace of the slowest of all ranks, which wait for each other."""
+    """Costs of a layout without its schedule, at the pace of the slowest of all ranks, which wait for each other."""
     groups, dtype = Groups(layout, machine), workload.dtype
     busy_ranks = groups.busy_ranks
     pace = machine.compute_for(dtype, busy_ranks).pace(layout.ranks)

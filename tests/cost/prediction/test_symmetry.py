@@ -21,6 +21,7 @@ from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
 from hybridnn.cost.prediction.places import GridPlaces, StagePlace
 from hybridnn.cost.prediction.predict import Prediction, predict
+from hybridnn.cost.prediction.times import pipeline_of
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation import simulate_layout
 from hybridnn.pipeline.layout import Layout
@@ -82,7 +83,7 @@ def compute_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def figures(prediction: Prediction) -> dict[str, Any]:
-    return asdict(replace(prediction, layout=prediction.layout.pipeline_only))
+    return asdict(replace(prediction, layout=pipeline_of(prediction.layout)))
 
 
 def assert_equal(found: Any, expected: Any) -> None:
