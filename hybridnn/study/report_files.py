@@ -300,7 +300,7 @@ def markdown_text(results: StudyResults, captions: Mapping[str, str]) -> str:
     lines += [f"![{caption}]({name})\n" for name, caption in captions.items()]
     if results.unfinished:
         lines += [f"Not finished: {len(results.unfinished)} cells ({results.unfinished_counts})", ""]
-        lines += [f"* **{cell.state.status}** {cell.text}" for cell in results.unfinished] + [""]
+        lines += [f"* **{status}** {text}" for status, text in results.unfinished_texts] + [""]
     lines += ["## How it was made", "", *(f"* {name}: {text}" for name, text in _conditions(results).items()), ""]
     return "\n".join(lines)
 
@@ -374,7 +374,7 @@ def csv_text(results: StudyResults) -> str:
     labels = list(dict.fromkeys(label for cell in results.manifest.cells for label in cell.values))
     figures = {row["id"]: row for row in _cell_figures(results)}
     outcomes = {cell.id: "diverged" if cell.diverged else "finished" for cell in results.cells}
-    outcomes |= {cell.id: cell.state.status for cell in results.unfinished}
+    outcomes |= {name: state.status for name, state in results.unfinished.items()}
     rows = [
         {
             "id": cell.id,
