@@ -96,16 +96,6 @@ class Submission:
     # missing cells in pending or running jobs of earlier submissions: number of the job by id of the cell
     queued: Mapping[str, str]
 
-    @property
-    def script_path(self) -> Path:
-        """Path of the batch script."""
-        return self.job_folder / SCRIPT
-
-    @property
-    def study_copy(self) -> Path:
-        """Path of the copy of the study file."""
-        return self.job_folder / COPY
-
     def array_command(self, array: CellArray) -> list[str]:
         """Return the command that submits an array."""
         arguments = [*array.arguments(), *self.options.arguments()]
@@ -119,7 +109,7 @@ class Submission:
 
     def _sbatch(self, name: str, number: str, arguments: Sequence[str]) -> list[str]:
         output = f"--output={self.job_folder / f'%x-{number}.out'}"
-        return ["sbatch", "--parsable", f"--job-name={name}", output, *arguments, str(self.script_path)]
+        return ["sbatch", "--parsable", f"--job-name={name}", output, *arguments, str(self.job_folder / SCRIPT)]
 
 
 def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptions) -> Submission:
@@ -169,8 +159,8 @@ def submit(submission: Submission) -> tuple[list[str], str]:
         study_text = read_text(submission.source, TOML_BYTES)
     except FileError as error:
         raise SettingError("study", str(submission.source), error.reason) from error
-    write_atomically(submission.study_copy, study_text)
-    write_atomically(submission.script_path, submission.script)
+    write_atomically(submission.job_folder / COPY, study_text)
+    write_atomically(submission.job_folder / SCRIPT, submission.script)
     jobs: list[str] = []
     record: list[dict[str, Any]] = []
     for array in submission.arrays:
