@@ -52,13 +52,8 @@ def make_cells(study: Study) -> CellPlan:
     """Form every combination of the axes.
 
     Combinations whose values exclude each other (a grid and another number of ranks, more model ranks than neurons,
-    contradictory settings) are skipped with the reason.
-
-    Raises
-    ------
-    SettingError
-        If a value is not allowed in any of its combinations, two combinations have one name, no cell can run, or none
-        is the baseline.
+    contradictory settings) are skipped with the reason. Raises `SettingError` if a value is not allowed in any of its
+    combinations, two combinations have one name, no cell can run, or none is the baseline.
     """
     cells: dict[str, Cell] = {}
     skipped: dict[str, HybridnnError] = {}

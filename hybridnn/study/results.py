@@ -213,12 +213,8 @@ class StudyResults:
 def read_results(*folders: Path) -> StudyResults:
     """Read the results in one or several folders of a study; of several, the folder is another axis of the cells.
 
-    Raises
-    ------
-    SettingError
-        If two folders are the same, or of different studies.
-    DataError
-        If one is not the folder of a study, no cell of it has ended, or a cell is damaged.
+    Raises `SettingError` if two folders are the same or of different studies, `DataError` if one is not the folder of a
+    study, no cell of it has ended, or a cell is damaged.
     """
     names = _names(folders) if len(folders) > 1 else [""]
     found = [_read_folder(folder, name) for folder, name in zip(folders, names, strict=True)]

@@ -23,16 +23,10 @@ WORK = frozenset(
 class Comparison:
     """A point compared with its base.
 
-    Attributes
-    ----------
-    base : StudyPoint
-    speed_up : Estimate
-        Training samples per second over those of the base: for the same work, seconds of the base over seconds.
-    efficiency : Estimate
-        The speed-up over the ratio of the ranks. In weak scaling, where the samples of an epoch or of a minibatch grow
-        with the ranks, this is the seconds of the base over the seconds, per epoch or per step.
-    serial_fraction : float or None
-        As `karp_flatt_fraction` has it; None unless the same work runs on more ranks than that of the base.
+    The speed-up is that of training samples per second: for the same work, seconds of the base over seconds. The
+    efficiency is the speed-up over the ratio of the ranks; in weak scaling, where the samples of an epoch or of a
+    minibatch grow with the ranks, these are seconds of the base over seconds, per epoch or per step. `serial_fraction`
+    is that of Karp and Flatt, None unless the same work runs on more ranks than that of the base.
     """
 
     base: StudyPoint

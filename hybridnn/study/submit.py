@@ -115,14 +115,9 @@ class Submission:
 def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptions) -> Submission:
     """Plan the jobs, and check everything that can be checked before; `source` is a file, or a ready study's name.
 
-    Raises
-    ------
-    SettingError
-        If no cell can run, the folder has another study, or the partition is too small for a cell.
-    DataError
-        If data of a cell or the machine file are not on disk, or the record of an earlier submission is damaged.
-    EnvironmentProblem
-        If the study was submitted before and Slurm does not list its queued jobs.
+    Raises `SettingError` if no cell can run, the folder has another study, or the partition is too small for a cell;
+    `DataError` if data of a cell or the machine file are not on disk, or the record of an earlier submission is
+    damaged; `EnvironmentProblem` if the study was submitted before and Slurm does not list its queued jobs.
     """
     plan, cells = make_cells(study), StudyFolder(folder)
     cells.check(study, plan)
