@@ -10,7 +10,7 @@ from functools import cached_property
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
@@ -19,6 +19,9 @@ from hybridnn.study.quantities import RunFigures, TimeShares, figures_of, mean_s
 from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of, ratio_of_medians
 from hybridnn.study.study_file import conclusions_module
 from hybridnn.study.study_folder import ENDED, FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Key = tuple[Hashable, ...]
 
@@ -124,7 +127,7 @@ class Findings:
     `points` are those that tables and curves show. Verdicts on statements are plain values, `lines` of text, the
     statement with its comparisons, and `rows` of a table; `summary` counts them. `columns` are further cells of the
     table of points, by title, for the id of the first cell of a point; `cell_columns` are those of the CSV for every
-    cell. `note` is a sentence on the tables.
+    cell. `note` is a sentence on the tables, and `draw` returns captions and figures of further plots, by name.
     """
 
     points: tuple[StudyPoint, ...]
@@ -134,8 +137,8 @@ class Findings:
     rows: Sequence[Mapping[str, str]] = ()
     columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     cell_columns: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    names_losses: bool = False
     note: str = ""
+    draw: Callable[[], dict[str, tuple[str, Figure]]] = dict
 
 
 @dataclass(frozen=True)
