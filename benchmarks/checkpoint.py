@@ -22,9 +22,11 @@ import numpy as np
 from mpi4py import MPI
 
 from benchmarks.timing import seconds_of
-from hybridnn import MLP, Adam, ProcessGrid, Trainer
-from hybridnn.checkpoints.progress import Progress
-from hybridnn.checkpoints.writing import CheckpointWriter
+from hybridnn import MLP, Adam, Callback, ProcessGrid, Trainer
+from hybridnn.checkpoints.writing import CheckpointWriter, checkpoint_writer
+from hybridnn.training.progress import Progress
+from hybridnn.training.records import StepRecord
+from hybridnn.training.trained_network import TrainedNetwork
 
 WIDTHS = (1024,) * 12
 EPOCH_WIDTHS = (1024,) * 6
@@ -63,7 +65,18 @@ def make_writer(
     """Return a trainer with Adam's two slots, and a writer of its checkpoints."""
     grid = ProcessGrid(COMM, **axes)
     trainer = Trainer(MLP(widths), Adam(), grid=grid, model_split=split, batch_size=256, log_every=1)
-    return trainer, trainer.checkpoint_writer(folder, data="none", keep=RUNS + 1)
+    return trainer, checkpoint_writer(trainer, folder, data="none", keep=RUNS + 1)
+
+
+class Advancing(Callback):
+    """Advances the checkpoint that is being written, after logged steps."""
+
+    def __init__(self, writer: CheckpointWriter) -> None:
+        self._writer = writer
+
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
+        """Advance without waiting."""
+        self._writer.is_done()
 
 
 def progress_at(step: int) -> Progress:
@@ -123,7 +136,7 @@ def print_epochs(folder: Path) -> None:
     def epoch(writes: bool) -> None:
         if writes:
             begins.append(seconds_of(lambda: writer.begin(progress_at(trainer.step))))
-        trainer.fit(x, y, epochs=1, on_step=lambda _: writer.is_done() and None)
+        trainer.fit(x, y, epochs=1, callbacks=[Advancing(writer)])
 
     epoch(False)
     for _ in range(RUNS):

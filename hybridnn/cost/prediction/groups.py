@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of, one_per_node
 from hybridnn.cost.machine import Machine, MessageOverhead
-from hybridnn.parallel.places import NodeFilling, Placement, StagePlace, distinct_neighbours, grid_places
+from hybridnn.cost.prediction.places import Placement, StagePlace, distinct_neighbours, grid_places, replica_groups
+from hybridnn.parallel.places import NodeFilling
 from hybridnn.pipeline.layout import Layout
 
 
@@ -90,7 +91,7 @@ class Groups:
 
     def sharers(self, operation: str, nbytes: int, stage: int) -> Collective:
         """A collective among the batch ranks of a node that share a replica."""
-        ranks = max(map(max, self._layout.replica_groups(stage)))
+        ranks = max(map(max, replica_groups(self._layout, stage)))
         return self._collective(operation, "batch", nbytes, ranks, None)
 
     def owners(self, operation: str, nbytes: int, stage: int, placement: Placement) -> Collective:
@@ -136,7 +137,7 @@ class Groups:
 
     def like(self, stage: int) -> Hashable:
         """What is equal for stages whose groups are: their ranks, and how these are placed on nodes."""
-        placements = tuple(self._layout.replica_groups(stage).items())
+        placements = tuple(replica_groups(self._layout, stage).items())
         return self._layout.stages[stage], *self._axes(stage), placements
 
     def _collective(
