@@ -291,7 +291,7 @@ def algorithms() -> str:
 
 
 def animation(place: str) -> str:
-    """A page of `ANIMATIONS`, as ``hybridnn schedule METHOD --animate FILE.html`` writes it."""
+    """A page of `ANIMATIONS`, as ``hybridnn schedule METHOD --out FILE.html`` writes it."""
     from hybridnn.drawing.html import html_page
     from hybridnn.drawing.timelines import schedule
 

@@ -48,7 +48,7 @@ def reproduce(name: str, pages: Path, hybridnn: Hybridnn = run_hybridnn, *, full
 
     study = load_study(name, reduced=not full)
     folder = default_folder(study)
-    at_once = ["--jobs", str(os.cpu_count() or 1)] if study.compares == "training" else []
+    at_once = ["--jobs", str(os.cpu_count() or 1)] if study.keys.compares == "training" else []
     ran = hybridnn(["study", "run", name, *([] if full else ["--reduced"]), *at_once])
     if ran not in (0, 1):  # 1: some cells failed, and the report says which
         return ran
@@ -56,7 +56,8 @@ def reproduce(name: str, pages: Path, hybridnn: Hybridnn = run_hybridnn, *, full
         shutil.rmtree(folder / "report")  # plots of an earlier form of the study
     reported = hybridnn(["study", "report", str(folder)])
     if reported in (0, 1):
-        without = {"accuracy"} if study.compares == "times" else set()  # layouts that are compared by time train alike
+        # Layouts that are compared by time train alike.
+        without = {"accuracy"} if study.keys.compares == "times" else set()
         _put(folder / "report", name + ", full" * full, pages, without)
     return ran or reported
 

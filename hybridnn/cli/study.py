@@ -72,14 +72,13 @@ def _study_facts(path: Path) -> dict[str, Any]:
     from hybridnn.study.study_folder import StudyFolder
 
     study = load_study(path)
-    forms = [study, load_study(path, reduced=True)] if study.has_reduced else [study]
+    forms = [study, load_study(path, reduced=True)] if study.keys.reduced else [study]
+    states = [StudyFolder(default_folder(form)).progress() for form in forms]
     return {
-        "name": study.name,
-        "description": study.description,
-        "paper": study.paper,
+        **study.keys.model_dump(include={"name", "description", "paper"}),
         "forms": [
-            {"reduced": form.reduced, "minutes": form.minutes, "state": StudyFolder(default_folder(form)).progress()}
-            for form in forms
+            {"reduced": form.reduced, "minutes": form.keys.minutes, "state": state}
+            for form, state in zip(forms, states, strict=True)
         ],
         "file": str(path),
     }
@@ -134,7 +133,7 @@ def run(
         return
     if launcher is None:  # which may place the ranks on other nodes
         require_own_processor(study)
-    on_this_node = launcher is None and not study.in_process and not in_job(os.environ)
+    on_this_node = launcher is None and not study.keys.in_process and not in_job(os.environ)
     with _StudyProgress(planned, on_this_node=on_this_node) as view:
         outcomes = run_study(planned, view, limit=limit, jobs=jobs)
         view.summarize(outcomes)

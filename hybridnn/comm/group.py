@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
-from hybridnn.comm.recorder import CallRecord, CollectiveProgress, Recorder, bytes_sent_by_rank
+from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Recorder, bytes_sent_by_rank
 from hybridnn.comm.transport import REDUCTIONS, Transport, copy_rows
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Request:
         self._arrays = ()
 
 
-DONE = Request([], (), ("", CollectiveProgress("", ()), 0, 0, None, -1, None, 0.0, None), Recorder(0))
+DONE = Request([], (), Call("", CollectiveProgress("", ())), Recorder(0))
 """The request of an operation without communication."""
 
 

@@ -7,12 +7,9 @@ wide in all of them.
 from __future__ import annotations
 
 import textwrap
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import hypot
-from pathlib import Path
 
 from hybridnn.drawing.drawing import (
     KINDS,
@@ -25,7 +22,6 @@ from hybridnn.drawing.drawing import (
     longest_version,
     readable_duration,
 )
-from hybridnn.drawing.figures import write_picture
 from hybridnn.drawing.shapes import FONT, PER_INCH, Group, Line, Picture, Polygon, Rect, Shape, Text
 
 SLOT = 32.0  # width of a stage's forward pass in planned schedules: v2+3 fits into it, and 10a into half of it
@@ -46,35 +42,6 @@ PRINT_EDGE, PRINT_LEAST_FONT = 4.0, 10.0  # of such a picture; 10 of 12 are 5 po
 
 ARIAL, DEJAVU = 0.57, 0.66
 """Upper bounds of the width of a digit, in font sizes: of Arial and Helvetica, and of DejaVu Sans, matplotlib's."""
-
-
-class DrawnObject:
-    """Base class of objects with a drawing, which notebooks show."""
-
-    @property
-    @abstractmethod
-    def drawing(self) -> Drawing:
-        """What the picture shows."""
-
-    def draw(self, path: str | Path, width: float | None = None) -> None:
-        """Write the picture as an SVG, PNG or PDF file.
-
-        Parameters
-        ----------
-        path : str or Path
-            A .svg, .png or .pdf.
-        width : float, optional
-            Centimetres: see `picture_bytes`.
-
-        Raises
-        ------
-        SettingError
-            If it cannot be written, or its name ends in another way.
-        """
-        write_picture(path, partial(picture_bytes, self.drawing, width=width))
-
-    def _repr_svg_(self) -> str:
-        return svg_text(self.drawing)
 
 
 def svg_text(drawing: Drawing, width: float | None = None) -> str:

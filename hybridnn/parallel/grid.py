@@ -6,6 +6,7 @@ the samples are split). Ranks vary fastest along model, then batch, then pipelin
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,7 @@ import numpy as np
 
 from hybridnn.comm.agreement import unequal_values
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
-from hybridnn.comm.launch_check import require_complete_launch
-from hybridnn.comm.mpi import import_mpi, ranks_within, require_communicator
+from hybridnn.comm.mpi import detect_launch, import_mpi, ranks_within, require_communicator
 from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.failsafe import wait_for_ranks
 from hybridnn.errors import GridError, SettingError
@@ -213,10 +213,12 @@ def all_ranks_group(comm: MPI.Intracomm | None = None) -> Group:
     GridError
         If `comm` belongs to other ranks than those running.
     """
-    if comm is None:
-        require_complete_launch()
-    else:
+    if comm is not None:
         require_communicator(comm)
+    elif detect_launch(os.environ) is not None:
+        from hybridnn.comm.launch_check import require_complete_launch
+
+        require_complete_launch()
     ranks = comm if comm is not None else import_mpi().COMM_WORLD
     wait_for_ranks(ranks)
     return Group(ranks, "world", Recorder())

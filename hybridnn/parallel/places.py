@@ -7,18 +7,15 @@ remaining ranks of all nodes form groups across nodes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import accumulate, chain
+from functools import cached_property
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 StageShapes = tuple[tuple[int, int], ...]  # batch and model ranks of every stage
-Placement = tuple[int, ...]  # ranks of a batch group on each of its nodes
 
 
 def place_ranks(nodes: Sequence[int], model: int) -> list[int]:
@@ -89,75 +86,3 @@ class NodeFilling:
                     parts.append((position, node, provides(size)))
                 position, node = position + count * provides(size), node + count
         return np.array(parts).T
-
-
-@dataclass(frozen=True)
-class StagePlace:
-    """Place of a stage's ranks on nodes; equal for stages that differ only in which nodes these are."""
-
-    filling: NodeFilling
-    first: int  # position of the first rank
-    batch: int
-    model: int
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the ranks of all nodes of the stage follow one another, the same number from each."""
-        return self.first + self.batch * self.model <= self.filling.end_of_grouped
-
-    @property
-    def nodes(self) -> NDArray[np.int64]:
-        """Node of every rank, numbered from anywhere, shape (batch, model)."""
-        return self.filling.nodes(self.first, self.first + self.batch * self.model).reshape(self.batch, self.model)
-
-
-@dataclass(frozen=True)
-class GridPlaces:
-    """Places of the stages of a grid on nodes."""
-
-    stages: StageShapes
-    firsts: tuple[int, ...]  # position of the first rank of every stage, and the number of all ranks
-    filling: NodeFilling
-
-    @cached_property
-    def of_stages(self) -> tuple[StagePlace, ...]:
-        """Place of every stage, with numbers of its nodes by itself."""
-        return tuple(chain.from_iterable(map(self.of, range(len(self.stages)))))
-
-    def of(self, *stages: int) -> tuple[StagePlace, ...]:
-        """Places of some stages, with common numbers of their nodes: as near to node 0 as possible."""
-        moved = 0
-        if max(self.firsts[stage + 1] for stage in stages) <= self.filling.end_of_grouped:
-            moved = min(self.firsts[stage] for stage in stages) // self.filling.grouped * self.filling.grouped
-        return tuple(StagePlace(self.filling, self.firsts[stage] - moved, *self.stages[stage]) for stage in stages)
-
-
-@lru_cache(1 << 8)
-def grid_places(stages: StageShapes, ranks_per_node: int) -> GridPlaces:
-    """Places of the stages of a grid whose ranks fill nodes one after another."""
-    firsts, widest = tuple(accumulate(map(prod, stages), initial=0)), max(model for _, model in stages)
-    has_rest = ranks_per_node > widest and ranks_per_node % widest > 0
-    full, last = divmod(firsts[-1], ranks_per_node)
-    sizes = tuple(size for size in ((full, ranks_per_node), (1, last)) if min(size) > 0)
-    return GridPlaces(stages, firsts, NodeFilling(sizes, widest if has_rest else 1))
-
-
-@lru_cache(1 << 12)
-def replica_groups(place: StagePlace) -> dict[Placement, int]:
-    """Number of batch groups of a stage by placement."""
-    found: Counter[Placement] = Counter()
-    for group, times in zip(*distinct_neighbours(place.nodes.T), strict=True):
-        found[tuple(np.unique(group, return_counts=True)[1].tolist())] += int(times)
-    return dict(found)
-
-
-@lru_cache(1 << 8)
-def own_replicas(batch: int, model: int) -> dict[Placement, int]:
-    """The placement of ranks that share no replicas."""
-    return {(1,) * batch: model}
-
-
-def distinct_neighbours(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows that differ from the one before, and of each the number of equal rows that follow one another."""
-    starts = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
-    return rows[starts], np.diff(starts, append=len(rows))

@@ -12,7 +12,7 @@ from typing import Any
 from hybridnn.comm.blocks import block_size, block_sizes
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.nn.optimizers import Optimizer
-from hybridnn.parallel.places import GridPlaces, Placement, StageShapes, grid_places, own_replicas, replica_groups
+from hybridnn.parallel.places import StageShapes
 from hybridnn.parallel.replica import fused_update_pays
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
@@ -148,31 +148,6 @@ class Layout:
         full = 2 * len(self.stages)
         return self.schedule(1 if self.exact else full), self.forward_schedule(full)
 
-    @property
-    def pipeline_only(self) -> Layout:
-        """The pipeline with one rank and layer in every stage; layouts with equal ones have equal schedules."""
-        return Layout(
-            ((1, 1),) * len(self.stages),
-            (1,) * len(self.layers),
-            method=self.method,
-            microbatches=self.microbatches,
-            chunks=self.chunks,
-            merges=self.merges,
-        )
-
-    @property
-    def without_schedule(self) -> Layout:
-        """The ranks, layers and replicas with the method at its default; such layouts have the same costs of layers."""
-        return Layout(
-            self.stages,
-            self.layers,
-            self.model_split,
-            self.overlap,
-            chunks=self.chunks,
-            shared_replicas=self.shared_replicas,
-            node_ranks=self.node_ranks,
-        )
-
     def layers_of(self, model: MLP, stage: int) -> list[tuple[DenseLayer, ...]]:
         """Layers of every chunk of a stage."""
         return [model.layers[indices.start : indices.stop] for indices in self.layer_indices(stage)]
@@ -207,27 +182,6 @@ class Layout:
     def ranks(self) -> int:
         """Ranks of all stages."""
         return sum(map(prod, self.stages))
-
-    def replica_groups(self, stage: int) -> dict[Placement, int]:
-        """Ranks that share a replica, on each node of a batch group; (1, 1, …) if every rank has its own.
-
-        Returns
-        -------
-        dict
-            From every placement that occurs in the stage to its number of batch groups.
-        """
-        batch, model = self.stages[stage]
-        if not self.shared_replicas:
-            return own_replicas(batch, model)
-        return replica_groups(self._places.of_stages[stage])
-
-    def has_own_replicas(self, stage: int) -> bool:
-        """Whether there is a batch group in the stage whose ranks all have replicas of their own."""
-        return min(map(max, self.replica_groups(stage))) == 1
-
-    @cached_property
-    def _places(self) -> GridPlaces:
-        return grid_places(self.stages, self.node_ranks or self.ranks)
 
     def fuses_update(
         self, model: MLP, batch_size: int, optimizer: Optimizer, *, clips: bool, one_replica: bool

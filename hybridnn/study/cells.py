@@ -88,7 +88,7 @@ def make_cells(study: Study) -> CellPlan:
             raise errors[0]
     if not cells:
         reason = str(next(iter(skipped.values()), "it has no axes"))
-        raise SettingError("axes", study.name, f"no cell of this study can run: {reason}")
+        raise SettingError("axes", study.keys.name, f"no cell of this study can run: {reason}")
     if not any(has_values(cell.values, study.baseline) for cell in cells.values()):
         wanted = ", ".join(f"{label} = {value}" for label, value in study.baseline.items())
         raise SettingError("baseline", wanted, "no cell of this study has these values")
@@ -97,12 +97,13 @@ def make_cells(study: Study) -> CellPlan:
 
 
 def _conclusions(study: Study, cells: tuple[Cell, ...]) -> dict[str, Any]:
-    if not study.conclusions:
+    keys = study.keys
+    if not keys.given and not (keys.reduced and keys.reduced.given):
         return {}
     try:
         checked: dict[str, Any] = conclusions_module().check(study, cells)
     except SettingError as error:
-        raise error.in_file(study.file) from None
+        raise error.in_file(study.path) from None
     return checked
 
 
@@ -169,7 +170,7 @@ def _placement(study: Study, combination: Combination, ranks: int) -> Placement:
         nodes = -(-ranks // per_node)
     elif nodes is not None and per_node is None:
         per_node = -(-ranks // nodes)
-    return Placement(nodes, per_node, combination.get("threads", study.threads), combination.get("binding"))
+    return Placement(nodes, per_node, combination.get("threads", study.keys.threads), combination.get("binding"))
 
 
 def _make_cell(name: str, combination: Combination, ranks: int, settings: Settings, placement: Placement) -> Cell:
@@ -181,7 +182,7 @@ def _make_cell(name: str, combination: Combination, ranks: int, settings: Settin
 
 
 def _apply_axes(study: Study, combination: Combination, ranks: int) -> dict[str, Any]:
-    values = deepcopy(dict(study.base))
+    values = deepcopy(dict(study.keys.base))
     for axis, _ in study.axes:
         axis.apply(values, combination[axis.label], ranks)
     return values

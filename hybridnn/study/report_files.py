@@ -13,7 +13,8 @@ from typing import Any
 
 from hybridnn.comm.hosts import Hosts
 from hybridnn.drawing.figures import figure_bytes
-from hybridnn.study.report_plots import draw_plots
+from hybridnn.study.quantities import TimeShares
+from hybridnn.study.report_plots import PARTS, draw_plots
 from hybridnn.study.results import (
     FOLDER,
     CellResult,
@@ -134,7 +135,7 @@ def point_facts(results: StudyResults) -> list[dict[str, Any]]:
             "seconds_per_step": asdict(point.seconds_per_step),
             "predicted_seconds_per_epoch": point.predicted_seconds_per_epoch,
             **_comparison_facts(comparisons.get(point.cells[0].id)),
-            **_share_facts(point),
+            **_share_facts(point.shares),
             "metric_name": point.first.metric_name,
             "metric": None if point.metric is None else asdict(point.metric),
             "verdict": point.first.verdict.text,
@@ -158,16 +159,9 @@ def _comparison_facts(found: Comparison | None) -> dict[str, Any]:
     }
 
 
-def _share_facts(point: StudyPoint) -> dict[str, float | None]:
-    shares = point.shares
-    return {
-        "computing_share": shares.computing,
-        "communication_share": shares.communication,
-        "waiting_share": shares.waiting,
-        "overhead_share": shares.overhead,
-        "load_balance": shares.load_balance,
-        "communication_efficiency": shares.communication_efficiency,
-    }
+def _share_facts(shares: TimeShares) -> dict[str, float | None]:
+    facts = {f"{part}_share": getattr(shares, part) for part in PARTS}
+    return facts | {name: getattr(shares, name) for name in ("load_balance", "communication_efficiency")}
 
 
 def point_rows(results: StudyResults) -> list[dict[str, str]]:
@@ -266,10 +260,9 @@ def breakdown_rows(results: StudyResults) -> list[dict[str, str]]:
         shares, found = point.shares, comparisons.get(point.cells[0].id)
         if shares.overhead is None:
             continue
-        parts = ("computing", "communication", "waiting", "overhead")
         rows.append(
             {"ranks": str(point.first.ranks), "grid": point.first.grid, **_named_values(results, point)}
-            | {part: _number(getattr(shares, part), ".1%") for part in parts}
+            | {part: _number(getattr(shares, part), ".1%") for part in PARTS}
             | {
                 "load balance": _number(shares.load_balance, ".3f"),
                 "communication efficiency": _number(shares.communication_efficiency, ".3f"),

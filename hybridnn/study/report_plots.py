@@ -28,7 +28,6 @@ from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
     Comparison,
-    GridTimes,
     ScalingLine,
     alike_points,
     baseline_text,
@@ -98,7 +97,7 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
         more = f" Shown are {MOST_MAPS} of {len(maps)}." if len(maps) > MOST_MAPS else ""
         plots["grids"] = (
             "Milliseconds per epoch of process grids, P_r (model) x P_c (batch) ranks; boxed: the fastest." + more,
-            _draw_maps(maps[:MOST_MAPS]),
+            _draw_maps(dict(list(maps.items())[:MOST_MAPS])),
         )
     if bars := breakdowns_of(results):
         more = f" Shown are {MOST_MAPS} of {len(bars)}." if len(bars) > MOST_MAPS else ""
@@ -202,24 +201,25 @@ def _draw_estimates(axes: Axes, points: Sequence[tuple[int, Estimate]], **style:
     axes.errorbar([ranks for ranks, _ in points], values, yerr=[below, above], capsize=2, **style)
 
 
-def _draw_maps(maps: Sequence[GridTimes]) -> Figure:
+def _draw_maps(maps: Mapping[str, Mapping[tuple[int, int], float]]) -> Figure:
     figure, panels = column_figure(*[1.4 * PANEL] * len(maps))
-    for axes, grids in zip(panels, maps, strict=True):
+    for axes, (name, grids) in zip(panels, maps.items(), strict=True):
         _draw_map(axes, grids)
+        axes.set_title(name)
+        tidy(axes, grid=False)
     return figure
 
 
-def _draw_map(axes: Axes, grids: GridTimes) -> None:
+def _draw_map(axes: Axes, grids: Mapping[tuple[int, int], float]) -> None:
     from matplotlib.colors import LogNorm
 
-    batches = sorted({batch for batch, _ in grids.seconds})
-    models = sorted({model for _, model in grids.seconds})
-    missing = float("nan")
-    values = [[1e3 * grids.seconds.get((batch, model), missing) for model in models] for batch in batches]
-    fastest = min(grids.seconds, key=lambda grid: grids.seconds[grid])
-    least, most = min(grids.seconds.values()), max(grids.seconds.values())
+    batches = sorted({batch for batch, _ in grids})
+    models = sorted({model for _, model in grids})
+    values = [[1e3 * grids.get((batch, model), math.nan) for model in models] for batch in batches]
+    fastest = min(grids, key=lambda grid: grids[grid])
+    least, most = min(grids.values()), max(grids.values())
     image = axes.imshow(values, norm=LogNorm(), cmap="YlOrBr", origin="lower", aspect="auto")
-    for (batch, model), seconds in grids.seconds.items():
+    for (batch, model), seconds in grids.items():
         box = (
             {"boxstyle": "round,pad=0.2", "facecolor": "none", "edgecolor": ON_LIGHT}
             if (batch, model) == fastest
@@ -234,12 +234,10 @@ def _draw_map(axes: Axes, grids: GridTimes) -> None:
     axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
     axes.set_xlabel("P_r (model ranks)")
     axes.set_ylabel("P_c (batch ranks)")
-    axes.set_title(grids.name)
     bar = axes.figure.colorbar(image, ax=axes, label="ms per epoch")
     bar.ax.yaxis.set_major_formatter("{x:g}")
     bar.ax.yaxis.set_minor_formatter("{x:g}")
-    for drawn in (axes, bar.ax):
-        tidy(drawn, grid=False)
+    tidy(bar.ax, grid=False)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class StudyView(Protocol):
 
 def default_folder(study: Study) -> Path:
     """Default folder of a study; the reduced study has a folder of its own."""
-    return Path("runs") / "studies" / (study.name + "-reduced" * study.reduced)
+    return Path("runs") / "studies" / (study.keys.name + "-reduced" * study.reduced)
 
 
 def train_command(settings: Path, folder: Path) -> list[str]:
@@ -101,8 +101,8 @@ class StudyRun:
         """
         folder = self.folder.cell(cell.id)
         variables = dict.fromkeys(THREAD_VARIABLES, str(cell.placement.threads))
-        if self.study.machine is not None:
-            variables[MACHINE_VARIABLE] = self.study.machine
+        if self.study.keys.machine is not None:
+            variables[MACHINE_VARIABLE] = self.study.keys.machine
         settings = [f"{name}={value}" for name, value in variables.items()]
         resume = ["--resume", "auto"] if self.resumes else []
         program = ["env", *settings, *train(folder / SETTINGS, folder), *resume]
@@ -111,7 +111,7 @@ class StudyRun:
     @property
     def resumes(self) -> bool:
         """Whether an interrupted cell resumes from its newest checkpoint."""
-        return self.study.interrupted == "resume"
+        return self.study.keys.interrupted == "resume"
 
 
 def plan_study(
@@ -145,9 +145,9 @@ def plan_study(
             raise SettingError("--only", only, f"matches no cell; the first of {number} is {first}")
     cells = StudyFolder(folder)
     cells.check(study, plan)
-    if study.machine is not None:
-        read_machine(study.machine)
-    if study.in_process:
+    if study.keys.machine is not None:
+        read_machine(study.keys.machine)
+    if study.keys.in_process:
         return StudyRun(study, plan, chosen, cells, in_process_command(launcher))
     return StudyRun(study, plan, chosen, cells, rank_command(launcher, max(cell.ranks for cell in chosen)))
 
@@ -173,7 +173,7 @@ def run_study(
     KeyboardInterrupt
         After SIGINT or SIGTERM, when the running cells have been ended.
     """
-    if jobs > 1 and run.study.compares == "times":
+    if jobs > 1 and run.study.keys.compares == "times":
         allowed = "1 for a study that compares times, which cells that run at once disturb (compares = 'training')"
         raise SettingError("--jobs", jobs, allowed)
     missing = [cell for cell in run.chosen if not run.folder.has_ended(cell.id)]

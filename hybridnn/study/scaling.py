@@ -143,14 +143,6 @@ class ScalingLine:
         return Estimate(1.0), *(ratio.scaled(n / scale) for ratio, n in zip(ratios, steps, strict=True))
 
 
-@dataclass(frozen=True)
-class GridTimes:
-    """Seconds per epoch of the grids of one network: ``seconds[batch, model]``."""
-
-    name: str
-    seconds: dict[tuple[int, int], float]
-
-
 def _is_timed(point: StudyPoint) -> bool:
     return point.is_timed
 
@@ -293,9 +285,9 @@ def _ranks_and_seconds(point: StudyPoint) -> tuple[int, float]:
     return point.first.ranks, point.seconds_per_epoch.value
 
 
-def grid_maps(results: StudyResults) -> list[GridTimes]:
-    """Maps of batch x model for every network that ran with several numbers of both; all numbers of ranks together."""
-    maps = []
+def grid_maps(results: StudyResults) -> dict[str, dict[tuple[int, int], float]]:
+    """Seconds per epoch by ranks along batch and model, for every network that ran with several numbers of both."""
+    maps = {}
     for points in alike_points(results.points, constant=lambda point: (*_work(point), point.grid[0])):
         seconds: dict[tuple[int, int], float] = {}
         for point in filter(_is_timed, points):
@@ -304,7 +296,7 @@ def grid_maps(results: StudyResults) -> list[GridTimes]:
         if len({batch for batch, _ in seconds}) > 1 and len({model for _, model in seconds}) > 1:
             name = point_name(results, points[0], without=LAYOUT)
             pipeline = points[0].grid[0]
-            maps.append(GridTimes(name + f", {pipeline} stages" * (pipeline > 1), seconds))
+            maps[name + f", {pipeline} stages" * (pipeline > 1)] = seconds
     return maps
 
 

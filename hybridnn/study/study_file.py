@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.resources import files
@@ -106,36 +106,19 @@ class StudyFile(Conclusions):
 
 @dataclass(frozen=True)
 class Study:
-    """A study with checked axes, in the order in which cells are named, and the nested settings that all cells share.
+    """A form of a study, full or reduced, with checked axes, in the order in which cells are named.
 
-    With `reduced`, ``[reduced]`` has been applied. `threads` are the BLAS threads of every rank of every cell. An
-    `interrupted` cell starts again, as timings need it, or resumes from its newest checkpoint. `machine` is the
-    absolute path of a machine file, or the name of one that ships with the package. `baseline` are values by label, as
-    text: those of the cells that all others are compared with. `minutes` are those of this form, full or reduced. With
-    `in_process`, the ranks of a cell take turns in one process, and the study compares trainings.
-    `paper` and `minutes` are for lists, of this form, full or reduced; `has_reduced` is whether there is a reduced one.
-    `conclusions` are the keys of `Conclusions` as they are in the file, those in ``[reduced]`` below ``"reduced"``, and
-    `other_axes` those of the other form.
-    `file` is the path of the study file, as messages show it.
+    `keys` are those of the file, for the reduced form with its `base` and `minutes`; `compares` is known, and `machine`
+    is an absolute path or a name. `other_axes` are those of the other form, `baseline` has values as text, by label,
+    and `path` is that of the file, as messages show it.
     """
 
-    name: str
-    description: str
+    keys: StudyFile
     reduced: bool
-    base: Mapping[str, Any]
     axes: ChosenAxes
-    threads: int = 1
-    interrupted: Literal["restart", "resume"] = "restart"
-    machine: str | None = None
-    baseline: Mapping[str, str] = field(default_factory=dict)
-    paper: str = ""
-    minutes: float | None = None
-    has_reduced: bool = False
-    conclusions: Table = field(default_factory=dict)
-    other_axes: ChosenAxes = ()
-    file: str = ""
-    compares: Literal["times", "training"] = "training"
-    in_process: bool = False
+    other_axes: ChosenAxes
+    baseline: Mapping[str, str]
+    path: str
 
 
 def ready_studies() -> dict[str, Path]:
@@ -168,45 +151,28 @@ def load_study(name: Path | str, *, reduced: bool = False) -> Study:
     path = ready_studies().get(str(name), Path(name))
     values = _read(path)
     try:
-        return replace(_make_study(values, str(name), reduced=reduced), file=shown_path(path))
+        file = StudyFile.model_validate(values)
+        base, axes, short = deepcopy(file.base), file.axes, file.reduced
+        minutes, other = file.minutes, {**axes, **(short.axes if short else {})}
+        if reduced:
+            if short is None:
+                raise SettingError("--reduced", str(name), "this study has no [reduced] settings")
+            merge(base, short.base)
+            minutes, axes, other = short.minutes, other, axes
+        compares = _what_is_compared(file, axes)
+        chosen = check_axes(_with_repeats(axes, compares), file.variants)
+        others = check_axes(other, file.variants)
+        machine = os.path.abspath(file.machine) if file.machine and Path(file.machine).suffix else file.machine
+        changes = {"base": base, "compares": compares, "machine": machine, "minutes": minutes}
+        baseline = _check_baseline(file.baseline, chosen)
+        return Study(file.model_copy(update=changes), reduced, chosen, others, baseline, shown_path(path))
     except ValidationError as error:
         raise setting_error(error, tuple(StudyFile.model_fields)).in_file(shown_path(path)) from None
     except SettingError as error:
         raise error.in_file(shown_path(path)) from None
 
 
-def _make_study(values: Table, name: str, *, reduced: bool) -> Study:
-    file = StudyFile.model_validate(values)
-    base, axes, short = deepcopy(file.base), file.axes, file.reduced
-    if reduced:
-        if short is None:
-            raise SettingError("--reduced", name, "this study has no [reduced] settings")
-        merge(base, short.base)
-        axes = {**axes, **short.axes}
-    compares = _what_is_compared(file, axes)
-    checked = check_axes(_with_repeats(axes, compares), file.variants)
-    machine = os.path.abspath(file.machine) if file.machine and Path(file.machine).suffix else file.machine
-    return Study(
-        file.name,
-        file.description,
-        reduced,
-        base,
-        checked,
-        threads=file.threads,
-        interrupted=file.interrupted,
-        machine=machine,
-        baseline=_check_baseline(file.baseline, checked),
-        paper=file.paper,
-        minutes=short.minutes if reduced and short else file.minutes,
-        has_reduced=short is not None,
-        conclusions=file.given | ({"reduced": short.given} if short and short.given else {}),
-        other_axes=check_axes({**file.axes, **({} if reduced or not short else short.axes)}, file.variants),
-        compares=compares,
-        in_process=file.in_process,
-    )
-
-
-def _what_is_compared(file: StudyFile, axes: Table) -> Literal["times", "training"]:
+def _what_is_compared(file: StudyFile, axes: Table) -> str:
     """By default times, where an axis of `TIMED` or ``parallel.`` varies, and there are no seeds."""
     if file.in_process:
         if file.compares == "times":
@@ -216,20 +182,18 @@ def _what_is_compared(file: StudyFile, axes: Table) -> Literal["times", "trainin
         return file.compares
     given = by_dotted_name(axes)
     varies = any(
-        (name in TIMED or name.startswith("parallel.")) and isinstance(values, list) and _varies(values)
+        (name in TIMED or name.startswith("parallel."))
+        and isinstance(values, list)
+        and (len(values) > 1 or values == ["all"])
         for name, values in given.items()
     )
     return "times" if varies and "seeds" not in given else "training"
 
 
-def _with_repeats(axes: Table, compares: Literal["times", "training"]) -> Table:
+def _with_repeats(axes: Table, compares: str) -> Table:
     """Add the default number of repeats where a study compares times and names none."""
     given = by_dotted_name(axes)
     return axes if compares == "training" or "repeats" in given else {**axes, "repeats": DEFAULT_REPEATS}
-
-
-def _varies(values: list[Any]) -> bool:
-    return len(values) > 1 or values == ["all"]
 
 
 def _check_baseline(baseline: Table, axes: ChosenAxes) -> dict[str, str]:

@@ -73,7 +73,7 @@ class ManifestCell:
 
 @dataclass(frozen=True)
 class StudyManifest:
-    """Content of ``study.json``; `threads` is None in a folder of an earlier version, which did not fix them.
+    """Content of ``study.json``.
 
     `baseline` and `paper` are those of the `Study`, `conclusions` those of the `CellPlan`.
     """
@@ -82,7 +82,7 @@ class StudyManifest:
     description: str
     reduced: bool
     cells: tuple[ManifestCell, ...]
-    threads: int | None = None
+    threads: int = 1
     baseline: dict[str, str] = field(default_factory=dict)
     paper: str = ""
     conclusions: dict[str, Any] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class StudyFolder:
         if os.path.lexists(folder / STARTED):
             start = _start_text(folder / STARTED)
             return CellState("interrupted", f"{start} and left no end: killed, perhaps at a time limit")
-        if run_status(folder) == "unfinished":  # started by an earlier version
+        if run_status(folder) == "unfinished":
             return CellState("interrupted", "its run left no end")
         return CellState("never run")
 
@@ -145,13 +145,13 @@ class StudyFolder:
             raise SettingError("--out", str(self.path), "is a file, not a folder")
         if os.path.lexists(self.path / MANIFEST):
             manifest = read_manifest(self.path)
-            if (manifest.name, manifest.reduced) != (study.name, study.reduced):
+            if (manifest.name, manifest.reduced) != (study.keys.name, study.reduced):
                 other = manifest.name + ", reduced" * manifest.reduced
                 raise SettingError("--out", str(self.path), f"holds another study ({other}); name another folder")
             finished = [cell.id for cell in manifest.cells if self.has_ended(cell.id)]
-            if manifest.threads not in (None, study.threads) and finished:
+            if manifest.threads != study.keys.threads and finished:
                 problem = f"cell {finished[0]} ran with {manifest.threads} BLAS threads per rank; name another folder"
-                raise SettingError("threads", study.threads, f"in {self.path} {problem}")
+                raise SettingError("threads", study.keys.threads, f"in {self.path} {problem}")
         for cell in plan.cells:
             if self.has_ended(cell.id) and (change := self._change(cell)):
                 raise SettingError(
@@ -161,12 +161,12 @@ class StudyFolder:
     def begin(self, study: Study, plan: CellPlan) -> None:
         """Create the folder and write the manifest; raises `EnvironmentProblem` if that fails."""
         cells = [{"id": cell.id, "ranks": cell.ranks, "values": cell.values} for cell in plan.cells]
-        about = {"format": FORMAT, "name": study.name, "description": study.description, "reduced": study.reduced}
+        about = study.keys.model_dump(include={"name", "description", "threads", "paper"})
+        about |= {"format": FORMAT, "reduced": study.reduced, "baseline": dict(study.baseline)}
+        about |= {"conclusions": plan.conclusions, "cells": cells}
         with self._write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
-            about |= {"threads": study.threads, "baseline": dict(study.baseline)}
-            about |= {"paper": study.paper, "conclusions": plan.conclusions}
-            write_json(self.path / MANIFEST, {**about, "cells": cells})
+            write_json(self.path / MANIFEST, about)
 
     def lock(self, name: str) -> FolderLock:
         """Lock a cell, so that no other process runs it, until the returned lock is released.

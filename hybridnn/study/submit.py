@@ -110,12 +110,12 @@ class Submission:
         """Return the command that submits an array."""
         arguments = [*array.arguments(), *self.options.arguments()]
         offset = [str(array.offset)] * (array.offset > 0)
-        return [*self._sbatch(f"{self.study.name}-{array.ranks}", "%A_%a", arguments), *offset]
+        return [*self._sbatch(f"{self.study.keys.name}-{array.ranks}", "%A_%a", arguments), *offset]
 
     def report_command(self, jobs: Sequence[str]) -> list[str]:
         """Return the command that submits the report, which waits for `jobs` and those of earlier submissions."""
         after = f"--dependency=afterany:{':'.join([*jobs, *dict.fromkeys(self.queued.values())])}"
-        return self._sbatch(f"{self.study.name}-report", "%j", [after, *self.options.arguments(), "--ntasks=1"])
+        return self._sbatch(f"{self.study.keys.name}-report", "%j", [after, *self.options.arguments(), "--ntasks=1"])
 
     def _sbatch(self, name: str, number: str, arguments: Sequence[str]) -> list[str]:
         output = f"--output={self.job_folder / f'%x-{number}.out'}"
@@ -141,9 +141,9 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
     queued = {cell.id: job_of_cell[cell.id] for cell in missing if cell.id in job_of_cell}
     to_submit = [cell for cell in missing if cell.id not in queued]
     _require_data(to_submit)
-    if study.machine is not None:
-        read_machine(study.machine)
-    arrays = _make_arrays(plan, to_submit, options, in_process=study.in_process)
+    if study.keys.machine is not None:
+        read_machine(study.keys.machine)
+    arrays = _make_arrays(plan, to_submit, options, in_process=study.keys.in_process)
     job_folder = next(path for n in count(1) if not (path := folder / "slurm" / str(n)).exists())
     values = {
         "python": sys.executable,

@@ -131,13 +131,6 @@ class TrainConfig:
         "and after the last epoch of `fit`. Records, evaluations and callbacks of the epochs between follow then, "
         "each with the weights after its epoch.",
     )
-    weight_error: Seed = option(
-        "training",
-        0,
-        "Record in every `StepRecord` the errors of stale and of predicted weights for 1 to this many updates (Chen "
-        "et al. 2018, Figure 8); 0: do not. With an exact method and an optimizer with momentum. Slows the training "
-        "down.",
-    )
     distribution: Annotated[str, OneOf(DISTRIBUTIONS)] = option(
         "data",
         "local",

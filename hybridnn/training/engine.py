@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from hybridnn.gpu.cuda_graphs import CudaGraphSteps, DeviceSampleCache, GraphedExecutor
     from hybridnn.parallel.replica_sharing import Sharing
     from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
-    from hybridnn.training.weight_errors import WeightErrors
 
 
 EVALUATED_SAMPLES, EVALUATION_BYTES = 1 << 12, 1 << 28
@@ -83,7 +82,7 @@ class Engine:
         *,
         fused_update: bool = True,
     ) -> None:
-        self._config, self._grid, self.layout, self._sharing, self._kernels = config, grid, layout, sharing, kernels
+        self.config, self._grid, self.layout, self._sharing, self._kernels = config, grid, layout, sharing, kernels
         self.dtype = np.dtype(config.dtype)
         kernels.compile(self.dtype)
         fused = fused_update and uses_fused_update(config, grid, layout, sharing, on_host=kernels.on_host)
@@ -106,7 +105,6 @@ class Engine:
         ]
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
         self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
-        self.weight_errors = self._make_weight_errors()
         self.samples: DeviceSampleCache | None = None
         self._graphs: CudaGraphSteps | None = None
         if not kernels.on_host:
@@ -123,18 +121,6 @@ class Engine:
         self._runtimes: list[ChunkRuntime] = []
         self._evaluation_runtimes: list[ChunkRuntime] = []
         self._executors: dict[tuple[str | None, bool, int], Executor] = {}
-
-    def _make_weight_errors(self) -> WeightErrors | None:
-        config = self._config
-        if config.weight_error == 0:
-            return None
-        if not (self.layout.exact and config.optimizer.predicts_weights):
-            needs = "an exact method and an optimizer that predicts weights, such as SGD with momentum"
-            raise SettingError("training.weight_error", config.weight_error, f"above 0 needs {needs}")
-        from hybridnn.training.weight_errors import WeightErrors
-
-        parameters = config.model.parameters
-        return WeightErrors(config.weight_error, config.optimizer, self.chunks, self.states, self.arrays, parameters)
 
     @property
     def updates(self) -> int:
@@ -200,11 +186,11 @@ class Engine:
 
     def _clip(self) -> None:
         """Scale the gradient down if its norm exceeds the limit; asynchronous on a device."""
-        if self._config.clip_norm is None:
+        if self.config.clip_norm is None:
             return
         norm = self.arrays.squared_gradient_norm()
         for chunk in self.chunks:
-            chunk.replica.clip(norm, self._config.clip_norm)
+            chunk.replica.clip(norm, self.config.clip_norm)
 
     def require_finite(self, test: Metrics | None, step: int) -> None:
         """Check that the weights after a step and the test loss are finite.
@@ -226,7 +212,7 @@ class Engine:
         """Loss and accuracy or R² on all samples of `split`; every sample counts once."""
         grid, loss = self._grid, self._kernels.zeros((1,), self.dtype)
         batches = list(minibatches(np.arange(split.samples), self._forward_size))
-        sums: MetricSums = RegressionSums(self._kernels, self._config.model.sizes[-1])
+        sums: MetricSums = RegressionSums(self._kernels, self.config.model.sizes[-1])
         if split.task == "classification":
             sums = ClassificationSums(self._kernels, len(batches))
         compute_loss = self._loss(split.task)
@@ -246,7 +232,7 @@ class Engine:
 
     def predict(self, x: HostArray) -> HostArray:
         """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
-        outputs = np.zeros((len(x), self._config.model.sizes[-1]), self.dtype)
+        outputs = np.zeros((len(x), self.config.model.sizes[-1]), self.dtype)
         grid, kernels = self._grid, self._kernels
 
         def own(rows: HostArray) -> HostArray:
@@ -272,10 +258,10 @@ class Engine:
     @property
     def _forward_size(self) -> int:
         """Samples of a forward pass, the capacity of its workspaces: a microbatch, or more on a GPU."""
-        microbatch = ceil(self._config.batch_size / self.layout.microbatches)
+        microbatch = ceil(self.config.batch_size / self.layout.microbatches)
         if not self._evaluates_large_blocks:
             return microbatch
-        sizes = self._config.model.sizes
+        sizes = self.config.model.sizes
         bytes_per_sample = (sum(sizes) + 2 * max(sizes)) * self.dtype.itemsize
         return max(microbatch, min(EVALUATED_SAMPLES, EVALUATION_BYTES // bytes_per_sample))
 
@@ -307,7 +293,7 @@ class Engine:
 
     def _loss(self, task: str) -> Callable[[StageArrays, int, HostArray], None]:
         """The function that computes a microbatch's loss and output gradient."""
-        kernels, name = self._kernels, resolve_loss(self._config.model, task)
+        kernels, name = self._kernels, resolve_loss(self.config.model, task)
 
         def loss(arrays: StageArrays, size: int, total: HostArray) -> None:
             outputs, targets, gradient = arrays.outputs, arrays.targets, arrays.output_gradient
@@ -327,10 +313,10 @@ class Engine:
                     plan,
                     self._grid,
                     chunk,
-                    self._config.optimizer,
+                    self.config.optimizer,
                     state,
-                    batch_size=self._forward_size if own else self._config.batch_size,
-                    synchronous=self._config.synchronous_sends,
+                    batch_size=self._forward_size if own else self.config.batch_size,
+                    synchronous=self.config.synchronous_sends,
                     trains=not own,
                 )
                 for plan, chunk, state in zip(plans, self.chunks, self.states, strict=True)

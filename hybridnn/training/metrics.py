@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.checkpoints.progress import Progress
 from hybridnn.comm.group import Group
 from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
+from hybridnn.training.progress import Progress
 
 
 def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:

@@ -35,8 +35,8 @@ def check(study: Study, cells: Iterable[Cell]) -> dict[str, Any]:
     SettingError
         If a key or value is not allowed, or a statement compares no cells of the full form.
     """
-    given = {key: value for key, value in study.conclusions.items() if key != "reduced"}
-    short = study.conclusions.get("reduced", {}) if study.reduced else {}
+    given, reduced = study.keys.given, study.keys.reduced
+    short = reduced.given if study.reduced and reduced else {}
     section = "reduced." if "statements" in short else ""
     try:
         conclusions = Conclusions.model_validate(given | short)
@@ -45,7 +45,7 @@ def check(study: Study, cells: Iterable[Cell]) -> dict[str, Any]:
     others = {axis.label: values for axis, values in study.other_axes}
     known = [(axis, values + [v for v in others.get(axis.label, []) if v not in values]) for axis, values in study.axes]
     conclusions = conclusions.checked(section, known)
-    for number, statement in enumerate(conclusions.statements if study.in_process else ()):
+    for number, statement in enumerate(conclusions.statements if study.keys.in_process else ()):
         for name in {statement.quantity, statement.other_quantity}:
             if MEASURES[name].kind == "time":
                 problem = "ranks that take turns in one process (in_process) have no times"

@@ -107,12 +107,12 @@ def test_a_run_goes_on_from_an_older_checkpoint(run_hybridnn: Run, monkeypatch: 
     train = (*SMALL, "--epochs", str(epochs), "--set", f"training.keep={8 * epochs}")
     assert run_hybridnn(*train, "--out", "uninterrupted")[0] == 0
 
-    def on_epoch(view: TrainView, record: Any) -> None:
+    def on_epoch_end(view: TrainView, trainer: Any, record: Any) -> None:
         if record.epoch == epochs - 1:
             raise RuntimeError("the plug was pulled")
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainView, "on_epoch", on_epoch)
+        patch.setattr(TrainView, "on_epoch_end", on_epoch_end)
         with pytest.raises(RuntimeError, match="plug"):
             run_hybridnn(*train, "--out", RUN)
     newest = sorted(Path(RUN, "checkpoints").iterdir(), reverse=True)

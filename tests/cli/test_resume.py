@@ -97,7 +97,7 @@ def test_a_crashed_run_resumes_from_the_newest_valid_checkpoint(
 ) -> None:
     often = ("training.checkpoint_every=5", "training.keep=2")
     with monkeypatch.context() as broken:
-        broken.setattr(TrainView, "on_epoch", lambda view, record: record.epoch == 2 and fail())
+        broken.setattr(TrainView, "on_epoch_end", lambda view, trainer, record: record.epoch == 2 and fail())
         broken.setattr(CheckpointWriter, "begin", CheckpointWriter.write)  # on disk before the next step
         with pytest.raises(RuntimeError, match="power"):
             run_hybridnn(*TRAIN, *(word for setting in often for word in ("--set", setting)))

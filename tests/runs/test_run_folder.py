@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridnn.checkpoints.progress import Progress
 from hybridnn.config.settings import Settings, load_settings
 from hybridnn.drawing.learning_curve import linear_ticks, logarithmic_ticks
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
@@ -24,6 +23,7 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
+from hybridnn.training.progress import Progress
 from hybridnn.training.records import EpochRecord, StepRecord
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -432,7 +432,7 @@ def _in_process(tmp_path: Path, before: str = "", after: str = "") -> Study:
 
 def test_stages_in_one_process_have_results_and_no_times(tmp_path: Path) -> None:
     study = _in_process(tmp_path)
-    assert (study.compares, [axis.name for axis, _ in study.axes]) == ("training", ["ranks", "methods"])
+    assert (study.keys.compares, [axis.name for axis, _ in study.axes]) == ("training", ["ranks", "methods"])
     command = _plan(tmp_path, study, "env LAUNCHED={ranks}").command(_plan(tmp_path, study).chosen[0])
     assert command[:2] == ["env", "LAUNCHED=1"], "a launcher starts the one process"
     plan = plan_study(study, tmp_path / "out")

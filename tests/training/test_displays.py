@@ -18,6 +18,7 @@ from hybridnn import MLP, ProcessGrid, ProgressBar, Trainer, schedule
 from hybridnn.drawing.grid_picture import OWN, grid_picture
 from hybridnn.errors import DataError, SettingError, UnequalSettingError
 from hybridnn.training.records import EpochRecord, History
+from reference.callbacks import Calling
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -226,7 +227,7 @@ def test_records_print_as_a_short_line() -> None:
     def keep(record: Any) -> None:
         lines.append(str(record))
 
-    trainer.fit(x, y, epochs=1, validation=(x, y), on_step=keep, on_epoch=keep, on_evaluation=keep)
+    trainer.fit(x, y, epochs=1, validation=(x, y), callbacks=[Calling(on_step=keep, on_epoch=keep, on_evaluated=keep)])
     history = trainer.history
     assert lines[0] == f"step 1: train loss {history.steps[0].train_loss:.4g}"
     assert lines[-1] == f"epoch 1: {measured(history.epochs[0])}"

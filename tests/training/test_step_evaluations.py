@@ -13,6 +13,7 @@ import pytest
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.runs.run_files import read_run
 from hybridnn.training.records import EvaluationRecord
+from reference.callbacks import Calling
 from reference.cases import assert_arrays_close, assert_close, data
 from reference.pipeline_cases import DELAYED_CASES, MOMENTUM, expected_outcome, pipelined_trainer
 from reference.trained_runs import REGRESSION, regression_file, train
@@ -38,12 +39,14 @@ def test_records_are_those_of_trainings_that_stop_there(comm: MPI.Intracomm, axi
     """Five steps per epoch, evaluated every three: between steps, and after the last step of an epoch."""
     seen: list[EvaluationRecord] = []
     trainer = trainer_on(comm, axis, 3)
-    history = trainer.fit(X, Y, epochs=3, validation=TEST, on_evaluation=seen.append)
+    history = trainer.fit(X, Y, epochs=3, validation=TEST, callbacks=[Calling(on_evaluated=seen.append)])
     assert [(record.step, record.epoch) for record in seen] == [(3, 1), (6, 2), (9, 2), (12, 3), (15, 3)]
     assert history.evaluations == seen
     for record in seen:
         stopped = trainer_on(comm, axis, 0)
-        stopped.fit(X, Y, epochs=3, should_stop=lambda reached, step=record.step: reached.step == step)
+        stopped.fit(
+            X, Y, epochs=3, callbacks=[Calling(should_stop=lambda reached, step=record.step: reached.step == step)]
+        )
         test = stopped.evaluate(*TEST)
         assert (record.test_loss, record.test_accuracy, record.test_r2) == (test.loss, test.accuracy, test.r2)
     plain = trainer_on(comm, axis, 0)
@@ -114,5 +117,11 @@ def test_a_record_of_a_run_that_stops_is_kept_once() -> None:
     one, two = (Trainer(MLP([5, 7, 2]), batch_size=10, evaluate_every_steps=2) for _ in range(2))
     whole = one.fit(X, Y, epochs=2, validation=TEST)
     for step in (4, 99):
-        two.fit(X, Y, epochs=3 - two.progress.epoch, validation=TEST, should_stop=lambda at, step=step: at.step == step)
+        two.fit(
+            X,
+            Y,
+            epochs=3 - two.progress.epoch,
+            validation=TEST,
+            callbacks=[Calling(should_stop=lambda at, step=step: at.step == step)],
+        )
     assert [asdict(record) for record in two.history.evaluations] == [asdict(record) for record in whole.evaluations]

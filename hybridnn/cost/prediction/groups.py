@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of, one_per_node
 from hybridnn.cost.machine import Machine, MessageOverhead
-from hybridnn.parallel.places import NodeFilling, Placement, StagePlace, distinct_neighbours, grid_places
+from hybridnn.cost.prediction.places import Placement, StagePlace, distinct_neighbours, grid_places, replica_groups
+from hybridnn.parallel.places import NodeFilling
 from hybridnn.pipeline.layout import Layout
 
 
@@ -79,7 +80,7 @@ class Groups:
 
     def sharers(self, stage: int) -> RankGroups:
         """The batch ranks of a node that share a replica."""
-        return RankGroups(self.machine, "batch", max(map(max, self._layout.replica_groups(stage))), None)
+        return RankGroups(self.machine, "batch", max(map(max, replica_groups(self._layout, stage))), None)
 
     def owners(self, stage: int, placement: Placement) -> RankGroups:
         """The owners of a slice, one on each node of a batch group with that placement; those of all slices at once."""
@@ -109,7 +110,7 @@ class Groups:
 
     def like(self, stage: int) -> Hashable:
         """What is equal for stages whose groups are: their ranks, and how these are placed on nodes."""
-        placements = tuple(self._layout.replica_groups(stage).items())
+        placements = tuple(replica_groups(self._layout, stage).items())
         return self._layout.stages[stage], *self._axes(stage), placements
 
 

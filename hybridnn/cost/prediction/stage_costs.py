@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hybridnn.cost.machine import Compute, Machine, MessageOverhead, kept
 from hybridnn.cost.prediction.groups import Collective, Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, compute_at, overlapped
+from hybridnn.cost.prediction.places import Placement, has_own_replicas, replica_groups
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.parallel.places import Placement
 from hybridnn.parallel.replica_sharing import slice_bounds
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
@@ -55,7 +56,7 @@ class StageCosts:
         self._fuses_update = workload.fuses_update(layout)
         self._overlap = machine.overlap if layout.overlap else None
         self.groups, self.compute, self.chunks, self.overheads, self.equal_stages = _unscheduled_costs(
-            machine, workload, layout.without_schedule
+            machine, workload, replace(layout, method="sequential", microbatches=1, merges=False)
         )
         # Where overheads are known, they are part of the computations, and nothing else occupies a receiver.
         self.hidden = 1.0 if any(map(any, self.overheads)) else machine.overlap.hidden_fraction
@@ -279,9 +280,9 @@ class StageCosts:
             return total
         samples = self._samples(stage, self.layout.microbatches - 1)
         for number, costs in enumerate(self.chunks[stage]):
-            placements = self.layout.replica_groups(stage)
+            placements = replica_groups(self.layout, stage)
             blocking = max(self.reduction(stage, number, placement).seconds for placement in placements)
-            if not self.layout.has_own_replicas(stage):
+            if not has_own_replicas(self.layout, stage):
                 total += TimeBreakdown(communication=blocking)
                 continue
             concurrent = costs.backward(samples, accumulate=False).computing
@@ -292,7 +293,7 @@ class StageCosts:
         if self._fuses_update:
             total = self._fused_update()
         else:
-            updates = (self._group_update(stage, placement) for placement in self.layout.replica_groups(stage))
+            updates = (self._group_update(stage, placement) for placement in replica_groups(self.layout, stage))
             total = max(updates, key=lambda update: update.total)
         total += self._instruction() + TimeBreakdown(overhead=self.compute.step_seconds)
         return total + TimeBreakdown(communication=_seconds(self.loss_broadcast()))
@@ -365,7 +366,7 @@ class UnscheduledCosts(NamedTuple):
 
 @kept(1 << 10)
 def _unscheduled_costs(machine: Machine, workload: Workload, layout: Layout) -> UnscheduledCosts:
-    """Costs of a `Layout.without_schedule`, at the pace of the slowest of all ranks, which wait for each other."""
+    """Costs of a layout without its schedule, at the pace of the slowest of all ranks, which wait for each other."""
     groups, dtype = Groups(layout, machine), workload.dtype
     busy_ranks = groups.busy_ranks
     pace = machine.compute_for(dtype, busy_ranks).pace(layout.ranks)

@@ -43,6 +43,6 @@ The lines of Kang's tables, as `instructions`, which `hybridnn.pipeline.executio
 "Create deque", "store" and "pop"             none: buffers of `memory_plan`; of gradients, those of a receiver
 ============================================  ==================================================================
 
-Loads and messages are placed among the computations of Table 5 by `message_placement.place_messages`; the orders of
-Tables 3 and 4 have them where the tables do.
+Loads and messages are placed among the computations of Table 5 by `schedule.with_loads` and
+`message_placement.place_messages`; the orders of Tables 3 and 4 have them where the tables do.
 """

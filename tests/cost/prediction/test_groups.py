@@ -14,6 +14,7 @@ from hybridnn.cost.collectives import crossings_of, pairs, rounds_of
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.planning.plan import plan
 from hybridnn.cost.prediction.groups import Groups
+from hybridnn.cost.prediction.places import has_own_replicas, replica_groups
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.execution.point_to_point import StagePosition, pieces_sent
 from hybridnn.pipeline.layout import Layout
@@ -90,9 +91,9 @@ def test_groups_of_random_layouts_span_the_nodes_of_their_ranks() -> None:
                 len(set(one)) > 1 for one in columns
             )
             ways = Counter(tuple(times for _, times in sorted(Counter(one).items())) for one in columns)
-            assert shared.replica_groups(stage) == ways
-            assert shared.has_own_replicas(stage) == any(max(way) == 1 for way in ways)
-            assert sum(shared.replica_groups(stage).values()) == model
+            assert replica_groups(shared, stage) == ways
+            assert has_own_replicas(shared, stage) == any(max(way) == 1 for way in ways)
+            assert sum(replica_groups(shared, stage).values()) == model
             assert sum(map(len, rows)) == batch * model
     assert spanning > 20, "few of these model groups would fit a node and are not on one"
 

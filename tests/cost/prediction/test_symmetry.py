@@ -16,14 +16,14 @@ from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.planning.layouts import feasible_layouts
 from hybridnn.cost.planning.plan import StepBounds
-from hybridnn.cost.prediction import groups, stage_costs
+from hybridnn.cost.prediction import groups, places, stage_costs
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
+from hybridnn.cost.prediction.places import GridPlaces, StagePlace
 from hybridnn.cost.prediction.predict import Prediction, predict
+from hybridnn.cost.prediction.times import pipeline_of
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation import simulate_layout
-from hybridnn.parallel import places
-from hybridnn.parallel.places import GridPlaces, StagePlace
 from hybridnn.pipeline.layout import Layout
 from reference.placement import place_ranks
 
@@ -42,7 +42,7 @@ CACHES = (
     groups._axis_crossings,
     groups._flows,
     places.grid_places,
-    places.replica_groups,
+    places._batch_group_placements,
 )
 
 
@@ -83,7 +83,7 @@ def compute_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def figures(prediction: Prediction) -> dict[str, Any]:
-    return asdict(replace(prediction, layout=prediction.layout.pipeline_only))
+    return asdict(replace(prediction, layout=pipeline_of(prediction.layout)))
 
 
 def assert_equal(found: Any, expected: Any) -> None:
