@@ -30,6 +30,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn._version import __version__
+from hybridnn.checkpoints.file_io import (
+    NOT_SHARED,
+    Rectangle,
+    file_sha256,
+    nearest_existing,
+    nodes_without,
+    npy_header,
+    sync,
+    write_file,
+    write_rectangle,
+)
 from hybridnn.checkpoints.folder import clean, partial_folder, prune, publish, step_folder
 from hybridnn.checkpoints.manifest import FORMAT_VERSION, MANIFEST, SUMS, ArrayEntry, Manifest, Origin
 from hybridnn.checkpoints.shards import (
@@ -42,17 +53,6 @@ from hybridnn.checkpoints.shards import (
 )
 from hybridnn.comm.agreement import agree, name_hosts
 from hybridnn.comm.blocks import block_sizes
-from hybridnn.comm.file_io import (
-    NOT_SHARED,
-    Rectangle,
-    file_sha256,
-    nearest_existing,
-    nodes_without,
-    npy_header,
-    sync,
-    write_file,
-    write_rectangle,
-)
 from hybridnn.comm.group import Group
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.nn.mlp import MLP

@@ -11,9 +11,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from hybridnn.checkpoints.file_io import NOT_SHARED, nodes_without
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import agree, broadcast_text, name_hosts
-from hybridnn.comm.file_io import NOT_SHARED, nodes_without
 from hybridnn.comm.recorder import Recorder
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError

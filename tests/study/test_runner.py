@@ -20,7 +20,7 @@ from hybridnn.runs.run_files import read_run
 from hybridnn.study.cells import Cell
 from hybridnn.study.report_files import csv_text, point_rows
 from hybridnn.study.results import read_results
-from hybridnn.study.runner import CellOutcome, StudyRun, TrainCommand, default_folder, plan_study, run_study
+from hybridnn.study.runner import CellOutcome, StudyRun, StudyView, TrainCommand, default_folder, plan_study, run_study
 from hybridnn.study.scaling import compare_points
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.study.study_folder import StudyFolder, read_manifest
@@ -55,7 +55,7 @@ while len(list(folder.parent.glob("*/here"))) < 2:
 """
 
 
-class View:
+class View(StudyView):
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.threads: set[int | None] = set()

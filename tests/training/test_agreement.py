@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, ProcessGrid, Trainer
+from hybridnn.checkpoints import file_io
 from hybridnn.checkpoints.writing import checkpoint_writer
-from hybridnn.comm import file_io
 from hybridnn.comm.agreement import agree, name_hosts
 from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
 from reference.ranks import on_nodes, this_rank

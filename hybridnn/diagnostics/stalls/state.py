@@ -186,7 +186,7 @@ class JobState:
 LAST_EVENTS = 8
 LAST_FRAMES = 12
 
-NOT_WAITING = tuple(PACKAGE + name for name in ("diagnostics/stalls/", "comm/file_io.py"))
+NOT_WAITING = f"{PACKAGE}diagnostics/stalls/"
 """Communication code that waits for no rank, or runs in threads beside the training."""
 
 
