@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.cases import Case
-from benchmarks.timing import Run, alternate, seconds_of
+from benchmarks.harness import Run, alternate, seconds_of
 from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.parallel.workspace import NARROW
 
