@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_size
 from hybridnn.comm.group import Group
-from hybridnn.comm.recorder import capture_calls, replay_calls
+from hybridnn.comm.recorder import Call, CapturedCalls, Recorder, capture_calls
 from hybridnn.gpu.device_samples import DeviceSamples, PartOfOrder
 from hybridnn.nn.kernels import Array
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
@@ -197,5 +197,23 @@ class CudaGraphSteps:
             warnings.warn(what, RuntimeWarning, stacklevel=2)
             return False
         replays[0]()  # the capture computed nothing, but its calls are already in the recorder
-        self._replays[size] = partial(replay_calls, self._group.recorder, calls, replays[0])
+        self._replays[size] = partial(_replay_calls, self._group.recorder, calls, replays[0])
         return True
+
+
+def _replay_calls(recorder: Recorder, calls: CapturedCalls, work: Callable[[], None], about: object) -> None:
+    """Run `work`, which replays `calls` in a CUDA graph, and note them.
+
+    Their purpose is `about`, the replayed step, not the captured one. They count in the totals and in the progress of
+    each group. The time of `work` is the time to begin them, so each has a duration of zero.
+    """
+    for record, _ in calls:
+        call = Call._make(record)._replace(start=perf_counter(), about=about)
+        if call.number:  # 0 for messages
+            call.channel.entered += 1
+            call = call._replace(number=call.channel.entered)
+            call.channel.recent.append(call)
+        recorder.current_call = call
+    work()
+    for (name, channel, *_), sent in calls:
+        recorder.end_communication(name, channel.axis, perf_counter(), sent, 1, about)
