@@ -13,9 +13,7 @@ from hybridnn.study.statistics import Estimate, ratio_of_medians
 from hybridnn.utils.text import counted
 
 LAYOUT = frozenset({"ranks", "nodes", "grid"})
-WORK = frozenset(
-    {"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.synthetic.samples", "data.rows"}
-)
+WORK = frozenset({"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.rows"})
 """Axes that change the number of samples of an epoch or a minibatch."""
 
 

@@ -22,7 +22,7 @@ STUDY = """
 name = "s"
 {key}
 base.model.hidden = [4]
-base.data = {{name = "synthetic", synthetic = {{samples = 20, test_samples = 5}}}}
+base.data = {{name = "synthetic", rows = 20, synthetic = {{test_samples = 5}}}}
 base.training = {{epochs = {epochs}, batch_size = 20{more}}}
 axes = {{seeds = [0]}}
 """

@@ -418,7 +418,7 @@ in_process = true
 [base]
 model = {hidden = [8, 8, 8]}
 training = {epochs = 2, evaluate_every = 2}
-data = {name = "synthetic", synthetic = {samples = 100, test_samples = 20}}
+data = {name = "synthetic", rows = 100, synthetic = {test_samples = 20}}
 [axes]
 ranks = [3]
 methods = ["pipedream", "fr"]
