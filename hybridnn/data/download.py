@@ -16,7 +16,7 @@ from typing import IO
 from hybridnn.errors import DataError
 from hybridnn.utils.files import shipped_folder
 
-from .info import DatasetInfo, Member, RemoteFile
+from .dataset import DatasetInfo, Member, RemoteFile
 
 
 def cache_folder() -> Path:

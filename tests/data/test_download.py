@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from hybridnn.data import DatasetInfo, RemoteFile, dataset_info, fetch, load_dataset, locate
+from hybridnn.data.dataset import Member
 from hybridnn.data.download import open_members
-from hybridnn.data.info import Member
 from hybridnn.errors import DataError
 
 CONTENT = b"1 2 3\n"
