@@ -86,7 +86,7 @@ setup(
         "hybridnn.gpu": ["cuda/*.cu"],
         "hybridnn.drawing": ["page/*"],
         "hybridnn.datasets": ["*.npz"],
-        "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml"],
+        "hybridnn.hpc_jobs": ["*.sbatch", "*.toml", "machines/*.toml"],
     },
     install_requires=[
         "numpy>=2",

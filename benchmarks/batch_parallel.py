@@ -8,10 +8,9 @@ from typing import Any
 from mpi4py import MPI
 
 from benchmarks.cases import CASES, Case, our_run, torch_model, torch_run
-from benchmarks.choice import read_choice
+from benchmarks.harness import Comparison, Run, alternate, read_choice
 from benchmarks.limits import compare_with_limits
 from benchmarks.ranks import WORLD, gloo, idle_barrier, print_row
-from benchmarks.timing import Comparison, Run, alternate
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.blocks import block_slice
 

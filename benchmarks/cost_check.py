@@ -13,7 +13,7 @@ from datetime import date
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -31,9 +31,6 @@ from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.step_timer import TrainingTimer
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
 RESULTS = Path(__file__).parent / "results"
 
 NETWORKS = (
@@ -48,6 +45,7 @@ NETWORKS = (
 
 ROUNDS = 5
 ROUND_SECONDS = 0.3
+LEAST_STEPS = 8  # of a round
 APART = 1.15
 """Factor between measured times from which on the order of two layouts should be predicted correctly."""
 
@@ -104,21 +102,13 @@ class Run:
     measured: list[float]
 
 
-def prepare(
-    machine: Machine,
-    model: MLP,
-    batch_size: int,
-    case: Case,
-    *,
-    least_steps: int = 8,
-    comm: MPI.Intracomm | None = None,
-) -> Run:
-    """Predict a layout of the ranks of `comm`, by default all, and choose the steps of a round, at least so many."""
-    grid = ProcessGrid(comm if case.axes else import_mpi().COMM_SELF, **case.axes)
+def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> Run:
+    """Predict a layout, and choose the steps of a round."""
+    grid = ProcessGrid(None if case.axes else import_mpi().COMM_SELF, **case.axes)
     quiet = {"log_every": 10**6, "evaluate_every": 10**6}
     trainer = Trainer(model, SGD(lr=1e-6), grid=grid, batch_size=batch_size, **quiet, **case.settings)
     one = Workload(model, batch_size, batch_size, classification=False)
-    steps = max(least_steps, round(ROUND_SECONDS / predict(one, trainer.layout, machine).seconds_per_step))
+    steps = max(LEAST_STEPS, round(ROUND_SECONDS / predict(one, trainer.layout, machine).seconds_per_step))
     epoch = predict(Workload(model, steps * batch_size, batch_size, classification=False), trainer.layout, machine)
     return Run(model.sizes, batch_size, case.name, trainer, steps, epoch.seconds_per_epoch / steps, [])
 
@@ -133,17 +123,12 @@ def check(machine: Machine) -> list[Result]:
         for case in cases()
         if case.axes or first
     ]
-    measure_in_turn(runs, ROUNDS)
-    return [result_of(run) for run in runs]
-
-
-def measure_in_turn(runs: Sequence[Run], rounds: int) -> None:
-    """Measure all runs in every round, after one round as a warm-up."""
-    for number in range(rounds + 1):
+    for number in range(ROUNDS + 1):
         for run in runs:
             seconds = measure(run)
-            if number:
+            if number:  # after one round as a warm-up
                 run.measured.append(seconds)
+    return [result_of(run) for run in runs]
 
 
 def result_of(run: Run) -> Result:
@@ -161,14 +146,14 @@ def measure(run: Run) -> float:
     return run.batch_size / run.trainer.fit(x, y, epochs=1).epochs[-1].samples_per_second
 
 
-def order_rate(results: Sequence[Result], apart_by: float = APART) -> tuple[int, int]:
+def order_rate(results: Sequence[Result]) -> tuple[int, int]:
     """Number of pairs of layouts of one network with different times, and of those predicted in the right order."""
     apart = right = 0
     for one, other in combinations(results, 2):
         if (one.network, one.batch_size) != (other.network, other.batch_size):
             continue
         fast, slow = sorted((one, other), key=lambda result: result.measured_seconds_per_step)
-        if slow.measured_seconds_per_step > apart_by * fast.measured_seconds_per_step:
+        if slow.measured_seconds_per_step > APART * fast.measured_seconds_per_step:
             apart += 1
             right += slow.predicted_seconds_per_step > fast.predicted_seconds_per_step
     return apart, right

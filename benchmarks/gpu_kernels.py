@@ -24,7 +24,7 @@ from hybridnn import SGD, AdamW
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import cupy_kernels
 from hybridnn.gpu.cupy_loading import load_cupy
-from hybridnn.nn.backend import Kernels
+from hybridnn.nn.kernels import Kernels
 
 RESULTS = Path(__file__).parent / "results"
 NUMBERS = 1 << 26

@@ -28,14 +28,13 @@ from rich.table import Table
 from benchmarks.cases import GPU_CASES, Case, our_run, torch_model, torch_run
 from benchmarks.gpu_kernels import RESULTS, device_facts
 from benchmarks.gpu_report import TRAINING, draw_if_possible
+from benchmarks.harness import alternate, seconds_of
 from benchmarks.limits import products_of, torch_products_of
-from benchmarks.timing import alternate, seconds_of
 from hybridnn import DeviceOptions, ProcessGrid
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import cupy_kernels
 from hybridnn.gpu.cupy_loading import load_cupy
-from hybridnn.nn.backend import Kernels
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY, Kernels
 
 PAIRS = 5
 SECONDS = 1.0

@@ -11,10 +11,8 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.cases import Case
-from benchmarks.timing import Run, alternate, seconds_of
-from hybridnn.nn import numpy_kernels
-from hybridnn.nn.backend import Array, Kernels
-from hybridnn.nn.numpy_kernels import NUMPY, NumpyKernels
+from benchmarks.harness import Run, alternate, seconds_of
+from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.parallel.workspace import NARROW
 
 __all__ = [
@@ -106,15 +104,15 @@ def products_in(run: Run) -> Products:
         return record
 
     names = "matmul", "matmul_transposed", "add_product"
-    recorders = {name: staticmethod(recording(getattr(numpy_kernels, name))) for name in names}
-    with patch.multiple(NumpyKernels, **recorders):
+    recorders = {name: staticmethod(recording(getattr(NUMPY, name))) for name in names}
+    with patch.multiple(Kernels, **recorders):
         run()
 
     def products() -> None:
         for multiply, arguments in calls:
             multiply(*arguments)
 
-    return Products(products, are_added=any(multiply is numpy_kernels.add_product for multiply, _ in calls))
+    return Products(products, are_added=any(multiply == NUMPY.add_product for multiply, _ in calls))
 
 
 def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks.cases import CASES, MICROBATCHES, Case
-from benchmarks.launch import run_lines
+from benchmarks.harness import run_lines
 
 __all__ = ["grown_bytes"]
 

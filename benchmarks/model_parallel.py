@@ -7,10 +7,9 @@ from typing import Any
 
 from benchmarks.batch_parallel import compare_with_one_rank
 from benchmarks.cases import CASES, Case, our_run, torch_model, torch_run
-from benchmarks.choice import read_choice
+from benchmarks.harness import Run, alternate, read_choice
 from benchmarks.limits import compare_with_limits
 from benchmarks.ranks import WORLD, gloo, print_row
-from benchmarks.timing import Run, alternate
 from hybridnn import ProcessGrid, Trainer
 
 SPLITS = ("columns", "alternating")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.launch import run_lines
+from benchmarks.harness import run_lines
 from benchmarks.memory import grown_bytes
 from benchmarks.tables import Sheet
 
@@ -16,23 +16,13 @@ __all__ = ["PARTS", "Part"]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the benchmarks.
+    """A part of the benchmarks."""
 
-    Attributes
-    ----------
-    module : str
-        Module of this package that measures.
-    bars : str
-        Label of its ratios in the chart.
-    has_peer : bool
-        Whether rows with a ratio compare with PyTorch, so that the memory of both programs is measured.
-    """
-
-    module: str
+    module: str  # of this package, which measures
     ranks: int
     sheets: tuple[Sheet, ...]
-    bars: str
-    has_peer: bool = True
+    bars: str  # label of its ratios in the chart
+    has_peer: bool = True  # whether rows with a ratio compare with PyTorch, so that the memory of both is measured
 
     def measure(self, words: Sequence[str], pairs: int | None) -> list[dict[str, Any]]:
         """Results of the networks that `words` select, from `pairs` of runs or the default number."""
@@ -51,7 +41,4 @@ PARTS = {
     "model": Part("model_parallel", 2, (tables.MODEL,), "model, 2 ranks, over tensor parallel"),
     "pipeline": Part("pipeline", 2, (tables.PIPELINE, tables.METHODS), "2 stages, over torch pipelining"),
     "shared": Part("shared_replicas", 2, (tables.SHARED,), "shared replica, 2 ranks over one", has_peer=False),
-    "in-process": Part(
-        "in_process", 1, (tables.RANKS, tables.ENGINE), "2 x 2 in one process, over one", has_peer=False
-    ),
 }

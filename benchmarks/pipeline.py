@@ -8,10 +8,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.cases import CASES, LEARNING_RATE, MICROBATCHES, MOMENTUM, Case, make_data, our_run, torch_model
-from benchmarks.choice import read_choice
+from benchmarks.harness import Run, alternate, in_turn, read_choice
 from benchmarks.limits import compare_with_limits
 from benchmarks.ranks import WORLD, gloo, print_row
-from benchmarks.timing import Run, alternate, in_turn
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
 from hybridnn.pipeline.partition.layer_profile import time_layers

@@ -9,9 +9,8 @@ from typing import Any
 from mpi4py import MPI
 
 from benchmarks.cases import CASES, Case, our_run, sklearn_run, torch_model, torch_run
-from benchmarks.choice import read_choice
+from benchmarks.harness import Run, alternate, read_choice
 from benchmarks.limits import compare_with_limits
-from benchmarks.timing import Run, alternate
 from hybridnn import ProcessGrid, Trainer
 
 PAIRS_SKLEARN = 3

@@ -11,9 +11,8 @@ from typing import Any
 from mpi4py import MPI
 
 from benchmarks.cases import CASES, LARGE_BATCH, Case, our_run
-from benchmarks.choice import read_choice
+from benchmarks.harness import Comparison, Run, in_turn, read_choice
 from benchmarks.ranks import WORLD, idle_barrier, print_row
-from benchmarks.timing import Comparison, Run, in_turn
 from hybridnn import ProcessGrid
 
 ONE, OWN, SHARED = "one", "own", "shared"

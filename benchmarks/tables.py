@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.cases import MICROBATCHES
 
-__all__ = ["BATCH", "ENGINE", "METHODS", "MODEL", "PIPELINE", "RANKS", "SERIAL", "SHARED", "Sheet"]
+__all__ = ["BATCH", "METHODS", "MODEL", "PIPELINE", "SERIAL", "SHARED", "Sheet"]
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
@@ -21,19 +21,11 @@ WIDTH = 190
 
 @dataclass(frozen=True)
 class Sheet:
-    """Layout of a table.
-
-    Attributes
-    ----------
-    columns : mapping
-        Functions from a row to a cell, by heading.
-    needs : str
-        Key of the rows that belong to the table.
-    """
+    """Layout of a table."""
 
     title: str
-    columns: Columns
-    needs: str
+    columns: Columns  # functions from a row to a cell, by heading
+    needs: str  # key of the rows that belong to the table
 
     def show(self, rows: Iterable[Row], console: Console | None = None) -> None:
         """Print the rows of this table, if there are any."""
@@ -153,25 +145,3 @@ SHARED = Sheet(
     },
     "ratio",
 )
-
-RANKS = Sheet(
-    "Digits on 2 x 2 ranks of one process, beside one rank",
-    {
-        **NETWORK,
-        "timed": lambda row: row["way"],
-        "2 x 2, s": lambda row: f"{row['seconds_of_four']:.2f}",
-        "one, s": lambda row: f"{row['seconds_of_one']:.2f}",
-        "times": lambda row: f"{1 / row['ratio']:.2f} ({1 / row['ratio_max']:.2f}-{1 / row['ratio_min']:.2f})",
-        "aim": lambda row: f"{row['asked_times']:g} at most",
-    },
-    "ratio",
-)
-
-TARGETS: Columns = {
-    "quantity": lambda row: row["quantity"],
-    "measured": lambda row: f"{row['measured']:.3g}",
-    "aim": lambda row: f"{row['asked']:g} at most",
-    "unit": lambda row: row["unit"],
-}
-
-ENGINE = Sheet("The engine of ranks in one process", TARGETS, "quantity")

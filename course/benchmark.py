@@ -18,8 +18,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.choice import read_choice
-from benchmarks.timing import seconds_of
+from benchmarks.harness import read_choice, seconds_of
 from hybridnn_course.assignment import Assignment, assignment_packages, load_assignment
 from hybridnn_course.work_folder import Manifest, start_files, write_files
 

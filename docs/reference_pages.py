@@ -23,6 +23,7 @@ __all__ = [
     "command_line",
     "settings",
     "settings_table",
+    "statement_keys",
     "study_keys",
     "study_table",
 ]
@@ -156,7 +157,17 @@ def study_keys() -> list[Setting]:
     """All keys of a study file, by the schema that checks it; ``NAME`` stands for a name and ``[]`` for elements."""
     from hybridnn.study.study_file import StudyFile
 
-    schema = StudyFile.model_json_schema()
+    return _keys_of(StudyFile.model_json_schema())
+
+
+def statement_keys() -> list[Setting]:
+    """The keys of a study file that hybridnn-papers checks."""
+    from hybridnn_papers.statements import Conclusions
+
+    return _keys_of(Conclusions.model_json_schema())
+
+
+def _keys_of(schema: Mapping[str, Any]) -> list[Setting]:
     return list(_study_rows("", schema, schema.get("$defs", {}), set()))
 
 
@@ -208,11 +219,15 @@ def study_table() -> str:
     """The keys of a study file, and the axes."""
     from hybridnn.study.axes import AXES
 
-    lines = ["| key | value | default | description |", "|---|---|---|---|"]
-    lines += [f"| `{row.name}` | {row.allowed} | {row.default} | {_words(row.description)} |" for row in study_keys()]
     axes = ["| axis | in tables and names | values |", "|---|---|---|"]
     axes += [f"| `{axis.name}` | {axis.label} | {_words(axis.description)} |" for axis in AXES.values()]
-    return "\n".join(["## Keys", "", *lines, "", "## Axes", "", *axes])
+    return "\n".join(["## Keys", "", _key_table(study_keys()), "", "## Axes", "", *axes])
+
+
+def _key_table(rows: list[Setting]) -> str:
+    lines = ["| key | value | default | description |", "|---|---|---|---|"]
+    lines += [f"| `{row.name}` | {row.allowed} | {row.default} | {_words(row.description)} |" for row in rows]
+    return "\n".join(lines)
 
 
 def command_line() -> str:
@@ -276,7 +291,7 @@ def algorithms() -> str:
 
 
 def animation(place: str) -> str:
-    """A page of `ANIMATIONS`, as ``hybridnn schedule METHOD --animate FILE.html`` writes it."""
+    """A page of `ANIMATIONS`, as ``hybridnn schedule METHOD --out FILE.html`` writes it."""
     from hybridnn.drawing.html import html_page
     from hybridnn.drawing.timelines import schedule
 
@@ -296,6 +311,7 @@ def _words(text: str | None) -> str:
 MARKERS = {
     "settings": settings_table,
     "study-file": study_table,
+    "statements": lambda: _key_table(statement_keys()),
     "command-line": command_line,
     "algorithms": algorithms,
 }

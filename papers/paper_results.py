@@ -48,7 +48,7 @@ def reproduce(name: str, pages: Path, hybridnn: Hybridnn = run_hybridnn, *, full
 
     study = load_study(name, reduced=not full)
     folder = default_folder(study)
-    at_once = ["--jobs", str(os.cpu_count() or 1)] if study.compares == "training" else []
+    at_once = ["--jobs", str(os.cpu_count() or 1)] if study.keys.compares == "training" else []
     ran = hybridnn(["study", "run", name, *([] if full else ["--reduced"]), *at_once])
     if ran not in (0, 1):  # 1: some cells failed, and the report says which
         return ran
@@ -56,7 +56,8 @@ def reproduce(name: str, pages: Path, hybridnn: Hybridnn = run_hybridnn, *, full
         shutil.rmtree(folder / "report")  # plots of an earlier form of the study
     reported = hybridnn(["study", "report", str(folder)])
     if reported in (0, 1):
-        without = {"accuracy"} if study.compares == "times" else set()  # layouts that are compared by time train alike
+        # Layouts that are compared by time train alike.
+        without = {"accuracy"} if study.keys.compares == "times" else set()
         _put(folder / "report", name + ", full" * full, pages, without)
     return ran or reported
 
@@ -75,10 +76,11 @@ def _put(report: Path, title: str, pages: Path, without: AbstractSet[str]) -> No
         (pages / folder).mkdir()
     for picture in pictures:
         (pages / folder / picture.name).write_text(compact_svg(picture.read_text(encoding="utf-8")), encoding="utf-8")
-    _, _, tables = (report / "tables.md").read_text(encoding="utf-8").partition("\n")  # without the title
-    tables = re.sub("^## ", "#### ", tables, flags=re.MULTILINE).strip()
+    _, _, content = (report / "report.md").read_text(encoding="utf-8").partition("\n")  # without the title
+    content = re.sub(r"^!\[.*\n+", "", content, flags=re.MULTILINE)
+    content = re.sub("^## ", "#### ", content, flags=re.MULTILINE).strip()
     shown = [f"![{picture.stem.replace('_', ' ')}]({folder}/{picture.name})\n" for picture in pictures]
-    content = "\n".join(["", tables, "", *shown, ""])
+    content = "\n".join(["", content, "", *shown, ""])
     text = place.sub(lambda _: content, page.read_text(encoding="utf-8"), count=1)
     page.write_text(SUMMARY.sub(lambda _: _summary(text), text), encoding="utf-8")
 

@@ -21,6 +21,7 @@ from hybridnn.errors import HybridnnError, NonFiniteLossError
 from hybridnn.training.records import StepRecord
 from mpi_runner.slowness import deadline
 from reference import network as net
+from reference.callbacks import Calling
 from reference.cases import Case, assert_arrays_same, data, make_trainer, reference
 from reference.command_line import error_line
 from reference.network import Weights
@@ -112,15 +113,17 @@ def test_promise_7_a_norm_counts_every_parameter_once(comm: MPI.Intracomm) -> No
 RAISE_ON_ONE_RANK = """
 import time
 import numpy as np
-from hybridnn import MLP, ProcessGrid, Trainer
+from hybridnn import MLP, Callback, ProcessGrid, Trainer
 grid = ProcessGrid(model=2)
 
-def on_step(record):
-    if record.step == 3 and grid.rank == 2:
-        raise RuntimeError("an error of rank 2")
+class Raises(Callback):
+    def on_train_batch_end(self, trainer, record):
+        if record.step == 3 and grid.rank == 2:
+            raise RuntimeError("an error of rank 2")
 
 x = np.random.default_rng(0).standard_normal((400, 6))
-Trainer(MLP([6, 16, 4]), grid=grid, batch_size=10, log_every=1).fit(x, np.arange(400) % 4, epochs=1000, on_step=on_step)
+trainer = Trainer(MLP([6, 16, 4]), grid=grid, batch_size=10, log_every=1)
+trainer.fit(x, np.arange(400) % 4, epochs=1000, callbacks=[Raises()])
 """
 
 
@@ -148,7 +151,7 @@ def test_promise_9_a_loss_that_is_not_finite_stops_every_rank_before_the_step(co
             weights.append(trainer.weights())
 
         with pytest.raises(NonFiniteLossError) as caught:
-            trainer.fit(x, y, epochs=100, on_step=store)
+            trainer.fit(x, y, epochs=100, callbacks=[Calling(on_step=store)])
         assert trainer.step == len(weights) > 0
         assert f"step {len(weights) + 1} " in str(caught.value)
         assert_arrays_same(trainer.weights(), weights[-1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -21,7 +22,7 @@ class StillUsedError(RuntimeError):
 
 
 def find(target: str) -> Any:
-    """The object ``"module:name"`` or ``"module:Class.name"``."""
+    """The object ``"module:name"``, ``"module:Class.name"`` or ``"module:object.name"``."""
     module, _, path = target.partition(":")
     found: Any = importlib.import_module(module)
     for name in path.split("."):
@@ -36,7 +37,8 @@ def injected(target: str, replacement: Any, *users: str) -> Iterator[None]:
     Parameters
     ----------
     target : str
-        ``"module:name"`` or ``"module:Class.name"``.
+        ``"module:name"``, ``"module:Class.name"``, or ``"module:object.name"`` of a method that is replaced for all
+        objects of the class, by a function without ``self``.
     replacement : object
         Stands in the place of the original.
     users : str
@@ -50,6 +52,8 @@ def injected(target: str, replacement: Any, *users: str) -> Iterator[None]:
     for name in users:
         importlib.import_module(name)
     original = find(target)
+    if inspect.ismethod(original):
+        original, replacement = original.__func__, staticmethod(replacement)
     places = [
         (holder, name) for holder in _holders() for name, value in list(vars(holder).items()) if value is original
     ]

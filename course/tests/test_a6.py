@@ -62,8 +62,8 @@ def test_functions_of_the_library_have_all_points() -> None:
     """Its weight policies and the distances of its schedules, in the standard variant."""
 
     def weights_read(method: str, stage: int, stages: int, minibatch: int) -> tuple[int, int, int]:
-        library = LIBRARY[{"vertical sync": "pipedream", "extra": "pipedream-2bw"}.get(method, method)]
-        policy = library.synchronized if method == "vertical sync" else library.policy
+        library = LIBRARY[{"vertical sync": "pipedream-vsync", "extra": "pipedream-2bw"}.get(method, method)]
+        policy = library.policy
         assert policy is not None
         forward, backward = (rule(stage, stages, minibatch).version for rule in (policy.forward, policy.backward))
         return forward, backward if library.recomputes else forward, backward

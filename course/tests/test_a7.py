@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hybridnn.comm.blocks import block_size
 from hybridnn.cost.calibration.fit import fit_linear
 from hybridnn.cost.collectives import counts
-from hybridnn.cost.formulas import best_grid, integrated_step
 from hybridnn.pipeline.partition.stage_partition import balanced_counts
 from hybridnn_course.assignments.a7_cost import solution
 from hybridnn_course.assignments.a7_cost.assignment import ASSIGNMENT
@@ -32,6 +31,7 @@ from hybridnn_course.assignments.a7_cost.solution import (
 )
 from hybridnn_course.checks import TaskKey
 from hybridnn_course.handout import render_handout
+from hybridnn_papers.formulas import best_grid, integrated_step
 
 
 def test_the_handout_has_the_numbers_of_its_examples():

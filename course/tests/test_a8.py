@@ -167,7 +167,7 @@ def test_scripts_are_read_as_slurm_reads_them():
 
 def test_the_script_of_the_library_passes():
     text = (shipped_folder("hpc_jobs") / "strong_scaling.sbatch").read_text()
-    text = text.replace("study=laugier-figure-5 ", "study=study.toml ").replace("per-node=16", "per-node=8")
+    text = text.replace("study=strong_scaling.toml ", "study=study.toml ").replace("per-node=16", "per-node=8")
     texts = {JOB: text, STUDY: study_text(STANDARD)}
     assert [kind_of(JOB_CHECKS, check, texts) for check in JOB_CHECKS] == [""] * len(JOB_CHECKS)
 

@@ -13,7 +13,7 @@ import re
 import shutil
 from pathlib import Path
 
-from hybridnn.comm.file_io import sync
+from hybridnn.checkpoints.file_io import sync
 from hybridnn.utils.files import folder_names
 
 _NAME = re.compile(r"(?:step-(\d{8,18})|\.step-(\d{8,18})\.(partial|removed|replaced))", re.ASCII)

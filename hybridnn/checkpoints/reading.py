@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.checkpoints.file_io import Rectangle, file_sha256, read_npy_header, read_rectangle
 from hybridnn.checkpoints.folder import checkpoint_folders, step_of
 from hybridnn.checkpoints.manifest import MANIFEST, SUMS, ArrayEntry, Manifest, parse_manifest
 from hybridnn.checkpoints.shards import ArrayShard, assign_files, local_shards
 from hybridnn.comm.agreement import agree, broadcast_text, gather_texts
-from hybridnn.comm.file_io import Rectangle, file_sha256, read_npy_header, read_rectangle
 from hybridnn.comm.group import Group
 from hybridnn.errors import DataError
 from hybridnn.nn.optimizers import OptimizerState

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.checkpoints.file_io import Rectangle
 from hybridnn.checkpoints.manifest import array_name
 from hybridnn.comm.blocks import block_bounds
-from hybridnn.comm.file_io import Rectangle
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.nn.parameters import parameter_name, parameter_shapes

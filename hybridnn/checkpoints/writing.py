@@ -17,7 +17,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -30,20 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn._version import __version__
-from hybridnn.checkpoints.folder import clean, partial_folder, prune, publish, step_folder
-from hybridnn.checkpoints.manifest import FORMAT_VERSION, MANIFEST, SUMS, ArrayEntry, Manifest, Origin
-from hybridnn.checkpoints.progress import Progress
-from hybridnn.checkpoints.shards import (
-    ArrayShard,
-    WriteAssignment,
-    array_shapes,
-    assign_writes,
-    files_to_hash,
-    local_shards,
-)
-from hybridnn.comm.agreement import agree, name_hosts
-from hybridnn.comm.blocks import block_sizes
-from hybridnn.comm.file_io import (
+from hybridnn.checkpoints.file_io import (
     NOT_SHARED,
     Rectangle,
     file_sha256,
@@ -54,12 +41,27 @@ from hybridnn.comm.file_io import (
     write_file,
     write_rectangle,
 )
+from hybridnn.checkpoints.folder import clean, partial_folder, prune, publish, step_folder
+from hybridnn.checkpoints.manifest import FORMAT_VERSION, MANIFEST, SUMS, ArrayEntry, Manifest, Origin
+from hybridnn.checkpoints.shards import (
+    ArrayShard,
+    WriteAssignment,
+    array_shapes,
+    assign_writes,
+    files_to_hash,
+    local_shards,
+)
+from hybridnn.comm.agreement import agree, name_hosts
+from hybridnn.comm.blocks import block_sizes
 from hybridnn.comm.group import Group
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
+from hybridnn.training.progress import Progress
+from hybridnn.training.rank_comparison import trainer_facts
+from hybridnn.training.trainer import Trainer
 from hybridnn.utils.checks import require_whole
 
 Job = Callable[[], None]
@@ -236,6 +238,35 @@ class PendingCheckpoint:
 
     def _set_sha256(self, name: str, digest: bytes) -> None:
         self.buffer[self.files.rows[name]] = np.frombuffer(digest, np.uint8)
+
+
+def origin_of(trainer: Trainer, data: str, settings: Mapping[str, str] | None = None) -> Origin:
+    """Description of a training for the manifests of its checkpoints; the parameters as `checkpoint_writer`."""
+    return Origin(
+        model=repr(trainer.model),
+        optimizer=repr(trainer.optimizer),
+        data=data,
+        settings=dict(settings) if settings is not None else trainer_facts(trainer.config.items()),
+        layout=trainer.layout,
+    )
+
+
+def checkpoint_writer(
+    trainer: Trainer, folder: Path, data: str, keep: int = 3, settings: Mapping[str, str] | None = None
+) -> CheckpointWriter:
+    """Make a writer of a training's checkpoints; collective.
+
+    Parameters
+    ----------
+    folder, keep
+        As for `CheckpointWriter`.
+    data : str
+        Identity of the data, for the manifests.
+    settings : mapping, optional
+        Texts of all settings that change the training, by name, for the manifests; by default those of its `config`.
+    """
+    engine, origin = trainer.engine, origin_of(trainer, data, settings)
+    return CheckpointWriter(folder, trainer.grid, trainer.model, engine.chunks, engine.states, origin, keep=keep)
 
 
 class CheckpointWriter:

@@ -147,17 +147,20 @@ def print_drawing(console: Console, drawing: Drawing) -> None:
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
-def choose_format(wanted: PictureFormat | None, out: Path | None) -> PictureFormat:
-    """Return the format given by the user, else that of the file's suffix, else text.
+def choose_format(wanted: PictureFormat | None, out: Path | None, *, plays: bool = False) -> PictureFormat:
+    """Return the format given by the user, else that of the file's suffix, else text; HTML only if the command `plays`.
 
     Raises `SettingError` if the suffix of the file contradicts the format, its folder does not exist, or a PNG or PDF
     has no file.
     """
+    formats = [name for name in PictureFormat if plays or name is not PictureFormat.html]
+    if wanted is not None and wanted not in formats:
+        raise SettingError("--format", wanted.value, "must be one of " + ", ".join(name.value for name in formats))
     if out is None:
         if wanted is not None and wanted in BINARY:
             raise SettingError("--format", wanted.value, "needs a file: give --out FILE")
         return wanted or PictureFormat.text
-    suffixes = {name: ".txt" if name is PictureFormat.text else f".{name.value}" for name in PictureFormat}
+    suffixes = {name: ".txt" if name is PictureFormat.text else f".{name.value}" for name in formats}
     found = next((name for name, suffix in suffixes.items() if suffix == out.suffix.lower()), None)
     if wanted is None and found is None and out.suffix:
         raise SettingError("--out", str(out), "the name of the file must end in " + ", ".join(suffixes.values()))
@@ -191,11 +194,12 @@ def write_result(
     facts: Callable[[], object],
     draw: Callable[[], Drawing | Figure],
     width: float | None = None,
+    play: Callable[[], Animation] | None = None,
 ) -> None:
     """Write a result in one of the formats to a file, or print it.
 
     `text` prints the result on a console, `facts` returns the value that becomes JSON, and `draw` a drawing that
-    becomes SVG, PNG or PDF, `width` centimetres wide, or a figure of matplotlib.
+    becomes SVG, PNG or PDF, `width` centimetres wide, or a figure of matplotlib; `play` an animation for HTML.
     """
     if picture is PictureFormat.json:
         write_json(facts(), out)
@@ -205,6 +209,10 @@ def write_result(
         without_colours = StringIO()
         text(make_console(without_colours))
         write_file(without_colours.getvalue(), out)
+    elif play is not None and picture is PictureFormat.html:
+        from hybridnn.drawing.html import html_page
+
+        write_file(html_page(play()), out)
     else:
         from hybridnn.drawing.drawing import Drawing
         from hybridnn.drawing.figures import figure_bytes
@@ -235,26 +243,8 @@ def require_picture(option: str, path: Path) -> str:
     return picture
 
 
-def require_page(option: str, path: Path) -> None:
-    """Raise `SettingError` unless an animation can be written to `path`, whose name must end with .html."""
-    from hybridnn.drawing.html import require_html
-
-    require_html(option, path)
-    require_place(option, path)
-
-
-def write_page(option: str, path: Path, animation: Animation) -> None:
-    """Write an animation that the user has asked for with an option, as `write_file` does."""
-    from hybridnn.drawing.html import html_page
-
-    write_file(html_page(animation), path, option)
-
-
-def write_file(content: str | bytes, out: Path | None, option: str = "--out") -> None:
-    """Write a result to its file on rank 0, and print the file's name; without a file print the result.
-
-    `option` is the one with which the user has named the file.
-    """
+def write_file(content: str | bytes, out: Path | None) -> None:
+    """Write a result to its file on rank 0, and print the file's name; without a file print the result."""
     if out is None:
         print(content, end="", flush=True)
         return
@@ -262,5 +252,5 @@ def write_file(content: str | bytes, out: Path | None, option: str = "--out") ->
         try:
             out.write_bytes(content.encode() if isinstance(content, str) else content)
         except OSError as error:
-            raise SettingError(option, str(out), f"cannot be written: {error.strerror}") from error
+            raise SettingError("--out", str(out), f"cannot be written: {error.strerror}") from error
     make_console().print(str(out), soft_wrap=True)

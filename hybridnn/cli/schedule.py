@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,8 +14,6 @@ from hybridnn.cli.output import (
     new_grid,
     new_table,
     print_drawing,
-    require_page,
-    write_page,
     write_result,
 )
 from hybridnn.errors import SettingError
@@ -39,13 +35,6 @@ FEW_MINIBATCHES = 12  # rows of the table of weight versions, unless there are m
 LINT_VERDICT = "lint: ok; no deadlock, even if every send waits until it is received"
 
 
-class WeightGrad(str, Enum):
-    """How an exact method takes the weight gradients of a minibatch's microbatches."""
-
-    per_microbatch = "per-microbatch"
-    merged = "merged"
-
-
 def schedule(
     method: Annotated[
         str | None,
@@ -65,22 +54,12 @@ def schedule(
         count("Microbatches of a minibatch; by default twice the stages, and 1 for methods without microbatches."),
     ] = None,
     chunks: Annotated[int | None, count("Chunks of layers per stage; by default 2 for interleaved, else 1.")] = None,
-    vertical_sync: Annotated[
-        bool,
-        typer.Option("--vertical-sync", help="With pipedream, every stage uses the weight version of the first stage."),
-    ] = False,
-    weight_grad: Annotated[
-        WeightGrad, typer.Option(help="One weight gradient per microbatch, or one product over all of them.")
-    ] = WeightGrad.per_microbatch,
     forward: Annotated[float, option("Duration of a stage's forward pass.", "TIME", least=0.0)] = 1.0,
     backward: Annotated[float, option("Duration of its whole backward pass.", "TIME", least=0.0)] = 2.0,
     weight: Annotated[
         float | None, option("Duration of the weight gradients within it; by default half.", "TIME", least=0.0)
     ] = None,
     message: Annotated[float, option("Duration of a message between two stages.", "TIME", least=0.0)] = 0.0,
-    animate: Annotated[
-        Path | None, option("Write a page that plays the schedule in a browser, in place of printing it.", "FILE.html")
-    ] = None,
     messages: Annotated[bool, typer.Option("--messages", help="Draw an arrow for each message, in a picture.")] = False,
     versions: Annotated[
         bool, typer.Option("--versions", help="Show the weight versions of every minibatch, for any method.")
@@ -101,24 +80,20 @@ def schedule(
     if method is None:
         make_console().print(new_grid((info.name, info.summary) for info in METHODS.values()))
         return
-    picture = choose_format(output_format, out)
-    is_picture = picture not in (PictureFormat.text, PictureFormat.json)
+    picture = choose_format(output_format, out, plays=True)
+    is_picture = picture in (PictureFormat.svg, PictureFormat.png, PictureFormat.pdf)
     if messages and not is_picture:
         raise SettingError("--messages", True, "needs a picture: give --out FILE.svg, .png or .pdf")
     if width is not None:
         require_number("--width", width, at_least=5.0, at_most=150.0, allowed="5 to 150 centimetres")
         if not is_picture:
             raise SettingError("--width", width, "needs a picture: give --out FILE.svg, .png or .pdf")
-    if animate is not None:
-        require_page("--animate", animate)
     made = timelines.schedule(
         method,
         stages=stages,
         minibatches=minibatches,
         microbatches=microbatches,
         chunks=chunks,
-        vertical_sync=vertical_sync,
-        weight_grad=weight_grad.value,
         forward=forward,
         backward=backward,
         weight=weight,
@@ -126,10 +101,6 @@ def schedule(
     )
     timeline, durations = made.timeline, made.durations
     rows = audit(timeline.schedule)
-    if animate is not None:
-        write_page("--animate", animate, made.animation)
-        if output_format is None and out is None:
-            return
     write_result(
         picture,
         out,
@@ -137,6 +108,7 @@ def schedule(
         lambda: _facts(timeline, durations, rows),
         lambda: made.drawn(messages=messages, versions=versions),
         width,
+        lambda: made.animation,
     )
 
 

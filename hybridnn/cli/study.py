@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
     from hybridnn.study.results import StudyResults
     from hybridnn.study.runner import CellOutcome, StudyRun
     from hybridnn.study.submit import Submission
+
+
+class Pictures(str, Enum):
+    """Formats of the plots of a report."""
+
+    svg = "svg"
+    png = "png"
+    pdf = "pdf"
 
 
 app = command_group("Run and report a study: many runs along a few axes.")
@@ -63,14 +72,13 @@ def _study_facts(path: Path) -> dict[str, Any]:
     from hybridnn.study.study_folder import StudyFolder
 
     study = load_study(path)
-    forms = [study, load_study(path, reduced=True)] if study.has_reduced else [study]
+    forms = [study, load_study(path, reduced=True)] if study.keys.reduced else [study]
+    states = [StudyFolder(default_folder(form)).progress() for form in forms]
     return {
-        "name": study.name,
-        "description": study.description,
-        "paper": study.paper,
+        **study.keys.model_dump(include={"name", "description", "paper"}),
         "forms": [
-            {"reduced": form.reduced, "minutes": form.minutes, "state": StudyFolder(default_folder(form)).progress()}
-            for form in forms
+            {"reduced": form.reduced, "minutes": form.keys.minutes, "state": state}
+            for form, state in zip(forms, states, strict=True)
         ],
         "file": str(path),
     }
@@ -125,7 +133,7 @@ def run(
         return
     if launcher is None:  # which may place the ranks on other nodes
         require_own_processor(study)
-    on_this_node = launcher is None and not study.in_process and not in_job(os.environ)
+    on_this_node = launcher is None and not study.keys.in_process and not in_job(os.environ)
     with _StudyProgress(planned, on_this_node=on_this_node) as view:
         outcomes = run_study(planned, view, limit=limit, jobs=jobs)
         view.summarize(outcomes)
@@ -175,15 +183,17 @@ def report(
     out: Annotated[
         Path | None, option("Folder of the report; by default FOLDER/report, of several FOLDER/comparison.", "FOLDER")
     ] = None,
+    pictures: Annotated[Pictures, typer.Option("--pictures", help="Format of the plots.")] = Pictures.svg,
     output_format: OutputFormat = Format.text,
 ) -> None:
-    """Write the tables, plots and page of a study's finished cells; exit code 1 where cells failed."""
-    from hybridnn.study.folders import read_folders
+    """Write the report of a study's finished cells: tables and plots; exit code 1 where cells failed."""
     from hybridnn.study.report_files import write_report
+    from hybridnn.study.results import read_results
 
     with first_rank_alone():
-        results = read_folders(folders)
-        files = write_report(results, out or folders[0] / ("report" if len(folders) == 1 else "comparison"))
+        results = read_results(*folders)
+        place = out or folders[0] / ("report" if len(folders) == 1 else "comparison")
+        files = write_report(results, place, pictures.value)
         if output_format is Format.json:
             write_json(_report_facts(results, files))
         else:
@@ -197,7 +207,7 @@ def _print_plan(run: StudyRun) -> None:
     from hybridnn.study.prices import price_cells, price_warnings
 
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
-    missing = [cell for cell in run.chosen if not run.folder.is_finished(cell.id)]
+    missing = [cell for cell in run.chosen if not run.folder.has_ended(cell.id)]
     prices = price_cells(run.study, missing)
     for cell in run.chosen:
         print(f"{numbers[cell.id]:>4}  {run.folder.state(cell.id).status:<11}  {cell.id}")
@@ -263,18 +273,16 @@ def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any
     """The points, warnings and unfinished cells of a study, and the files of its report."""
     from hybridnn.study.report_files import folder_facts, point_facts
     from hybridnn.study.scaling import baseline_text, warnings_of
-    from hybridnn.study.verdicts import verdicts_of, verdicts_summary
 
-    verdicts = verdicts_of(results)
     return {
         "study": results.manifest.name,
         "reduced": results.manifest.reduced,
         "paper": results.manifest.paper,
-        "summary": verdicts_summary(verdicts, results.manifest.paper),
-        "verdicts": [asdict(verdict) for verdict in verdicts],
+        "summary": results.findings.summary,
+        "verdicts": results.findings.verdicts,
         "speed_ups_against": baseline_text(results),
         "finished_cells": len(results.cells),
-        "unfinished": [{"id": cell.id, **asdict(cell.state)} for cell in results.unfinished],
+        "unfinished": [{"id": name, **asdict(state)} for name, state in results.unfinished.items()],
         "diverged": [cell.id for cell in results.cells if cell.diverged],
         "warnings": warnings_of(results),
         "points": point_facts(results),
@@ -285,13 +293,11 @@ def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any
 
 def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     """Print the table of points, warnings, the unfinished cells with their reasons, and the files of the report."""
-    from hybridnn.drawing.figures import FORMATS
     from hybridnn.study.report_files import FOLDERS, THREADS, conditions_text, folder_rows, point_rows
     from hybridnn.study.scaling import warnings_of
-    from hybridnn.study.verdicts import verdict_lines, verdicts_of, verdicts_summary
 
-    if verdicts := verdicts_of(results):
-        print(verdicts_summary(verdicts, results.manifest.paper))
+    if results.findings.summary:
+        print(results.findings.summary)
     rows = point_rows(results)
     threads = {row[THREADS] for row in rows}
     if len(threads) == 1:  # a line in place of a column
@@ -303,8 +309,8 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     if equal := folder_rows(results):
         _print_rows(equal)
         print(FOLDERS)
-    for statement, *pairs in map(verdict_lines, verdicts):
-        print("\n    ".join([statement, *pairs]))
+    for lines in results.findings.lines:
+        print("\n    ".join(lines))
     for warning in warnings_of(results):
         print(f"warning: {warning}")
     for cell in results.cells:
@@ -313,14 +319,10 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     if results.unfinished:
         counts = results.unfinished_counts
         print(f"{len(results.unfinished)} of {len(results.manifest.cells)} cells are not finished: {counts}")
-        for unfinished in results.unfinished:
-            print(f"  {unfinished.state.status:<11}  {unfinished.text}")
-    drawn = {path.stem for path in files if path.suffix == ".svg"}
+        for status, text in results.unfinished_texts:
+            print(f"  {status:<11}  {text}")
     for path in files:
-        if path.stem not in drawn:
-            print(str(path))
-        elif path.suffix == ".png":
-            print(f"{path.with_suffix('')}.{{{','.join(FORMATS)}}}")
+        print(path)
 
 
 def _print_rows(rows: Sequence[Mapping[str, str]]) -> None:

@@ -13,8 +13,6 @@ from hybridnn.cli.output import (
     choose_format,
     new_table,
     print_drawing,
-    require_page,
-    write_page,
     write_result,
 )
 from hybridnn.errors import DataError, SettingError
@@ -63,29 +61,19 @@ def trace(
             "A-B",
         ),
     ] = None,
-    html: Annotated[
-        Path | None, option("Write a page that plays what is drawn in a browser, in place of printing it.", "FILE.html")
-    ] = None,
     output_format: OutputPicture = None,
     out: PictureFile = None,
 ) -> None:
     """Break down where the time of a traced epoch went, and draw what every rank did."""
+    from hybridnn.drawing.trace_animation import animate_epoch
     from hybridnn.drawing.trace_picture import draw_epoch
     from hybridnn.runs.trace_breakdown import break_down
     from hybridnn.runs.trace_file import read_trace
 
-    picture = choose_format(output_format, out)
-    if html is not None:
-        require_page("--html", html)
+    picture = choose_format(output_format, out, plays=True)
     measured = _choose_epoch(run, read_trace(run), epoch)
     window = _choose_window(measured, minibatches)
     drawing = draw_epoch(measured, window.start, window.stop, window.text)
-    if html is not None:
-        from hybridnn.drawing.trace_animation import animate_epoch
-
-        write_page("--html", html, animate_epoch(measured, drawing, window.start))
-        if output_format is None and out is None:
-            return
     breakdowns = break_down(measured, window.start, window.stop) if window.chosen else break_down(measured)
     write_result(
         picture,
@@ -93,6 +81,7 @@ def trace(
         lambda console: _print_trace(console, measured, drawing, window, breakdowns),
         lambda: _facts(measured, drawing, window, breakdowns),
         lambda: drawing,
+        play=lambda: animate_epoch(measured, drawing, window.start),
     )
 
 
@@ -155,7 +144,7 @@ def _facts(epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Seque
     from hybridnn.runs.trace_breakdown import sum_of
 
     return {
-        "method": epoch.layout.method_text,
+        "method": epoch.layout.method,
         "epoch": epoch.number,
         "seconds": epoch.stop - epoch.start,
         "whole": epoch.is_complete,

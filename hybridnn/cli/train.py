@@ -23,33 +23,37 @@ from hybridnn.cli.options import (
 )
 from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError
-from hybridnn.training.config import OPTIONS
 from hybridnn.utils.collector import paused_collector
 
+with paused_collector():
+    from hybridnn.config.settings import Settings, load_settings
+    from hybridnn.nn.optimizers import OPTIMIZERS
+    from hybridnn.training.config import OPTIONS
+    from hybridnn.utils.settings_models import by_dotted_name
+
 if TYPE_CHECKING:
-    from hybridnn.config.settings import Settings
     from hybridnn.runs.folder import Start
     from hybridnn.runs.records import RunSummary
 
 Override = str | None  # a short option, parsed to the text that ``--set`` takes
+
+DEFAULTS = by_dotted_name(Settings().model_dump())
+"""Default values of the settings by their names."""
 
 
 def _setting(
     setting: str,
     text: str = "",
     metavar: str = "N",
-    default: str = "",
     value: Callable[[str], str] = str,
     names: Callable[[str], list[str]] | None = None,
 ) -> Any:
-    """Declare a short option of a setting.
+    """Declare a short option of a setting, with the default of the setting.
 
     Parameters
     ----------
     text : str
-        What the setting is, without the full stop; empty for an option of `TrainConfig`, which has text and default.
-    default : str
-        Default of the setting, for the help; empty if `text` says what holds without it.
+        What the setting is, without the full stop; empty for an option of `TrainConfig`, which has a text.
     value : callable
         Makes TOML of the option's text.
     names : callable, optional
@@ -59,23 +63,21 @@ def _setting(
     def parse(given: str) -> str:
         return f"{setting}={value(given)}"
 
-    known = OPTIONS.get(setting.rpartition(".")[2])
-    if not text and known is not None:
-        text, default = known.metadata["help"].rstrip("."), str(known.default)
-    shown = f"{text} ({setting})."
-    return typer.Option(help=shown, metavar=metavar, parser=parse, autocompletion=names, show_default=default or False)
+    text = text or OPTIONS[setting.rpartition(".")[2]].metadata["help"].rstrip(".")
+    default = DEFAULTS.get(setting)
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    return typer.Option(
+        help=f"{text} ({setting}).",
+        metavar=metavar,
+        parser=parse,
+        autocompletion=names,
+        show_default=default not in (None, ()) and shown,
+    )
 
 
-def _text_setting(
-    setting: str,
-    text: str = "",
-    metavar: str = "NAME",
-    default: str = "",
-    names: Callable[[str], list[str]] | None = None,
-) -> Any:
-    """Declare a short option of a setting that is text."""
-    # A JSON string is a TOML string, so that a name or path is never taken for a number.
-    return _setting(setting, text, metavar, default, lambda given: json.dumps(given, ensure_ascii=False), names)
+def _text(text: str) -> str:
+    """A text in TOML, so that a name or path is never taken for a number."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _names(text: str) -> str:
@@ -96,42 +98,38 @@ def train(
     overrides: Overrides = None,
     data: Annotated[
         Override,
-        _text_setting(
+        _setting(
             "data.name",
-            "A data set: digits, airfoil, ethylene, mnist, fashion-mnist, cifar10 or synthetic",
-            default="digits",
-            names=dataset_names,
+            "A data set that hybridnn data list shows, or synthetic",
+            "NAME",
+            _text,
+            dataset_names,
         ),
     ] = None,
     file: Annotated[
-        Override, _text_setting("data.file", "A .csv, .parquet or .npz file, in place of a data set", "PATH")
+        Override, _setting("data.file", "A .csv, .parquet or .npz file, in place of a data set", "PATH", _text)
     ] = None,
     targets: Annotated[
-        Override,
-        _setting("data.targets", "Target columns of a table; required for one", "NAME,...", value=_names),
+        Override, _setting("data.targets", "Target columns of a table; required for one", "NAME,...", _names)
     ] = None,
-    hidden: Annotated[
-        Override, _setting("model.hidden", "Widths of the hidden layers", "SIZES", "256,256", _sizes)
-    ] = None,
-    epochs: Annotated[Override, _setting("training.epochs", "Passes over the training samples", default="10")] = None,
+    hidden: Annotated[Override, _setting("model.hidden", "Widths of the hidden layers", "SIZES", _sizes)] = None,
+    epochs: Annotated[Override, _setting("training.epochs", "Passes over the training samples")] = None,
     batch_size: Annotated[Override, _setting("training.batch_size")] = None,
     seed: Annotated[Override, _setting("training.seed")] = None,
     optimizer: Annotated[
-        Override, _text_setting("optimizer.name", "Optimizer: sgd, adam, adamw or rmsprop", default="sgd")
+        Override, _setting("optimizer.name", f"Optimizer: {', '.join(kind.name for kind in OPTIMIZERS)}", "NAME", _text)
     ] = None,
-    lr: Annotated[
-        Override, _setting("optimizer.lr", "Learning rate", "RATE", "that of the optimizer, 0.005 for sgd")
-    ] = None,
+    lr: Annotated[Override, _setting("optimizer.lr", "Learning rate; other optimizers have others", "RATE")] = None,
     pipeline: Annotated[
-        Override, _setting("parallel.pipeline", "Stages of a pipeline; without, 1, or with --method all ranks")
+        Override, _setting("parallel.pipeline", "Stages of a pipeline; with --method alone all ranks")
     ] = None,
-    method: Annotated[Override, _text_setting("parallel.method", names=method_names)] = None,
+    method: Annotated[Override, _setting("parallel.method", "", "NAME", _text, method_names)] = None,
     batch: Annotated[
         Override, _setting("parallel.batch", "Ranks that share the samples; without, all remaining ranks")
     ] = None,
-    model: Annotated[Override, _setting("parallel.model", "Ranks that every layer is split over", default="1")] = None,
+    model: Annotated[Override, _setting("parallel.model", "Ranks that every layer is split over")] = None,
     out: Annotated[
-        Override, _text_setting("output.folder", "The run folder; without, a new one in runs/", "FOLDER")
+        Override, _setting("output.folder", "The run folder; without, a new one in runs/", "FOLDER", _text)
     ] = None,
     resume: Annotated[
         str | None,
@@ -154,8 +152,6 @@ def train(
     names = (data, file, targets, optimizer, method, out)
     changes = [*(overrides or ()), *filter(None, (*numbers, *names))]
     with paused_collector():
-        from hybridnn.config.settings import load_settings
-
         settings = None if resume not in (None, "auto") and config is None else load_settings(config, changes)
         if ranks is not None:
             _require_fitting_layout(settings, resume, changes, ranks)

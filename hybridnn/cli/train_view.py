@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import MISSING, make_console, new_grid, new_table, write_json
-from hybridnn.runs.records import RunHeader, RunSummary, best_epoch
+from hybridnn.runs.records import RunHeader, RunSummary, RunView, best_epoch
 from hybridnn.training.records import EpochRecord, Speed, StepRecord
 from hybridnn.utils.text import counted, format_bytes, plural
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from hybridnn.runs.resume import Resumed
+    from hybridnn.checkpoints.reading import Checkpoint
+    from hybridnn.training.trained_network import TrainedNetwork
 
 
 MOST_ROWS = 20  # rows of the table of epochs, but for the first, the best and the last
 
 
-class TrainView:
-    """Callbacks of a run, called on rank 0 only.
+class TrainView(RunView):
+    """Shows a run: header, progress and final tables. It is silent on ranks other than 0, which are given no header.
 
     Printed is one JSON object at the end, where `as_json`, or where `quiet` the final tables only.
     """
@@ -58,34 +59,33 @@ class TrainView:
             self._console.print(header_table(header))
             self._console.print()
 
-    def on_resume(self, resumed: Resumed) -> None:
+    def on_resume(self, checkpoint: Checkpoint, problems: Sequence[str]) -> None:
         """Print the checkpoint that the run resumes from, and the damaged ones that were skipped."""
-        for problem in resumed.problems:
+        for problem in problems:
             print(f"damaged, passed over: {problem}", file=sys.stderr, flush=True)
         if not self._silent:
-            progress = resumed.checkpoint.manifest.progress
+            progress = checkpoint.manifest.progress
             after = f"step {progress.step}, in epoch {progress.epoch} after {progress.minibatches} minibatches"
-            self._console.print(f"goes on from {resumed.checkpoint.path.name}: {after}", soft_wrap=True)
+            self._console.print(f"goes on from {checkpoint.path.name}: {after}", soft_wrap=True)
             self._console.print()
 
-    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
-        """Start an epoch of `steps` steps, counted from 1; the progress bar spans all `epochs`."""
-        if self._silent or not self._console.is_terminal:
+    def on_epoch_begin(self, trainer: TrainedNetwork, epoch: int) -> None:
+        """Name the epoch in the progress bar, which spans all epochs."""
+        if self._silent or self._header is None or not self._console.is_terminal:
             return
         if self._progress is None:
-            self._progress = self._start_progress(epochs * steps)
-        self._progress.update(self._progress.task_ids[0], description=f"epoch {epoch}/{epochs}")
+            self._progress = self._start_progress(trainer.last_step)
+        self._progress.update(self._progress.task_ids[0], description=f"epoch {epoch}/{trainer.last_epoch}")
 
-    def on_step(self, record: StepRecord) -> None:
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
         """Advance the progress bar."""
         self._advance(record.step, record.train_loss)
 
-    def on_epoch(self, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Show the result of an epoch: in the progress bar, or as a line where there is no terminal."""
         self._advance(record.step, record.train_loss)
-        if not self._silent and not self._console.is_terminal:
-            validated = self._header is not None and self._header.validation_samples > 0
-            self._console.print(epoch_line(record, "validation" if validated else "test"))
+        if not self._silent and self._header is not None and not self._console.is_terminal:
+            self._console.print(epoch_line(record, "validation" if self._header.validation_samples else "test"))
 
     def on_end(self, summary: RunSummary) -> None:
         """Print the final tables, or the JSON object."""
@@ -188,7 +188,7 @@ def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
     if len(layout.stages) == 1:
         return []
     cut = f", {layout.microbatches} microbatches" if layout.microbatches > 1 else ""
-    rows = [("pipeline", f"{layout.method_text}{cut}")]
+    rows = [("pipeline", f"{layout.method}{cut}")]
     if header.mean_staleness:
         of_stages = ", ".join(f"{updates:.2f}" for updates in header.stage_staleness)
         rows.append(("staleness", f"{header.mean_staleness:.2f} updates on average; of the stages {of_stages}"))

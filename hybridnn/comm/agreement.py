@@ -61,6 +61,13 @@ def agree(
     raise HybridnnError(message)
 
 
+def value_of_first(group: Group, action: Callable[[], Result]) -> Result:
+    """The value, one of JSON, that `action` returns on rank 0, on every rank; an error is raised on all. Collective."""
+    text = agree(group, lambda: json.dumps(action()) if group.rank == 0 else "")
+    value: Result = json.loads(broadcast_text(group, text, 0))
+    return value
+
+
 def hosts_where(group: Group, holds: bool) -> list[str]:
     """Host names of the ranks of `group` where `holds`, each once, on every rank. Collective."""
     return list(dict.fromkeys(filter(None, gather_texts(group, socket.gethostname() if holds else ""))))

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
-from hybridnn.comm.recorder import CallRecord, CollectiveProgress, Recorder, bytes_sent_by_rank
-from hybridnn.comm.transport import REDUCTIONS, Direct, Transport, copy_rows
+from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Recorder, bytes_sent_by_rank
+from hybridnn.comm.transport import REDUCTIONS, Transport, copy_rows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -88,7 +88,7 @@ class Request:
         self._arrays = ()
 
 
-DONE = Request([], (), ("", CollectiveProgress("", ()), 0, 0, None, -1, None, 0.0, None), Recorder(0))
+DONE = Request([], (), Call("", CollectiveProgress("", ())), Recorder(0))
 """The request of an operation without communication."""
 
 
@@ -125,7 +125,7 @@ class Group:
         self._comm: Any = comm
         self._limit = message_limit
         self._mpi: Any = None if comm is None else import_mpi()
-        self._transport: Transport = Direct(comm, message_limit)
+        self._transport = Transport(comm, message_limit)
         self._transports: TransportFactory | None = None
 
     @property

@@ -43,6 +43,14 @@ FAMILIES: Mapping[str, str] = {
 }
 """Words in the version texts of libraries and launchers, in the order of the search, and their family."""
 
+DEATHS = (
+    r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+( \([^)]*\))?".replace(" ", r"\s+"),  # Open MPI
+    r"EXIT STRING: .*signal \d+\)",  # MPICH
+    r"\berror: .*(Killed|[Oo][Oo][Mm].?[Kk]ill|Segmentation fault|Aborted).*",  # Slurm
+    r"rank \d+ \(.*\) is gone: [^;=\n]*",  # the program's own, of a rank of its node
+)
+"""Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
+
 VERSION_SECONDS = 60.0  # time limit of a program that prints a version or a list
 
 
@@ -139,6 +147,11 @@ class RankLauncher:
             needs = f"{ranks} ranks of {counted(placement.threads, 'thread')} need more cores than this machine has"
             raise SettingError("binding", placement.binding, needs)
         return mpirun_options(family_of_program(self.prefix[0], environment), placement, crowded=crowded)
+
+
+def dead_ranks(errors: str) -> list[str]:
+    """Messages about the death of a rank in the error stream of a run, each as one line, the most informative first."""
+    return [" ".join(found[0].split()) for pattern in DEATHS if (found := re.search(pattern, errors))]
 
 
 def in_job(environment: Mapping[str, str]) -> bool:

@@ -1,8 +1,8 @@
 """Recorder: notes of all instructions and communication calls of a rank, in bounded memory.
 
 The totals are the time breakdown of the run's records. The last events and the current call are what the stall watchdog
-reports. Notes are plain tuples, because one is made before every call and hardly any is ever read: `CallRecord` and
-`EventRecord` are the fields of the named tuples `Call` and `Event`.
+reports. Notes are plain tuples, because one is made before every call and hardly any is ever read: a tuple takes a
+third of the time of an object. `CallRecord` and `EventRecord` are the fields of the named tuples `Call` and `Event`.
 
 Bytes sent are counted by a rule, because an MPI library does not report the algorithm that it chooses. Each collective
 counts as its bandwidth-optimal algorithm: ring all-reduce (reduce-scatter, then all-gather), ring all-gather, and a
@@ -60,13 +60,13 @@ class Call(NamedTuple):
 
     name: str  # operation, as for `bytes_sent_by_rank`
     channel: CollectiveProgress
-    number: int  # number of the collective in its group, from 1; 0 for a message
-    nbytes: int  # bytes of the full vector, as for `bytes_sent_by_rank`
-    dtype: np.dtype[Any] | None  # None where there is no array
-    peer: int  # root of a collective, or the other rank of a message, as a rank in the group; -1 for none
-    detail: str | int | None  # reduction of an all-reduce, or tag of a message
-    start: float  # seconds of ``time.perf_counter``
-    about: object  # purpose, such as an instruction of a schedule; None where none was given
+    number: int = 0  # number of the collective in its group, from 1; 0 for a message
+    nbytes: int = 0  # bytes of the full vector, as for `bytes_sent_by_rank`
+    dtype: np.dtype[Any] | None = None  # None where there is no array
+    peer: int = -1  # root of a collective, or the other rank of a message, as a rank in the group; -1 for none
+    detail: str | int | None = None  # reduction of an all-reduce, or tag of a message
+    start: float = 0.0  # seconds of ``time.perf_counter``
+    about: object = None  # purpose, such as an instruction of a schedule; None where none was given
 
     @property
     def signature(self) -> str:
@@ -237,7 +237,7 @@ CapturedCalls = Sequence[tuple[CallRecord, int]]  # calls in their order, with t
 
 
 def capture_calls(recorder: Recorder, work: Callable[[], None]) -> CapturedCalls:
-    """Run `work` and return the calls that it begins, for `replay_calls`; they are noted as usual."""
+    """Run `work` and return the calls that it begins; they are noted as usual."""
     captured: list[tuple[CallRecord, int]] = []
     recorder.captured = captured
     try:
@@ -245,24 +245,6 @@ def capture_calls(recorder: Recorder, work: Callable[[], None]) -> CapturedCalls
     finally:
         recorder.captured = None
     return captured
-
-
-def replay_calls(recorder: Recorder, calls: CapturedCalls, work: Callable[[], None], about: object) -> None:
-    """Run `work`, which replays `calls` in a CUDA graph, and note them.
-
-    Their purpose is `about`, the replayed step, not the captured one. They count in the totals and in the progress of
-    each group. The time of `work` is the time to begin them, so each has a duration of zero.
-    """
-    for record, _ in calls:
-        call = Call._make(record)._replace(start=perf_counter(), about=about)
-        if call.number:  # 0 for messages
-            call.channel.entered += 1
-            call = call._replace(number=call.channel.entered)
-            call.channel.recent.append(call)
-        recorder.current_call = call
-    work()
-    for (name, channel, *_), sent in calls:
-        recorder.end_communication(name, channel.axis, perf_counter(), sent, 1, about)
 
 
 @lru_cache(maxsize=4096)

@@ -1,17 +1,16 @@
-"""Interface of transports, which carry out the calls of a group, and the transport for host arrays."""
+"""Transport, which carries out the calls of a group on host arrays; those of a GPU override it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_slice, offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 
 Graphs = MutableMapping[int, Callable[..., None]]
 """Replays of CUDA graphs by a key. A graph is freed when the last mapping that holds it drops it."""
@@ -20,11 +19,18 @@ REDUCTIONS = ("sum", "max")
 """Operations of an all-reduce."""
 
 
-class Transport(Protocol):
-    """Starts the calls of one group.
+class Transport:
+    """Starts the calls of one group; this one gives MPI the host arrays themselves, and those of a GPU override it.
 
     A call returns a list of what must be completed: MPI requests, or one object with their ``Testall`` and ``Waitall``.
     No method but `disconnect` blocks until another rank has made progress.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm or None
+        None for a group of one rank, which makes no calls.
+    limit : int
+        Bytes above which an array travels in pieces.
 
     Attributes
     ----------
@@ -33,53 +39,7 @@ class Transport(Protocol):
         ranks of the group stage then.
     """
 
-    problem: str = ""
-
-    def allreduce(self, array: Array, operation: str) -> list[Any]:
-        """Replace `array` by its sum or maximum over the ranks."""
-
-    def allgather(self, array: Array) -> list[Any]:
-        """Gather the blocks of rows of all ranks in `array`."""
-
-    def broadcast(self, array: Array, root: int) -> list[Any]:
-        """Copy the root's `array` to all ranks."""
-
-    def scatter(self, array: Array | None, out: Array, rows: Sequence[int], root: int) -> list[Any]:
-        """Send every rank its rows of the root's `array`."""
-
-    def gather(self, array: Array, out: Array | None, rows: Sequence[int], root: int) -> list[Any]:
-        """Concatenate the rows of all ranks in the root's `out`."""
-
-    def send(self, array: Array, peer: int, tag: int, synchronous: bool) -> list[Any]:
-        """Send a message."""
-
-    def receive(self, array: Array, peer: int, tag: int) -> list[Any]:
-        """Receive a message."""
-
-    def flush(self) -> None:
-        """Start all calls that wait for the device, of any group; called before this rank blocks in MPI."""
-        return
-
-    def register_graphs(self, graphs: Graphs) -> bool:
-        """Whether collectives can be captured in CUDA graphs; if so, `graphs` is cleared before `disconnect`.
-
-        The same on all ranks of the group.
-        """
-        return False
-
-    def disconnect(self) -> None:
-        """Close the connections beside MPI; calls are staged from then on. Collective, with nothing in flight."""
-        return
-
-
-class Direct(Transport):
-    """The transport without a device: MPI reads and writes host arrays in place.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm or None
-        None for a group of one rank, which makes no calls.
-    """
+    problem = ""
 
     def __init__(self, comm: Any, limit: int) -> None:
         self._comm, self._limit = comm, limit
@@ -87,12 +47,12 @@ class Direct(Transport):
         self._rank: int = 0 if comm is None else comm.Get_rank()
         self._mpi: Any = import_mpi() if self._size > 1 else None
 
-    def allreduce(self, array: NDArray[Any], operation: str) -> list[Any]:
+    def allreduce(self, array: Array, operation: str) -> list[Any]:
         """Replace `array` by its sum or maximum over the ranks."""
         op = getattr(self._mpi, operation.upper())
         return [self._comm.Iallreduce(self._mpi.IN_PLACE, piece, op) for piece in self._pieces(array)]
 
-    def allgather(self, array: NDArray[Any]) -> list[Any]:
+    def allgather(self, array: Array) -> list[Any]:
         """Gather the blocks of rows of all ranks in `array`."""
         if array.nbytes <= self._limit:
             counts, offsets = row_layout(array, self._size)
@@ -103,11 +63,11 @@ class Direct(Transport):
             for piece in self._pieces(array[block_slice(len(array), self._size, root)])
         ]
 
-    def broadcast(self, array: NDArray[Any], root: int) -> list[Any]:
+    def broadcast(self, array: Array, root: int) -> list[Any]:
         """Copy the root's `array` to all ranks."""
         return [self._comm.Ibcast(piece, root) for piece in self._pieces(array)]
 
-    def scatter(self, array: NDArray[Any] | None, out: NDArray[Any], rows: Sequence[int], root: int) -> list[Any]:
+    def scatter(self, array: Array | None, out: Array, rows: Sequence[int], root: int) -> list[Any]:
         """Send every rank its rows of the root's `array`."""
         width = prod(out.shape[1:])
         if sum(rows) * width * out.itemsize > self._limit:
@@ -116,25 +76,34 @@ class Direct(Transport):
         send = [array, counts, offsets_of(counts), None] if self._rank == root else None
         return [self._comm.Iscatterv(send, out, root)]
 
-    def gather(self, array: NDArray[Any], out: NDArray[Any] | None, rows: Sequence[int], root: int) -> list[Any]:
+    def gather(self, array: Array, out: Array | None, rows: Sequence[int], root: int) -> list[Any]:
         """Concatenate the rows of all ranks in the root's `out`."""
         return self._messages(out, array, rows, root, scatters=False)
 
-    def send(self, array: NDArray[Any], peer: int, tag: int, synchronous: bool) -> list[Any]:
+    def send(self, array: Array, peer: int, tag: int, synchronous: bool) -> list[Any]:
         """Send a message."""
         send = self._comm.Issend if synchronous else self._comm.Isend
         return [send(piece, peer, tag) for piece in self._pieces(array)]
 
-    def receive(self, array: NDArray[Any], peer: int, tag: int) -> list[Any]:
+    def receive(self, array: Array, peer: int, tag: int) -> list[Any]:
         """Receive a message."""
         return [self._comm.Irecv(piece, peer, tag) for piece in self._pieces(array)]
 
+    def flush(self) -> None:
+        """Start all calls that wait for the device, of any group; called before this rank blocks in MPI."""
+
     def register_graphs(self, graphs: Graphs) -> bool:
-        """True in a group of one rank, which makes no calls to capture."""
+        """Whether collectives can be captured in CUDA graphs; if so, `graphs` is cleared before `disconnect`.
+
+        The same on all ranks of the group. True for one rank, which makes no calls to capture.
+        """
         return self._size == 1
 
+    def disconnect(self) -> None:
+        """Close the connections beside MPI; calls are staged from then on. Collective, with nothing in flight."""
+
     def _messages(
-        self, full: NDArray[Any] | None, part: NDArray[Any], rows: Sequence[int], root: int, *, scatters: bool
+        self, full: Array | None, part: Array, rows: Sequence[int], root: int, *, scatters: bool
     ) -> list[Any]:
         """Scatter or gather by messages between the root's `full` array and the `part` of each rank."""
         if self._rank != root or full is None:
@@ -151,7 +120,7 @@ class Direct(Transport):
                 block[...] = part
         return requests
 
-    def _pieces(self, array: NDArray[Any]) -> Sequence[NDArray[Any]]:
+    def _pieces(self, array: Array) -> Sequence[Array]:
         return pieces(array, self._limit)
 
 

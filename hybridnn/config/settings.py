@@ -27,10 +27,10 @@ from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
-from hybridnn.pipeline.layout import StageShapes
+from hybridnn.parallel.places import StageShapes
 from hybridnn.pipeline.schedules.methods import too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
-from hybridnn.utils.checks import Count, OneOf, Range, refused
+from hybridnn.utils.checks import Count, OneOf, Range, Seed, refused
 from hybridnn.utils.files import FileError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
@@ -143,7 +143,7 @@ class DataSettings(Section):
     separator to unknown_categories
         As for `TableOptions`.
     rows : int or None
-        Take only the first `rows` samples.
+        Take only the first `rows` training samples; 10,000 of generated data by default.
     test_fraction : float
         Share of the samples for the test split of data that have none; 0 trains on all samples.
     validation_fraction : float
@@ -280,6 +280,9 @@ class TrainingSettings(Section):
         when the pipeline drains next.
     keep : int
         The number of checkpoints to keep, the newest ones.
+    weight_error : int
+        Record in every `StepRecord` the errors of stale and of predicted weights for 1 to this many updates (Chen et
+        al. 2018, Figure 8), with an exact method and an optimizer with momentum; 0: do not. Slows the training down.
     patience : int or None
         Evaluated epochs without a better accuracy or R² of the validation split, after which the training ends; the
         weights of the run are then those of the best epoch.
@@ -288,6 +291,7 @@ class TrainingSettings(Section):
     epochs: Count = 10
     checkpoint_every: Interval | None = None
     keep: Count = 3
+    weight_error: Seed = 0
     patience: Count | None = None
 
 

@@ -22,10 +22,10 @@ from hybridnn.utils.settings_models import Section, Text, list_as_tuple
 
 
 class Segment(Section):
-    """Cost of messages, or of collectives, up to a size; the last segment has no end. Alpha is per message."""
+    """Cost of messages, or of collectives, up to a size."""
 
-    up_to_bytes: Positive | None = None
-    alpha_seconds: AtLeastZero
+    up_to_bytes: Positive | None = None  # the last segment has no end
+    alpha_seconds: AtLeastZero  # per message
     beta_seconds_per_byte: AtLeastZero
 
 
@@ -66,15 +66,9 @@ class MessageOverhead(Section):
 
 
 class NetworkLink(_Piecewise):
-    """Messages from one rank to another (Hockney's model, piecewise).
+    """Messages from one rank to another (Hockney's model, piecewise)."""
 
-    Attributes
-    ----------
-    overhead : MessageOverhead or None
-        The part of a message's time in which its ranks cannot compute. If it is unknown, `Overlap.hidden_fraction`
-        tells how much of a message overlaps with computing.
-    """
-
+    # in which the ranks of a message cannot compute; if unknown, `Overlap.hidden_fraction` tells how much overlaps
     overhead: MessageOverhead | None = None
 
     def seconds(self, nbytes: float) -> float:
@@ -86,23 +80,16 @@ class NetworkLink(_Piecewise):
 class CollectiveCost(_Piecewise):
     """Measured cost of a collective in a group: alpha and beta of the algorithm that fits best.
 
-    Attributes
-    ----------
-    operation, algorithm : str
-        Keys of ``hybridnn.cost.collectives.ALGORITHMS``; the counts of the algorithm extrapolate the cost to groups of
-        other sizes.
-    ranks, ranks_per_node : int
-        Of the measured group, and of each of its nodes if it spans nodes; these shared the node's bandwidth.
-    held_out_error : float or None
-        Mean relative error on held-out sizes of at least 64 KiB.
+    `operation` and `algorithm` are keys of ``hybridnn.cost.collectives.ALGORITHMS``; the counts of the algorithm
+    extrapolate the cost to groups of other sizes.
     """
 
     operation: Text
-    ranks: Annotated[int, Field(ge=2)]
+    ranks: Annotated[int, Field(ge=2)]  # of the measured group
     spans_nodes: bool = False
-    ranks_per_node: Count = 1
+    ranks_per_node: Count = 1  # of the group, on each node that it spans; they shared its bandwidth
     algorithm: Text
-    held_out_error: AtLeastZero | None = None
+    held_out_error: AtLeastZero | None = None  # mean relative error on held-out sizes of at least 64 KiB
 
     @model_validator(mode="after")
     def _known(self) -> CollectiveCost:
@@ -117,12 +104,8 @@ class CollectiveCost(_Piecewise):
     ) -> float:
         """Seconds in a group of `ranks`, for the bytes of the full vector.
 
-        Parameters
-        ----------
-        crossings : Crossings, optional
-            Of all groups that communicate at the same time, if they span nodes; by default as in the measurement.
-        algorithm : str, optional
-            Another algorithm, with the alpha and beta that make it equally fast in the measured group.
+        `crossings` are those of all groups that communicate at the same time, by default as in the measurement. Another
+        `algorithm` has the alpha and beta that make it equally fast in the measured group.
         """
         used = algorithm or self.algorithm
         segment = self.segment(nbytes)
@@ -139,21 +122,11 @@ class CollectiveCost(_Piecewise):
 
 
 class Overlap(Section):
-    """Overlap of communication and computing.
+    """Overlap of communication and computing."""
 
-    Attributes
-    ----------
-    hidden_fraction : float
-        Fraction of a message's or a non-blocking collective's time that overlaps with computing.
-    compute_slowdown : float
-        Factor on the time of that computing.
-    nonblocking_factor : float
-        Time of a non-blocking all-reduce over that of a blocking one.
-    """
-
-    hidden_fraction: Fraction = 0.0
-    compute_slowdown: Annotated[float, Field(ge=1)] = 1.0
-    nonblocking_factor: Positive = 1.0
+    hidden_fraction: Fraction = 0.0  # of the time of a message or non-blocking collective that overlaps with computing
+    compute_slowdown: Annotated[float, Field(ge=1)] = 1.0  # factor on the time of that computing
+    nonblocking_factor: Positive = 1.0  # time of a non-blocking all-reduce over that of a blocking one
 
 
 # -- computing -------------------------------------------------------------------------------------------------------
@@ -209,52 +182,25 @@ class ActivationCost(Section):
 class Compute(Section):
     """Costs of computing in one precision, with a number of busy ranks on a node.
 
-    Attributes
-    ----------
-    dtype : {"float32", "float64"}
-    busy_ranks : int
-        Ranks of a node that computed at the same time in the measurement; they share caches and memory bandwidth.
-    cache_bytes : float
-        Arrays of at least this size do not fit the cache.
-    forward, input_gradient, weight_gradient : PassCost
-        Of a layer.
-    activations : dict
-        By name; a missing one costs what the most expensive does, and ``identity`` nothing.
-    losses : dict
-        Per element of the network's outputs, for ``mse`` and ``cross_entropy``; a missing one costs what the most
-        expensive does.
-    load : ElementCost
-        Per element of the samples that are gathered.
-    packing : ElementCost
-        Per element that is copied to or from a message, or added to another.
-    updates : dict
-        Per parameter, for the optimizers ``sgd``, ``momentum`` and ``adam``; a missing one costs what the most
-        expensive does.
-    row_seconds : float
-        Per row that is copied to a part of a longer row, in addition to its elements.
-    instruction_seconds : float
-        Python around an instruction of a schedule.
-    step_seconds : float
-        Python around a step.
-    noise : float
-        Mean delay of a computation by other activity of the node, relative to its median; the other entries are
-        medians. See `pace`.
+    An activation, loss or update that is missing costs what the most expensive does; the activation ``identity`` costs
+    nothing.
     """
 
     dtype: Literal["float32", "float64"]
-    busy_ranks: Count = 1
-    cache_bytes: AtLeastZero = 1e6
+    busy_ranks: Count = 1  # that computed at the same time in the measurement; they share caches and memory bandwidth
+    cache_bytes: AtLeastZero = 1e6  # arrays of at least this size do not fit the cache
     forward: PassCost
     input_gradient: PassCost
     weight_gradient: PassCost
     activations: dict[str, ActivationCost] = Field(min_length=1)
-    losses: dict[str, ElementCost] = Field(min_length=1)
-    load: ElementCost
-    packing: ElementCost
-    updates: dict[str, ElementCost] = Field(min_length=1)
-    row_seconds: AtLeastZero = 0.0
-    instruction_seconds: AtLeastZero = 0.0
-    step_seconds: AtLeastZero = 0.0
+    losses: dict[str, ElementCost] = Field(min_length=1)  # per output of the network, for ``mse`` and ``cross_entropy``
+    load: ElementCost  # per element of the samples that are gathered
+    packing: ElementCost  # per element that is copied to or from a message, or added to another
+    updates: dict[str, ElementCost] = Field(min_length=1)  # per parameter, for ``sgd``, ``momentum`` and ``adam``
+    row_seconds: AtLeastZero = 0.0  # per row that is copied to a part of a longer row, in addition to its elements
+    instruction_seconds: AtLeastZero = 0.0  # Python around an instruction of a schedule
+    step_seconds: AtLeastZero = 0.0  # Python around a step
+    # mean delay of a computation by other activity of the node, relative to its median; the other entries are medians
     noise: AtLeastZero = 0.0
 
     def activation(self, name: str) -> ActivationCost:
@@ -320,25 +266,14 @@ MOST_ERROR, MOST_NOISE = 0.25, 0.30  # a measurement with larger values is doubt
 
 
 class Quality(Section):
-    """Quality of a calibration.
+    """Quality of a calibration."""
 
-    Attributes
-    ----------
-    held_out_error : float
-        The worst mean relative error on held-out samples: of an operation the mean over sizes of 64 KiB and more (all
-        sizes if none is so large), of computing the mean over the kinds of pass, weighted by seconds.
-    held_out_of : str
-        The operation or kind of computing with that error.
-    noise : float
-        Largest `Compute.noise`.
-    load_average, busy_ranks
-        Load of the minute before the measurement, and ranks times threads of the job, on the node with most load in
-        excess of the job's.
-    """
-
+    # the worst mean relative error on held-out samples: of an operation over sizes of 64 KiB and more (over all if none
+    # is so large), of computing over the kinds of pass, weighted by seconds
     held_out_error: AtLeastZero
-    held_out_of: Text
-    noise: AtLeastZero
+    held_out_of: Text  # the operation or kind of computing with that error
+    noise: AtLeastZero  # largest `Compute.noise`
+    # load of the minute before, and ranks times threads of the job, on the node with most load in excess of the job's
     load_average: AtLeastZero
     busy_ranks: Count
 
@@ -365,39 +300,22 @@ class Quality(Section):
 
 
 class Machine(Section):
-    """Costs of a machine.
-
-    Attributes
-    ----------
-    ranks_per_node : int
-        Usually the cores of a node.
-    inside_node, between_nodes : NetworkLink
-        Messages between two ranks of a node, and of two nodes; the latter None with one node. Messages that leave a
-        node at the same time share the bandwidth between nodes.
-    gamma_seconds_per_byte : float
-        Additions of a reduction; for collectives that were not measured.
-    collectives : tuple of CollectiveCost
-        Measured collectives; others cost what the best algorithm costs over the links.
-    compute : tuple of Compute
-        For each precision and number of busy ranks on a node.
-    quality : Quality or None
-        None if written by hand.
-    about : dict
-        Origin of the coefficients, as text.
-    """
+    """Costs of a machine."""
 
     name: Text
     nodes: Count = 1
-    ranks_per_node: Count
+    ranks_per_node: Count  # usually the cores of a node
     memory_bytes_per_rank: Positive
-    inside_node: NetworkLink
-    between_nodes: NetworkLink | None = None
-    gamma_seconds_per_byte: AtLeastZero = 0.0
+    inside_node: NetworkLink  # messages between two ranks of a node
+    between_nodes: NetworkLink | None = None  # and of two nodes; those that leave a node together share its bandwidth
+    gamma_seconds_per_byte: AtLeastZero = 0.0  # additions of a reduction, for collectives that were not measured
     overlap: Overlap = Overlap()
+    # measured ones; others cost what the best algorithm costs over the links
     collectives: Annotated[tuple[CollectiveCost, ...], BeforeValidator(list_as_tuple)] = ()
+    # for each precision and number of busy ranks on a node
     compute: Annotated[tuple[Compute, ...], BeforeValidator(list_as_tuple), Field(min_length=1)]
-    quality: Quality | None = None
-    about: dict[str, str] = Field(default_factory=dict)
+    quality: Quality | None = None  # None if written by hand
+    about: dict[str, str] = Field(default_factory=dict)  # origin of the coefficients
 
     @model_validator(mode="after")
     def _nodes_are_linked(self) -> Machine:
@@ -447,7 +365,7 @@ class Machine(Section):
 
     def link(self, *, spans_nodes: bool) -> NetworkLink:
         """Link inside a node or between nodes."""
-        return self.between_nodes if spans_nodes and self.between_nodes is not None else self.inside_node
+        return (self.between_nodes if spans_nodes else None) or self.inside_node
 
     @property
     def overhead_between_nodes(self) -> MessageOverhead | None:

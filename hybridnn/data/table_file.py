@@ -239,7 +239,7 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions) -> Ta
             raise SettingError("data.names", list(wanted)[:NAMES_SHOWN], f"{called} has {table.shape[1]} columns")
         return Table(_renamed(table, wanted), options)
     if options.header == "auto" and _are_data(names):
-        how = "set data.header to false if it is data, for columns called column 1 and so on, or to true if these are names"
+        how = "set data.header to false if these are data, and columns get numbered names, or to true if they are names"
         raise DataError(f"{called}: the first line holds numbers ({column_list(names)}); {how}")
     frame, notes = _with_names(called, table, names, [names, *records], separator)
     _require_names(called, list(frame.columns), _header_hint([names, *records]))

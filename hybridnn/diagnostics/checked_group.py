@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.group import MESSAGE_LIMIT, Group, Request
 from hybridnn.comm.recorder import Call, CallRecord, Recorder
+from hybridnn.diagnostics.locations import COMMUNICATION_FILES, code_location
 from hybridnn.diagnostics.stalls.diagnosis import collective_mismatch
-from hybridnn.diagnostics.stalls.state import COMMUNICATION_FILES, code_location
 from hybridnn.errors import HybridnnError
 
 if TYPE_CHECKING:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, replace
 from typing import Any
 
 from hybridnn.comm.mpi import import_mpi
+from hybridnn.diagnostics.failsafe import end_job
 from hybridnn.doctor import mpi_calls
 from hybridnn.doctor.job_checks import JobFacts, RankFacts, check_job, gather_facts
 from hybridnn.doctor.launch import check_job_size, check_launch, check_thread_level, failed_start, rank_in_job
-from hybridnn.doctor.mpi_calls import run_check
+from hybridnn.doctor.mpi_calls import run_checks
 from hybridnn.doctor.mpi_trials import MpiTrials
 from hybridnn.doctor.node_survey import check_allocation
 from hybridnn.doctor.process_checks import check_process, thread_pools
@@ -96,11 +96,15 @@ def _start_mpi(
 
 
 def _check_start(environment: Mapping[str, str], library: str, level: str, size: int) -> list[Finding]:
-    launch = run_check("launch", lambda: check_launch(environment, size, library))
-    findings = [launch, run_check("thread level", lambda: check_thread_level(level))]
-    if launch is not None and launch.verdict == "ok":  # else the size is wrong for the same reason
-        findings.append(run_check("job size", lambda: check_job_size(environment, size)))
-    return [finding for finding in findings if finding is not None]
+    findings = run_checks(
+        [
+            ("launch", lambda: check_launch(environment, size, library)),
+            ("thread level", lambda: check_thread_level(level)),
+        ]
+    )
+    if findings[0].verdict == "ok":  # else the size is wrong for the same reason
+        findings += run_checks([("job size", lambda: check_job_size(environment, size))])
+    return findings
 
 
 def _gather(
@@ -137,9 +141,8 @@ def _agree_on_code(report: DoctorReport | None, strict: bool, stuck: bool, limit
     if report is not None and report.ranks == 1:
         return code
     if stuck and report is not None:
-        mpi_calls.end_job(1)
+        end_job("")
     agreed = mpi_calls.broadcast_number(code, EXIT_LIMITS * limit)
     if agreed is None:
-        print("hybridnn doctor: rank 0 does not answer; the job ends", file=sys.stderr, flush=True)
-        mpi_calls.end_job(1)
-    return 1 if agreed is None else agreed
+        end_job("hybridnn doctor: rank 0 does not answer; the job ends\n")
+    return agreed

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from hybridnn.comm.threads import THREAD_VARIABLES, threads_for
-from hybridnn.doctor.mpi_calls import run_check
+from hybridnn.doctor.mpi_calls import run_checks
 from hybridnn.doctor.node_checks import (
     CPU_QUOTA,
     NamedFacts,
@@ -118,8 +118,7 @@ class JobFacts:
 
 def check_job(job: JobFacts) -> list[Finding]:
     """Findings of all checks of a job."""
-    findings = (run_check(name, partial(check, job)) for name, check in JOB_CHECKS.items())
-    return [finding for finding in findings if finding is not None]
+    return run_checks((name, partial(check, job)) for name, check in JOB_CHECKS.items())
 
 
 # -- placement of the ranks --------------------------------------------------------------------------------------------

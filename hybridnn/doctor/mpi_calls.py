@@ -1,4 +1,4 @@
-"""Calls of MPI with time limits: starting it, finding ranks and nodes, collecting reports, ending the job.
+"""Calls of MPI with time limits: starting it, finding ranks and nodes, collecting reports.
 
 None of them waits without end for a rank that does not arrive. Blocking calls run in a thread of their own where the
 MPI library allows it.
@@ -11,14 +11,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from hybridnn.comm.mpi import import_mpi, library_version, load_mpi_library
-from hybridnn.diagnostics.failsafe import exit_now
 from hybridnn.doctor.report import Finding, failure
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ Check = Callable[[], "Finding | None"]
 
 POLL_SECONDS = 1e-3
 REPORT_TAG = 7001
-ABORT_SECONDS = 5.0  # time for MPI to end the job; then this process ends itself
 
 
 class TimeLimitError(Exception):
@@ -125,7 +123,13 @@ def run_check(name: str, check: Check, seconds: float | None = None) -> Finding 
     return None if finding is None else replace(finding, name=name)
 
 
-# -- start and end of the job ------------------------------------------------------------------------------------------
+def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
+    """Findings of checks that have time limits of their own."""
+    findings = (run_check(name, check) for name, check in checks)
+    return [finding for finding in findings if finding is not None]
+
+
+# -- start of the job ------------------------------------------------------------------------------------------
 
 
 def load_mpi() -> str:
@@ -147,15 +151,6 @@ def start_mpi() -> str:
     level = mpi.Query_thread()
     names = ("single", "funneled", "serialized", "multiple")
     return next(name for name in names if getattr(mpi, f"THREAD_{name.upper()}") == level)
-
-
-def end_job(code: int) -> None:
-    """End every rank, also where MPI is stuck; does not return."""
-    sys.stdout.flush()
-    last_resort = threading.Timer(ABORT_SECONDS, exit_now, (code,))
-    last_resort.daemon = True
-    last_resort.start()
-    import_mpi().COMM_WORLD.Abort(code)
 
 
 # -- collectives -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.file_io import Rectangle, sync, write_rectangle
+from hybridnn.checkpoints.file_io import Rectangle, sync, write_rectangle
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.doctor import mpi_calls
 from hybridnn.doctor.job_checks import ALL_REDUCE, PING_PONG, PING_PONG_BETWEEN_NODES, SIZES, RankFacts

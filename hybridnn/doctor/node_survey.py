@@ -11,11 +11,12 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hybridnn.comm.launcher import NODE_LISTS, VERSION_SECONDS, RankLauncher
 from hybridnn.comm.placement import Placement
-from hybridnn.doctor.mpi_calls import run_check
+from hybridnn.doctor.mpi_calls import run_checks
 from hybridnn.doctor.node_checks import NamedFacts, NodeFacts, check_hardware, check_software, listed
 from hybridnn.doctor.report import Finding, failure, ok, warning
 from hybridnn.errors import EnvironmentProblem, HybridnnError
@@ -70,11 +71,11 @@ def check_allocation(environment: Mapping[str, str], limit: float) -> list[Findi
         silent = f"within {LAUNCH_LIMITS * limit:g} s" if end.timed_out else f"and {command[0]} {end.summary}"
         return check_answers(answers, f"no answer {silent}")
 
-    findings = [run_check("all nodes", ask)]
+    findings = run_checks([("all nodes", ask)])
     if len(alike) > 1:
-        findings.append(run_check("same software", lambda: check_software(alike)))
-        findings.append(run_check("same hardware", lambda: check_hardware(alike)))
-    return [finding for finding in findings if finding is not None]
+        comparisons = {"same software": check_software, "same hardware": check_hardware}
+        findings += run_checks((name, partial(check, alike)) for name, check in comparisons.items())
+    return findings
 
 
 def allocated_nodes(environment: Mapping[str, str]) -> dict[str, int]:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from typing import Any
 from hybridnn._version import __version__
 from hybridnn.comm.launcher import without_launcher
 from hybridnn.doctor.launch import check_library, check_mpirun, check_slurm, rank_in_job
-from hybridnn.doctor.mpi_calls import load_mpi, run_check
+from hybridnn.doctor.mpi_calls import Check, load_mpi, run_check
 from hybridnn.doctor.node_checks import LEAST_MAJOR, package_versions
 from hybridnn.doctor.report import Finding, failure, ok, warning
 from hybridnn.parallel.node_memory import SHARED_MEMORY
@@ -41,23 +41,11 @@ CHILD_SECONDS = 30.0
 GPU_SECONDS = 2 * CHILD_SECONDS
 INSTALL_CUPY = "pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]', as nvidia-smi names the version"
 
+OTHER_FOLDER = "go to a folder that you can write to, or set output.folder"
+OTHER_CACHE = "export HYBRIDNN_CACHE=FOLDER with one that you can write to"
+
 Free = Callable[[Path], int]
 RunChild = Callable[..., ChildResult]
-
-
-@dataclass
-class ProcessFacts:
-    """Environment variables of this process, and results of the checks so far."""
-
-    environment: Mapping[str, str]
-    findings: list[Finding] = field(default_factory=list)
-    gpus: GpuFacts | None = None
-
-    @property
-    def library(self) -> str | None:
-        """Name and version of the MPI library; None without one."""
-        found = (finding.what for finding in self.findings if (finding.name, finding.verdict) == ("MPI library", "ok"))
-        return next(found, None)
 
 
 def check_process(environment: Mapping[str, str], limit: float) -> tuple[list[Finding], str | None]:
@@ -65,12 +53,39 @@ def check_process(environment: Mapping[str, str], limit: float) -> tuple[list[Fi
 
     Returns the findings, and name and version of the MPI library, None if there is none.
     """
-    process = ProcessFacts(environment)
-    for name, check, seconds in PROCESS_CHECKS:
-        finding = run_check(name, partial(check, process), seconds or limit)
-        if finding is not None:
-            process.findings.append(finding)
-    return process.findings, process.library
+    findings: list[Finding] = []
+    gpus: list[GpuFacts] = []
+
+    def check(name: str, action: Check, seconds: float = limit) -> Finding | None:
+        finding = run_check(name, action, seconds)
+        findings.extend([] if finding is None else [finding])
+        return finding
+
+    def check_cache() -> Finding:
+        from hybridnn.data.download import cache_folder  # within the time limit
+
+        return check_folder(cache_folder(), OTHER_CACHE)
+
+    def check_for_cupy() -> Finding:
+        gpus.append(find_gpus(environment))
+        return check_cupy(gpus[0])
+
+    check("python", check_python)
+    check("packages", check_packages)
+    check("BLAS", lambda: check_blas(thread_pools()))
+    loaded = check("MPI library", lambda: check_library(load_mpi, environment))
+    library = loaded.what if loaded is not None and loaded.verdict == "ok" else None
+    if library is not None and not rank_in_job(environment):
+        check("mpirun", partial(check_mpirun, library, environment))
+    check("Slurm", lambda: check_slurm(environment))
+    check("clock", check_clock)
+    check("shared memory room", check_shared_memory)
+    check("working folder", lambda: check_folder(Path.cwd(), OTHER_FOLDER))
+    check("cache folder", check_cache)
+    check("CuPy", check_for_cupy, GPU_SECONDS)
+    if gpus:
+        check("GPU", lambda: check_gpus(gpus[0]), GPU_SECONDS)
+    return findings, library
 
 
 # -- software ----------------------------------------------------------------------------------------------------------
@@ -118,12 +133,6 @@ def check_blas(pools: list[dict[str, Any]]) -> Finding:
     return ok(f"NumPy multiplies with {', '.join(blas)}")
 
 
-def _check_mpirun(process: ProcessFacts) -> Finding | None:
-    if process.library is None or rank_in_job(process.environment):
-        return None
-    return check_mpirun(process.library, process.environment)
-
-
 # -- clock and folders -------------------------------------------------------------------------------------------------
 
 
@@ -162,16 +171,6 @@ def _at_least(nbytes: int) -> str:
     return f"at least {format_bytes(1 << nbytes.bit_length() - 1 if nbytes else 0, binary=True)} free"
 
 
-def check_cache_folder(folder: Path, free: Free = free_bytes) -> Finding:
-    """Whether data sets can be downloaded to their folder, which need not exist yet."""
-    return _check_folder(folder, "export HYBRIDNN_CACHE=FOLDER with one that you can write to", free)
-
-
-def check_working_folder(folder: Path, free: Free = free_bytes) -> Finding:
-    """Whether runs and checkpoints can be written to the current directory."""
-    return _check_folder(folder, "go to a folder that you can write to, or set output.folder", free)
-
-
 def check_shared_memory(folder: Path = Path(SHARED_MEMORY), free: Free = free_bytes) -> Finding | None:
     """Free shared memory of the node; None where it is no folder."""
     if not folder.is_dir():
@@ -182,7 +181,8 @@ def check_shared_memory(folder: Path = Path(SHARED_MEMORY), free: Free = free_by
     return warning(what, advice) if room < LITTLE_SHARED_MEMORY else ok(what)
 
 
-def _check_folder(folder: Path, advice: str, free: Free) -> Finding:
+def check_folder(folder: Path, advice: str, free: Free = free_bytes) -> Finding:
+    """Whether a folder, which need not exist yet, can be written to."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -201,12 +201,6 @@ def _check_folder(folder: Path, advice: str, free: Free) -> Finding:
     return warning(what, f"make room, or {advice}") if room < LITTLE_DISK else ok(what)
 
 
-def _cache_folder() -> Path:
-    from hybridnn.data.download import cache_folder
-
-    return cache_folder()
-
-
 # -- GPUs --------------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +212,7 @@ class GpuFacts:
     installed: bool
     driver_present: bool
     problem: str  # why CuPy could not be queried; else empty
-    found: Mapping[str, Any]  # output of `hybridnn.doctor.gpu_devices`; empty without one
+    found: Mapping[str, Any]  # output of `print_gpus`; empty without one
 
 
 def find_gpus(environment: Mapping[str, str], run: RunChild = run_child) -> GpuFacts:
@@ -226,7 +220,7 @@ def find_gpus(environment: Mapping[str, str], run: RunChild = run_child) -> GpuF
     driver_present = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
     if find_spec("cupy") is None:
         return GpuFacts(False, driver_present, "", {})
-    end = run([sys.executable, "-m", "hybridnn.doctor.gpu_devices"], CHILD_SECONDS, without_launcher(environment))
+    end = run([sys.executable, "-m", "hybridnn.doctor.process_checks"], CHILD_SECONDS, without_launcher(environment))
     if end.code != 0 or end.timed_out:
         return GpuFacts(True, driver_present, f"a process that only asked CuPy for its devices {end.summary}", {})
     try:
@@ -272,23 +266,22 @@ def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _check_cupy(process: ProcessFacts) -> Finding:
-    process.gpus = find_gpus(process.environment)
-    return check_cupy(process.gpus)
+def print_gpus() -> None:
+    """Print versions of CuPy, driver and runtime, name and memory of every device, after a small sum on it, as JSON."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    found: dict[str, Any] = {"cupy": cupy.__version__, "devices": []}
+    found["driver"], found["runtime"] = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    for index in range(runtime.getDeviceCount() if found["driver"] else 0):
+        with cupy.cuda.Device(index):
+            name = runtime.getDeviceProperties(index)["name"].decode()
+            free, total = runtime.memGetInfo()
+            if int(cupy.arange(3).sum()) != 3:
+                raise ArithmeticError(f"device {index} ({name}) adds wrongly")
+        found["devices"].append({"name": name, "free": free, "total": total})
+    print(json.dumps(found))
 
 
-PROCESS_CHECKS: tuple[tuple[str, Callable[[ProcessFacts], Finding | None], float | None], ...] = (
-    ("python", lambda _: check_python(), None),
-    ("packages", lambda _: check_packages(), None),
-    ("BLAS", lambda _: check_blas(thread_pools()), None),
-    ("MPI library", lambda process: check_library(load_mpi, process.environment), None),
-    ("mpirun", _check_mpirun, None),
-    ("Slurm", lambda process: check_slurm(process.environment), None),
-    ("clock", lambda _: check_clock(), None),
-    ("shared memory room", lambda _: check_shared_memory(), None),
-    ("working folder", lambda _: check_working_folder(Path.cwd()), None),
-    ("cache folder", lambda _: check_cache_folder(_cache_folder()), None),
-    ("CuPy", _check_cupy, GPU_SECONDS),
-    ("GPU", lambda process: None if process.gpus is None else check_gpus(process.gpus), GPU_SECONDS),
-)
-"""Name, check, and a time limit of its own where the check starts a child process."""
+if __name__ == "__main__":
+    print_gpus()

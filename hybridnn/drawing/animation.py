@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hybridnn.drawing.drawing import (
     Box,
@@ -54,20 +54,15 @@ class ScheduleProgress:
         return times.get(position, (outside, outside))
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Something that a stage holds for a time: a weight version, or the activations of a microbatch.
-
-    The end is infinite for the version that is current at the end.
-    """
+class Stored(NamedTuple):
+    """Something that a stage holds for a time: a weight version, or the activations of a microbatch."""
 
     label: str
     start: float
-    end: float
+    end: float  # infinite for the version that is current at the end
 
 
-@dataclass(frozen=True)
-class SentMessage:
+class SentMessage(NamedTuple):
     """A message between two stages: on its way until it arrives, and waiting until it is used."""
 
     sender: int
@@ -79,8 +74,7 @@ class SentMessage:
     use: float
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """A stage: the row of the drawing that stands for it, and what it holds."""
 
     row: int
@@ -112,7 +106,9 @@ def animate_timeline(timeline: Timeline) -> Animation:
         if (message := schedule.flow.carried(stage, item.instruction)) is not None
     }
     barriers = [
-        tuple((item.start, item.end) for item in items if isinstance(item.instruction, Barrier))
+        tuple(
+            (item.start, item.end) for item in items if isinstance(item.instruction, Barrier) and item.end > item.start
+        )
         for items in timeline.stages
     ]
     progress = ScheduleProgress(computed, sent, barriers)
@@ -228,5 +224,5 @@ class _Story:
         """What is stored within the time of the drawing, from its beginning on."""
         makespan = self.drawing.makespan
         return tuple(
-            replace(item, start=max(item.start, 0.0)) for item in items if item.end > 0 and item.start <= makespan
+            item._replace(start=max(item.start, 0.0)) for item in items if item.end > 0 and item.start <= makespan
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -162,10 +163,18 @@ def require_format(path: Path, option: str = "picture") -> str:
     return file_format
 
 
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's name; `SettingError` if that is none of `FORMATS`, or it fails."""
-    file_format = require_format(path)
+def write_picture(path: Path | str, encoded: Callable[[str], bytes]) -> None:
+    """Write what `encoded` returns for the format of the file's name.
+
+    Raises `SettingError` if the format is none of `FORMATS`, or the file cannot be written.
+    """
+    content = encoded(require_format(Path(path)))
     try:
-        path.write_bytes(figure_bytes(figure, file_format))
+        Path(path).write_bytes(content)
     except OSError as error:
         raise SettingError("picture", str(path), f"cannot be written: {error.strerror}") from None
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure by `write_picture`."""
+    write_picture(path, partial(figure_bytes, figure))

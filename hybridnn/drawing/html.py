@@ -6,13 +6,12 @@ The page is made of the files in the folder `page`: its structure, its style and
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hybridnn.drawing.animation import Animation, Stored
+from hybridnn.drawing.animation import Animation
 from hybridnn.drawing.drawing import KINDS, readable_duration
 from hybridnn.errors import SettingError
 from hybridnn.utils.text import to_json
@@ -63,49 +62,34 @@ def html_page(animation: Animation) -> str:
 
 def _facts(animation: Animation) -> dict[str, Any]:
     """All that the page shows; lists in place of objects, because there are thousands."""
-    drawing = animation.drawing
-    kinds = list(KINDS)
-    return {
+    drawing, kinds = animation.drawing, list(KINDS)
+    facts = {
         "title": drawing.title,
         "unit": drawing.unit,
         "unitName": animation.unit_name,
         "numbering": drawing.numbering,
         "versions": drawing.versions,
-        "makespan": _rounded(drawing.makespan),
-        "pace": _rounded(readable_duration(drawing)),
+        "makespan": drawing.makespan,
+        "pace": readable_duration(drawing),
         "kinds": [vars(kind) for kind in KINDS.values()],
         "rows": [
             {
                 "label": row.label,
-                "boxes": [
-                    [_rounded(box.start), _rounded(box.end), kinds.index(box.kind), box.label, box.version]
-                    for box in row.boxes
-                ],
+                "boxes": [[box.start, box.end, kinds.index(box.kind), box.label, box.version] for box in row.boxes],
             }
             for row in drawing.rows
         ],
-        "stages": [
-            {
-                "row": stage.row,
-                "weights": _stored(stage.weights),
-                "inputs": _stored(stage.inputs),
-                "activations": _stored(stage.activations),
-                "barriers": [[_rounded(time) for time in span] for span in stage.barriers if span[0] < span[1]],
-            }
-            for stage in animation.stages
-        ],
-        "messages": [
-            [item.sender, item.receiver, int(item.gradients), item.label]
-            + [_rounded(time) for time in (item.start, item.arrival, item.use)]
-            for item in animation.messages
-        ],
+        "stages": [stage._asdict() for stage in animation.stages],
+        "messages": [[*item[:2], int(item.gradients), *item[3:]] for item in animation.messages],
     }
+    rounded: dict[str, Any] = _rounded(facts)
+    return rounded
 
 
-def _stored(items: Sequence[Stored]) -> list[list[str | float]]:
-    return [[item.label, _rounded(item.start), _rounded(item.end)] for item in items]
-
-
-def _rounded(time: float) -> float:
-    """A time to nine digits: equal times remain equal, and the page stays small."""
-    return float(f"{time:.9g}")
+def _rounded(value: Any) -> Any:
+    """Times to nine digits: equal ones remain equal, and the page stays small."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value

@@ -1,44 +1,54 @@
-"""The learning curve of a training, as a picture and as a figure of matplotlib."""
+"""Picture of a learning curve, without matplotlib, which takes longer to load than a small training takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, floor, log10
+from typing import TYPE_CHECKING, NamedTuple
 
-from hybridnn.drawing.figures import COLORS, MUTED, column_figure, legend_above, plain_ticks, tidy
-from hybridnn.drawing.line_plot import LARGEST, MOST_DOTS, Panel, Series, line_plot
-from hybridnn.drawing.shapes import Picture
+from hybridnn.drawing.figures import COLORS, COLUMN, TEXT
+from hybridnn.drawing.shapes import PER_INCH, POINT, Circle, Line, Picture, Polyline, Rect, Shape, Text
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from hybridnn.training.records import EpochRecord
 
 TRAIN_COLOR, TEST_COLOR = COLORS[0], COLORS[1]
 
 LOG_SCALE_RATIO = 10.0  # ratio of the largest to the smallest loss from which the axis is logarithmic
 
-PANEL = 1.8  # inches, height of a panel
+SIZE = TEXT * POINT  # of text
+CHARACTER = 0.64 * SIZE  # width of a digit in a wide font
+GAP = 0.5 * SIZE
+LINE = 1.3 * POINT  # width of a line of data
+WIDTH, PANEL = COLUMN * PER_INCH, 1.8 * PER_INCH  # of the picture, and height of a panel with its title and labels
+MOST_DOTS = 40  # points of a line with dots
+TICKS = 6  # on an axis, at most; of decades twice as many
+SMALLEST, LARGEST, MOST_DECADES = 1e-290, 1e300, 300
+"""Larger values are not drawn, and smaller differences are none: steps between ticks would over- or underflow."""
 
-Points = list[tuple[float, float]]
-
-
-class EvaluatedEpoch(Protocol):
-    """What the curve needs of an `EpochRecord`."""
-
-    @property
-    def epoch(self) -> int: ...  # noqa: D102
-    @property
-    def train_loss(self) -> float: ...  # noqa: D102
-    @property
-    def test_loss(self) -> float | None: ...  # noqa: D102
-    @property
-    def test_accuracy(self) -> float | None: ...  # noqa: D102
-    @property
-    def test_r2(self) -> float | None: ...  # noqa: D102
+Point = tuple[float, float]  # an epoch, and a value
 
 
-def learning_curve(epochs: Sequence[EvaluatedEpoch], evaluated: str = "test") -> Picture:
-    """Training and test loss, and the test accuracy or R² if there is one; without matplotlib.
+class Series(NamedTuple):
+    """A line through points, with its entry of the legend."""
+
+    label: str
+    color: str
+    points: Sequence[Point]
+
+
+class Panel(NamedTuple):
+    """A plot of lines over the epochs."""
+
+    title: str
+    series: Sequence[Series]
+    is_log: bool = False  # whether the vertical axis is logarithmic
+    is_percent: bool = False  # whether its numbers are shown as percentages
+    marked: Point | None = None  # a point with a ring around it
+
+
+def learning_curve(epochs: Sequence[EpochRecord], evaluated: str = "test") -> Picture:
+    """Training and test loss, and the test accuracy or R² if there is one, in panels one below the other.
 
     Parameters
     ----------
@@ -47,60 +57,142 @@ def learning_curve(epochs: Sequence[EvaluatedEpoch], evaluated: str = "test") ->
     evaluated : str
         Name of the split on which the epochs were evaluated, such as ``"validation"``.
     """
-    last = max(record.epoch for record in epochs)
-    return line_plot(f"Learning curve of {last} epochs", _panels(epochs, evaluated), last, PANEL)
+    last, panels = max(record.epoch for record in epochs), _panels(epochs, evaluated)
+    axes = [_vertical_axis(panel) for panel in panels]
+    left = max((len(label) for axis in axes for _, label in axis.ticks), default=0) * CHARACTER + 2 * GAP
+    shapes = _legend(panels[0].series, left)
+    for number, (panel, axis) in enumerate(zip(panels, axes, strict=True)):
+        box = Rect(left, 4 * SIZE + number * PANEL, WIDTH - left - 2 * GAP, PANEL - 5.4 * SIZE, "")
+        shapes += _panel(panel, axis, box, last)
+    return Picture(f"Learning curve of {last} epochs", WIDTH, 2 * SIZE + len(panels) * PANEL, shapes)
 
 
-def learning_curve_figure(epochs: Sequence[EvaluatedEpoch], evaluated: str = "test") -> Figure:
-    """`learning_curve` as a figure of matplotlib, whose axes a program can change."""
-    panels = _panels(epochs, evaluated)
-    figure, all_axes = column_figure(*[PANEL] * len(panels))
-    for panel, axes in zip(panels, all_axes, strict=True):
-        _draw(axes, panel, max(record.epoch for record in epochs))
-    legend_above(figure, all_axes[0].get_lines())
-    return figure
-
-
-def _panels(epochs: Sequence[EvaluatedEpoch], evaluated: str) -> list[Panel]:
+def _panels(epochs: Sequence[EpochRecord], evaluated: str) -> list[Panel]:
     train = _points((record.epoch, record.train_loss) for record in epochs)
     test = _points((record.epoch, record.test_loss) for record in epochs)
     values = [value for _, value in train + test]
     is_log = bool(values) and min(values) > 0 and max(values) >= LOG_SCALE_RATIO * min(values)
     lines = [Series("train", TRAIN_COLOR, train), Series(evaluated, TEST_COLOR, test)]
-    panels = [Panel("Mean loss", "epoch", [line for line in lines if line.points], is_log=is_log)]
+    panels = [Panel("Mean loss", [line for line in lines if line.points], is_log=is_log)]
     accuracy = _points((record.epoch, record.test_accuracy) for record in epochs)
     metric = accuracy or _points((record.epoch, record.test_r2) for record in epochs)
     if metric:
         best = max(metric, key=lambda point: point[1])
         text = f"{best[1]:.2%}" if accuracy else f"{best[1]:.4f}"
         title = f"{evaluated.capitalize()} {'accuracy' if accuracy else 'R²'}: best {text} in epoch {best[0]}"
-        line = Series(evaluated, TEST_COLOR, metric)
-        panels.append(Panel(title, "epoch", [line], is_percent=bool(accuracy), marked=best))
+        panels.append(Panel(title, [Series(evaluated, TEST_COLOR, metric)], is_percent=bool(accuracy), marked=best))
     return panels
 
 
-def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:
+def _points(pairs: Iterable[tuple[int, float | None]]) -> list[Point]:
     return [(epoch, value) for epoch, value in pairs if value is not None and abs(value) <= LARGEST]
 
 
-def _draw(axes: Axes, panel: Panel, last_epoch: int) -> None:
-    """Draw a panel with matplotlib."""
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
+# -- axes --------------------------------------------------------------------------------------------------------------
 
-    for label, color, points in panel.series:
-        xs, ys = zip(*points, strict=True)
-        dots = 2.5 if len(points) <= MOST_DOTS else 0
-        axes.plot(xs, ys, color=color, label=label, linewidth=1.3, marker="o", markersize=dots)
-    if panel.marked is not None:
-        axes.plot(*panel.marked, marker="o", markersize=6, markerfacecolor="none", color=MUTED, linestyle="none")
-    axes.set_title(panel.title)
-    axes.set_xlabel(panel.x_label)
+
+class _Axis(NamedTuple):
+    """A scale: where a value is, from 0 to 1, and the values with labels."""
+
+    place: Callable[[float], float]
+    ticks: Sequence[tuple[float, str]]
+
+
+def _vertical_axis(panel: Panel) -> _Axis:
+    values = [value for series in panel.series for _, value in series.points] or [0.0, 1.0]
     if panel.is_log:
-        axes.set_yscale("log")
-        plain_ticks(axes.yaxis)
-    if panel.is_percent:
-        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
-    margin = max(0.5, 0.03 * last_epoch)
-    axes.set_xlim(1 - margin, last_epoch + margin)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    tidy(axes)
+        low, high = _widened(log10(min(values)), log10(max(values)))
+        ticks = logarithmic_ticks(low, high)
+        return _Axis(lambda value: (log10(value) - low) / (high - low), [(tick, f"{tick:g}") for tick in ticks])
+    low, high = _widened(min(values), max(values))
+    ticks = linear_ticks(low, high)
+    labels = _labels([100 * tick for tick in ticks], "%") if panel.is_percent else _labels(ticks)
+    return _Axis(lambda value: (value - low) / (high - low), list(zip(ticks, labels, strict=True)))
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """An interval with a margin, that of values which differ in their last digits only, or of one, in their size."""
+    largest = max(abs(low), abs(high))
+    margin = 0.06 * (high - low) if high - low > 1e-9 * largest else 0.05 * largest
+    margin = margin if margin > SMALLEST else 1.0
+    return low - margin, high + margin
+
+
+def linear_ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """At most `TICKS` multiples of 1, 2 or 5 times a power of ten between two numbers; `whole` ones if required."""
+    step = 10.0 ** floor(log10((high - low) / TICKS))
+    while floor(high / step) - ceil(low / step) + 1 > TICKS or (whole and step < 1):
+        # 1, 2, 5, 10: the first digit of a step decides what follows.
+        step *= 2.5 if round(step / 10 ** floor(log10(step) + 1e-9)) == 2 else 2
+    return [number * step for number in range(ceil(low / step), floor(high / step) + 1)]
+
+
+def logarithmic_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten between 10**low and 10**high; with 3 times them, or 2 and 5 times, where they would be few."""
+    decades = range(max(floor(low), -MOST_DECADES), min(ceil(high), MOST_DECADES) + 1)
+    every = ceil(len(decades) / (2 * TICKS))
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        ticks = [factor * 10.0**power for power in decades if power % every == 0 for factor in factors]
+        inside = [tick for tick in ticks if low <= log10(tick) <= high]
+        if len(inside) > 3:
+            break
+    return inside
+
+
+def _labels(ticks: Sequence[float], unit: str = "") -> list[str]:
+    """Numbers with as many decimals as the finest needs."""
+    largest = max(map(abs, ticks), default=0.0)
+    if largest and not 1e-4 <= largest < 1e6:
+        return [f"{tick:.3g}{unit}" for tick in ticks]
+    decimals = next((n for n in range(8) if all(abs(round(t, n) - t) < 1e-9 * largest for t in ticks)), 8)
+    return [f"{tick:.{decimals}f}{unit}" for tick in ticks]
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+def _legend(series: Sequence[Series], left: float) -> list[Shape]:
+    shapes: list[Shape] = []
+    x = left
+    for entry in series:
+        shapes.append(Polyline(((x, 1.2 * SIZE), (x + 2 * SIZE, 1.2 * SIZE)), entry.color, LINE))
+        shapes.append(Text(x + 2 * SIZE + GAP, 1.5 * SIZE, entry.label, "ink", SIZE))
+        x += 2 * SIZE + 3 * GAP + CHARACTER * len(entry.label)
+    return shapes
+
+
+def _panel(panel: Panel, axis: _Axis, box: Rect, last: int) -> list[Shape]:
+    """The shapes of a panel whose axes enclose `box`."""
+    bottom, right = box.y + box.height, box.x + box.width
+    margin = max(0.5, 0.03 * last)
+    first, length = 1 - margin, last - 1 + 2 * margin
+
+    def across(x: float) -> float:
+        return box.x + (x - first) / length * box.width
+
+    def place(point: Point) -> Point:
+        return across(point[0]), bottom - axis.place(point[1]) * box.height
+
+    shapes: list[Shape] = [Text(box.x + box.width / 2, box.y - SIZE, panel.title, "ink", SIZE, centered=True)]
+    for value, label in axis.ticks:
+        y = bottom - axis.place(value) * box.height
+        shapes += [
+            Line(box.x, y, right, y, "rule"),
+            Text(box.x - GAP, y + 0.35 * SIZE, label, "muted", SIZE, ends=True),
+        ]
+    for number in linear_ticks(1, max(last, 2), whole=True):
+        if number > last:
+            continue
+        x = across(number)
+        shapes.append(Line(x, box.y, x, bottom, "rule"))
+        shapes.append(Text(x, bottom + 1.3 * SIZE, f"{number:.0f}", "muted", SIZE, centered=True))
+    shapes += [Line(box.x, box.y, box.x, bottom, "muted"), Line(box.x, bottom, right, bottom, "muted")]
+    shapes.append(Text(box.x + box.width / 2, bottom + 2.6 * SIZE, "epoch", "ink", SIZE, centered=True))
+    for series in panel.series:
+        points = tuple(map(place, series.points))
+        shapes.append(Polyline(points, series.color, LINE))
+        if len(points) <= MOST_DOTS:
+            shapes += [Circle(x, y, 1.25 * POINT, series.color) for x, y in points]
+    if panel.marked is not None:
+        shapes.append(Circle(*place(panel.marked), 3 * POINT, edge="muted"))
+    return shapes

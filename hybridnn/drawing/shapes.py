@@ -129,6 +129,9 @@ class Picture:
         ]
         return "\n".join(lines) + "\n"
 
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
     def encoded(self, file_format: str) -> bytes:
         """The picture as ``"svg"``, ``"png"`` with 150 dots per inch, or ``"pdf"``."""
         if file_format == "svg":
@@ -230,30 +233,29 @@ def _collection(kind: type, shapes: list[Any], scale: float, order: int) -> Any:
     from matplotlib.collections import LineCollection, PolyCollection
 
     width = scale / POINT  # a line is one unit wide
-    if kind is Line:
-        segments = [((line.x1, line.y1), (line.x2, line.y2)) for line in shapes]
-        dashes = [(0, (4, 3)) if line.dashed else "solid" for line in shapes]
+    paths = list(map(_path, shapes))
+    if kind in (Line, Polyline):
         colors = [_light(line.color) for line in shapes]
-        return LineCollection(segments, colors=colors, linestyles=dashes, linewidths=width, zorder=order)
-    if kind is Polyline:
-        widths = [line.width * width for line in shapes]
-        colors = [_light(line.color) for line in shapes]
-        return LineCollection([line.points for line in shapes], colors=colors, linewidths=widths, zorder=order)
-    if kind is Circle:
-        fills, edges = [_light(shape.fill) for shape in shapes], [_light(shape.edge) or "none" for shape in shapes]
-        rings = [[_on_circle(shape, turn / 48) for turn in range(48)] for shape in shapes]
-        return PolyCollection(rings, facecolors=fills, edgecolors=edges, linewidths=width, zorder=order)
-    if kind is Polygon:
-        fills = [_light(shape.fill) for shape in shapes]
-        return PolyCollection([shape.points for shape in shapes], facecolors=fills, linewidths=0, zorder=order)
-    corners = [((x, y), (x + width, y), (x + width, y + height), (x, y + height)) for x, y, width, height, *_ in shapes]
-    fills, edges = [_light(shape.fill) for shape in shapes], [_light(shape.edge) or "none" for shape in shapes]
-    return PolyCollection(corners, facecolors=fills, edgecolors=edges, linewidths=width, zorder=order)
+        dashes = [(0, (4, 3)) if getattr(line, "dashed", False) else "solid" for line in shapes]
+        widths = [width * getattr(line, "width", 1.0) for line in shapes]
+        return LineCollection(paths, colors=colors, linestyles=dashes, linewidths=widths, zorder=order)
+    fills = [_light(shape.fill) for shape in shapes]
+    edges = [_light(getattr(shape, "edge", "")) or "none" for shape in shapes]
+    return PolyCollection(paths, facecolors=fills, edgecolors=edges, linewidths=width, zorder=order)
 
 
-def _on_circle(circle: Circle, turn: float) -> tuple[float, float]:
-    angle = tau * turn
-    return circle.x + circle.radius * cos(angle), circle.y + circle.radius * sin(angle)
+def _path(shape: Shape) -> Sequence[tuple[float, float]]:
+    """The points of a line, or of the border of an area."""
+    if isinstance(shape, Line):
+        return (shape.x1, shape.y1), (shape.x2, shape.y2)
+    if isinstance(shape, Rect):
+        right, bottom = shape.x + shape.width, shape.y + shape.height
+        return (shape.x, shape.y), (right, shape.y), (right, bottom), (shape.x, bottom)
+    if isinstance(shape, Circle):
+        angles = [tau * turn / 48 for turn in range(48)]
+        return [(shape.x + shape.radius * cos(angle), shape.y + shape.radius * sin(angle)) for angle in angles]
+    assert isinstance(shape, Polyline | Polygon)
+    return shape.points
 
 
 def _write(axes: Axes, item: Text, scale: float) -> None:

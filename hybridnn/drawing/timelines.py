@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hybridnn.drawing.animation import Animation, animate_timeline
 from hybridnn.drawing.drawing import Arrow, Drawing, draw_timeline
+from hybridnn.drawing.drawn_object import DrawnObject
 from hybridnn.drawing.html import write_html
-from hybridnn.drawing.picture import DrawnObject
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
@@ -88,7 +88,6 @@ def schedule(
     minibatches: int | None = None,
     microbatches: int | None = None,
     chunks: int | None = None,
-    vertical_sync: bool = False,
     weight_grad: str = "per-microbatch",
     forward: float = 1.0,
     backward: float = 2.0,
@@ -109,8 +108,6 @@ def schedule(
         Of a minibatch; by default twice the stages, and 1 for methods without microbatches.
     chunks : int, optional
         Chunks of layers of a stage; by default 2 for ``"interleaved"``, else 1.
-    vertical_sync : bool
-        ``"pipedream"``: every stage uses the version of the first stage.
     weight_grad : {"per-microbatch", "merged"}
         One weight gradient per microbatch, or one product over all of them.
     forward, backward : float
@@ -148,7 +145,6 @@ def schedule(
             microbatches=microbatches or (2 * stages if info.cuts_minibatches else 1),
             chunks=chunks or (2 if info.chunked else 1),
             weight_grad=weight_grad,
-            vertical_sync=vertical_sync,
         )
     lint(made)
     durations = Durations(forward, backward, backward / 2 if weight is None else weight, message)

@@ -32,7 +32,7 @@ def draw_epoch(epoch: Epoch, start: float, stop: float, what: str) -> Drawing:
         for rank, trace in enumerate(epoch.ranks)
     )
     stages = len(epoch.layout.stages)
-    title = f"{epoch.layout.method_text}, {counted(stages, 'stage')}, measured in epoch {epoch.number}"
+    title = f"{epoch.layout.method}, {counted(stages, 'stage')}, measured in epoch {epoch.number}"
     title += f", {what}" * bool(what)
     return Drawing(title, rows, (stop - start) * MILLISECONDS, numbering.legend, "ms")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -36,7 +36,10 @@ from hybridnn.gpu.cupy_launch import (
 )
 from hybridnn.gpu.cupy_loading import load_cupy
 from hybridnn.gpu.device_events import PinnedMemory, Progress, record_event, wait_for
-from hybridnn.nn.backend import AdamSettings, Array, SGDSettings, StepScalars
+from hybridnn.nn.kernels import Array, Kernels, StepScalars
+
+if TYPE_CHECKING:
+    from hybridnn.nn.optimizers import SGD, Adam
 
 COPIES_AHEAD = 4
 """Inputs and targets of two minibatches: the host reads ahead while the device computes, with bounded memory."""
@@ -51,8 +54,8 @@ def cupy_kernels(*, tf32: bool = False, progress: Progress | None = None) -> Cup
     return CupyKernels(cupy, CublasProducts(cupy, load_cublas(cupy), tf32), progress)
 
 
-class CupyKernels:
-    """Arithmetic on arrays of one GPU, in the current stream; see `hybridnn.nn.backend.Kernels`.
+class CupyKernels(Kernels):
+    """Arithmetic on arrays of one GPU, in the current stream.
 
     Reductions share a workspace, so an object serves one stream at a time.
 
@@ -248,7 +251,7 @@ class CupyKernels:
     def cross_entropy(
         self, logits: Array, labels: Array, columns: Array | None, scale: float, gradient: Array, loss: Array
     ) -> None:
-        """Cross-entropy of the softmax and its gradient, shape (classes, n)."""
+        """Cross-entropy of the softmax and its gradient; a label out of range makes the loss NaN."""
         dtype, (classes, samples) = same_size(logits, gradient), logits.shape
         require(labels.shape == (samples,) and labels.dtype == np.int64, "an int64 label for every sample")
         require(labels.flags.c_contiguous, "contiguous labels")
@@ -310,7 +313,7 @@ class CupyKernels:
         velocity: Array | None,
         out: Array,
         scratch: Array | None,
-        settings: SGDSettings,
+        settings: SGD,
         scalars: StepScalars,
     ) -> None:
         """One step of SGD."""
@@ -333,7 +336,7 @@ class CupyKernels:
         second: Array,
         out: Array,
         scratch: Array | None,
-        settings: AdamSettings,
+        settings: Adam,
         scalars: StepScalars,
     ) -> None:
         """One step of Adam or AdamW."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hybridnn.drawing.drawing import Drawing
-from hybridnn.drawing.picture import DrawnObject
+from hybridnn.drawing.drawn_object import DrawnObject
 from hybridnn.errors import HybridnnError
 from hybridnn.utils.text import counted, name_ranks
+
+if TYPE_CHECKING:
+    from hybridnn.drawing.drawing import Drawing
 
 
 class CommunicationError(HybridnnError):

@@ -22,7 +22,7 @@ from hybridnn.in_process.communication_errors import (
     DeadlockError,
     describe_deadlock,
 )
-from hybridnn.in_process.message_diagram import Moment, Record, draw_calls, message_of
+from hybridnn.in_process.records import Moment, Record, message_of
 from hybridnn.in_process.scheduler import Scheduler
 from hybridnn.in_process.source_lines import Line, Site, calling_line, describe_line
 from hybridnn.in_process.virtual_clock import VirtualClock
@@ -368,6 +368,8 @@ class MessageEngine:
             calls = tuple((str(pending), describe_line(pending.site, frame)) for pending in unmatched)
             blocked[rank] = BlockedRank(calls, awaited)
             self.records += [self._record(item, item.waited or item.begun, arrived=False) for item in unmatched]
+        from hybridnn.in_process.message_diagram import draw_calls
+
         text = describe_deadlock(blocked, self.scheduler.ended, self._count - 1)
         return DeadlockError(text, draw_calls(self.size, tuple(map(message_of, self.records))))
 

@@ -8,17 +8,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.mpi import substitute_mpi
-from hybridnn.drawing.drawing import Drawing
-from hybridnn.drawing.picture import DrawnObject
+from hybridnn.drawing.drawn_object import DrawnObject
 from hybridnn.errors import SettingError
 from hybridnn.in_process.matching import Context, MessageEngine
-from hybridnn.in_process.message_diagram import Message, Record, draw_calls, message_of
 from hybridnn.in_process.mpi_interface import Comm, MpiModule
+from hybridnn.in_process.records import Message, Record, message_of
 from hybridnn.in_process.virtual_clock import VirtualClock
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:
     from hybridnn.cost.machine import Machine
+    from hybridnn.drawing.drawing import Drawing
 
 
 EAGER_BYTES = 4096
@@ -51,6 +51,8 @@ class RunResult(DrawnObject):
     @property
     def drawing(self) -> Drawing:
         """The calls."""
+        from hybridnn.in_process.message_diagram import draw_calls
+
         return draw_calls(len(self.results), self.messages)
 
     def __repr__(self) -> str:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hybridnn.nn.backend import HostArray
+HostArray = NDArray[Any]
+
 
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805  # Klambauer et al. 2017, equation 2 and the fixed point for mean 0 and variance 1.

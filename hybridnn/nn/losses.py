@@ -7,7 +7,7 @@ depend on the distribution of the samples.
 from __future__ import annotations
 
 from hybridnn.errors import SettingError
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.nn.mlp import MLP
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from hybridnn.errors import SettingError
-from hybridnn.nn.backend import UPDATE_BLOCK, Array, Kernels
+from hybridnn.nn.kernels import UPDATE_BLOCK, Array, Kernels
 from hybridnn.utils.checks import AtLeastZero, BelowOne, Fraction, Positive, require_fields
 
 

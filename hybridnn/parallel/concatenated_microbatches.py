@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from numpy.typing import DTypeLike
 
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.nn.parameters import LayerShard
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.comm.group import DONE, Group, Request
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, LayerShard
 

@@ -12,23 +12,19 @@ second method by its name, the first one by the text of section 7.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_sizes, block_slice
-from hybridnn.nn.backend import HostArray
+from hybridnn.nn.kernels import HostArray
 from hybridnn.parallel.grid import ProcessGrid
 
+if TYPE_CHECKING:
+    from hybridnn.data.rows import Rows
+
 DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")
-
-
-class RowSource(Protocol):
-    """Interface of samples that can be read by index."""
-
-    def take(self, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None) -> None:
-        """Write the samples `indices` to `x`, shape (n, features), and their targets to `y`, unless None."""
 
 
 class LocalDistributor:
@@ -37,9 +33,7 @@ class LocalDistributor:
     def __init__(self, grid: ProcessGrid) -> None:
         self._grid = grid
 
-    def fetch(
-        self, rows: RowSource | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None
-    ) -> None:
+    def fetch(self, rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None) -> None:
         """Write this rank's block of the samples `indices` to `x` and `y`, unless None."""
         assert rows is not None
         if self._grid.batch > 1:
@@ -61,9 +55,7 @@ class ScatterDistributor:
         self._broadcast = broadcast
         self._buffers: dict[tuple[str, tuple[int, ...], np.dtype[Any]], HostArray] = {}
 
-    def fetch(
-        self, rows: RowSource | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None
-    ) -> None:
+    def fetch(self, rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None) -> None:
         """As `LocalDistributor.fetch`; collective over the grid, and all ranks must request the same arrays."""
         all_x = all_y = None
         if rows is not None and self._grid.rank == 0:

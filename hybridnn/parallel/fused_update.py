@@ -17,20 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
-from hybridnn.nn.backend import Array, Kernels
-from hybridnn.nn.numpy_kernels import NUMPY, add_scaled
+from hybridnn.nn.kernels import NUMPY, Array, Kernels, add_scaled
 from hybridnn.nn.optimizers import SGD, Optimizer, OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
 from hybridnn.parallel.replica_sharing import NodeReplica, slice_bounds
+from hybridnn.parallel.workspace import MicrobatchBuffers, Workspace
+
+if TYPE_CHECKING:
+    from hybridnn.parallel.replica import MakeWorkspace
 
 Layers = Sequence[WeightGradientArrays]
 Views = Sequence[LayerParameters]
@@ -101,6 +105,7 @@ class FusedUpdateReplica(NodeReplica):
         self._layout, self._dtype = layout, np.dtype(dtype)
         self._counts = memory.allocate((batch.size,), np.int64)
         self._owned = [_Rows.of(layout, *item) for item in owned_rows(layout, batch.size, batch.rank)]
+        # for every rank, what returns its layers' operands for its number of samples
         self._layers_of_ranks: list[Callable[[int], Layers]] = []
         self._cached_views: dict[int, tuple[Array, Views]] = {}
         # The operating system places memory near the rank that writes it first.
@@ -109,16 +114,17 @@ class FusedUpdateReplica(NodeReplica):
         self.publish()
 
     @property
-    def rank(self) -> int:
-        """Position in the batch group."""
-        return self._batch.rank
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the losses, and of the ranks' numbers of samples."""
         return int(self.loss.nbytes + self._total.nbytes) + self.bytes_per_rank(self._counts.nbytes)
 
-    def allocate_operands(self, sizes: Sequence[int]) -> list[Iterator[Array]]:
+    def training_workspace(self, make: MakeWorkspace, sizes: Sequence[int]) -> Workspace:
+        """Workspace of training passes, with operands of weight gradients that all batch ranks read."""
+        workspaces = [make(MicrobatchBuffers(keeps_dz=True), memory) for memory in self._allocate_operands(sizes)]
+        self._layers_of_ranks = [partial(_layers, workspace) for workspace in workspaces]
+        return workspaces[self._batch.rank]
+
+    def _allocate_operands(self, sizes: Sequence[int]) -> list[Iterator[Array]]:
         """Shared memory for the operands of the weight gradients: for each rank, arrays of these sizes."""
         aligned = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
         rows = self._allocate((self._batch.size, sum(aligned)), self._dtype)
@@ -129,13 +135,9 @@ class FusedUpdateReplica(NodeReplica):
 
         return [arrays(rows[number]) for number in range(self._batch.size)]
 
-    def set_layers(self, layers_of_ranks: Sequence[Callable[[int], Layers]]) -> None:
-        """Set, for every rank, the function that returns its layers' operands for its number of samples."""
-        self._layers_of_ranks = list(layers_of_ranks)
-
     def set_samples(self, samples: int) -> None:
         """Set the number of samples of this rank whose backward pass, up to the weight gradients, is complete."""
-        self._counts[self.rank] = samples
+        self._counts[self._batch.rank] = samples
 
     def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
         """State before the first update, its slots in shared memory."""
@@ -196,3 +198,7 @@ class FusedUpdateReplica(NodeReplica):
         if id(flat) not in self._cached_views:
             self._cached_views[id(flat)] = flat, self._layout.views(flat)
         return self._cached_views[id(flat)][1]
+
+
+def _layers(workspace: Workspace, samples: int) -> Layers:
+    return workspace.arrays(samples).layers

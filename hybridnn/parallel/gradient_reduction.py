@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from hybridnn.comm.blocks import pieces
 from hybridnn.comm.group import Group, Request
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 
 BUCKET_BYTES = 1 << 19
 """A bucket is sent when it has at least this many bytes: smaller messages cost more latency than they hide."""

@@ -6,21 +6,23 @@ the samples are split). Ranks vary fastest along model, then batch, then pipelin
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hybridnn.comm.agreement import unequal_values
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
-from hybridnn.comm.launch_check import require_complete_launch
-from hybridnn.comm.mpi import import_mpi, ranks_within, require_communicator
+from hybridnn.comm.mpi import detect_launch, import_mpi, ranks_within, require_communicator
 from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.failsafe import wait_for_ranks
 from hybridnn.errors import GridError, SettingError
+from hybridnn.parallel.places import StageShapes, place_ranks
 from hybridnn.utils.checks import require_whole
 from hybridnn.utils.text import counted
 
@@ -95,64 +97,60 @@ class ProcessGrid:
         message_limit: int = MESSAGE_LIMIT,
         check_collectives: bool = False,
     ) -> None:
-        mpi = import_mpi()
         self.check_collectives = check_collectives
-        ranks: Any = comm if comm is not None else mpi.COMM_WORLD
         arguments = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
-        arguments |= {"message_limit": message_limit, "check_collectives": check_collectives}
-        unequal = unequal_values(
-            all_ranks_group(comm), lambda: {name: repr(value) for name, value in arguments.items()}
-        )
-        if unequal:
-            texts = "; ".join(difference.text for difference in unequal)
-            raise GridError(f"process grid: {texts}; it must be the same on every rank")
+        _require_equal(comm, arguments | {"message_limit": message_limit, "check_collectives": check_collectives})
+        ranks: Any = comm if comm is not None else import_mpi().COMM_WORLD
         if stages is None:
             pipeline, batch, model = resolve_axes(ranks.Get_size(), pipeline, batch, model)
-            self.stages: tuple[tuple[int, int], ...] = ((batch, model),) * pipeline
+            self.stages: StageShapes = ((batch, model),) * pipeline
         else:
             self.stages = resolve_stages(ranks.Get_size(), stages)
         self.pipeline = len(self.stages)
+        self._first_of_stage = [0, *accumulate(map(prod, self.stages))]
         self.recorder = recorder if recorder is not None else Recorder()
-
-        node_comm = ranks.Split_type(mpi.COMM_TYPE_SHARED)
-        nodes = _node_of_every_rank(ranks, node_comm)
-        self.nodes, self.node_ranks = len(set(nodes)), max(Counter(nodes).values())
-        widest_model = max(model for _, model in self.stages)
-        position = place_ranks(nodes, widest_model).index(ranks.Get_rank())
-        self._first_of_stage = [0, *accumulate(batch * model for batch, model in self.stages)]
-        self.pipeline_rank = bisect_right(self._first_of_stage, position) - 1
-        self.batch, self.model = self.stages[self.pipeline_rank]
-        self.shape = self.pipeline, self.batch, self.model
-        position_in_stage = position - self._first_of_stage[self.pipeline_rank]
-        self.batch_rank, self.model_rank = divmod(position_in_stage, self.model)
-
-        group_class = Group
-        if check_collectives:
-            from hybridnn.diagnostics.checked_group import CheckedGroup
-
-            group_class = CheckedGroup
+        node_comm = ranks.Split_type(import_mpi().COMM_TYPE_SHARED)
+        position = self._place(ranks, node_comm)
         world = ranks.Split(0, position)
-
-        def group(axis: str, color: int, key: int) -> Group:
-            comm = ranks.Split(color, key)
-            return group_class(comm, axis, self.recorder, message_limit, ranks_within(comm, world))
-
-        self.world = group_class(world, "world", self.recorder, message_limit)
-        first = self._first_of_stage[self.pipeline_rank]
-        self.model_group = group("model", first + self.batch_rank, self.model_rank)
-        self.batch_group = group("batch", first + self.model_rank, self.batch_rank)
-        self.pipeline_group = group(
-            "pipeline", self.batch_rank * ranks.Get_size() + self.model_rank, self.pipeline_rank
-        )
         # Ordered by position, so that rank 0 of the grid is also rank 0 of its node.
         self.node_comm = node_comm.Split(0, position)
-        members = ranks_within(self.node_comm, world)
-        self.node_group = group_class(self.node_comm, "node", self.recorder, message_limit, members)
+        self._make_groups(ranks, world, message_limit)
         self.stall_watchdog: StallWatchdog | None = None
         if self.size > 1:
             from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
 
+            # Made here although a training starts it: a rank that leaves before that is named too.
             self.stall_watchdog = StallWatchdog.for_grid(self.recorder, world, self.node_comm)
+
+    def _place(self, ranks: Any, node_comm: Any) -> int:
+        """Find nodes and this rank's coordinates; return its position. Collective."""
+        nodes = _node_of_every_rank(ranks, node_comm)
+        self.nodes, self.node_ranks = len(set(nodes)), max(Counter(nodes).values())
+        position = place_ranks(nodes, max(model for _, model in self.stages)).index(ranks.Get_rank())
+        self.pipeline_rank = bisect_right(self._first_of_stage, position) - 1
+        self.batch, self.model = self.stages[self.pipeline_rank]
+        self.shape = self.pipeline, self.batch, self.model
+        self.batch_rank, self.model_rank = divmod(position - self._first_of_stage[self.pipeline_rank], self.model)
+        return position
+
+    def _make_groups(self, ranks: Any, world: Any, message_limit: int) -> None:
+        """Split the ranks along the axes. Collective."""
+        group_class = Group
+        if self.check_collectives:
+            from hybridnn.diagnostics.checked_group import CheckedGroup
+
+            group_class = CheckedGroup
+
+        def group(axis: str, comm: Any) -> Group:
+            return group_class(comm, axis, self.recorder, message_limit, ranks_within(comm, world))
+
+        first = self._first_of_stage[self.pipeline_rank]
+        self.world = group_class(world, "world", self.recorder, message_limit)
+        self.model_group = group("model", ranks.Split(first + self.batch_rank, self.model_rank))
+        self.batch_group = group("batch", ranks.Split(first + self.model_rank, self.batch_rank))
+        color = self.batch_rank * self.size + self.model_rank
+        self.pipeline_group = group("pipeline", ranks.Split(color, self.pipeline_rank))
+        self.node_group = group("node", self.node_comm)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -215,13 +213,23 @@ def all_ranks_group(comm: MPI.Intracomm | None = None) -> Group:
     GridError
         If `comm` belongs to other ranks than those running.
     """
-    if comm is None:
-        require_complete_launch()
-    else:
+    if comm is not None:
         require_communicator(comm)
+    elif detect_launch(os.environ) is not None:
+        from hybridnn.comm.launch_check import require_complete_launch
+
+        require_complete_launch()
     ranks = comm if comm is not None else import_mpi().COMM_WORLD
     wait_for_ranks(ranks)
     return Group(ranks, "world", Recorder())
+
+
+def _require_equal(comm: MPI.Intracomm | None, arguments: Mapping[str, object]) -> None:
+    """Raise a `GridError` on every rank if the ranks have different arguments; collective."""
+    unequal = unequal_values(all_ranks_group(comm), lambda: {name: repr(value) for name, value in arguments.items()})
+    if unequal:
+        texts = "; ".join(difference.text for difference in unequal)
+        raise GridError(f"process grid: {texts}; it must be the same on every rank")
 
 
 def _node_of_every_rank(comm: MPI.Intracomm, node_comm: MPI.Intracomm) -> list[int]:
@@ -231,35 +239,6 @@ def _node_of_every_rank(comm: MPI.Intracomm, node_comm: MPI.Intracomm) -> list[i
     nodes = np.empty(comm.Get_size(), np.int64)
     comm.Allgather(lowest, nodes)
     return nodes.tolist()
-
-
-def place_ranks(nodes: Sequence[int], model: int) -> list[int]:
-    """Order the ranks so that model groups are inside a node wherever possible.
-
-    Model groups exchange activations in every layer, so they get the fastest links. Positions of the grid vary fastest
-    along the model axis. Each node first provides as many complete model groups as it has ranks for; only the remaining
-    ranks form groups across nodes. If ranks are numbered by node and every node has a multiple of `model` ranks, the
-    order is 0, 1, 2, …
-
-    Parameters
-    ----------
-    nodes : sequence of int
-        Node of every rank; any integers, equal for ranks of one node.
-
-    Returns
-    -------
-    list of int
-        The rank at each position of the grid.
-    """
-    by_node: dict[int, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        by_node.setdefault(node, []).append(rank)
-    grouped, remaining = [], []
-    for ranks in by_node.values():
-        fitting = len(ranks) // model * model
-        grouped += ranks[:fitting]
-        remaining += ranks[fitting:]
-    return grouped + remaining
 
 
 def fitting_grids(ranks: int, pipeline: int = 1) -> list[tuple[int, int]]:

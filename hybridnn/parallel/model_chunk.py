@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import DONE, Group
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.mlp import DenseLayer
-from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense, split_layers
 from hybridnn.parallel.grid import ProcessGrid
@@ -76,30 +75,14 @@ class ModelChunk:
         kernels: Kernels = NUMPY,
         config: ReplicaConfig = ReplicaConfig(),
     ) -> None:
-        self.kernels, group, batch = kernels, grid.model_group, grid.batch_group
+        self.kernels, group = kernels, grid.model_group
         self.shards = split_layers(layers, split, group.size, group.rank)
         self._group = group
         self._dense = [parallel_dense(shard, group, overlap, kernels) for shard in self.shards]
         self.layout = ParameterLayout(self.shards)
-        self.replica: Replica
-        self._fused: FusedUpdateReplica | None = None
-        self._gradients: list[LayerParameters] = []
-        sharing = config.sharing
-        # Each kind of replica is imported where it is chosen: most trainings need one.
-        if config.fused_update:
-            from hybridnn.parallel.fused_update import FusedUpdateReplica
-            from hybridnn.parallel.node_memory import PrivateMemory
-
-            memory = PrivateMemory(batch) if sharing is None else sharing.memory
-            self.replica = self._fused = FusedUpdateReplica(memory, batch, self.layout, dtype, config.arrays, kernels)
-        elif sharing is not None:
-            from hybridnn.parallel.shared_replica import SharedReplica
-
-            self.replica = SharedReplica(sharing, self.layout.size, dtype, config.arrays)
-            self._gradients = self.layout.views(self.replica.gradient)
-        else:
-            self.replica = PrivateReplica(batch, self.layout.ends, dtype, overlap, kernels)
-            self._gradients = self.layout.views(self.replica.gradient)
+        self.replica = _make_replica(config, grid.batch_group, self.layout, dtype, overlap, kernels)
+        gradient = self.replica.gradient
+        self._gradients = [] if gradient is None else self.layout.views(gradient)
         self.weights: NDArray[Any] = self.replica.new_array()
         self.loss: NDArray[Any] = self.replica.loss
         self.parameters = self.layout.views(self.weights)
@@ -126,16 +109,9 @@ class ModelChunk:
         )
 
     def training_workspace(self, capacity: int, role: StageRole) -> Workspace | None:
-        """Workspace of training passes with a fused update, whose operands all batch ranks read; else None."""
-        if self._fused is None:
-            return None
-        buffers = MicrobatchBuffers(keeps_dz=True)
-        workspaces = [
-            self.workspace(capacity, role, buffers, memory)
-            for memory in self._fused.allocate_operands(weight_gradient_input_sizes(self.shards, capacity))
-        ]
-        self._fused.set_layers([partial(_layers, workspace) for workspace in workspaces])
-        return workspaces[self._fused.rank]
+        """Workspace of training passes, where the replica needs one of its own; else None."""
+        sizes = weight_gradient_input_sizes(self.shards, capacity)
+        return self.replica.training_workspace(partial(self.workspace, capacity, role), sizes)
 
     def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
         """Compute the outputs from the inputs in `arrays`, with the current weights by default."""
@@ -150,19 +126,18 @@ class ModelChunk:
         accumulate: bool = False,
         reduce: bool = False,
     ) -> None:
-        """Compute the gradients from the output gradient in `arrays`.
+        """Compute the gradients from the output gradient in `arrays`, those of weights only if the replica stores them.
 
         Parameters
         ----------
         accumulate : bool
             Add to the gradients of earlier microbatches in the gradient buffer.
         reduce : bool
-            Start the all-reduce of each layer's gradients as soon as they are complete; `finish_reduction` completes
-            it.
+            Start the all-reduce of each layer's gradients as soon as they are complete; `replica.finish` completes it.
         """
-        if self._fused is not None:
+        if not self._gradients:
             self.input_gradient(arrays, parameters)
-            self.set_samples(len(arrays.columns))
+            self.replica.set_samples(len(arrays.columns))
             return
         parameters = parameters or self.parameters
         for index in reversed(range(len(self._dense))):
@@ -176,11 +151,6 @@ class ModelChunk:
                 self.replica.ready(index)
             if dx_request is not DONE:
                 dx_request.wait()
-
-    def set_samples(self, samples: int) -> None:
-        """Set the number of this rank's samples of the last backward pass, which a replayed step has done."""
-        if self._fused is not None:
-            self._fused.set_samples(samples)
 
     def input_gradient(
         self,
@@ -217,10 +187,6 @@ class ModelChunk:
                 self._add(index)
             if reduce:
                 self.replica.ready(index)
-
-    def finish_reduction(self) -> None:
-        """Return when the gradients and the loss are summed over the batch group."""
-        self.replica.finish()
 
     def _add(self, index: int) -> None:
         """Add the gradient of one layer to that of earlier microbatches."""
@@ -290,8 +256,22 @@ class ModelChunk:
         self.kernels.put(host, self.weights)
 
 
-def _layers(workspace: Workspace, samples: int) -> list[LayerArrays]:
-    return workspace.arrays(samples).layers
+def _make_replica(
+    config: ReplicaConfig, batch: Group, layout: ParameterLayout, dtype: DTypeLike, overlap: bool, kernels: Kernels
+) -> Replica:
+    """The replica of a chunk. Its kind is imported where it is chosen: most trainings need one."""
+    sharing = config.sharing
+    if config.fused_update:
+        from hybridnn.parallel.fused_update import FusedUpdateReplica
+        from hybridnn.parallel.node_memory import PrivateMemory
+
+        memory = PrivateMemory(batch) if sharing is None else sharing.memory
+        return FusedUpdateReplica(memory, batch, layout, dtype, config.arrays, kernels)
+    if sharing is not None:
+        from hybridnn.parallel.shared_replica import SharedReplica
+
+        return SharedReplica(sharing, layout.size, dtype, config.arrays)
+    return PrivateReplica(batch, layout.ends, dtype, overlap, kernels)
 
 
 def _summed(group: Group, array: NDArray[Any]) -> NDArray[Any]:

@@ -8,15 +8,20 @@ ranks are on one node, and weight gradients are computed during the update. They
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
-from hybridnn.nn.backend import Array, Kernels
+from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.mlp import MLP
-from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
+
+if TYPE_CHECKING:
+    from hybridnn.parallel.workspace import MicrobatchBuffers, Workspace
+
+    MakeWorkspace = Callable[[MicrobatchBuffers, Iterator[Array]], Workspace]
 
 LEAST_PARAMETERS = 1 << 16
 """Fewest parameters for a fused update: for smaller networks its additional calls cost more than they save."""
@@ -31,7 +36,28 @@ def fused_update_pays(model: MLP, batch_size: int, batch: int, split: int) -> bo
     return model.parameters >= split * max(LEAST_PARAMETERS, 2 * -(-batch_size // batch) * sum(model.sizes))
 
 
-class PrivateReplica:
+class Replica:
+    """What a replica need not define."""
+
+    gradient: Array = None  # None where gradients are not stored
+
+    def training_workspace(self, make: MakeWorkspace, sizes: Sequence[int]) -> Workspace | None:
+        """Workspace of training passes if it cannot be that of evaluations; else None.
+
+        Parameters
+        ----------
+        make : callable
+            Makes a workspace with some buffers, whose operands of weight gradients are in the given memory.
+        sizes : sequence of int
+            Of these operands, in elements.
+        """
+        return None
+
+    def set_samples(self, samples: int) -> None:
+        """Set the number of this rank's samples whose backward pass is complete; only a fused update needs it."""
+
+
+class PrivateReplica(Replica):
     """A replica in this rank's own memory.
 
     Attributes

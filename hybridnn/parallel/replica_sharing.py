@@ -15,12 +15,12 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Group
-from hybridnn.nn.backend import Array, Kernels
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
+from hybridnn.parallel.replica import Replica
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def slice_bounds(size: int, slices: int, number: int) -> tuple[int, int]:
     return min(start * ALIGNMENT, size), min(stop * ALIGNMENT, size)
 
 
-class NodeReplica:
+class NodeReplica(Replica):
     """Base class of replicas in memory that the batch ranks of a node share; see `PrivateReplica` for the interface.
 
     Parameters

@@ -16,9 +16,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hybridnn.nn import numpy_kernels as kernels
-from hybridnn.nn.backend import HostArray
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY, HostArray, squared_norm
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.replica_sharing import NodeReplica, Sharing, slice_bounds
 
@@ -40,7 +38,7 @@ class _Block:
         for number, addend in enumerate(addends, 2):
             # Only the last sum may overwrite the own gradients, which may still have to be added.
             target = out if number == len(self.of_ranks) else self.workspace
-            kernels.add(total, addend, target)
+            NUMPY.add(total, addend, target)
             total = target
         return total
 
@@ -70,7 +68,7 @@ class SharedReplica(NodeReplica):
         self._segments = window[arrays:]
         self.gradient = self._segments[rank]
         _, largest = slice_bounds(size, sharing.slices, 0)
-        self._workspace = kernels.empty((min(SUM_BLOCK, largest),), dtype)
+        self._workspace = NUMPY.empty((min(SUM_BLOCK, largest),), dtype)
         self._slices = [self._blocks(item.number) for item in sharing.owned]
         self._states: list[OptimizerState] = []
         self._is_summed = False
@@ -88,7 +86,7 @@ class SharedReplica(NodeReplica):
     def new_state(self, optimizer: Optimizer, weights: HostArray) -> OptimizerState:
         """State before the first update, its slots in the window."""
         slots = {name: self.new_array() for name in optimizer.slot_names}
-        scratch = kernels.empty((2 * self._workspace.size,), weights.dtype)
+        scratch = NUMPY.empty((2 * self._workspace.size,), weights.dtype)
         self._states = [
             OptimizerState({name: slot[block.where] for name, slot in slots.items()}, scratch, NUMPY)
             for block in chain(*self._slices)
@@ -118,11 +116,11 @@ class SharedReplica(NodeReplica):
         """A copy of the sum of all gradients."""
         self._sum()
         self.publish()
-        gradient = kernels.empty(self.gradient.shape, self.gradient.dtype)
+        gradient: HostArray = NUMPY.empty(self.gradient.shape, self.gradient.dtype)
         ranks, slices = self._memory.group.size, self._sharing.slices
         for number in range(slices):
             where = slice(*slice_bounds(gradient.size, slices, number))
-            kernels.copy(self._segments[number * ranks // slices, where], gradient[where])
+            NUMPY.copy(self._segments[number * ranks // slices, where], gradient[where])
         self.publish()
         return gradient
 
@@ -131,7 +129,7 @@ class SharedReplica(NodeReplica):
         self._sum()
         norms = np.zeros(self._sharing.slices)
         for item, blocks in zip(self._sharing.owned, self._slices, strict=True):
-            norms[item.number] = sum(kernels.squared_norm(block.own) for block in blocks)
+            norms[item.number] = sum(squared_norm(block.own) for block in blocks)
         self._memory.group.allreduce(norms)
         norm[0] = norms.sum()
 

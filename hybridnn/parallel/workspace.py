@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.nn.backend import Array, Kernels
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.parameters import LayerShard
 from hybridnn.parallel.dense import LayerArrays
 
@@ -221,38 +220,54 @@ class Workspace:
         dy = view(self._gradients[above % 2], _output_height(shard))
         has_dx = index > 0 or not self._role.loads_input
         dx = view(self._gradients[(above + 1) % 2], len(x)) if has_dx else None
-        own = _own_height(shard)
-        full_x = own_x = own_dx = None
+        own, full_input = _own_height(shard), stored.full_inputs[index]
         if shard.by_inputs:
-            local_y, own_dy = y, dy[shard.columns] if layer.residual else dy
-            if layer.residual:
-                buffer = stored.full_inputs[index]
-                full_x = x if buffer is None else view(buffer, layer.inputs)
-                own_x = None if buffer is None else full_x[shard.columns]
+            gathered = None if full_input is None else view(full_input, layer.inputs)
+            split = _views_of_row_split(shard, x, y, dy, gathered)
         else:
-            local_y, own_dy = (y[shard.rows], dy[shard.rows]) if shard.gathers else (y, dy)
-            if layer.residual:
-                # Inputs and outputs have the same blocks, as there are as many.
-                own_x, own_dx = x[shard.rows], None if dx is None else dx[shard.rows]
+            split = _views_of_column_split(shard, x, y, dy, dx)
         separate, dz = stored.separate[index], stored.dz[index]
         if dz is None and layer.residual:
             dz = self._own_gradient
         return LayerArrays(
             x=x,
-            full_x=full_x,
-            activation=local_y if separate is None else view(separate, own),
+            activation=split.local_y if separate is None else view(separate, own),
             y=y,
-            local_y=local_y,
             dy=dy,
-            own_dy=own_dy,
-            dz=own_dy if dz is None else view(dz, own),
+            dz=split.own_dy if dz is None else view(dz, own),
             dx=dx,
-            own_x=own_x,
-            own_dx=own_dx,
+            **split._asdict(),
             scratch=view(self._gradients[(above + 1) % 2], own),
             product=None if dx is None or self._product is None else self._product[: dx.size].reshape(n, len(dx)),
             ones=self._ones[:n],
         )
+
+
+class _SplitViews(NamedTuple):
+    """Views of a layer's arrays that depend on its split; see `LayerArrays`."""
+
+    local_y: Array
+    own_dy: Array
+    full_x: Array | None = None
+    own_x: Array | None = None
+    own_dx: Array | None = None
+
+
+def _views_of_column_split(shard: LayerShard, x: Array, y: Array, dy: Array, dx: Array | None) -> _SplitViews:
+    local_y, own_dy = (y[shard.rows], dy[shard.rows]) if shard.gathers else (y, dy)
+    if not shard.layer.residual:
+        return _SplitViews(local_y, own_dy)
+    # Inputs and outputs have the same blocks, as there are as many.
+    return _SplitViews(local_y, own_dy, own_x=x[shard.rows], own_dx=None if dx is None else dx[shard.rows])
+
+
+def _views_of_row_split(shard: LayerShard, x: Array, y: Array, dy: Array, gathered: Array | None) -> _SplitViews:
+    """Views where `gathered` is the memory of the whole input of a residual layer; None if `x` is all of it."""
+    if not shard.layer.residual:
+        return _SplitViews(y, dy)
+    if gathered is None:
+        return _SplitViews(y, dy[shard.columns], full_x=x)
+    return _SplitViews(y, dy[shard.columns], full_x=gathered, own_x=gathered[shard.columns])
 
 
 def _own_height(shard: LayerShard) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -10,20 +9,16 @@ from itertools import accumulate, chain
 from math import prod
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hybridnn.comm.blocks import block_size, block_sizes
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.nn.optimizers import Optimizer
+from hybridnn.parallel.places import StageShapes
 from hybridnn.parallel.replica import fused_update_pays
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.utils.text import counted
 
 PARTITIONS = ("uniform", "profile")  # automatic partitions: equal counts, or by the layers' times
-StageShapes = tuple[tuple[int, int], ...]  # batch and model ranks of every stage
-Placement = tuple[int, ...]  # ranks of a batch group on each of its nodes
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,6 @@ class Layout:
     method: str = "sequential"  # pipeline method, a key of ``METHODS``; ``sequential`` with one stage
     microbatches: int = 1  # microbatches of a minibatch
     chunks: int = 1  # virtual stages of every stage
-    vertical_sync: bool = False  # whether all stages use the same weight version for a minibatch
     merges: bool = False  # whether the weight gradient is one product over all microbatches
     shared_replicas: bool = False  # whether the batch ranks of a node share a replica
     node_ranks: int | None = None  # ranks of a full node; None if all ranks are on one
@@ -69,21 +63,15 @@ class Layout:
         if any(model > 1 for _, model in shapes):
             text += f" ({self.model_split})"
         if len(self.stages) > 1:
-            text += f", {self.method_text}"
+            text += f", {self.method}"
             text += f" with {self.microbatches} microbatches" if self.microbatches > 1 else ""
         return text + ("" if self.overlap else ", without overlap")
-
-    @property
-    def method_text(self) -> str:
-        """The method with its options, for example ``pipedream with vertical sync``."""
-        return self.method + " with vertical sync" * self.vertical_sync
 
     def describe_staleness(self) -> str:
         """Age of the weights that gradients are computed with: ``exact``, ``stale by up to 3 updates``, ..."""
         if self.exact:
             return "exact"
-        method, count = METHODS[self.method], len(self.stages)
-        policy = method.synchronized if self.vertical_sync and method.synchronized else method.policy
+        policy, count = METHODS[self.method].policy, len(self.stages)
         full = 2 * count  # a minibatch with which the pipeline is full
         reads = [(policy.forward(stage, count, full), policy.backward(stage, count, full)) for stage in range(count)]
         if any(forward.ahead or backward.ahead for forward, backward in reads):
@@ -126,7 +114,6 @@ class Layout:
             "microbatches": self.microbatches,
             "chunks": self.chunks,
             "partition": list(self.layers),
-            "vertical_sync": self.vertical_sync,
         }
 
     # -- pipeline ----------------------------------------------------------------------------------------------------
@@ -149,7 +136,6 @@ class Layout:
             microbatches=self.microbatches,
             chunks=self.chunks,
             weight_grad="merged" if self.merges else "per-microbatch",
-            vertical_sync=self.vertical_sync,
             messages=messages,
         )
 
@@ -161,32 +147,6 @@ class Layout:
         """Schedules of training and of forward passes, long enough to need as much memory as any longer one."""
         full = 2 * len(self.stages)
         return self.schedule(1 if self.exact else full), self.forward_schedule(full)
-
-    @property
-    def pipeline_only(self) -> Layout:
-        """The pipeline with one rank and layer in every stage; layouts with equal ones have equal schedules."""
-        return Layout(
-            ((1, 1),) * len(self.stages),
-            (1,) * len(self.layers),
-            method=self.method,
-            microbatches=self.microbatches,
-            chunks=self.chunks,
-            vertical_sync=self.vertical_sync,
-            merges=self.merges,
-        )
-
-    @property
-    def without_schedule(self) -> Layout:
-        """The ranks, layers and replicas with the method at its default; such layouts have the same costs of layers."""
-        return Layout(
-            self.stages,
-            self.layers,
-            self.model_split,
-            self.overlap,
-            chunks=self.chunks,
-            shared_replicas=self.shared_replicas,
-            node_ranks=self.node_ranks,
-        )
 
     def layers_of(self, model: MLP, stage: int) -> list[tuple[DenseLayer, ...]]:
         """Layers of every chunk of a stage."""
@@ -223,27 +183,6 @@ class Layout:
         """Ranks of all stages."""
         return sum(map(prod, self.stages))
 
-    def replica_groups(self, stage: int) -> dict[Placement, int]:
-        """Ranks that share a replica, on each node of a batch group; (1, 1, …) if every rank has its own.
-
-        Returns
-        -------
-        dict
-            From every placement that occurs in the stage to its number of batch groups.
-        """
-        batch, model = self.stages[stage]
-        if not self.shared_replicas:
-            return _own_replicas(batch, model)
-        return _batch_group_placements(self._places.of_stages[stage])
-
-    def has_own_replicas(self, stage: int) -> bool:
-        """Whether there is a batch group in the stage whose ranks all have replicas of their own."""
-        return min(map(max, self.replica_groups(stage))) == 1
-
-    @cached_property
-    def _places(self) -> GridPlaces:
-        return grid_places(self.stages, self.node_ranks or self.ranks)
-
     def fuses_update(
         self, model: MLP, batch_size: int, optimizer: Optimizer, *, clips: bool, one_replica: bool
     ) -> bool:
@@ -264,107 +203,3 @@ class Layout:
 
 
 _forward_schedule = lru_cache(4)(forward_only)  # many layouts of a plan have it in common
-
-
-@dataclass(frozen=True)
-class NodeFilling:
-    """Nodes of the positions of a grid, if ranks fill nodes one after another.
-
-    Every node first provides as many complete model groups of the widest stage as it has ranks for, as in
-    `hybridnn.parallel.grid.place_ranks`; the remaining ranks of all nodes follow.
-    """
-
-    ranks: int
-    ranks_per_node: int
-    model: int  # ranks of these model groups; 1 where a node has no ranks left, or too few for one group
-
-    @property
-    def grouped(self) -> int:
-        """Ranks that a full node provides first."""
-        return self.ranks_per_node // self.model * self.model
-
-    @property
-    def end_of_grouped(self) -> int:
-        """Position from which on the remaining ranks follow."""
-        full, last = divmod(self.ranks, self.ranks_per_node)
-        return full * self.grouped + last // self.model * self.model
-
-    def nodes(self, first: int, end: int) -> NDArray[np.int64]:
-        """Nodes of the positions from `first` to before `end`."""
-        positions, border = np.arange(first, end), self.end_of_grouped
-        nodes = positions // self.grouped
-        if end > border:
-            # The last node may have more ranks left than a full one.
-            remaining = (positions - border) // (self.ranks_per_node - self.grouped)
-            nodes = np.where(positions < border, nodes, np.minimum(remaining, self.ranks // self.ranks_per_node))
-        return nodes
-
-
-@dataclass(frozen=True)
-class StagePlace:
-    """Place of a stage's ranks on nodes; equal for stages that differ only in which nodes these are."""
-
-    filling: NodeFilling
-    first: int  # position of the first rank
-    batch: int
-    model: int
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the ranks of all nodes of the stage follow one another, the same number from each."""
-        return self.first + self.batch * self.model <= self.filling.end_of_grouped
-
-    @property
-    def nodes(self) -> NDArray[np.int64]:
-        """Node of every rank, numbered from anywhere, shape (batch, model)."""
-        return self.filling.nodes(self.first, self.first + self.batch * self.model).reshape(self.batch, self.model)
-
-
-@dataclass(frozen=True)
-class GridPlaces:
-    """Places of the stages of a grid on nodes."""
-
-    stages: StageShapes
-    firsts: tuple[int, ...]  # position of the first rank of every stage, and the number of all ranks
-    filling: NodeFilling
-
-    @cached_property
-    def of_stages(self) -> tuple[StagePlace, ...]:
-        """Place of every stage, with numbers of its nodes by itself."""
-        return tuple(chain.from_iterable(map(self.of, range(len(self.stages)))))
-
-    def of(self, *stages: int) -> tuple[StagePlace, ...]:
-        """Places of some stages, with common numbers of their nodes: as near to node 0 as possible."""
-        moved = 0
-        if max(self.firsts[stage + 1] for stage in stages) <= self.filling.end_of_grouped:
-            moved = min(self.firsts[stage] for stage in stages) // self.filling.grouped * self.filling.grouped
-        return tuple(StagePlace(self.filling, self.firsts[stage] - moved, *self.stages[stage]) for stage in stages)
-
-
-@lru_cache(1 << 8)
-def grid_places(stages: StageShapes, ranks_per_node: int) -> GridPlaces:
-    """Places of the stages of a grid whose ranks fill nodes one after another."""
-    firsts, widest = tuple(accumulate(map(prod, stages), initial=0)), max(model for _, model in stages)
-    has_rest = ranks_per_node > widest and ranks_per_node % widest > 0
-    return GridPlaces(stages, firsts, NodeFilling(firsts[-1], ranks_per_node, widest if has_rest else 1))
-
-
-@lru_cache(1 << 12)
-def _batch_group_placements(place: StagePlace) -> dict[Placement, int]:
-    """Number of batch groups of a stage by placement."""
-    found: Counter[Placement] = Counter()
-    for group, times in zip(*distinct_neighbours(place.nodes.T), strict=True):
-        found[tuple(np.unique(group, return_counts=True)[1].tolist())] += int(times)
-    return dict(found)
-
-
-@lru_cache(1 << 8)
-def _own_replicas(batch: int, model: int) -> dict[Placement, int]:
-    """The placement of ranks that share no replicas."""
-    return {(1,) * batch: model}
-
-
-def distinct_neighbours(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows that differ from the one before, and of each the number of equal rows that follow one another."""
-    starts = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
-    return rows[starts], np.diff(starts, append=len(rows))

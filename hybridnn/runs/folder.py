@@ -21,7 +21,6 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from hybridnn.checkpoints.folder import checkpoint_folders
-from hybridnn.checkpoints.progress import Progress
 from hybridnn.config.settings import Settings, to_toml
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.runs.lock import FolderLock
@@ -39,6 +38,7 @@ from hybridnn.runs.run_files import (
     run_status,
     to_line,
 )
+from hybridnn.training.progress import Progress
 from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Record, StepRecord
 from hybridnn.utils.files import discard_partial, replace_atomically
 from hybridnn.utils.text import command_argument, to_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.comm.agreement import agree, value_of_first
 from hybridnn.config.settings import TABLE_KEYS, DataSettings, settings_from
-from hybridnn.data import Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split
+from hybridnn.data import ArrayRows, Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split
 from hybridnn.data.user_file import SUFFIXES, TABLES, InputSamples, load_samples
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.parameters import parameter_shapes
@@ -102,27 +102,18 @@ def evaluate_run(
     metrics = trainer.evaluate(placed.train)
     report = _report(run, grid, trainer, placed)
     placed.memory.free()
-    found = broadcast_text(grid.world, found, 0)  # other ranks may not have loaded the data
+    found = value_of_first(grid.world, lambda: found)  # other ranks may not have loaded the data
     return Evaluation(settings.name or str(settings.file), found, metrics, ignored, report)
 
 
 def _report(run: TrainedRun, grid: ProcessGrid, trainer: Trainer, placed: PlacedData) -> Report | None:
     """Predictions of all samples compared with their targets, on rank 0; collective."""
-    rows = placed.train if grid.rank == 0 else None
-    dtype = np.dtype(run.settings.training.dtype)
     count = placed.train_samples
     regression = run.task == "regression"
     shape = (count, run.outputs) if regression else (count,)
     kind: Any = np.float64 if regression else np.int64
     true, found = np.empty(shape, kind), np.empty(shape, kind)
-    size = max(1, BLOCK_ELEMENTS // (run.features * trainer.batch_size)) * trainer.batch_size
-    for first in range(0, count, size):
-        part = slice(first, min(first + size, count))
-        block = np.empty((part.stop - part.start, run.features), dtype)
-        if rows is not None:
-            rows.take(np.arange(part.start, part.stop), block, true[part])
-        grid.world.broadcast(block)
-        outputs = trainer.predict(block)
+    for part, outputs in _predicted(run, grid, trainer, placed.train, count, true):
         found[part] = outputs if regression else outputs.argmax(axis=1)
     if grid.rank != 0 or not count:
         return None
@@ -131,6 +122,23 @@ def _report(run: TrainedRun, grid: ProcessGrid, trainer: Trainer, placed: Placed
     if run.standardizer is not None:
         true, found = run.standardizer.restore_y(true), run.standardizer.restore_y(found)
     return RegressionReport(_target_names(run), true, found)
+
+
+def _predicted(
+    run: TrainedRun, grid: ProcessGrid, trainer: Trainer, rows: Rows | None, samples: int, targets: NDArray[Any] | None
+) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yield outputs of the network for blocks of the `rows` of rank 0, and which rows they are; collective.
+
+    Fills in `targets` on rank 0.
+    """
+    size = max(1, BLOCK_ELEMENTS // (run.features * trainer.batch_size)) * trainer.batch_size
+    for first in range(0, samples, size):
+        part = slice(first, min(first + size, samples))
+        block = np.empty((part.stop - first, run.features), run.settings.training.dtype)
+        if grid.rank == 0 and rows is not None:
+            rows.take(np.arange(first, part.stop), block, None if targets is None else targets[part])
+        grid.world.broadcast(block)
+        yield part, trainer.predict(block)
 
 
 def _target_names(run: TrainedRun) -> tuple[str, ...]:
@@ -260,33 +268,19 @@ def predict_file(
 
     samples = agree(grid.world, load)
     kept = agree(grid.world, lambda: {} if samples is None else samples.kept(keep))
-    outputs = _outputs(run, grid, None if samples is None else samples.x)
+    trainer = run.trainer_on(grid)
+    count = value_of_first(grid.world, lambda: 0 if samples is None else len(samples.x))
+    rows: Rows | None = None if samples is None else ArrayRows(samples.x, np.zeros(count, np.int64))
+    if rows is not None and run.standardizer is not None:
+        rows = StandardizedRows(rows, replace(run.standardizer, y_mean=None, y_scale=None))
+    outputs = np.empty((0 if samples is None else count, run.outputs), run.settings.training.dtype)
+    for part, predicted in _predicted(run, grid, trainer, rows, count, None):
+        if samples is not None:
+            outputs[part] = predicted
     if samples is None:
         return None
     ignored = tuple(name for name in samples.ignored if name not in kept)
     return replace(_predictions(run, outputs), ignored=ignored, kept=kept)
-
-
-def _outputs(run: TrainedRun, grid: ProcessGrid, x: NDArray[Any] | None) -> NDArray[Any]:
-    """Outputs of the network for `x` of rank 0, shape (samples, outputs); without rows on other ranks."""
-    trainer = run.trainer_on(grid)
-    total = np.array([0 if x is None else len(x)], np.int64)
-    grid.world.broadcast(total)
-    samples = int(total[0])
-    dtype = np.dtype(run.settings.training.dtype)
-    outputs = np.empty((0 if x is None else samples, run.outputs), dtype)
-    block_size = max(1, BLOCK_ELEMENTS // (run.features * trainer.batch_size)) * trainer.batch_size
-    for first in range(0, samples, block_size):
-        block = np.empty((min(block_size, samples - first), run.features), dtype)
-        if x is not None:
-            rows = x[first : first + block_size]
-            # Computed in float64, as in training.
-            block[...] = rows if run.standardizer is None else run.standardizer.apply_x(rows.astype(np.float64))
-        grid.world.broadcast(block)
-        predicted = trainer.predict(block)
-        if x is not None:
-            outputs[first : first + block_size] = predicted
-    return outputs
 
 
 def _predictions(run: TrainedRun, outputs: NDArray[Any]) -> Predictions:

@@ -1,16 +1,21 @@
-"""Records of a run beside those of its training: header, prediction, resumption, end, divergence; and its summary."""
+"""Records of a run beside those of its training, from its header to its end; its summary; and what shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from hybridnn.comm.hosts import Hosts
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
+from hybridnn.training.callbacks import Callback
 from hybridnn.training.records import EpochRecord, Record
 from hybridnn.utils.text import counted
+
+if TYPE_CHECKING:
+    from hybridnn.checkpoints.reading import Checkpoint
 
 
 def epochs_without_improvement(epochs: Sequence[EpochRecord]) -> int:
@@ -147,3 +152,16 @@ class RunSummary:
     # epoch of the final weights, if they are those of the best epoch (``training.patience``); None: the last one
     weights_epoch: int | None = None
     evaluated: str = "test"  # split on which epochs were evaluated, "validation" or "test"
+
+
+class RunView(Callback):
+    """A callback that shows a run; as a callback it is called on every rank, by its other methods on rank 0 only."""
+
+    def on_header(self, header: RunHeader) -> None:
+        """Called before the first step."""
+
+    def on_resume(self, checkpoint: Checkpoint, problems: Sequence[str]) -> None:
+        """Called after the header of a resumed run, with the damaged checkpoints that were skipped, a line each."""
+
+    def on_end(self, summary: RunSummary) -> None:
+        """Called after the last epoch, when the run folder is complete."""

@@ -1,4 +1,4 @@
-"""Report of a run: on rank 0, records to the run folder and calls of the view."""
+"""Report of a run: on rank 0, its header, records and results to the run folder and to the view."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,39 +22,18 @@ from hybridnn.data import TableEncoding
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
-from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary
+from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary, RunView
 from hybridnn.runs.resume import Resumed
-from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS, read_records
-from hybridnn.runs.tensorboard_log import TensorBoardLog
+from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS
+from hybridnn.training.callbacks import Callback
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
+from hybridnn.training.trained_network import TrainedNetwork
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import write_atomically
 
 
-class RunView(Protocol):
-    """Receives the progress of a run, on rank 0."""
-
-    def on_header(self, header: RunHeader) -> None:
-        """Called before the first step."""
-
-    def on_resume(self, resumed: Resumed) -> None:
-        """Called after the header of a resumed run."""
-
-    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
-        """Called before epoch `epoch` of `epochs`, of `steps` steps each."""
-
-    def on_step(self, record: StepRecord) -> None:
-        """Called after a logged step."""
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        """Called after an epoch."""
-
-    def on_end(self, summary: RunSummary) -> None:
-        """Called after the last epoch, when the run folder is complete."""
-
-
-class RunReport:
-    """Writes the run folder and calls the view, on rank 0; on other ranks, without a folder, it does nothing.
+class RunReport(Callback):
+    """Writes the run folder and shows header and results, on rank 0; on other ranks, without a folder, does nothing.
 
     Collective to make: the ranks report their memory and hosts.
     """
@@ -70,7 +49,6 @@ class RunReport:
     ) -> None:
         self._settings, self._trainer, self._data = settings, trainer, data
         self._view, self._folder, self._predicted = view, folder, predicted
-        self._tensorboard: TensorBoardLog | None = None
         self._memory = trainer.stage_memory(data.task)
         self._hosts = describe_hosts(trainer.grid.world)
 
@@ -93,38 +71,27 @@ class RunReport:
             folder.write_arrays(STANDARDIZATION, self._data.standardizer.to_arrays())
         if self._predicted is not None:
             folder.append(self._predicted)
-        if self._settings.output.tensorboard:
-            records = read_records(folder.path)[0]
-            self._tensorboard = TensorBoardLog(folder.path, self._data.evaluated[0], records)
         for text in self._data.warnings:
             print(f"Warning: {text}", file=sys.stderr, flush=True)
         self._view.on_header(header)
         if resumed is not None:
-            self._view.on_resume(resumed)
-        self._start_epoch(progress.epoch)
+            self._view.on_resume(resumed.checkpoint, resumed.problems)
 
-    def step(self, record: StepRecord) -> None:
-        """Report a logged step."""
-        if self._folder is not None:
-            self._folder.append(record)
-            self._view.on_step(record)
-            if self._tensorboard is not None:
-                self._tensorboard.step(record)
-
-    def evaluation(self, record: EvaluationRecord) -> None:
-        """Report an evaluation between two steps."""
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
+        """Write the record of a step."""
         if self._folder is not None:
             self._folder.append(record)
 
-    def epoch(self, record: EpochRecord) -> None:
-        """Report the end of an epoch."""
+    def on_evaluation(self, trainer: TrainedNetwork, record: EvaluationRecord) -> None:
+        """Write the record of an evaluation."""
         if self._folder is not None:
-            self._folder.append(self._trainer.history.measured[-1])
             self._folder.append(record)
-            self._view.on_epoch(record)
-            if self._tensorboard is not None:
-                self._tensorboard.epoch(record)
-            self._start_epoch(record.epoch + 1)
+
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
+        """Write the records of an epoch."""
+        if self._folder is not None:
+            self._folder.append(trainer.history.measured[-1])
+            self._folder.append(record)
 
     def diverge(self, error: NonFiniteLossError) -> None:
         """Write the last record of a run that diverged."""
@@ -138,16 +105,6 @@ class RunReport:
             self._folder.write_arrays(WEIGHTS, weights)
             self._folder.end(summary)
             self._view.on_end(summary)
-
-    def close(self) -> None:
-        """Close the event file of TensorBoard, if there is one."""
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-
-    def _start_epoch(self, epoch: int) -> None:
-        epochs, batch_size = self._settings.training.epochs, self._settings.training.batch_size
-        if epoch <= epochs:
-            self._view.on_epoch_start(epoch, epochs, -(-self._data.train_samples // batch_size))
 
     def _header(self, folder: Path) -> RunHeader:
         settings, trainer, data = self._settings, self._trainer, self._data

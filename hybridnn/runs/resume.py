@@ -14,6 +14,7 @@ from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.manifest import Manifest, Origin
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.checkpoints.shards import array_shapes
+from hybridnn.checkpoints.writing import origin_of
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.settings import ParallelSettings, Settings, load_settings
@@ -187,7 +188,7 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
     """
     world = trainer.grid.world
     agree(world, lambda: read_config(folder))  # a damaged one is refused
-    new = trainer.origin(data, training_settings(settings))
+    new = origin_of(trainer, data, training_settings(settings))
     objection = partial(_inconsistency, new=new, trainer=trainer, samples=samples)
     checkpoint, problems = newest_valid(folder / CHECKPOINTS, world, objection)
     if checkpoint is None:
@@ -199,7 +200,7 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
     done = progress.epoch - 1
     if settings.training.epochs < done:
         raise SettingError("training.epochs", settings.training.epochs, f"the run has already done {done}")
-    trainer.restore(checkpoint)
+    trainer.restore(checkpoint.read_into, progress)
     epochs, damage = agree(world, lambda: read_epochs(folder))
     if damage:
         problems.append(damage)
@@ -235,7 +236,7 @@ def _require_same_origin(old: Origin, new: Origin, *, forced: bool) -> None:
     if old.data != new.data and not forced:
         raise SettingError("data", new.data, f"the checkpoint is of {old.data}; --force trains on with the new data")
     layouts = old.layout, new.layout
-    before, now = ((layout.method_text, layout.stages, layout.layers) for layout in layouts)
+    before, now = ((layout.method, layout.stages, layout.layers) for layout in layouts)
     stale = not all(layout.exact for layout in layouts)
     if stale and before != now and not forced:
         raise SettingError(

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from hybridnn.checkpoints.file_io import NOT_SHARED, nodes_without
+from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import agree, broadcast_text, name_hosts
-from hybridnn.comm.file_io import NOT_SHARED, nodes_without
 from hybridnn.comm.recorder import Recorder
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
+from hybridnn.runs.callbacks import BestWeights, Checkpoints, Patience, restore_best_weights
 from hybridnn.runs.data import PlacedData, place_data
 from hybridnn.runs.folder import RUNS, RunFolder, Start, resume_advice
-from hybridnn.runs.hooks import BestWeights, CheckpointHook, PatienceHook, restore_best_weights
-from hybridnn.runs.records import RunSummary
-from hybridnn.runs.report import RunReport, RunView, summarize
+from hybridnn.runs.records import RunSummary, RunView, epochs_without_improvement
+from hybridnn.runs.report import RunReport, summarize
 from hybridnn.runs.resume import data_identity, resume, training_settings
 from hybridnn.runs.run_files import CHECKPOINTS, TRACE
 from hybridnn.runs.stop_signals import StopSignals
-from hybridnn.runs.tensorboard_log import require_tensorboard
+from hybridnn.runs.tensorboard_log import TensorBoardLog, require_tensorboard
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step
+from hybridnn.training.callbacks import Callback
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.rank_comparison import describe_value, require_same_settings
-from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
+from hybridnn.training.weight_errors import WeightErrors
 from hybridnn.utils.files import read_npz
 
 TRACED_EVENTS = 1 << 16  # events that a trace keeps of every rank: the last ones of the run
@@ -48,7 +50,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
     settings : Settings
         The same on every rank.
     view : RunView
-        Receives the progress on rank 0.
+        Shows the run on rank 0.
     start : {"new", "again", "resume"}
         ``"resume"`` continues the run in `output.folder` from its newest valid checkpoint, ``"again"`` restarts it.
     forced : bool
@@ -63,6 +65,8 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
     require_same_settings(all_ranks_group(), lambda: describe_value("", options))
     settings, data, trainer = _prepare(settings)
     grid = trainer.grid
+    most = settings.training.weight_error
+    callbacks: list[Callback] = [WeightErrors(trainer, most)] if most else []
     predicted = predicted_step(settings, trainer, data.train_samples, data.task)
     folder, path = _open_folder(settings, start, grid)
     with StopSignals(announces=grid.rank == 0) as signals, contextlib.ExitStack() as stack:
@@ -72,24 +76,28 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         if grid.stall_watchdog is not None:
             grid.stall_watchdog.use_folder(path, lambda: resume_advice(path))
         report = RunReport(settings, trainer, data, view, folder, predicted)
-        stack.callback(report.close)
         identity = data_identity(settings, data)
         resumed = None
         if start == "resume":
             with trainer.busy("reading the checkpoint"):
                 resumed = resume(path, settings, trainer, identity, data.train_samples, forced=forced)
-        writer = trainer.checkpoint_writer(
-            path / CHECKPOINTS, identity, settings.training.keep, training_settings(settings)
+        writer = checkpoint_writer(
+            trainer, path / CHECKPOINTS, identity, settings.training.keep, training_settings(settings)
         )
-        hook = CheckpointHook(settings.training, trainer, writer, signals)
+        checkpoints = Checkpoints(settings.training, trainer, writer, signals)
         agree(grid.world, lambda: report.start(resumed))
         first_step = trainer.step
         with _with_resume_advice(path):
-            best = BestWeights(trainer, folder)
-            seconds = _fit(settings, data, report, hook, best)
-            if hook.stopped_by:
-                raise hook.stop_error(path)
-        _write_last_checkpoint(hook)
+            logs = folder is not None and settings.output.tensorboard
+            log = TensorBoardLog(path if logs else None, data.evaluated[0])
+            stack.callback(log.close)
+            callbacks += [report, view, log, BestWeights(trainer, folder)]
+            if settings.training.patience is not None:
+                callbacks.append(Patience(settings.training.patience))
+            seconds = _fit(settings, data, report, checkpoints, callbacks)
+            if checkpoints.stopped_by:
+                raise checkpoints.stop_error(path)
+        _write_last_checkpoint(checkpoints)
         weights_epoch = None
         if settings.training.patience is not None:
             weights_epoch = restore_best_weights(trainer, path)
@@ -181,43 +189,36 @@ def _open_folder(settings: Settings, start: Start, grid: ProcessGrid) -> tuple[R
     return folder, Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
 
 
-def _fit(settings: Settings, data: PlacedData, report: RunReport, hook: CheckpointHook, best: BestWeights) -> float:
+def _fit(
+    settings: Settings, data: PlacedData, report: RunReport, checkpoints: Checkpoints, callbacks: Sequence[Callback]
+) -> float:
     """Train the remaining epochs, or until a signal; the seconds that it took."""
-
-    def on_epoch(record: EpochRecord) -> None:
-        report.epoch(record)
-        best(record)
-
-    started = perf_counter()
+    started, trainer = perf_counter(), checkpoints.trainer
     _, evaluated, samples = data.evaluated
-    stopping = None if settings.training.patience is None else PatienceHook(hook.trainer, settings.training.patience)
-    remaining = settings.training.epochs - (hook.trainer.progress.epoch - 1)
-    if remaining > 0 and not (stopping is not None and stopping.is_over()):
+    patience = settings.training.patience
+    remaining = settings.training.epochs - (trainer.progress.epoch - 1)
+    if remaining > 0 and not (patience is not None and epochs_without_improvement(trainer.history.epochs) >= patience):
         try:
-            hook.trainer.fit(
+            trainer.fit(
                 data.train,
                 epochs=remaining,
                 validation=(evaluated, None) if samples else None,
-                callbacks=[] if stopping is None else [stopping],
-                on_step=report.step,
-                on_epoch=on_epoch,
-                on_evaluation=report.evaluation,
-                should_stop=hook,
+                callbacks=[*callbacks, checkpoints],
             )
         except NonFiniteLossError as error:
-            agree(hook.trainer.grid.world, partial(report.diverge, error))
+            agree(trainer.grid.world, partial(report.diverge, error))
             raise
-    if not hook.stopped_by:
-        hook.finish()
+    if not checkpoints.stopped_by:
+        checkpoints.finish()
     return perf_counter() - started
 
 
-def _write_last_checkpoint(hook: CheckpointHook) -> None:
+def _write_last_checkpoint(checkpoints: Checkpoints) -> None:
     """Write the checkpoint from which the finished run can be trained further; a failure is a warning only."""
     try:
-        hook.end(hook.trainer.progress)
+        checkpoints.end(checkpoints.trainer.progress)
     except EnvironmentProblem as error:
-        if hook.trainer.grid.rank == 0:
+        if checkpoints.trainer.grid.rank == 0:
             print(f"Warning: {error}; the run has ended well, but cannot be trained on", file=sys.stderr, flush=True)
 
 

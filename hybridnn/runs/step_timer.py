@@ -7,18 +7,21 @@ from time import perf_counter
 
 import numpy as np
 
-from hybridnn.checkpoints.progress import Progress
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.cost.calibration.computation import StepCase, StepTime
 from hybridnn.cost.prediction.workload import OPTIMIZERS
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import make_split
-from hybridnn.training.engine import Engine, make_engine
-from hybridnn.training.epoch import EpochHooks, train_epochs
+from hybridnn.training.device import TrainingDevice
+from hybridnn.training.engine import Engine
+from hybridnn.training.epoch import train_epochs
+from hybridnn.training.progress import Progress
 
 RATE = 1e-9  # learning rate, so small that the training does not diverge
 ROUNDS, STEPS = 3, 6  # number of timed rounds, of which the median is taken, and steps per round
+NEVER = 1 << 62  # steps between two records, which would take time
 MINIBATCHES = 8  # size of the data set in minibatches, so that not all samples stay in the cache
 
 
@@ -40,9 +43,9 @@ class TrainingTimer:
 
         def train() -> None:
             batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
-            minibatches = engine.loader.minibatches(split, batches, [RATE] * STEPS, first=engine.updates)
-            hooks = EpochHooks(lambda record: None, log_every=engine.updates + STEPS + 1)
-            train_epochs(engine, self._grid, split, [minibatches], Progress(step=engine.updates), hooks)
+            minibatches = engine.make_minibatches(split, batches, [RATE] * STEPS, first=engine.updates)
+            for _ in train_epochs(engine, self._grid, split, [minibatches], Progress(step=engine.updates)):
+                pass
 
         train()  # warm-up
         instructions = len(case.layout.schedule(1).orders[0])
@@ -56,10 +59,11 @@ class TrainingTimer:
             batch_size=case.batch_size,
             dtype=case.dtype,
             shared_replicas=False,
+            log_every=NEVER,
         )
-        engine = make_engine(
-            config, self._grid, case.layout, fused_update=False
-        )  # so that the update is timed by itself
+        device = TrainingDevice(NUMPY, "cpu", "")
+        # So that the update is timed by itself.
+        engine = device.make_engine(config, self._grid, case.layout, fused_update=False)
         engine.arrays.initialize(0)
         return engine
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from hybridnn.errors import SettingError
-from hybridnn.training.records import EpochRecord, Record, StepRecord
+from hybridnn.runs.run_files import read_records
+from hybridnn.training.callbacks import Callback
+from hybridnn.training.records import EpochRecord, StepRecord
+from hybridnn.training.trained_network import TrainedNetwork
 
 FOLDER = "tensorboard"
 
@@ -18,38 +21,48 @@ def require_tensorboard() -> None:
         raise SettingError("output.tensorboard", True, "needs the package tensorboard: pip install tensorboard")
 
 
-class TensorBoardLog:
+class TensorBoardLog(Callback):
     """Writes scalars over the number of updates to a folder of the run.
+
+    The history of a resumed run is written again, and earlier files are removed: these may have steps after the
+    checkpoint from which the run is resumed.
 
     Parameters
     ----------
-    folder : Path
-        Run folder.
+    folder : Path or None
+        Run folder; None on ranks other than 0, which write nothing.
     evaluated : str
         Split on which epochs are evaluated, which names the curves.
-    records : iterable of Record
-        History of the run so far. Its steps and epochs are written again, and earlier files removed: these may have
-        steps after the checkpoint from which the run is resumed.
     """
 
-    def __init__(self, folder: Path, evaluated: str, records: Iterable[Record]) -> None:
+    def __init__(self, folder: Path | None, evaluated: str) -> None:
+        self._folder, self._evaluated = folder, evaluated
+        self._writer: Any = None
+
+    def on_train_begin(self, trainer: TrainedNetwork) -> None:
+        """Write the history of the run so far."""
+        if self._folder is None:
+            return
         from tensorboard.summary import Writer
 
-        for path in (folder / FOLDER).glob("events.out.tfevents.*"):
+        for path in (self._folder / FOLDER).glob("events.out.tfevents.*"):
             path.unlink()
-        self._writer, self._evaluated = Writer(str(folder / FOLDER)), evaluated
-        for record in records:
+        self._writer = Writer(str(self._folder / FOLDER))
+        for record in read_records(self._folder)[0]:
             if isinstance(record, StepRecord):
-                self.step(record)
+                self.on_train_batch_end(trainer, record)
             elif isinstance(record, EpochRecord):
-                self.epoch(record)
+                self.on_epoch_end(trainer, record)
 
-    def step(self, record: StepRecord) -> None:
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
         """Add a logged step."""
-        self._writer.add_scalar("loss/minibatch", record.train_loss, record.step)
+        if self._writer is not None:
+            self._writer.add_scalar("loss/minibatch", record.train_loss, record.step)
 
-    def epoch(self, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Add an epoch."""
+        if self._writer is None:
+            return
         values = {
             "loss/train": record.train_loss,
             f"loss/{self._evaluated}": record.test_loss,
@@ -64,5 +77,6 @@ class TensorBoardLog:
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left."""
-        self._writer.close()
+        """Write what is left, also after an error."""
+        if self._writer is not None:
+            self._writer.close()

@@ -5,11 +5,10 @@ The cost models are imported where they are used: every rank of every run loads 
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.comm.agreement import agree, value_of_first
 from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.settings import DataSettings, ParallelSettings, Settings, stage_shapes, with_stages
 from hybridnn.cost.machine_lookup import find_machine
@@ -156,7 +155,7 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
 CONSTRAINTS = {"pipeline", "batch", "model", "model_split", "overlap", "method", "microbatches", "chunks"}
 """Keys of ``[parallel]`` that constrain the automatic layout if they are set."""
 
-UNSUPPORTED = ("stages", "partition", "vertical_sync")
+UNSUPPORTED = ("stages", "partition")
 """Keys of ``[parallel]`` that must not be set."""
 
 
@@ -180,9 +179,8 @@ def choose_parallel_settings(settings: Settings) -> Settings:
     if not settings.parallel.auto:
         return settings.model_copy(update={"parallel": with_stages(settings.parallel, running_ranks())})
     world = ProcessGrid().world
-    chosen = agree(world, lambda: json.dumps(_choose(settings, world.size)) if world.rank == 0 else "")
-    parallel = ParallelSettings.model_validate(json.loads(broadcast_text(world, chosen, 0)))
-    return settings.model_copy(update={"parallel": parallel})
+    chosen = value_of_first(world, lambda: _choose(settings, world.size))
+    return settings.model_copy(update={"parallel": ParallelSettings.model_validate(chosen)})
 
 
 def fixed_constraints(settings: Settings) -> dict[str, Any]:

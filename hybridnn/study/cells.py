@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import product
 from math import prod
@@ -19,8 +19,7 @@ from hybridnn.parallel.grid import fitting_grids
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.runs.workload import require_fitting_layout
 from hybridnn.study.axes import REPEATED, format_value, has_values
-from hybridnn.study.statements import points_of, require_comparable
-from hybridnn.study.study_file import Study
+from hybridnn.study.study_file import Study, conclusions_module
 
 LONGEST_ID = 150  # characters of an id before it is cut and a hash appended
 Combination = dict[str, Any]  # value of every axis by its label
@@ -46,19 +45,15 @@ class CellPlan:
 
     cells: tuple[Cell, ...]
     skipped: dict[str, str]
+    conclusions: dict[str, Any] = field(default_factory=dict)  # of the study, checked
 
 
 def make_cells(study: Study) -> CellPlan:
     """Form every combination of the axes.
 
     Combinations whose values exclude each other (a grid and another number of ranks, more model ranks than neurons,
-    contradictory settings) are skipped with the reason.
-
-    Raises
-    ------
-    SettingError
-        If a value is not allowed in any of its combinations, two combinations have one name, no cell can run, or none
-        is the baseline.
+    contradictory settings) are skipped with the reason. Raises `SettingError` if a value is not allowed in any of its
+    combinations, two combinations have one name, no cell can run, or none is the baseline.
     """
     cells: dict[str, Cell] = {}
     skipped: dict[str, HybridnnError] = {}
@@ -88,16 +83,23 @@ def make_cells(study: Study) -> CellPlan:
             raise errors[0]
     if not cells:
         reason = str(next(iter(skipped.values()), "it has no axes"))
-        raise SettingError("axes", study.name, f"no cell of this study can run: {reason}")
+        raise SettingError("axes", study.keys.name, f"no cell of this study can run: {reason}")
     if not any(has_values(cell.values, study.baseline) for cell in cells.values()):
         wanted = ", ".join(f"{label} = {value}" for label, value in study.baseline.items())
         raise SettingError("baseline", wanted, "no cell of this study has these values")
-    if not study.reduced:  # the short form may lack what a statement names
-        try:
-            require_comparable(study.conclusions, points_of((cell.id, cell.values) for cell in cells.values()))
-        except SettingError as error:
-            raise error.in_file(study.file) from None
-    return CellPlan(tuple(cells.values()), {name: str(error) for name, error in skipped.items()})
+    reasons = {name: str(error) for name, error in skipped.items()}
+    return CellPlan(tuple(cells.values()), reasons, _conclusions(study, tuple(cells.values())))
+
+
+def _conclusions(study: Study, cells: tuple[Cell, ...]) -> dict[str, Any]:
+    keys = study.keys
+    if not keys.given and not (keys.reduced and keys.reduced.given):
+        return {}
+    try:
+        checked: dict[str, Any] = conclusions_module().check(study, cells)
+    except SettingError as error:
+        raise error.in_file(study.path) from None
+    return checked
 
 
 def _combinations(study: Study) -> Iterator[Combination]:
@@ -163,39 +165,31 @@ def _placement(study: Study, combination: Combination, ranks: int) -> Placement:
         nodes = -(-ranks // per_node)
     elif nodes is not None and per_node is None:
         per_node = -(-ranks // nodes)
-    return Placement(nodes, per_node, combination.get("threads", study.threads), combination.get("binding"))
+    return Placement(nodes, per_node, combination.get("threads", study.keys.threads), combination.get("binding"))
 
 
 def _make_cell(name: str, combination: Combination, ranks: int, settings: Settings, placement: Placement) -> Cell:
-    """The cell of a combination; raises `GridError` where its values exclude each other."""
-    settings = _with_stages(settings, ranks, named="method" in combination)
-    _require_possible(settings, ranks)
+    """The cell of a combination; raises `GridError` where the run itself would refuse it only after its start."""
+    try:
+        settings = _with_stages(settings, ranks, named="method" in combination)
+        require_fitting_layout(settings, ranks)
+    except SettingError as error:
+        raise GridError(str(error)) from error
     values = {label: format_value(value) if label == "grid" else value for label, value in combination.items()}
     return Cell(name, ranks, values, settings, placement)
 
 
 def _apply_axes(study: Study, combination: Combination, ranks: int) -> dict[str, Any]:
-    values = deepcopy(dict(study.base))
+    values = deepcopy(dict(study.keys.base))
     for axis, _ in study.axes:
         axis.apply(values, combination[axis.label], ranks)
     return values
 
 
 def _with_stages(settings: Settings, ranks: int, *, named: bool) -> Settings:
-    """Resolve the stages as the run does; raises `GridError` for one stage, with which it would not use the method."""
-    try:
-        parallel = with_stages(settings.parallel, ranks)
-        stages = len(parallel.stages) or parallel.pipeline
-        if stages == 1 and (named or not METHODS[parallel.method].exact) and parallel.method != "sequential":
-            raise too_few_stages(parallel.method)
-    except SettingError as error:
-        raise GridError(str(error)) from error
+    """Resolve the stages as the run does; refuse one stage, with which it would not use the method."""
+    parallel = with_stages(settings.parallel, ranks)
+    stages = len(parallel.stages) or parallel.pipeline
+    if stages == 1 and (named or not METHODS[parallel.method].exact) and parallel.method != "sequential":
+        raise too_few_stages(parallel.method)
     return settings.model_copy(update={"parallel": parallel})
-
-
-def _require_possible(settings: Settings, ranks: int) -> None:
-    """Raise `GridError` for what the run itself would refuse only after its start, with its method for example."""
-    try:
-        require_fitting_layout(settings, ranks)
-    except SettingError as error:
-        raise GridError(str(error)) from error

@@ -57,7 +57,7 @@ def price_cells(study: Study, cells: Iterable[Cell]) -> StudyPrices | None:
 
     Raises `DataError` if the machine file is missing or invalid.
     """
-    source = find_machine(study.machine)
+    source = find_machine(study.keys.machine)
     if source is None:
         return None
     machine = read_machine(source)
@@ -66,7 +66,7 @@ def price_cells(study: Study, cells: Iterable[Cell]) -> StudyPrices | None:
 
 def _price(study: Study, cell: Cell, machine: Machine) -> CellPrice | str:
     settings, placement = cell.settings, cell.placement
-    if study.in_process:
+    if study.keys.in_process:
         return "its ranks take turns in one process"
     if settings.parallel.auto:
         return "parallel.auto chooses its layout when it runs"
@@ -92,9 +92,9 @@ def price_warnings(machine: Machine, cells: Sequence[Cell]) -> list[str]:
 
 def require_own_processor(study: Study) -> None:
     """Raise `SettingError` if the study names a machine file of another processor than that of this node."""
-    if study.machine is None:
+    if study.keys.machine is None:
         return
-    processor, own = read_machine(study.machine).processor, processor_name()
+    processor, own = read_machine(study.keys.machine).processor, processor_name()
     if processor and processor != own:
         problem = f"the machine file is of another processor, {processor}, and this node has {own}"
-        raise SettingError("machine", study.machine, f"{problem}: name one of this machine, or none")
+        raise SettingError("machine", study.keys.machine, f"{problem}: name one of this machine, or none")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from hybridnn.comm.launcher import ANYWHERE, RANKS_PER_NODE, RankLauncher, family_of_program
 from hybridnn.comm.placement import Placement, mpirun_options, srun_options
@@ -18,11 +17,9 @@ MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
 BIND_OPTIONS = ("--bind-to", "-bind-to")
 
 
-class RankCommand(Protocol):
-    """``command(ranks, program)`` returns the command that starts a program on several ranks."""
-
-    def __call__(self, ranks: int, program: Sequence[str], placement: Placement = ANYWHERE) -> list[str]:
-        """Raises `SettingError` if the launcher cannot place the ranks so."""
+RankCommand = Callable[[int, Sequence[str], Placement], list[str]]
+"""``command(ranks, program, placement)`` returns the command that starts a program on several ranks; it raises
+`SettingError` if the launcher cannot place them so."""
 
 
 def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
@@ -45,7 +42,7 @@ def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
     if template and shutil.which(template[0]) is None:
         raise EnvironmentProblem(f"--launcher: there is no program {template[0]!r}")
 
-    def command(ranks: int, program: Sequence[str], placement: Placement = ANYWHERE) -> list[str]:
+    def command(ranks: int, program: Sequence[str], placement: Placement) -> list[str]:
         values = {"ranks": str(ranks), **placement.texts()}
         if NODES in launcher and placement.nodes is None:
             values["nodes"] = _filled_nodes(launcher, ranks)
@@ -64,17 +61,17 @@ def in_process_command(launcher: str | None) -> RankCommand:
     """
     start = None if launcher is None else rank_command(launcher, 1)
 
-    def command(ranks: int, program: Sequence[str], placement: Placement = ANYWHERE) -> list[str]:
+    def command(ranks: int, program: Sequence[str], placement: Placement) -> list[str]:
         if not placement.is_free:
             raise SettingError("in_process", True, "ranks of one process cannot be placed on nodes and cores")
         words = [*program, "--in-process", str(ranks)]
-        return words if start is None else start(1, words)
+        return words if start is None else start(1, words, ANYWHERE)
 
     return command
 
 
 def _command_of(found: RankLauncher) -> RankCommand:
-    def command(ranks: int, program: Sequence[str], placement: Placement = ANYWHERE) -> list[str]:
+    def command(ranks: int, program: Sequence[str], placement: Placement) -> list[str]:
         variables = found.settings(ranks, os.environ, placement).items()
         settings = [f"{name}={value}" for name, value in variables]
         return ["env", *settings, *found.command(ranks, program, os.environ, placement)]

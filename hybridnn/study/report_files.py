@@ -1,31 +1,31 @@
-"""Files of a study's report: cells and curves as CSV, tables as Markdown and LaTeX, plots, and a page of HTML."""
+"""Files of a study's report: cells as CSV, tables as LaTeX, plots, and the report as Markdown."""
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from html import escape
+from math import isnan
 from pathlib import Path
 from typing import Any
 
-from hybridnn.comm.hosts import Hosts
-from hybridnn.drawing.figures import FORMATS, figure_bytes
-from hybridnn.study.cell_table import csv_text, write_csv
-from hybridnn.study.folders import FOLDER, compared_folders, equal_points, times_as_fast
-from hybridnn.study.publication import latex_table, plotted_points
-from hybridnn.study.report_plots import draw_plots
-from hybridnn.study.results import CellResult, StudyPoint, StudyResults
+from hybridnn.drawing.figures import figure_bytes
+from hybridnn.runs.quantities import TimeShares
+from hybridnn.study.hardware import host_values
+from hybridnn.study.report_plots import PARTS, draw_plots
+from hybridnn.study.results import (
+    FOLDER,
+    CellResult,
+    StudyPoint,
+    StudyResults,
+    compared_folders,
+    equal_points,
+    times_as_fast,
+)
 from hybridnn.study.scaling import Comparison, base_ranks, baseline_text, compare_points, warnings_of
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS
-from hybridnn.study.verdicts import (
-    Verdict,
-    best_points,
-    measure_columns,
-    verdict_lines,
-    verdicts_of,
-    verdicts_summary,
-)
 from hybridnn.utils.files import write_atomically
 
 MISSING = "-"
@@ -40,39 +40,76 @@ BREAKDOWN = (
 
 FOLDERS = "Times as fast: seconds per epoch of the first folder that has the point over those of the named one."
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-h1, h2 { font-weight: 600; } h2 { margin-top: 2.2rem; }
-figure { margin: 1.5rem 0; } img { max-width: 100%; } figcaption { color: #5f6b7a; max-width: 48rem; }
-div.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 13px; } th, td { padding: .25rem .7rem; text-align: right; }
-th { border-bottom: 2px solid #d7dce2; } td { border-bottom: 1px solid #eef1f4; white-space: nowrap; }
-table.facts th, table.facts td { text-align: left; border: 0; vertical-align: top; white-space: normal; }
-.warning { border-left: 4px solid #b7791f; padding-left: .7rem; }
-.failed { color: #b42318; } .timed-out { color: #b7791f; } .interrupted { color: #6b46c1; }
-.running { color: #23669c; } .never-run { color: #5f6b7a; }
-details { border-left: 4px solid #d7dce2; padding-left: .7rem; margin: .4rem 0; }
-details.agrees { border-color: #3a8f5c; } details.does-not { border-color: #b42318; }
-"""
+FIGURES = (
+    "ranks",
+    "grid",
+    "threads_per_rank",
+    "nodes",
+    "method",
+    "network",
+    "parameters",
+    "batch_size",
+    "train_samples",
+    "steps_per_epoch",
+    "seconds_per_epoch",
+    "seconds_per_step",
+    "samples_per_second",
+    "bytes_per_step",
+    "metric_name",
+    "metric",
+    "diverged_at",
+    "predicted_seconds_per_epoch",
+    "predicted_seconds_per_step",
+    "prediction_error",
+)
+"""Columns of the CSV that are attributes of `RunFigures`."""
+
+HOSTS = {
+    "names": ("hosts", "hosts"),
+    "ranks": ("ranks_on_hosts", ""),
+    "processors": ("cpu_model", "processors"),
+    "cores": ("cores_per_node", "cores of a node"),
+    "binding": ("binding", "binding"),
+    "launcher": ("launcher", "launcher"),
+    "blas": ("blas", "BLAS"),
+}
+"""Column of the CSV, and name in the conditions of the measurement, of the attributes of `Hosts`."""
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "²": r"\textsuperscript{2}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "µ": r"$\mu$",
+    "\u2013": "--",
+    "…": r"\ldots{}",
+}
+"""Characters that LaTeX reads in another way or not at all, and what it prints them for."""
+
+NUMBER = re.compile(r"-|[-+]?[0-9][0-9.,e+-]*( .*)?")
+"""A number, which may be followed by its interval or deviation, or a missing one."""
 
 
-def write_report(results: StudyResults, folder: Path) -> list[Path]:
-    """Write the cells and the points of the plots as CSV, tables as Markdown and LaTeX, every plot, and a page.
+def write_report(results: StudyResults, folder: Path, picture_format: str = "svg") -> list[Path]:
+    """Write the cells as CSV, the report as Markdown, its tables as LaTeX, and the plots.
 
-    The plots are PNG, SVG and PDF. Returns the files, the page last; raises `EnvironmentProblem` if one cannot be
-    written.
+    Returns the files, the report last; raises `EnvironmentProblem` if one cannot be written.
     """
     plots = draw_plots(results)
-    drawings = {f"{name}.{kind}": figure_bytes(figure, kind) for name, (_, figure) in plots.items() for kind in FORMATS}
-    pictures = [(caption, drawings[f"{name}.png"]) for name, (caption, _) in plots.items()]
-    points = plotted_points({name: figure for name, (_, figure) in plots.items()})
+    captions = {f"{name}.{picture_format}": caption for name, (caption, _) in plots.items()}
     contents: dict[str, str | bytes] = {
         "results.csv": csv_text(results),
-        **({"curves.csv": write_csv(points)} if points else {}),
-        "tables.md": markdown_text(results),
         "tables.tex": latex_text(results),
-        **drawings,
-        "index.html": page_html(results, pictures),
+        **{f"{name}.{picture_format}": figure_bytes(figure, picture_format) for name, (_, figure) in plots.items()},
+        "report.md": markdown_text(results, captions),
     }
     for name, content in contents.items():
         write_atomically(folder / name, content)
@@ -90,14 +127,14 @@ def point_facts(results: StudyResults) -> list[dict[str, Any]]:
             "grid": point.first.grid,
             "threads_per_rank": sorted({cell.figures.threads_per_rank for cell in point.cells}),
             "nodes": sorted({cell.figures.nodes for cell in point.cells}),
-            "hosts": sorted({name for hosts in _hosts_of(point.cells) for name in hosts.names}),
-            "processors": sorted({name for hosts in _hosts_of(point.cells) for name in hosts.processors}),
+            "hosts": _values_of(point.cells, "names"),
+            "processors": _values_of(point.cells, "processors"),
             "network": point.first.network,
             "seconds_per_epoch": asdict(point.seconds_per_epoch),
             "seconds_per_step": asdict(point.seconds_per_step),
             "predicted_seconds_per_epoch": point.predicted_seconds_per_epoch,
             **_comparison_facts(comparisons.get(point.cells[0].id)),
-            **_share_facts(point),
+            **_share_facts(point.shares),
             "metric_name": point.first.metric_name,
             "metric": None if point.metric is None else asdict(point.metric),
             "verdict": point.first.verdict.text,
@@ -106,9 +143,8 @@ def point_facts(results: StudyResults) -> list[dict[str, Any]]:
     ]
 
 
-def _hosts_of(cells: Iterable[CellResult]) -> list[Hosts]:
-    """The hosts of the cells whose runs recorded them."""
-    return [cell.run.header.hosts for cell in cells if cell.run.header.hosts is not None]
+def _values_of(cells: Iterable[CellResult], name: str) -> list[str]:
+    return sorted({text for cell in cells for text in host_values(cell.run.header, name)})
 
 
 def _comparison_facts(found: Comparison | None) -> dict[str, Any]:
@@ -121,16 +157,9 @@ def _comparison_facts(found: Comparison | None) -> dict[str, Any]:
     }
 
 
-def _share_facts(point: StudyPoint) -> dict[str, float | None]:
-    shares = point.shares
-    return {
-        "computing_share": shares.computing,
-        "communication_share": shares.communication,
-        "waiting_share": shares.waiting,
-        "overhead_share": shares.overhead,
-        "load_balance": shares.load_balance,
-        "communication_efficiency": shares.communication_efficiency,
-    }
+def _share_facts(shares: TimeShares) -> dict[str, float | None]:
+    facts = {f"{part}_share": getattr(shares, part) for part in PARTS}
+    return facts | {name: getattr(shares, name) for name in ("load_balance", "communication_efficiency")}
 
 
 def point_rows(results: StudyResults) -> list[dict[str, str]]:
@@ -141,11 +170,16 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
     """
     on_several_nodes = any(cell.figures.nodes > 1 for cell in results.cells)
     is_predicted = any(point.predicted_seconds_per_epoch is not None for point in results.points)
-    comparisons, bases = compare_points(results), base_ranks(results)
+    comparisons, bases, findings = compare_points(results), base_ranks(results), results.findings
 
     def times(point: StudyPoint) -> dict[str, str]:
-        compared = _comparison_row(comparisons.get(point.cells[0].id), names_base=len(bases) > 1)
-        return {"seconds per epoch": point.seconds_per_epoch.format(), **compared}
+        seconds = {"seconds per epoch": point.seconds_per_epoch.format()}
+        if (found := comparisons.get(point.cells[0].id)) is None:
+            return seconds | dict.fromkeys(("speed-up", "efficiency"), MISSING)
+        base = found.base.first.ranks
+        speed_up = found.speed_up.format(".2f") + f" (against {base})" * (len(bases) > 1 and base > 1)
+        # The interval of the efficiency is that of the speed-up, in another unit.
+        return seconds | {"speed-up": speed_up, "efficiency": f"{found.efficiency.value:.2f}"}
 
     return [
         {
@@ -157,10 +191,10 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
             **(times(point) if results.is_timed else {}),
             **({"predicted s per epoch": _number(point.predicted_seconds_per_epoch, ".4g")} if is_predicted else {}),
             results.metric_name: MISSING if point.metric is None else point.metric.format(),
-            **measure_columns(results, point),
+            **findings.columns.get(point.cells[0].id, {}),
             **({"limited by": point.first.verdict.limit} if results.is_timed else {}),
         }
-        for point in best_points(results)
+        for point in findings.points
     ]
 
 
@@ -168,15 +202,6 @@ def _named_values(results: StudyResults, point: StudyPoint) -> dict[str, str]:
     """The values of the axes that vary, but for ranks and grid, which have columns in any case."""
     labels = [label for label in results.varying if label not in ("ranks", "grid")]
     return {label: str(point.values.get(label, MISSING)) for label in labels}
-
-
-def _comparison_row(found: Comparison | None, *, names_base: bool) -> dict[str, str]:
-    if found is None:
-        return dict.fromkeys(("speed-up", "efficiency"), MISSING)
-    base = found.base.first.ranks
-    speed_up = found.speed_up.format(".2f") + f" (against {base})" * (names_base and base > 1)
-    # Its interval is that of the speed-up, in another unit.
-    return {"speed-up": speed_up, "efficiency": f"{found.efficiency.value:.2f}"}
 
 
 def further_tables(results: StudyResults) -> list[tuple[str, list[dict[str, str]], str]]:
@@ -229,10 +254,9 @@ def breakdown_rows(results: StudyResults) -> list[dict[str, str]]:
         shares, found = point.shares, comparisons.get(point.cells[0].id)
         if shares.overhead is None:
             continue
-        parts = ("computing", "communication", "waiting", "overhead")
         rows.append(
             {"ranks": str(point.first.ranks), "grid": point.first.grid, **_named_values(results, point)}
-            | {part: _number(getattr(shares, part), ".1%") for part in parts}
+            | {part: _number(getattr(shares, part), ".1%") for part in PARTS}
             | {
                 "load balance": _number(shares.load_balance, ".3f"),
                 "communication efficiency": _number(shares.communication_efficiency, ".3f"),
@@ -251,34 +275,37 @@ def _distinct(values: Iterable[object]) -> str:
     return ", ".join(dict.fromkeys(map(str, values)))
 
 
-def markdown_text(results: StudyResults) -> str:
-    """The study's name, description, verdicts, warnings, tables, unfinished cells, and how it was made."""
-    rows = point_rows(results)
-    verdicts = verdicts_of(results)
-    summary = f"**{verdicts_summary(verdicts, results.manifest.paper)}**\n" if verdicts else ""
-    lines = [f"# {results.title}", "", *filter(None, [summary]), results.manifest.description, ""]
-    for statement, *pairs in map(verdict_lines, verdicts):
-        lines += [f"* {statement}", *(f"    * {pair}" for pair in pairs)]
-    lines += [""] * bool(verdicts)
+def markdown_text(results: StudyResults, captions: Mapping[str, str]) -> str:
+    """The study's name, description, verdicts, warnings, tables, plots, unfinished cells, and how it was made.
+
+    `captions` are those of the plots, by file name.
+    """
+    findings = results.findings
+    lines = [f"# {results.title}", ""]
+    lines += [f"**{findings.summary}**\n"] if findings.summary else []
+    lines += [results.manifest.description, ""]
+    for statement, *comparisons in findings.lines:
+        lines += [f"* {statement}", *(f"    * {comparison}" for comparison in comparisons)]
+    lines += [""] * bool(findings.lines)
     lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
-    lines += [*_table(rows), _table_note(results), ""]
+    lines += [*_table(point_rows(results)), _table_note(results), ""]
     for title, table, note in further_tables(results):
         lines += [f"## {title}", "", *_table(table), note, ""]
+    lines += [f"![{caption}]({name})\n" for name, caption in captions.items()]
     if results.unfinished:
         lines += [f"Not finished: {len(results.unfinished)} cells ({results.unfinished_counts})", ""]
-        lines += [f"* **{cell.state.status}** {cell.text}" for cell in results.unfinished] + [""]
+        lines += [f"* **{status}** {text}" for status, text in results.unfinished_texts] + [""]
     lines += ["## How it was made", "", *(f"* {name}: {text}" for name, text in _conditions(results).items()), ""]
     return "\n".join(lines)
 
 
 def latex_text(results: StudyResults) -> str:
     """The tables of the study, each to be put into a ``table``; the package booktabs is needed."""
+    findings = results.findings
     notes = [*(f"Warning: {text}." for text in warnings_of(results)), _table_note(results)]
     tables = [f"% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
-    if verdicts := verdicts_of(results):
-        rows = [{"statement": found.title, "expected": found.expected, "verdict": found.outcome} for found in verdicts]
-        tables += ["\n% Verdicts\n", latex_table(rows, [verdicts_summary(verdicts, results.manifest.paper)])]
-    for title, table, note in further_tables(results):
+    verdicts = [("Verdicts", findings.rows, findings.summary)] if findings.rows else []
+    for title, table, note in [*verdicts, *further_tables(results)]:
         tables += [f"\n% {title}\n", latex_table(table, [note])]
     return "".join(tables)
 
@@ -300,8 +327,7 @@ def conditions_text(results: StudyResults) -> str:
         sentences = [sentences[0], means.capitalize()] if results.is_timed else [means.capitalize()]
     if results.is_timed:
         sentences.append(f"Speed-up against {baseline_text(results)}")
-    if best_over := results.manifest.conclusions.best_over:
-        sentences.append(f"Of {', '.join(best_over)} the value of the best metric")
+    sentences += filter(None, [results.findings.note])
     return " ".join(f"{sentence}." for sentence in sentences)
 
 
@@ -313,83 +339,19 @@ def _line(texts: Iterable[str]) -> str:
     return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
 
-def page_html(results: StudyResults, pictures: Iterable[tuple[str, bytes]]) -> str:
-    """Make the page: plots, warnings, table, unfinished cells, and the conditions of the measurement.
-
-    `pictures` are the caption and PNG of each plot; the page embeds them.
-    """
-    title = escape(results.title)
-    verdicts = verdicts_of(results)
-    body = [
-        f"<h1>{title}</h1>",
-        *([f"<p><b>{escape(verdicts_summary(verdicts, results.manifest.paper))}</b></p>"] if verdicts else []),
-        f"<p>{escape(results.manifest.description)}</p>",
-        *(_html_verdict(verdict) for verdict in verdicts),
-        *(_figure(caption, png) for caption, png in pictures),
-        "<h2>Results</h2>",
-        *(f'<p class="warning">Warning: {escape(text)}</p>' for text in warnings_of(results)),
-        _html_table(point_rows(results)),
-        f"<p>{escape(conditions_text(results))}</p>",
-    ]
-    for heading, table, note in further_tables(results):
-        body += [f"<h2>{heading}</h2>", _html_table(table), f"<p>{escape(note)}</p>"]
-    if results.unfinished:
-        body += [f"<h2>Not finished: {len(results.unfinished)} cells ({escape(results.unfinished_counts)})</h2>"]
-        body += [_facts((cell.state.status, cell.id, cell.state.reason) for cell in results.unfinished)]
-    body += ["<h2>How it was made</h2>", _facts(_conditions(results).items())]
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    lines = "\n".join(body)
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{lines}\n</body></html>\n'
-
-
-def _html_verdict(verdict: Verdict) -> str:
-    statement, *pairs = map(escape, verdict_lines(verdict))
-    items = "".join(f"<li>{pair}</li>" for pair in pairs)
-    return (
-        f'<details class="{verdict.outcome.replace(" ", "-")}"><summary>{statement}</summary><ul>{items}</ul></details>'
-    )
-
-
-def _html_table(rows: Sequence[Mapping[str, str]]) -> str:
-    lines = "".join(f"<tr>{_cells('td', row.values())}</tr>\n" for row in rows)
-    head = f"<thead><tr>{_cells('th', rows[0])}</tr></thead>"
-    return f'<div class="wide"><table>{head}<tbody>{lines}</tbody></table></div>'
-
-
-def _figure(caption: str, png: bytes) -> str:
-    data = b64encode(png).decode("ascii")
-    text = escape(caption)
-    return f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'
-
-
-def _facts(rows: Iterable[tuple[str, ...]]) -> str:
-    """A table whose rows begin with a name, which is also the class of its style."""
-    lines = [
-        f'<tr><th class="{name.replace(" ", "-")}">{escape(name)}</th>{_cells("td", texts)}</tr>\n'
-        for name, *texts in rows
-    ]
-    return f'<table class="facts">{"".join(lines)}</table>'
-
-
-def _cells(tag: str, texts: Iterable[str]) -> str:
-    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
-
-
 def _conditions(results: StudyResults) -> dict[str, str]:
     headers = [cell.run.header for cell in results.cells]
-    hosts = _hosts_of(results.cells)
     predictions = [cell.run.prediction for cell in results.cells if cell.run.prediction is not None]
     return {
         "date": results.days,
         "cells": f"{len(results.cells)} of {len(results.manifest.cells)} finished",
         "versions": _distinct(f"{name} {version}" for header in headers for name, version in header.versions.items()),
         "nodes": _distinct(header.nodes for header in headers),
-        "hosts": _distinct(name for h in hosts for name in h.names) or MISSING,
-        "processors": _distinct(name for h in hosts for name in h.processors) or MISSING,
-        "cores of a node": _distinct(number for h in hosts for number in h.cores) or MISSING,
-        "binding": _distinct(h.binding for h in hosts) or MISSING,
-        "launcher": _distinct(h.launcher or "none" for h in hosts) or MISSING,
-        "BLAS": _distinct(h.blas for h in hosts) or MISSING,
+        **{
+            title: _distinct(text or "none" for header in headers for text in host_values(header, name)) or MISSING
+            for name, (_, title) in HOSTS.items()
+            if title
+        },
         "machine file": _distinct(found.machine for found in predictions) or MISSING,
         "BLAS threads per rank": _distinct(header.threads_per_rank for header in headers),
         "data": _distinct(f"{h.data}, {h.train_samples:,} training samples" for h in headers),
@@ -397,3 +359,84 @@ def _conditions(results: StudyResults) -> dict[str, str]:
         "precision": _distinct(header.dtype for header in headers),
         "times": f"training without evaluation; {TIMES}",
     }
+
+
+def csv_text(results: StudyResults) -> str:
+    """One line for each cell: its id, outcome, axes (``axis.width``) and figures; missing values are empty."""
+    labels = list(dict.fromkeys(label for cell in results.manifest.cells for label in cell.values))
+    figures = {row["id"]: row for row in _cell_figures(results)}
+    outcomes = {cell.id: "diverged" if cell.diverged else "finished" for cell in results.cells}
+    outcomes |= {name: state.status for name, state in results.unfinished.items()}
+    rows = [
+        {
+            "id": cell.id,
+            "outcome": outcomes[cell.id],
+            **{f"axis.{label}": cell.values.get(label) for label in labels},
+            **figures.get(cell.id, {}),
+        }
+        for cell in results.manifest.cells
+    ]
+    return write_csv(rows)
+
+
+def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
+    """Figures of the finished cells by column; speed-ups are those of the cell, against the median of the base."""
+    comparisons = compare_points(results)
+    for point in results.points:
+        found, median = comparisons.get(point.cells[0].id), point.seconds_per_epoch.value
+        for cell in point.cells:
+            header, figures = cell.run.header, cell.figures
+            last = cell.run.epochs[-1] if cell.run.epochs else None
+            faster = median / figures.seconds_per_epoch
+            yield {
+                "id": cell.id,
+                **{name: getattr(figures, name) for name in FIGURES},
+                "dtype": header.dtype,
+                "train_loss": last.train_loss if last else None,
+                "test_loss": last.test_loss if last else None,
+                "speed_up": None if found is None else found.speed_up.value * faster,
+                "efficiency": None if found is None else found.efficiency.value * faster,
+                "communication_share": figures.shares.communication,
+                "waiting_share": figures.shares.waiting,
+                "verdict": figures.verdict.text,
+                **results.findings.cell_columns.get(cell.id, {}),
+                **{column: ", ".join(host_values(header, name)) for name, (column, _) in HOSTS.items()},
+                **{f"version.{name}": version for name, version in header.versions.items()},
+            }
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV, with the columns of all rows in the order of their appearance.
+
+    Text that a spreadsheet would take for a formula begins with an apostrophe; NaN is empty, as None is.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _csv_value(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _csv_value(value: Any) -> Any:
+    if isinstance(value, float) and isnan(value):
+        return None
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def latex_table(rows: Sequence[Mapping[str, str]], notes: Iterable[str] = ()) -> str:
+    """A table with the rules of the package booktabs, with notes below; to be put into a ``table`` with a caption."""
+    columns = "".join("r" if all(NUMBER.fullmatch(row[title]) for row in rows) else "l" for title in rows[0])
+    lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", _latex_row(rows[0]), "\\midrule"]
+    lines += [_latex_row(row.values()) for row in rows]
+    lines += ["\\bottomrule", "\\end{tabular}"]
+    lines += [f"\\par\\smallskip{{\\footnotesize {latex_escape(note)}\\par}}" for note in notes]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_row(texts: Iterable[str]) -> str:
+    return " & ".join(map(latex_escape, texts)) + r" \\"
+
+
+def latex_escape(text: str) -> str:
+    """Text as LaTeX prints it."""
+    return "".join(LATEX.get(character, character) for character in text)

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.drawing.figures import (
     CHARACTER,
     COLORS,
-    COLUMN,
     MUTED,
     ON_DARK,
     ON_LIGHT,
     column_figure,
     legend_above,
-    new_figure,
     plain_ticks,
     ratio_tick,
     tidy,
 )
-from hybridnn.runs.run_files import Moment, RunRecord
-from hybridnn.study.quantities import RunFigures, TimeShares, instruction_figures
+from hybridnn.runs.quantities import TimeShares
+from hybridnn.runs.run_files import Moment
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
     Comparison,
-    GridTimes,
     ScalingLine,
     alike_points,
     baseline_text,
@@ -39,7 +36,6 @@ from hybridnn.study.scaling import (
     weak_lines,
 )
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
-from hybridnn.study.verdicts import best_points, named_measures
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
@@ -50,11 +46,9 @@ if TYPE_CHECKING:
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 MOST_MAPS = 6
-MOST_ERRORS = 3  # points whose errors of weights are drawn
 MOST_CURVES = 16
 MOST_MARKED = 15  # points of a curve that are drawn as dots as well
 PANEL = 1.9  # inches, height of a panel
-MOST_STEPS = 150  # steps of a curve that has a value for each
 BARS_INCHES = 2.6  # width of the bars of a breakdown
 DARK = 0.6  # share of the colors of a map, from the lightest, after which text is white
 LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
@@ -78,9 +72,6 @@ PARTS = {"computing": COLORS[0], "communication": COLORS[1], "waiting": COLORS[3
 """Parts of the time of a step, which are attributes of `TimeShares`, from the bottom of a bar, and their colours."""
 
 
-Bar = tuple[str, float | None, float | None]  # label, measured and predicted seconds
-
-
 def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
     """Draw the plots of a study whose axes vary; returns the caption and figure of each by name."""
     plots: dict[str, tuple[str, Figure]] = {}
@@ -99,7 +90,7 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
         more = f" Shown are {MOST_MAPS} of {len(maps)}." if len(maps) > MOST_MAPS else ""
         plots["grids"] = (
             "Milliseconds per epoch of process grids, P_r (model) x P_c (batch) ranks; boxed: the fastest." + more,
-            _draw_maps(maps[:MOST_MAPS]),
+            _draw_maps(dict(list(maps.items())[:MOST_MAPS])),
         )
     if bars := breakdowns_of(results):
         more = f" Shown are {MOST_MAPS} of {len(bars)}." if len(bars) > MOST_MAPS else ""
@@ -110,12 +101,7 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
         )
     if curves := draw_curves(results, MEASURES):
         plots["accuracy"] = curves
-    names_losses = not {"least_train_loss", "last_train_loss"}.isdisjoint(named_measures(results))
-    if names_losses and (curves := draw_curves(results, ["training loss"])):
-        plots["training_loss"] = curves
-    if found := [point for point in results.points if _has_weight_errors(point.cells[0].run)]:
-        plots["weight_error"] = _draw_weight_errors(found[:MOST_ERRORS])
-    return plots
+    return plots | results.findings.draw()
 
 
 def _draw_strong(lines: Sequence[ScalingLine], comparisons: Mapping[str, Comparison]) -> Figure:
@@ -204,24 +190,25 @@ def _draw_estimates(axes: Axes, points: Sequence[tuple[int, Estimate]], **style:
     axes.errorbar([ranks for ranks, _ in points], values, yerr=[below, above], capsize=2, **style)
 
 
-def _draw_maps(maps: Sequence[GridTimes]) -> Figure:
+def _draw_maps(maps: Mapping[str, Mapping[tuple[int, int], float]]) -> Figure:
     figure, panels = column_figure(*[1.4 * PANEL] * len(maps))
-    for axes, grids in zip(panels, maps, strict=True):
+    for axes, (name, grids) in zip(panels, maps.items(), strict=True):
         _draw_map(axes, grids)
+        axes.set_title(name)
+        tidy(axes, grid=False)
     return figure
 
 
-def _draw_map(axes: Axes, grids: GridTimes) -> None:
+def _draw_map(axes: Axes, grids: Mapping[tuple[int, int], float]) -> None:
     from matplotlib.colors import LogNorm
 
-    batches = sorted({batch for batch, _ in grids.seconds})
-    models = sorted({model for _, model in grids.seconds})
-    missing = float("nan")
-    values = [[1e3 * grids.seconds.get((batch, model), missing) for model in models] for batch in batches]
-    fastest = min(grids.seconds, key=lambda grid: grids.seconds[grid])
-    least, most = min(grids.seconds.values()), max(grids.seconds.values())
+    batches = sorted({batch for batch, _ in grids})
+    models = sorted({model for _, model in grids})
+    values = [[1e3 * grids.get((batch, model), math.nan) for model in models] for batch in batches]
+    fastest = min(grids, key=lambda grid: grids[grid])
+    least, most = min(grids.values()), max(grids.values())
     image = axes.imshow(values, norm=LogNorm(), cmap="YlOrBr", origin="lower", aspect="auto")
-    for (batch, model), seconds in grids.seconds.items():
+    for (batch, model), seconds in grids.items():
         box = (
             {"boxstyle": "round,pad=0.2", "facecolor": "none", "edgecolor": ON_LIGHT}
             if (batch, model) == fastest
@@ -236,12 +223,10 @@ def _draw_map(axes: Axes, grids: GridTimes) -> None:
     axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
     axes.set_xlabel("P_r (model ranks)")
     axes.set_ylabel("P_c (batch ranks)")
-    axes.set_title(grids.name)
     bar = axes.figure.colorbar(image, ax=axes, label="ms per epoch")
     bar.ax.yaxis.set_major_formatter("{x:g}")
     bar.ax.yaxis.set_minor_formatter("{x:g}")
-    for drawn in (axes, bar.ax):
-        tidy(drawn, grid=False)
+    tidy(bar.ax, grid=False)
 
 
 @dataclass(frozen=True)
@@ -260,7 +245,7 @@ def breakdowns_of(results: StudyResults) -> dict[str, list[TimeBar]]:
     of their steps have no bar, and fewer than two bars are no breakdown.
     """
     panels = {}
-    for points in alike_points(results, LAYOUT | {"method"}, lambda point: ()):
+    for points in alike_points(results.points, LAYOUT | {"method"}, lambda point: ()):
         fastest: dict[tuple[int, str], TimeBar] = {}
         methods = list(dict.fromkeys(str(point.values.get("method", "")) for point in points))
         for point in sorted(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
@@ -323,11 +308,11 @@ class MedianCurve:
 def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
     """Curves of the points that have the measure, for each training its fastest layout, in the order of the study.
 
-    Of axes in the study's `best_over` they take the best value, as the tables do.
+    The points are those that the tables show.
     """
     fastest = [
         min(points, key=lambda point: (not point.is_timed, point.seconds_per_epoch.value))
-        for points in same_training(replace(results, points=tuple(best_points(results))))
+        for points in same_training(results.findings.points)
     ]
     curves = [_curve(results, point, MEASURES[measure]) for point in fastest]
     return [curve for curve in curves if curve.epochs]
@@ -399,34 +384,6 @@ def _draw_legend(figure: Figure, *panels: Axes) -> None:
     legend_above(figure, named.values(), list(named))
 
 
-def _has_weight_errors(run: RunRecord) -> bool:
-    return any(step.stale_error for step in run.steps)
-
-
-def _draw_weight_errors(points: Sequence[StudyPoint]) -> tuple[str, Figure]:
-    """Draw the errors of predicted and of stale weights over the steps, those of the first run of each point."""
-    figure, panels = column_figure(*[PANEL] * len(points))
-    for axes, point in zip(panels, points, strict=True):
-        steps = [step for step in point.cells[0].run.steps if step.stale_error]
-        steps = steps[:: -(-len(steps) // MOST_STEPS)]
-        for number in range(max(len(step.stale_error) for step in steps)):
-            shown = [step for step in steps if len(step.stale_error) > number]
-            xs = [step.step for step in shown]
-            for kind, line in (("stale", "--"), ("predicted", "-")):
-                ys = [getattr(step, f"{kind}_error")[number] for step in shown]
-                axes.plot(
-                    xs, ys, line, color=COLORS[number % len(COLORS)], linewidth=1.2, label=f"{kind}, {number + 1} ahead"
-                )
-        axes.set_yscale("log")
-        plain_ticks(axes.yaxis)
-        axes.set_xlabel("step")
-        axes.set_ylabel("error of the weights")
-        tidy(axes)
-    legend_above(figure, *panels[0].get_legend_handles_labels())
-    caption = "Root-mean-square errors of predicted and of stale weights, of the first run"
-    return f"{caption}{' of each point' * (len(points) > 1)}; at most {MOST_STEPS} steps are drawn.", figure
-
-
 def _draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
     for number, (name, xs, ys) in enumerate(curves):
         axes.plot(
@@ -441,50 +398,6 @@ def _draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequenc
         )
     axes.set_xlabel(label)
     tidy(axes)
-
-
-def draw_run_check(run: RunRecord, figures: RunFigures) -> Figure:
-    """Draw one run: milliseconds per step, of the whole step and of every kind of instruction."""
-    bars: list[Bar] = [("step", figures.seconds_per_step, figures.predicted_seconds_per_step)]
-    bars += [(item.kind, item.seconds_per_step, item.predicted_seconds_per_step) for item in instruction_figures(run)]
-    return _draw_bars(bars, f"{figures.network} on {counted(figures.ranks, 'rank')}, grid {figures.grid}")
-
-
-def draw_runs_check(runs: Sequence[RunFigures]) -> Figure:
-    """Draw several runs: milliseconds per step of each."""
-    bars = [
-        (
-            f"{counted(run.ranks, 'rank')}, {run.grid}\n{run.network}",
-            run.seconds_per_step,
-            run.predicted_seconds_per_step,
-        )
-        for run in runs
-    ]
-    return _draw_bars(bars, "Steps of the runs")
-
-
-def _draw_bars(bars: Sequence[Bar], title: str) -> Figure:
-    figure = new_figure(COLUMN, 0.8 + 0.36 * len(bars))
-    axes = figure.subplots()
-    measured = [seconds for _, seconds, _ in bars]
-    predicted = [seconds for _, _, seconds in bars]
-    for label, color, shift, heights in (
-        ("measured", COLORS[0], -0.19, measured),
-        ("predicted", COLORS[1], 0.19, predicted),
-    ):
-        shown = [(index + shift, 1e3 * seconds) for index, seconds in enumerate(heights) if seconds is not None]
-        if shown:
-            positions, milliseconds = zip(*shown, strict=True)
-            drawn = axes.barh(positions, milliseconds, 0.36, color=color, label=label)
-            axes.bar_label(drawn, fmt="%.3g", padding=1)
-    axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
-    axes.invert_yaxis()
-    axes.margins(x=0.12)  # room for the numbers
-    axes.set_xlabel("ms per step")
-    axes.set_title(title)
-    tidy(axes)
-    legend_above(figure, *axes.get_legend_handles_labels())
-    return figure
 
 
 def _rank_axis(axes: Axes, ranks: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ from time import monotonic, perf_counter
 from types import FrameType
 from typing import Literal, Protocol
 
+from hybridnn.comm.launcher import dead_ranks
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.machine_lookup import MACHINE_VARIABLE
@@ -41,14 +42,6 @@ TWICE_SECONDS = 1.0  # interval within which a repeated signal is ignored: a bat
 STDOUT, STDERR = "stdout.log", "stderr.log"
 ERROR_LINE = re.compile(r"Error\b|[A-Za-z_.]*(Error|Exception|Interrupt|Problem)\b.*:")
 """An error line of the program or of Python, unlike the messages that launchers write after it."""
-
-DEATHS = (
-    r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+( \([^)]*\))?".replace(" ", r"\s+"),  # Open MPI
-    r"EXIT STRING: .*signal \d+\)",  # MPICH
-    r"\berror: .*(Killed|[Oo][Oo][Mm].?[Kk]ill|Segmentation fault|Aborted).*",  # Slurm
-    r"rank \d+ \(.*\) is gone: [^;=\n]*",  # the program's own, of a rank of its node
-)
-"""Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
 
 Signals = list[KeyboardInterrupt]
 """Signals received so far, in order: `_Warned` for SIGUSR1."""
@@ -81,7 +74,7 @@ class StudyView(Protocol):
 
 def default_folder(study: Study) -> Path:
     """Default folder of a study; the reduced study has a folder of its own."""
-    return Path("runs") / "studies" / (study.name + "-reduced" * study.reduced)
+    return Path("runs") / "studies" / (study.keys.name + "-reduced" * study.reduced)
 
 
 def train_command(settings: Path, folder: Path) -> list[str]:
@@ -108,8 +101,8 @@ class StudyRun:
         """
         folder = self.folder.cell(cell.id)
         variables = dict.fromkeys(THREAD_VARIABLES, str(cell.placement.threads))
-        if self.study.machine is not None:
-            variables[MACHINE_VARIABLE] = self.study.machine
+        if self.study.keys.machine is not None:
+            variables[MACHINE_VARIABLE] = self.study.keys.machine
         settings = [f"{name}={value}" for name, value in variables.items()]
         resume = ["--resume", "auto"] if self.resumes else []
         program = ["env", *settings, *train(folder / SETTINGS, folder), *resume]
@@ -118,7 +111,7 @@ class StudyRun:
     @property
     def resumes(self) -> bool:
         """Whether an interrupted cell resumes from its newest checkpoint."""
-        return self.study.interrupted == "resume"
+        return self.study.keys.interrupted == "resume"
 
 
 def plan_study(
@@ -129,14 +122,8 @@ def plan_study(
     Kept are the cells whose id matches the pattern `only`, or contains it if it has no wildcard; with `cell`, only the
     one of that number, from 0.
 
-    Raises
-    ------
-    SettingError
-        If no cell can run or matches, the folder has another study, or the launcher lacks ``{ranks}``.
-    DataError
-        If the machine file of the study is missing or invalid.
-    EnvironmentProblem
-        If the launcher is not found.
+    Raises `SettingError` if no cell can run or matches, the folder has another study, or the launcher lacks
+    ``{ranks}``; `DataError` for a missing or invalid machine file, `EnvironmentProblem` for a missing launcher.
     """
     plan = make_cells(study)
     chosen = plan.cells
@@ -152,9 +139,9 @@ def plan_study(
             raise SettingError("--only", only, f"matches no cell; the first of {number} is {first}")
     cells = StudyFolder(folder)
     cells.check(study, plan)
-    if study.machine is not None:
-        read_machine(study.machine)
-    if study.in_process:
+    if study.keys.machine is not None:
+        read_machine(study.keys.machine)
+    if study.keys.in_process:
         return StudyRun(study, plan, chosen, cells, in_process_command(launcher))
     return StudyRun(study, plan, chosen, cells, rank_command(launcher, max(cell.ranks for cell in chosen)))
 
@@ -166,21 +153,13 @@ def run_study(
 
     A cell is ended after `limit` seconds and counts as failed. Returned are the outcomes of the cells that were not
     finished before; after the warning before the time limit of a batch job (SIGUSR1), the last of them are those that
-    were ended.
+    were ended. If the next run of the study resumes a cell or continues with the next one, raises `StoppedBySignal`
+    after that warning; after SIGINT or SIGTERM `KeyboardInterrupt`, when the running cells have been ended.
 
-    Raises
-    ------
-    EnvironmentProblem
-        If the folder cannot be written or the launcher cannot be started.
-    SettingError
-        If the launcher cannot place the ranks of a cell as the study requires, or the study compares times, which cells
-        that run at once would disturb.
-    StoppedBySignal
-        After that warning, if the next run of the study resumes the cell or continues with the next one.
-    KeyboardInterrupt
-        After SIGINT or SIGTERM, when the running cells have been ended.
+    Raises `EnvironmentProblem` if the folder cannot be written or the launcher cannot be started, `SettingError` if the
+    launcher cannot place the ranks of a cell, or cells that run at once would disturb the times that are compared.
     """
-    if jobs > 1 and run.study.compares == "times":
+    if jobs > 1 and run.study.keys.compares == "times":
         allowed = "1 for a study that compares times, which cells that run at once disturb (compares = 'training')"
         raise SettingError("--jobs", jobs, allowed)
     missing = [cell for cell in run.chosen if not run.folder.has_ended(cell.id)]
@@ -315,8 +294,7 @@ def error_line(folder: Path) -> str:
     text = read_tail(folder / STDERR).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     errors = [line for line in lines if ERROR_LINE.match(line)]
-    deaths = [" ".join(found[0].split()) for pattern in DEATHS if (found := re.search(pattern, text))]
-    return (errors[-1:] or deaths or lines[-1:] or ["it printed no error"])[0]
+    return (errors[-1:] or dead_ranks(text) or lines[-1:] or ["it printed no error"])[0]
 
 
 def run_process(
@@ -335,18 +313,9 @@ def run_process(
     killed. In another thread than the main one, `signals` are those that the latter receives. Raises
     `EnvironmentProblem` if the command cannot be started.
 
-    Returns
-    -------
-    int
-        Exit code, negative for a signal.
-    {"", "limit", "warning"}
-        What ended it: its time limit, or SIGUSR1 before the time limit of the batch job; empty if it ended by itself.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        After SIGINT or SIGTERM and the end of the command, with the signal's name. Another signal while the command is
-        being ended shortens the wait.
+    Returns the exit code, negative for a signal, and what ended it: its time limit, or SIGUSR1 before the time limit of
+    the batch job; empty if it ended by itself. After SIGINT or SIGTERM and the end of the command, raises
+    `KeyboardInterrupt` with the signal's name. Another signal meanwhile shortens the wait.
     """
     for name in (STDOUT, STDERR):
         (folder / name).unlink(missing_ok=True)  # a link would lead to a file elsewhere

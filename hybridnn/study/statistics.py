@@ -11,12 +11,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf, isnan
+from math import isnan
 from typing import Any
-from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 LEAST_REPEATS = 3
@@ -28,13 +26,9 @@ SEED = 0  # of the resampling, so that a report is the same each time it is writ
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median or a ratio of medians, with its confidence interval.
+    """A median or a ratio of medians.
 
-    Attributes
-    ----------
-    value : float
-    low, high : float or None
-        Ends of the interval of `CONFIDENCE`; None with fewer than `LEAST_REPEATS` measurements.
+    `low` and `high` are the ends of its interval of `CONFIDENCE`, None with fewer than `LEAST_REPEATS` measurements.
     """
 
     value: float
@@ -118,54 +112,3 @@ def _bootstrap(series: tuple[tuple[float, ...], ...], statistic: Callable[..., A
         random_state=np.random.default_rng(SEED),
     ).confidence_interval
     return Estimate(value, float(found.low), float(found.high))
-
-
-@dataclass(frozen=True)
-class Resampled:
-    """A quantity with its value in every resample, so that it can be combined with others.
-
-    Attributes
-    ----------
-    value : float
-    draws : ndarray, shape (RESAMPLES,) or (1,)
-        Of an exact quantity, the value alone.
-    count : float
-        Number of measurements; infinite of an exact quantity.
-    """
-
-    value: float
-    draws: NDArray[np.float64]
-    count: float = inf
-
-    @classmethod
-    def exact(cls, value: float) -> Resampled:
-        """A quantity without variation."""
-        return cls(value, np.array([value]))
-
-    @classmethod
-    def of(cls, values: Sequence[float], summary: Callable[..., Any], stream: str) -> Resampled:
-        """Summarize measurements, which may be infinite, by `numpy.median` or `numpy.mean`.
-
-        Quantities of one `stream` are drawn together: a resample has the same measurements of each, by position.
-        """
-        array = np.asarray(values, float)
-        chosen = np.random.default_rng([SEED, crc32(stream.encode())]).integers(0, len(array), (RESAMPLES, len(array)))
-        return cls(float(summary(array)), np.asarray(summary(array[chosen], axis=1)), len(array))
-
-    def combined(self, function: Callable[..., Any], *others: Resampled) -> Resampled:
-        """Apply a function of arrays to this quantity and others, resample by resample."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            value = float(function(self.value, *(other.value for other in others)))
-            draws = np.asarray(function(self.draws, *(other.draws for other in others)), float)
-        return Resampled(value, draws, min([self.count, *(other.count for other in others)]))
-
-    @property
-    def estimate(self) -> Estimate:
-        """The value with its percentile interval, unless there are too few measurements or undefined values."""
-        if self.count < LEAST_REPEATS or np.isnan(self.draws).any():
-            return Estimate(self.value)
-        tail = (1 - CONFIDENCE) / 2
-        # Values that were drawn: between an infinite and a finite one there is none.
-        low = float(np.quantile(self.draws, tail, method="lower"))
-        high = float(np.quantile(self.draws, 1 - tail, method="higher"))
-        return Estimate(self.value, low, high)

@@ -8,18 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from hybridnn.errors import SettingError
+from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, values_as_text
-from hybridnn.study.measures import MEASURES
-from hybridnn.study.statements import Conclusions, Statements, TestMetric
 from hybridnn.utils.checks import Count, Positive
 from hybridnn.utils.files import FileError, read_toml
 from hybridnn.utils.settings_models import Section, by_dotted_name, setting_error
@@ -29,21 +29,34 @@ TIMED = frozenset({"ranks", "nodes", "ranks_per_node", "grids", "methods", "spli
 """Axes that change the time of a run but, with exact methods, not its training; as those of ``parallel.``"""
 
 ENTRY_POINTS = "hybridnn.studies"
-"""Group of entry points of packages whose folder ``studies`` has ready studies."""
+"""Group of entry points of packages whose folder ``studies`` has ready studies, and whose module ``conclusions`` checks
+and evaluates the keys of `Conclusions`."""
 
 DEFAULT_REPEATS = 5  # of studies that compare times
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
-class _Reduced(Section):
+class Conclusions(Section):
+    """What a study concludes from its runs: keys that a distribution such as hybridnn-papers checks and evaluates."""
+
+    target: Any = Field(None, description="Test metric that measures such as the epochs to a target refer to.")
+    best_over: Any = Field(None, description="Axes of which tables and statements take the best value.")
+    columns: Any = Field(None, description="Further measures in the tables of the report.")
+    statements: Any = Field(None, description="Claims of a paper, each with a verdict in the report.")
+
+    @property
+    def given(self) -> Table:
+        """The keys in the file, as they are."""
+        return {name: getattr(self, name) for name in Conclusions.model_fields if name in self.model_fields_set}
+
+
+class _Reduced(Conclusions):
     """``[reduced]``: changes for the short form of a study."""
 
     base: Table = Field(default_factory=dict, description="Settings in place of those in `base`.")
     axes: Table = Field(default_factory=dict, description="Axes in place of those in `axes`.")
     minutes: Positive | None = Field(None, description="Minutes that the short form takes, about.")
-    target: TestMetric | None = Field(None, description="Target in place of `target`.")
-    statements: Statements | None = Field(None, description="Statements in place of those in `statements`.")
 
 
 class StudyFile(Conclusions):
@@ -93,33 +106,19 @@ class StudyFile(Conclusions):
 
 @dataclass(frozen=True)
 class Study:
-    """A study with checked axes, in the order in which cells are named, and the nested settings that all cells share.
+    """A form of a study, full or reduced, with checked axes, in the order in which cells are named.
 
-    With `reduced`, ``[reduced]`` has been applied. `threads` are the BLAS threads of every rank of every cell. An
-    `interrupted` cell starts again, as timings need it, or resumes from its newest checkpoint. `machine` is the
-    absolute path of a machine file, or the name of one that ships with the package. `baseline` are values by label, as
-    text: those of the cells that all others are compared with. `minutes` are those of this form, full or reduced. With
-    `in_process`, the ranks of a cell take turns in one process, and the study compares trainings.
-    `paper` and `minutes` are for lists, of this form, full or reduced; `has_reduced` is whether there is a reduced one.
-    `file` is the path of the study file, as messages show it.
+    `keys` are those of the file, for the reduced form with its `base` and `minutes`; `compares` is known, and `machine`
+    is an absolute path or a name. `other_axes` are those of the other form, `baseline` has values as text, by label,
+    and `path` is that of the file, as messages show it.
     """
 
-    name: str
-    description: str
+    keys: StudyFile
     reduced: bool
-    base: Mapping[str, Any]
     axes: ChosenAxes
-    threads: int = 1
-    interrupted: Literal["restart", "resume"] = "restart"
-    machine: str | None = None
-    baseline: Mapping[str, str] = field(default_factory=dict)
-    paper: str = ""
-    minutes: float | None = None
-    has_reduced: bool = False
-    conclusions: Conclusions = field(default_factory=Conclusions)
-    file: str = ""
-    compares: Literal["times", "training"] = "training"
-    in_process: bool = False
+    other_axes: ChosenAxes
+    baseline: Mapping[str, str]
+    path: str
 
 
 def ready_studies() -> dict[str, Path]:
@@ -129,76 +128,48 @@ def ready_studies() -> dict[str, Path]:
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
 
 
+def conclusions_module() -> Any:
+    """Import the module of an installed distribution that checks and evaluates conclusions.
+
+    Raises `EnvironmentProblem` without one.
+    """
+    for point in entry_points(group=ENTRY_POINTS):
+        if find_spec(module := f"{point.value}.conclusions"):
+            return import_module(module)
+    keys = ", ".join(Conclusions.model_fields)
+    raise EnvironmentProblem(f"the keys {keys} of a study need hybridnn-papers: pip install hybridnn-papers")
+
+
 def load_study(name: Path | str, *, reduced: bool = False) -> Study:
     """Read a study from a file, or a ready study by its name; with `reduced`, apply the file's ``[reduced]``.
 
-    Raises
-    ------
-    SettingError
-        If there is no such study, the file is not TOML, or a name or value in it is not allowed.
+    Raises `SettingError` if there is no such study, the file is not TOML, or a name or value in it is not allowed.
     """
     path = ready_studies().get(str(name), Path(name))
     values = _read(path)
     try:
-        return replace(_make_study(values, str(name), reduced=reduced), file=shown_path(path))
+        file = StudyFile.model_validate(values)
+        base, axes, short = deepcopy(file.base), file.axes, file.reduced
+        minutes, other = file.minutes, {**axes, **(short.axes if short else {})}
+        if reduced:
+            if short is None:
+                raise SettingError("--reduced", str(name), "this study has no [reduced] settings")
+            merge(base, short.base)
+            minutes, axes, other = short.minutes, other, axes
+        compares = _what_is_compared(file, axes)
+        chosen = check_axes(_with_repeats(axes, compares), file.variants)
+        others = check_axes(other, file.variants)
+        machine = os.path.abspath(file.machine) if file.machine and Path(file.machine).suffix else file.machine
+        changes = {"base": base, "compares": compares, "machine": machine, "minutes": minutes}
+        baseline = _check_baseline(file.baseline, chosen)
+        return Study(file.model_copy(update=changes), reduced, chosen, others, baseline, shown_path(path))
     except ValidationError as error:
         raise setting_error(error, tuple(StudyFile.model_fields)).in_file(shown_path(path)) from None
     except SettingError as error:
         raise error.in_file(shown_path(path)) from None
 
 
-def _make_study(values: Table, name: str, *, reduced: bool) -> Study:
-    file = StudyFile.model_validate(values)
-    base, axes = deepcopy(file.base), file.axes
-    if reduced:
-        if file.reduced is None:
-            raise SettingError("--reduced", name, "this study has no [reduced] settings")
-        merge(base, file.reduced.base)
-        axes = {**axes, **file.reduced.axes}
-    compares = _what_is_compared(file, axes)
-    checked = check_axes(_with_repeats(axes, compares), file.variants)
-    machine = os.path.abspath(file.machine) if file.machine and Path(file.machine).suffix else file.machine
-    return Study(
-        file.name,
-        file.description,
-        reduced,
-        base,
-        checked,
-        threads=file.threads,
-        interrupted=file.interrupted,
-        machine=machine,
-        baseline=_check_baseline(file.baseline, checked),
-        paper=file.paper,
-        minutes=file.reduced.minutes if reduced and file.reduced else file.minutes,
-        has_reduced=file.reduced is not None,
-        conclusions=_conclusions(file, checked, reduced=reduced),
-        compares=compares,
-        in_process=file.in_process,
-    )
-
-
-def _conclusions(file: StudyFile, axes: ChosenAxes, *, reduced: bool) -> Conclusions:
-    """The conclusions of a form of the study with `axes`; they may name values that only the other form has."""
-    short = file.reduced or _Reduced.model_validate({})
-    found = {name: getattr(file, name) for name in Conclusions.model_fields}
-    section = ""
-    if reduced and short.target is not None:
-        found["target"] = short.target
-    if reduced and short.statements is not None:
-        section, found["statements"] = "reduced.", short.statements
-    other = check_axes({**file.axes, **({} if reduced else short.axes)}, file.variants)
-    others = {axis.label: values for axis, values in other}
-    known = [(axis, values + [v for v in others.get(axis.label, []) if v not in values]) for axis, values in axes]
-    conclusions = Conclusions.model_validate(found).checked(section, known)
-    for number, statement in enumerate(conclusions.statements if file.in_process else ()):
-        for name in {statement.quantity, statement.other_quantity}:
-            if MEASURES[name].kind == "time":
-                problem = "ranks that take turns in one process (in_process) have no times"
-                raise SettingError(f"{section}statements[{number}].quantity", name, problem)
-    return conclusions
-
-
-def _what_is_compared(file: StudyFile, axes: Table) -> Literal["times", "training"]:
+def _what_is_compared(file: StudyFile, axes: Table) -> str:
     """By default times, where an axis of `TIMED` or ``parallel.`` varies, and there are no seeds."""
     if file.in_process:
         if file.compares == "times":
@@ -208,20 +179,18 @@ def _what_is_compared(file: StudyFile, axes: Table) -> Literal["times", "trainin
         return file.compares
     given = by_dotted_name(axes)
     varies = any(
-        (name in TIMED or name.startswith("parallel.")) and isinstance(values, list) and _varies(values)
+        (name in TIMED or name.startswith("parallel."))
+        and isinstance(values, list)
+        and (len(values) > 1 or values == ["all"])
         for name, values in given.items()
     )
     return "times" if varies and "seeds" not in given else "training"
 
 
-def _with_repeats(axes: Table, compares: Literal["times", "training"]) -> Table:
+def _with_repeats(axes: Table, compares: str) -> Table:
     """Add the default number of repeats where a study compares times and names none."""
     given = by_dotted_name(axes)
     return axes if compares == "training" or "repeats" in given else {**axes, "repeats": DEFAULT_REPEATS}
-
-
-def _varies(values: list[Any]) -> bool:
-    return len(values) > 1 or values == ["all"]
 
 
 def _check_baseline(baseline: Table, axes: ChosenAxes) -> dict[str, str]:

@@ -20,7 +20,6 @@ from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.lock import FolderLock
 from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, read_divergence, run_status
 from hybridnn.study.cells import Cell, CellPlan
-from hybridnn.study.statements import Conclusions
 from hybridnn.study.study_file import Study
 from hybridnn.utils.files import (
     JSON_BYTES,
@@ -74,19 +73,19 @@ class ManifestCell:
 
 @dataclass(frozen=True)
 class StudyManifest:
-    """Content of ``study.json``; `threads` is None in a folder of an earlier version, which did not fix them.
+    """Content of ``study.json``.
 
-    `baseline`, `paper` and `conclusions` are those of the `Study`.
+    `baseline` and `paper` are those of the `Study`, `conclusions` those of the `CellPlan`.
     """
 
     name: str
     description: str
     reduced: bool
     cells: tuple[ManifestCell, ...]
-    threads: int | None = None
+    threads: int = 1
     baseline: dict[str, str] = field(default_factory=dict)
     paper: str = ""
-    conclusions: Conclusions = field(default_factory=Conclusions)
+    conclusions: dict[str, Any] = field(default_factory=dict)
 
 
 _MANIFEST = TypeAdapter(StudyManifest)
@@ -101,10 +100,6 @@ class StudyFolder:
     def cell(self, name: str) -> Path:
         """The folder of a cell."""
         return self.path / "cells" / name
-
-    def is_finished(self, name: str) -> bool:
-        """Whether the run of a cell has finished."""
-        return run_status(self.cell(name)) == "finished"
 
     def has_ended(self, name: str) -> bool:
         """Whether the run of a cell has finished or diverged, so that the cell is not run again."""
@@ -123,9 +118,10 @@ class StudyFolder:
         A cell that was started, is not running and has no recorded end was killed.
         """
         folder = self.cell(name)
-        if self.is_finished(name):
+        run = run_status(folder)
+        if run == "finished":
             return CellState("finished")
-        if run_status(folder) == "diverged":
+        if run == "diverged":
             return CellState("diverged", _reason_of_divergence(folder))
         if (holder := FolderLock.holder(folder, LOCK)) is not None:
             return CellState("running", holder)
@@ -136,7 +132,7 @@ class StudyFolder:
         if os.path.lexists(folder / STARTED):
             start = _start_text(folder / STARTED)
             return CellState("interrupted", f"{start} and left no end: killed, perhaps at a time limit")
-        if run_status(folder) == "unfinished":  # started by an earlier version
+        if run == "unfinished":
             return CellState("interrupted", "its run left no end")
         return CellState("never run")
 
@@ -146,13 +142,13 @@ class StudyFolder:
             raise SettingError("--out", str(self.path), "is a file, not a folder")
         if os.path.lexists(self.path / MANIFEST):
             manifest = read_manifest(self.path)
-            if (manifest.name, manifest.reduced) != (study.name, study.reduced):
+            if (manifest.name, manifest.reduced) != (study.keys.name, study.reduced):
                 other = manifest.name + ", reduced" * manifest.reduced
                 raise SettingError("--out", str(self.path), f"holds another study ({other}); name another folder")
             finished = [cell.id for cell in manifest.cells if self.has_ended(cell.id)]
-            if manifest.threads not in (None, study.threads) and finished:
+            if manifest.threads != study.keys.threads and finished:
                 problem = f"cell {finished[0]} ran with {manifest.threads} BLAS threads per rank; name another folder"
-                raise SettingError("threads", study.threads, f"in {self.path} {problem}")
+                raise SettingError("threads", study.keys.threads, f"in {self.path} {problem}")
         for cell in plan.cells:
             if self.has_ended(cell.id) and (change := self._change(cell)):
                 raise SettingError(
@@ -162,12 +158,12 @@ class StudyFolder:
     def begin(self, study: Study, plan: CellPlan) -> None:
         """Create the folder and write the manifest; raises `EnvironmentProblem` if that fails."""
         cells = [{"id": cell.id, "ranks": cell.ranks, "values": cell.values} for cell in plan.cells]
-        about = {"format": FORMAT, "name": study.name, "description": study.description, "reduced": study.reduced}
+        about = study.keys.model_dump(include={"name", "description", "threads", "paper"})
+        about |= {"format": FORMAT, "reduced": study.reduced, "baseline": dict(study.baseline)}
+        about |= {"conclusions": plan.conclusions, "cells": cells}
         with self._write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
-            about |= {"threads": study.threads, "baseline": dict(study.baseline)}
-            about |= {"paper": study.paper, "conclusions": study.conclusions.model_dump(exclude_defaults=True)}
-            write_json(self.path / MANIFEST, {**about, "cells": cells})
+            write_json(self.path / MANIFEST, about)
 
     def lock(self, name: str) -> FolderLock:
         """Lock a cell, so that no other process runs it, until the returned lock is released.

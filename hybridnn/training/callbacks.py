@@ -1,19 +1,17 @@
-"""Callbacks of a training, with the names of Keras, and early stopping."""
+"""Callbacks: all that follows a training, with the names of Keras; and early stopping."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hybridnn.errors import SettingError
-from hybridnn.nn.backend import HostArray
+from hybridnn.nn.kernels import HostArray
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:
-    from hybridnn.training.records import EpochRecord, StepRecord
+    from hybridnn.training.progress import StepPosition
+    from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
     from hybridnn.training.trained_network import TrainedNetwork
 
 MONITORS = {"train_loss": -1, "test_loss": -1, "test_accuracy": 1, "test_r2": 1}
@@ -23,10 +21,10 @@ MONITORS = {"train_loss": -1, "test_loss": -1, "test_accuracy": 1, "test_r2": 1}
 class Callback:
     """Base class of callbacks for `Trainer.fit`, whose methods do nothing.
 
-    Every rank calls them, with equal records, so they may call collective methods of the trainer.
-    ``trainer.stop_training = True`` ends the training after the epoch, on all ranks if one of them sets it. With
-    `drain_every` they are called when the pipeline has drained, for one epoch after the other, and the value after the
-    last of these epochs counts.
+    Every rank calls them, in the order of the list, so they may call collective methods of the trainer. The records are
+    equal on all ranks, but for the times of the rank. ``trainer.stop_training = True`` ends the training after the
+    epoch, on all ranks if one of them sets it. With `drain_every` they are called when the pipeline has drained, for
+    one epoch after the other, and the value after the last of these epochs counts.
     """
 
     def on_train_begin(self, trainer: TrainedNetwork) -> None:
@@ -37,6 +35,17 @@ class Callback:
 
     def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
         """Called with every logged step (`log_every`); with an asynchronous method, after the drain."""
+
+    def on_evaluation(self, trainer: TrainedNetwork, record: EvaluationRecord) -> None:
+        """Called after an evaluation between two steps (`evaluate_every_steps`)."""
+
+    def between_steps(self, trainer: TrainedNetwork, reached: StepPosition) -> bool:
+        """Called when the pipeline is empty: between two steps, and after an epoch with its record written.
+
+        With an asynchronous method it is called after a drain only. It may write a checkpoint. If it returns True,
+        which it does on every rank or on none, `fit` returns.
+        """
+        return False
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Called after an epoch and its evaluation."""
@@ -119,43 +128,3 @@ class EarlyStopping(Callback):
         if self._weights is not None:
             trainer.load_weights(self._weights)
             self._weights = None
-
-
-class Callbacks:
-    """The callbacks of one `fit`; `SettingError` for other objects."""
-
-    def __init__(self, trainer: TrainedNetwork, callbacks: Sequence[Callback]) -> None:
-        if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
-            raise SettingError("callbacks", callbacks, "must be a list of callbacks, for example [EarlyStopping()]")
-        self._trainer, self._callbacks = trainer, tuple(callbacks)
-        trainer.stop_training = False
-
-    def train_begins(self) -> None:
-        """Before the first epoch."""
-        for callback in self._callbacks:
-            callback.on_train_begin(self._trainer)
-
-    def epoch_begins(self, epoch: int) -> None:
-        """Before an epoch."""
-        for callback in self._callbacks:
-            callback.on_epoch_begin(self._trainer, epoch)
-
-    def step_logged(self, record: StepRecord) -> None:
-        """After a logged step."""
-        for callback in self._callbacks:
-            callback.on_train_batch_end(self._trainer, record)
-
-    def epoch_ended(self, record: EpochRecord) -> bool:
-        """After an epoch; returns whether a callback of any rank ends the training. Collective."""
-        for callback in self._callbacks:
-            callback.on_epoch_end(self._trainer, record)
-        if not self._callbacks:
-            return False
-        stops = np.array([self._trainer.stop_training], np.int64)
-        self._trainer.grid.world.allreduce(stops, "max")
-        return bool(stops[0])
-
-    def train_ended(self) -> None:
-        """After the last epoch."""
-        for callback in self._callbacks:
-            callback.on_train_end(self._trainer)

@@ -131,13 +131,6 @@ class TrainConfig:
         "and after the last epoch of `fit`. Records, evaluations and callbacks of the epochs between follow then, "
         "each with the weights after its epoch.",
     )
-    weight_error: Seed = option(
-        "training",
-        0,
-        "Record in every `StepRecord` the errors of stale and of predicted weights for 1 to this many updates (Chen "
-        "et al. 2018, Figure 8); 0: do not. With an exact method and an optimizer with momentum. Slows the training "
-        "down.",
-    )
     distribution: Annotated[str, OneOf(DISTRIBUTIONS)] = option(
         "data",
         "local",
@@ -183,12 +176,6 @@ class TrainConfig:
         "uniform",
         "Layers of each stage (of each chunk of each stage, in the order of the layers): `uniform`, `profile`, by "
         "their measured times, or a list.",
-        of_pipelines=True,
-    )
-    vertical_sync: bool = option(
-        "parallel",
-        False,
-        "`pipedream`: every stage reads the weight version that the first stage read.",
         of_pipelines=True,
     )
     weight_grad: Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))] = option(

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.nn.backend import Array, HostArray
+from hybridnn.nn.kernels import Array, HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.parameters import parameter_name
 from hybridnn.parallel.grid import ProcessGrid

@@ -15,13 +15,14 @@ from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.layout import PARTITIONS, Layout, StageShapes
+from hybridnn.parallel.places import StageShapes
+from hybridnn.pipeline.layout import PARTITIONS, Layout
+from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.methods import (
     METHODS,
     Method,
     find_method,
-    make_schedule,
     too_few_stages,
 )
 from hybridnn.training.config import TrainConfig
@@ -65,16 +66,8 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
     if microbatches is None:  # interleaved schedules need a multiple of the number of stages
         per_stage = max(1, min(MICROBATCHES_PER_STAGE, config.batch_size // count))
         microbatches = count * per_stage if method.cuts_minibatches else 1
-    make_schedule(  # checks the settings against the method
-        method.name,
-        stages=count,
-        minibatches=1,
-        microbatches=microbatches,
-        chunks=chunks,
-        weight_grad="merged" if config.weight_grad == "merged" else "per-microbatch",
-        vertical_sync=config.vertical_sync,
-        messages=False,
-    )
+    weight_grad = "per-microbatch" if config.weight_grad == "auto" else config.weight_grad
+    method.require(ScheduleSize(count, 1, microbatches, chunks), weight_grad)
     _require_compatible(method, count, config)
     if count == 1:
         if not method.exact:
@@ -88,7 +81,6 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         method.name,
         microbatches,
         chunks,
-        vertical_sync=config.vertical_sync and count > 1,
         merges=config.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
         shared_replicas=on_host and config.shared_replicas is not False,
         node_ranks=node_ranks,

@@ -17,9 +17,9 @@ from hybridnn.errors import DataError
 from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as MatplotlibFigure
     from pandas import DataFrame
 
+    from hybridnn.drawing.shapes import Picture
     from hybridnn.training.metrics import Metrics
 
 
@@ -263,8 +263,8 @@ class History:
             return f"<History: no epochs, {len(self.steps)} logged steps>"
         return f"<History: {len(self.epochs)} epochs; {losses_text(self.epochs[-1])}>"
 
-    def plot(self, path: str | Path | None = None) -> MatplotlibFigure:
-        """The learning curve, as a figure of matplotlib.
+    def plot(self, path: str | Path | None = None) -> Picture:
+        """The learning curve, a picture that notebooks show.
 
         Parameters
         ----------
@@ -276,15 +276,15 @@ class History:
         DataError, SettingError
             If there is no epoch, or the file cannot be written.
         """
-        from hybridnn.drawing.figures import write_figure
-        from hybridnn.drawing.learning_curve import learning_curve_figure
+        from hybridnn.drawing.figures import write_picture
+        from hybridnn.drawing.learning_curve import learning_curve
 
         if not self.epochs:
             raise DataError("there is no epoch to plot")
-        figure = learning_curve_figure(self.epochs)
+        picture = learning_curve(self.epochs)
         if path is not None:
-            write_figure(figure, Path(path))
-        return figure
+            write_picture(path, picture.encoded)
+        return picture
 
     def to_frame(self) -> DataFrame:
         """A row for each epoch, with the attributes of `EpochRecord`, as a DataFrame of pandas."""
@@ -293,6 +293,4 @@ class History:
         return DataFrame([asdict(record) for record in self.epochs])
 
     def _repr_svg_(self) -> str | None:
-        from hybridnn.drawing.learning_curve import learning_curve
-
-        return learning_curve(self.epochs).svg() if self.epochs else None
+        return self.plot().svg() if self.epochs else None

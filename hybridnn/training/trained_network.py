@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybridnn.comm.agreement import agree
-from hybridnn.nn.backend import HostArray
+from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
@@ -17,6 +17,8 @@ from hybridnn.training.config import OPTIONS, TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
+from hybridnn.training.progress import Progress
+from hybridnn.training.records import History
 
 if TYPE_CHECKING:
     from hybridnn.data import Rows
@@ -30,13 +32,23 @@ class TrainedNetwork:
     ----------
     config : TrainConfig
         Model, optimizer and options. Each is an attribute of the network too, which cannot be set.
+    history : History
+        Records of the training.
+    progress : Progress
+        Progress of the training at the end of the last epoch, or where `fit` was ended.
+    engine : Engine
+        Weights and optimizer state of this rank.
     stop_training : bool
         A callback of `Trainer.fit` sets it to end the training after the epoch.
+    last_epoch, last_step : int
+        Epoch and step after which `Trainer.fit` returns, unless a callback ends it.
     """
 
     def __init__(self, config: TrainConfig, grid: ProcessGrid, engine: Engine) -> None:
-        self.config, self.grid, self._engine = config, grid, engine
+        self.config, self.grid, self.engine = config, grid, engine
+        self.history, self.progress = History(), Progress()
         self.stop_training = False
+        self.last_epoch = self.last_step = 0
 
     @property
     def model(self) -> MLP:
@@ -72,7 +84,7 @@ class TrainedNetwork:
         x, y
             As for `fit`.
         """
-        return self._engine.evaluate(self._split(x, y, "data", cache=False))
+        return self.engine.evaluate(self._split(x, y, "data", cache=False))
 
     def predict(self, x: HostArray) -> HostArray:
         """Outputs of the network.
@@ -94,7 +106,7 @@ class TrainedNetwork:
         """
         samples = agree(self.grid.world, lambda: as_samples(x, self.model.sizes[0]))
         self._require_same_arrays("predict", {"samples": samples})
-        return self._engine.predict(samples)
+        return self.engine.predict(samples)
 
     def predict_proba(self, x: HostArray) -> HostArray:
         """Probabilities of the classes, shape (samples, classes), on every rank: the softmax of `predict`.
@@ -114,12 +126,12 @@ class TrainedNetwork:
 
     def weights(self) -> dict[str, HostArray]:
         """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, on every rank."""
-        return self._engine.arrays.collect([chunk.weights for chunk in self._engine.chunks])
+        return self.engine.arrays.collect([chunk.weights for chunk in self.engine.chunks])
 
     def optimizer_slots(self) -> dict[str, dict[str, HostArray]]:
         """Optimizer state by slot name, each slot as global arrays by name of parameter, on every rank."""
         return {
-            name: self._engine.arrays.collect([state.slots[name] for state in self._engine.states])
+            name: self.engine.arrays.collect([state.slots[name] for state in self.engine.states])
             for name in self.optimizer.slot_names
         }
 
@@ -133,40 +145,40 @@ class TrainedNetwork:
         """
         agree(self.grid.world, lambda: check_weights(self.model, weights, "initial weights"))
         self._require_same_arrays("initial weights", {name: weights[name] for name in parameter_shapes(self.model)})
-        self._engine.arrays.load(weights)
+        self.engine.arrays.load(weights)
 
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, after clipping, every parameter counted once."""
-        return self._engine.gradient_norm()
+        return self.engine.gradient_norm()
 
     def gradients(self) -> dict[str, HostArray]:
         """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
-        return self._engine.arrays.collect([chunk.replica.full_gradient() for chunk in self._engine.chunks])
+        return self.engine.arrays.collect([chunk.replica.full_gradient() for chunk in self.engine.chunks])
 
     @property
     def step(self) -> int:
         """Updates done so far."""
-        return self._engine.updates
+        return self.engine.updates
 
     def free(self) -> None:
         """Free shared memory, samples on the device and CUDA graphs; the object is unusable afterwards."""
-        self._engine.free()
+        self.engine.free()
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of parameters, gradients, optimizer state and activations on this rank."""
-        return self._engine.memory_bytes
+        return self.engine.memory_bytes
 
     def stage_memory(self, task: str) -> tuple[MemoryBreakdown, ...]:
         """Memory for training on data of `task`, as maxima over the ranks of every stage; collective."""
-        return self._engine.memory(task).largest_of_stages(self.grid)
+        return self.engine.memory(task).largest_of_stages(self.grid)
 
     def _require_same_arrays(self, what: str, arrays: Mapping[str, HostArray]) -> None:
         if self.grid.size == 1:
             return
         from hybridnn.training.rank_comparison import array_facts, require_same_data
 
-        facts = partial(array_facts, arrays, self._engine.dtype, complete=self.grid.check_collectives)
+        facts = partial(array_facts, arrays, self.engine.dtype, complete=self.grid.check_collectives)
         require_same_data(self.grid.world, what, facts)
 
     def _splits(
@@ -180,8 +192,6 @@ class TrainedNetwork:
         return train, self._split(test_x, test_y, "test data")
 
     def _split(self, x: Any, y: HostArray | None, what: str, *, cache: bool = True) -> DataSplit:
-        split = make_split(self.grid, self.config.distribution, self.model, x, y, what, self._engine.dtype)
+        split = make_split(self.grid, self.config.distribution, self.model, x, y, what, self.engine.dtype)
         resolve_loss(self.model, split.task)  # raises before the first step if the loss does not fit the data
-        if self._engine.samples is None or self.config.distribution != "local":  # rank 0 scatters from host memory
-            return split
-        return self._engine.samples.place(split, x, what if cache else None)
+        return self.engine.place(split, x, what if cache else None)

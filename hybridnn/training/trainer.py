@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from math import ceil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridnn.checkpoints.progress import Progress
 from hybridnn.comm.mpi import is_in_process, require_communicator
 from hybridnn.comm.threads import limit_blas_threads
-from hybridnn.nn.backend import HostArray
+from hybridnn.errors import SettingError
+from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
-from hybridnn.training.callbacks import Callback, Callbacks
+from hybridnn.training.callbacks import Callback
 from hybridnn.training.config import DeviceOptions, TrainConfig
 from hybridnn.training.data_split import DataSplit, epoch_order, minibatches, warn_of_constant_targets
 from hybridnn.training.device import TrainingDevice, resolve_device
-from hybridnn.training.engine import make_engine
-from hybridnn.training.epoch import EpochHooks, EpochResult, StepPosition, train_epochs
+from hybridnn.training.epoch import EpochResult, train_epochs
 from hybridnn.training.layout_choice import choose_layout
+from hybridnn.training.progress import Progress, StepPosition
 from hybridnn.training.progress_bar import ProgressBar, in_notebook
 from hybridnn.training.records import EpochRecord, EvaluationRecord, History, StepRecord
 from hybridnn.training.trained_network import TrainedNetwork
@@ -33,17 +32,15 @@ from hybridnn.utils.checks import require_fields, require_whole
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from hybridnn.checkpoints.manifest import Origin
-    from hybridnn.checkpoints.reading import Checkpoint
-    from hybridnn.checkpoints.writing import CheckpointWriter
     from hybridnn.data import Rows
-    from hybridnn.training.step_evaluations import StepEvaluations
+    from hybridnn.nn.optimizers import OptimizerState
+    from hybridnn.parallel.model_chunk import ModelChunk
 
 
 class Trainer(TrainedNetwork):
     """Trains an `MLP` on a process grid.
 
-    The constructor and all methods except `busy` and `origin` are collective: every rank of the grid calls them.
+    The constructor and all methods except `busy` are collective: every rank of the grid calls them.
 
     Parameters
     ----------
@@ -125,15 +122,14 @@ class Trainer(TrainedNetwork):
             require_same_trainer(grid, config.items() | extra)
         config = config.checked()  # after the comparison, so that all ranks raise an error or none does
         self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, config.batch_size, grid))
-        self.history, self.progress = History(), Progress()
         self.device = resolve_device(device, grid)
         self._owns_device = self.device is not device
         layout = choose_layout(config, grid, on_host=self.device.kernels.on_host)
-        engine = make_engine(config, grid, layout, self.device.kernels, self.device.capture)
+        engine = self.device.make_engine(config, grid, layout)
         self.layout = engine.layout
         super().__init__(config, grid, engine)
         if initial_weights is None:
-            self._engine.arrays.initialize(config.seed)
+            self.engine.arrays.initialize(config.seed)
         else:
             self.load_weights(initial_weights)
 
@@ -147,10 +143,6 @@ class Trainer(TrainedNetwork):
         *,
         epochs: int,
         validation: tuple[Any, HostArray | None] | Rows | None = None,
-        on_step: Callable[[StepRecord], None] | None = None,
-        on_epoch: Callable[[EpochRecord], None] | None = None,
-        on_evaluation: Callable[[EvaluationRecord], None] | None = None,
-        should_stop: Callable[[StepPosition], bool] | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool | None = None,
     ) -> History:
@@ -166,15 +158,8 @@ class Trainer(TrainedNetwork):
             Passes over the samples.
         validation : tuple or Rows, optional
             Test samples and targets, as `x` and `y`, or rows of a data set.
-        on_step, on_epoch, on_evaluation : callable, optional
-            Called on every rank with each record; with an asynchronous pipeline method when the pipeline has drained.
-        should_stop : callable, optional
-            Called on every rank with the position of the training, after every step and after every epoch with its
-            record written; with an asynchronous method only when the pipeline has drained. If it returns True, `fit`
-            returns. It must return the same value on every rank, and may write a checkpoint.
         callbacks : sequence of Callback
-            Objects with methods that are called on every rank; the same on every rank. See
-            `hybridnn.training.callbacks`, which has `EarlyStopping`.
+            What follows the training and may end it, such as `EarlyStopping`; the same on every rank.
         progress : bool, optional
             Whether rank 0 shows a `ProgressBar`; by default a single process does in a notebook.
 
@@ -192,79 +177,99 @@ class Trainer(TrainedNetwork):
             those before that step, or, with an asynchronous pipeline method, those after the drain; on a GPU they are
             later ones, because losses are fetched only when they are logged and at the end of the epoch.
         """
-        called = Callbacks(self, callbacks)
-        self._require_same_fit(epochs, should_stop, callbacks, progress)
+        if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
+            raise SettingError("callbacks", callbacks, "must be a list of callbacks, for example [EarlyStopping()]")
+        self._require_same_fit(epochs, callbacks, progress)
         require_whole("training.epochs", epochs, 1)
         if progress is None:
             progress = self.grid.size == 1 and in_notebook() and not is_in_process()
         if progress:
-            called = Callbacks(self, (*callbacks, ProgressBar(epochs)))
+            callbacks = (*callbacks, ProgressBar(epochs))
         train, test = self._splits(x, y, validation)
         if y is not None and train.rows is not None and self.grid.rank == 0:
             warn_of_constant_targets(train.rows)
         per_epoch = ceil(train.samples / self.batch_size)
-        last = self.progress.epoch + epochs - 1
-        updates = self.step - self.progress.minibatches + epochs * per_epoch
-        evaluations = self._step_evaluations(test, on_evaluation)
-
-        def log(record: StepRecord) -> None:
-            self.history.steps.append(record)
-            if on_step is not None:
-                on_step(record)
-            called.step_logged(record)
-
+        self.last_epoch = self.progress.epoch + epochs - 1
+        self.last_step = self.step - self.progress.minibatches + epochs * per_epoch
+        self.stop_training = False
+        for callback in callbacks:
+            callback.on_train_begin(self)
         stops = False
-
-        def end_epoch(result: EpochResult) -> None:
-            nonlocal stops
-            record = self._evaluate_epoch(result, test, last)
-            if on_epoch is not None:
-                on_epoch(record)
-            stops = called.epoch_ended(record)
-
-        called.train_begins()
-        while self.progress.epoch <= last and not stops:
-            called.epoch_begins(self.progress.epoch)
-            loaded = self._until_drained(train, last, per_epoch, updates)
-            # With an asynchronous method the pipeline is not empty between steps.
-            stop_at = should_stop if self.layout.exact else None
-            hooks = EpochHooks(log, self.log_every, stop_at, evaluations, called.epoch_begins, end_epoch)
-            # A diverging loss raises `NonFiniteLossError` in the step.
-            with np.errstate(over="ignore", invalid="ignore"):
-                incomplete = train_epochs(self._engine, self.grid, train, loaded, self.progress, hooks)
-            if incomplete is not None:
-                self.progress = incomplete
-                break
-            if stops or (should_stop is not None and should_stop(StepPosition(self.step, 0, lambda: self.progress))):
-                break
-        called.train_ended()
+        while self.progress.epoch <= self.last_epoch and not stops:
+            stops = self._train_until_drained(train, test, per_epoch, callbacks)
+        for callback in callbacks:
+            callback.on_train_end(self)
         return self.history
 
-    def _require_same_fit(
-        self,
-        epochs: int,
-        should_stop: Callable[[StepPosition], bool] | None,
-        callbacks: Sequence[Callback],
-        progress: bool | None,
-    ) -> None:
+    def _train_until_drained(
+        self, train: DataSplit, test: DataSplit | None, per_epoch: int, callbacks: Sequence[Callback]
+    ) -> bool:
+        """Train the rest of the epoch, and later ones before the pipeline drains; whether a callback ends the training.
+
+        Each event of the training goes into the history and to the callbacks.
+        """
+        for callback in callbacks:
+            callback.on_epoch_begin(self, self.progress.epoch)
+        loaded = self._until_drained(train, per_epoch)
+        drained, stops = self.progress.epoch + len(loaded), False
+        # Positions between steps are made for those only that look at them.
+        pausing = [callback for callback in callbacks if type(callback).between_steps is not Callback.between_steps]
+        events = train_epochs(self.engine, self.grid, train, loaded, self.progress, test, pauses=bool(pausing))
+        # A diverging loss raises `NonFiniteLossError` in the step.
+        with np.errstate(over="ignore", invalid="ignore"), closing(events):
+            for event in events:
+                if isinstance(event, StepRecord):
+                    self.history.steps.append(event)
+                    for callback in callbacks:
+                        callback.on_train_batch_end(self, self.history.steps[-1])  # to which a callback may add
+                elif isinstance(event, EvaluationRecord):
+                    self.history.evaluations.append(event)
+                    for callback in callbacks:
+                        callback.on_evaluation(self, event)
+                elif isinstance(event, StepPosition):
+                    if self._pause(event, pausing):
+                        self.progress = event.progress()
+                        return True
+                else:
+                    record = self._evaluate_epoch(event, test)
+                    for callback in callbacks:
+                        callback.on_epoch_end(self, record)
+                    stops = bool(callbacks) and self._any_stops()
+                    if self.progress.epoch < drained:
+                        for callback in callbacks:
+                            callback.on_epoch_begin(self, self.progress.epoch)
+        rate = self.history.epochs[-1].learning_rate
+        return stops or self._pause(StepPosition(self.step, 0, rate, lambda: self.progress), pausing)
+
+    def _pause(self, reached: StepPosition, callbacks: Sequence[Callback]) -> bool:
+        """Call the callbacks between two steps; whether one of them ends the training."""
+        stops = [callback.between_steps(self, reached) for callback in callbacks]
+        return any(stops)
+
+    def _any_stops(self) -> bool:
+        """Whether a callback of any rank has ended the training; collective."""
+        flag = np.array([self.stop_training], np.int64)
+        self.grid.world.allreduce(flag, "max")
+        return bool(flag[0])
+
+    def _require_same_fit(self, epochs: int, callbacks: Sequence[Callback], progress: bool | None) -> None:
         """Compare the arguments of `fit` between ranks."""
         if self.grid.size == 1:
             return
         from hybridnn.training.rank_comparison import require_same_settings, trainer_facts
 
         settings: dict[str, Any] = {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
-        settings |= {"should_stop": should_stop is not None, "progress": progress}
-        settings |= {"callbacks": [type(callback).__qualname__ for callback in callbacks]}
+        settings |= {"progress": progress, "callbacks": [type(callback).__qualname__ for callback in callbacks]}
         require_same_settings(self.grid.world, lambda: trainer_facts(settings))
 
-    def _until_drained(self, train: DataSplit, last: int, per_epoch: int, updates: int) -> list[list[Minibatch]]:
+    def _until_drained(self, train: DataSplit, per_epoch: int) -> list[list[Minibatch]]:
         """The minibatches of the rest of the epoch, and of the later ones before the pipeline drains."""
         start, every = self.progress, 1 if self.layout.exact else self.drain_every
-        stop = min(last, ceil(start.epoch / every) * every)
-        epochs = [self._minibatches(train, start, per_epoch, updates)]
+        stop = min(self.last_epoch, ceil(start.epoch / every) * every)
+        epochs = [self._minibatches(train, start, per_epoch)]
         for epoch in range(start.epoch + 1, stop + 1):
             before = Progress(step=epochs[-1][-1].number + 1, epoch=epoch)
-            epochs.append(self._minibatches(train, before, per_epoch, updates))
+            epochs.append(self._minibatches(train, before, per_epoch))
         if self.grid.size > 1:
             from hybridnn.training.rank_comparison import require_same_rates
 
@@ -272,40 +277,26 @@ class Trainer(TrainedNetwork):
             require_same_rates(self.grid.world, range(start.step, start.step + len(rates)), rates)
         return epochs
 
-    def _evaluate_epoch(self, result: EpochResult, test: DataSplit | None, last: int) -> EpochRecord:
+    def _evaluate_epoch(self, result: EpochResult, test: DataSplit | None) -> EpochRecord:
         """Add an epoch to the history, with its evaluation if it has one."""
         progress, metrics = result.progress, None
-        if test is not None and (progress.epoch % self.evaluate_every == 0 or progress.epoch == last):
-            metrics = self._engine.evaluate(test)
+        if test is not None and (progress.epoch % self.evaluate_every == 0 or progress.epoch == self.last_epoch):
+            metrics = self.engine.evaluate(test)
         self.history.measured.append(result.measured)
-        self._engine.require_finite(metrics, progress.step)
+        self.engine.require_finite(metrics, progress.step)
         self.progress = progress.next_epoch()
         loss = progress.loss_sum / progress.samples
         record = EpochRecord.of(progress.step, progress.epoch, loss, result.learning_rate, metrics, result.speed)
         self.history.epochs.append(record)
         return record
 
-    def _step_evaluations(
-        self, test: DataSplit | None, on_evaluation: Callable[[EvaluationRecord], None] | None
-    ) -> StepEvaluations | None:
-        if test is None or not self.evaluate_every_steps:
-            return None
-        from hybridnn.training.step_evaluations import StepEvaluations  # most trainings evaluate after epochs only
-
-        def record(evaluation: EvaluationRecord) -> None:
-            self.history.evaluations.append(evaluation)
-            if on_evaluation is not None:
-                on_evaluation(evaluation)
-
-        return StepEvaluations(self._engine, test, self.evaluate_every_steps, record)
-
-    def _minibatches(self, train: DataSplit, start: Progress, per_epoch: int, updates: int) -> list[Minibatch]:
+    def _minibatches(self, train: DataSplit, start: Progress, per_epoch: int) -> list[Minibatch]:
         """The minibatches of the rest of an epoch, from `start` on."""
         order = epoch_order(train.samples, self.seed, start.epoch, self.shuffle)
         batches = list(minibatches(order, self.batch_size))[start.minibatches :]
         steps = range(start.step, start.step + len(batches))
-        rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, updates) for step in steps]
-        return self._engine.loader.minibatches(train, batches, rates, first=start.step)
+        rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, self.last_step) for step in steps]
+        return self.engine.make_minibatches(train, batches, rates, first=start.step)
 
     def free(self) -> None:
         """As `TrainedNetwork.free`; also ends the stall watchdog, and NCCL unless the caller provided the device."""
@@ -332,50 +323,21 @@ class Trainer(TrainedNetwork):
         watch = self.grid.stall_watchdog
         return nullcontext() if watch is None else watch.busy(what, at_most)
 
-    def origin(self, data: str, settings: Mapping[str, str] | None = None) -> Origin:
-        """Description of this training for the manifests of its checkpoints; the parameters as `checkpoint_writer`."""
-        from hybridnn.checkpoints.manifest import Origin  # only a run that writes or reads checkpoints needs it
-        from hybridnn.training.rank_comparison import trainer_facts
-
-        return Origin(
-            model=repr(self.model),
-            optimizer=repr(self.optimizer),
-            data=data,
-            settings=dict(settings) if settings is not None else trainer_facts(self.config.items()),
-            layout=self.layout,
-        )
-
-    def checkpoint_writer(
-        self, folder: Path, data: str, keep: int = 3, settings: Mapping[str, str] | None = None
-    ) -> CheckpointWriter:
-        """Make a writer of this training's checkpoints; collective.
+    def restore(
+        self, read: Callable[[Sequence[ModelChunk], Sequence[OptimizerState]], None], progress: Progress
+    ) -> None:
+        """Go on from a checkpoint, written on any grid; collective.
 
         Parameters
         ----------
-        folder : Path
-            Parent of the checkpoints' folders.
-        data : str
-            Identity of the data, for the manifests.
-        keep : int
-            Number of newest checkpoints to keep.
-        settings : mapping, optional
-            Texts of all settings that change the training, by name, for the manifests; by default those of `config`.
+        read : callable
+            Fills the weights and the optimizer state of this rank, such as `Checkpoint.read_into`. Its errors are
+            raised on all ranks.
+        progress : Progress
+            That of the checkpoint.
         """
-        from hybridnn.checkpoints.writing import CheckpointWriter  # only a run that writes checkpoints needs it
-
-        engine, origin = self._engine, self.origin(data, settings)
-        return CheckpointWriter(folder, self.grid, self.model, engine.chunks, engine.states, origin, keep=keep)
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Load weights, optimizer state and progress of a checkpoint, written on any grid; collective.
-
-        Raises
-        ------
-        DataError
-            On every rank: the checkpoint is of another network or optimizer, or cannot be read.
-        """
-        self._engine.restore(lambda: checkpoint.read_into(self._engine.chunks, self._engine.states))
-        self.progress = checkpoint.manifest.progress
+        self.engine.restore(lambda: read(self.engine.chunks, self.engine.states))
+        self.progress = progress
 
 
 def _largest_product(model: MLP, batch_size: int, grid: ProcessGrid) -> int:

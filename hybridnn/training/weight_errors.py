@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
-from hybridnn.nn.backend import Array
-from hybridnn.nn.optimizers import Optimizer, OptimizerState
-from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.training.global_arrays import GlobalArrays
+from hybridnn.errors import SettingError
+from hybridnn.nn.kernels import Array
+from hybridnn.training.callbacks import Callback
+from hybridnn.training.progress import StepPosition
+from hybridnn.training.records import StepRecord
+from hybridnn.training.trained_network import TrainedNetwork
 
 
 @dataclass(frozen=True)
@@ -21,50 +23,41 @@ class _Version:
     predicted: list[list[Array]]
 
 
-class WeightErrors:
-    """Compares the weights with those of 1 to `most` updates before, and with the predictions made then.
+class WeightErrors(Callback):
+    """Adds to every `StepRecord` the errors of stale and of predicted weights: `stale_error` and `predicted_error`.
 
-    It keeps ``most * (most + 1)`` copies of the weights.
+    They compare the weights with those of 1 to `most` updates before, and with the predictions made then. Keeps
+    ``most * (most + 1)`` copies of the weights, and slows the training down.
+
+    Raises `SettingError` for an asynchronous method, or an optimizer that does not predict weights.
     """
 
-    def __init__(
-        self,
-        most: int,
-        optimizer: Optimizer,
-        chunks: Sequence[ModelChunk],
-        states: Sequence[OptimizerState],
-        arrays: GlobalArrays,
-        parameters: int,
-    ) -> None:
-        self._most, self._optimizer, self._chunks, self._states = most, optimizer, chunks, states
-        self._arrays, self._parameters = arrays, parameters
+    def __init__(self, trainer: TrainedNetwork, most: int) -> None:
+        if not (trainer.engine.layout.exact and trainer.optimizer.predicts_weights):
+            needs = "an exact method and an optimizer that predicts weights, such as SGD with momentum"
+            raise SettingError("training.weight_error", most, f"above 0 needs {needs}")
+        self._most = most
         self._versions: deque[_Version] = deque(maxlen=most)  # of the last updates, the newest first
 
-    def after_update(self, rate: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the root-mean-square errors of the stale and of the predicted weights; collective over the grid.
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
+        """Compare the weights with the versions before this update; collective."""
+        stale = tuple(_error(trainer, version.weights) for version in self._versions)
+        predicted = tuple(_error(trainer, version.predicted[s]) for s, version in enumerate(self._versions))
+        trainer.history.steps[-1] = replace(record, stale_error=stale, predicted_error=predicted)
 
-        Element s - 1 of each is for s updates. They are shorter in the first steps.
-
-        Parameters
-        ----------
-        rate : float
-            Learning rate of the predicted updates.
-        """
-        current = [chunk.weights for chunk in self._chunks]
-        stale = tuple(self._error(current, version.weights) for version in self._versions)
-        predicted = tuple(self._error(current, version.predicted[s]) for s, version in enumerate(self._versions))
-        self._versions.appendleft(_Version([weights.copy() for weights in current], self._predictions(rate)))
-        return stale, predicted
-
-    def _predictions(self, rate: float) -> list[list[Array]]:
-        found = []
+    def between_steps(self, trainer: TrainedNetwork, reached: StepPosition) -> bool:
+        """Keep the weights after this update, and predict later ones with its learning rate."""
+        engine, found = trainer.engine, []
         for updates in range(1, self._most + 1):
-            arrays = [chunk.kernels.empty(chunk.weights.shape, chunk.weights.dtype) for chunk in self._chunks]
-            for chunk, state, out in zip(self._chunks, self._states, arrays, strict=True):
-                self._optimizer.predict(chunk.weights, state, rate, updates, out)
+            arrays = [chunk.kernels.empty(chunk.weights.shape, chunk.weights.dtype) for chunk in engine.chunks]
+            for chunk, state, out in zip(engine.chunks, engine.states, arrays, strict=True):
+                trainer.optimizer.predict(chunk.weights, state, reached.learning_rate, updates, out)
             found.append(arrays)
-        return found
+        self._versions.appendleft(_Version([chunk.weights.copy() for chunk in engine.chunks], found))
+        return False
 
-    def _error(self, current: Sequence[Array], other: Sequence[Array]) -> float:
-        differences = [own - before for own, before in zip(current, other, strict=True)]
-        return sqrt(self._arrays.squared_norms(differences).sum() / self._parameters)
+
+def _error(trainer: TrainedNetwork, other: Sequence[Array]) -> float:
+    """Root-mean-square difference of the weights from others; collective."""
+    differences = [chunk.weights - weights for chunk, weights in zip(trainer.engine.chunks, other, strict=True)]
+    return sqrt(trainer.engine.arrays.squared_norms(differences).sum() / trainer.model.parameters)

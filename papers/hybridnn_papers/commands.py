@@ -53,8 +53,8 @@ def laugier(
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Laugier et al. 2018, sections 5 to 7: communication of a step with batch, model and integrated parallelism."""
-    from hybridnn.cost.formulas import batch_step, integrated_step, model_step
     from hybridnn.parallel.grid import fitting_grids
+    from hybridnn_papers.formulas import batch_step, integrated_step, model_step
 
     widths = _widths(network)
     _require_numbers({"--alpha": alpha, "--beta": beta}, {"--ranks": ranks})
@@ -100,7 +100,7 @@ def _both(step: Callable[..., CommunicationCounts], alpha: float, beta: float) -
 
 def _scatter_facts(grid: tuple[int, int], batch: int, sample_bytes: int, alpha: float, beta: float) -> Facts:
     """Both ways of scattering a minibatch to a grid, with the sum of the two axes and with the printed maximum."""
-    from hybridnn.cost.formulas import scatter_broadcast, scatter_direct, scatter_threshold
+    from hybridnn_papers.formulas import scatter_broadcast, scatter_direct, scatter_threshold
 
     nbytes = ceil(batch / grid[0]) * sample_bytes
     twice = {
@@ -202,7 +202,7 @@ def chen(
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Chen et al. 2018, Figure 3: bytes of a step of data parallelism, of a layer pipeline, and their ratio."""
-    from hybridnn.cost.formulas import data_parallel_bytes, pipeline_bytes
+    from hybridnn_papers.formulas import data_parallel_bytes, pipeline_bytes
 
     widths = _widths(network)
     if len(widths) <= ranks:

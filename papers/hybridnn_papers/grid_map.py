@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log2
 
-from hybridnn.cost.formulas import best_grid
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.prediction.workload import Workload
@@ -17,6 +16,7 @@ from hybridnn.errors import GridError, SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.utils.checks import require_whole
+from hybridnn_papers.formulas import best_grid
 
 Grid = tuple[int, int]  # batch and model ranks
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hybridnn.cost.formulas import Formula
 from hybridnn.utils.checks import require_choice, require_number, require_whole
+from hybridnn_papers.formulas import Formula
 
 KANG_METHODS = ("sequential", "ddg", "fr", "pipedream")
 """The methods of Kang 2019, Table 1, in its order."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from hybridnn.cost.formulas import best_grid
 from hybridnn.cost.machine_file import require_machine
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
+from hybridnn_papers.formulas import best_grid
 from reference.command_line import Run, error_line
 
 

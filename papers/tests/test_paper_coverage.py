@@ -7,8 +7,8 @@ from importlib import import_module
 from operator import attrgetter
 
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.study.measures import MEASURES
 from hybridnn.study.study_file import ready_studies
+from hybridnn_papers.measures import MEASURES
 from reference.pages import ROOT, reference_pages
 
 TEXT = (ROOT / "papers" / "docs" / "coverage.md").read_text(encoding="utf-8")
@@ -69,6 +69,12 @@ def test_methods_settings_and_measures_exist() -> None:
     assert len(named_after("measures?")) > 10
     assert named_after("measures?") <= set(MEASURES)
     assert named_after("methods?") == {"sequential", "ddg", "fr", "pipedream"} <= set(METHODS)
+
+
+def test_page_of_statements_has_every_measure() -> None:
+    page = (ROOT / "papers" / "docs" / "statements.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (time|training|exact) \|$", page, re.MULTILINE)
+    assert rows == [(name, measure.description, measure.kind) for name, measure in MEASURES.items()]
 
 
 def test_every_ready_study_is_named_and_no_other() -> None:

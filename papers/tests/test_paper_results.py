@@ -29,8 +29,9 @@ class Commands:
         if arguments[1] == "report" and code < 2:
             report = Path(arguments[2]) / "report"
             report.mkdir(parents=True)
-            (report / "tables.md").write_text("# Title\n\n**verdicts**\n\n## Times\n")
-            for name in ("accuracy.svg", "the_scaling.svg", "the_scaling.png", "index.html"):
+            text = "# Title\n\n**verdicts**\n\n## Times\n\n![The scaling.](the_scaling.svg)\n\n![A.](accuracy.svg)\n"
+            (report / "report.md").write_text(text)
+            for name in ("accuracy.svg", "the_scaling.svg", "results.csv"):
                 (report / name).write_text(name)
         return code
 

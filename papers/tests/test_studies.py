@@ -29,4 +29,4 @@ def test_reduced_ready_studies_need_no_network_and_two_cores() -> None:
         assert {cell.settings.data.name for cell in cells} <= {"synthetic", "digits"}
         assert max(cell.ranks for cell in cells) <= 11
         assert len(cells) <= 120
-    assert sum(load_study(name, reduced=True).minutes or inf for name in ready_studies()) <= 60
+    assert sum(load_study(name, reduced=True).keys.minutes or inf for name in ready_studies()) <= 60

@@ -17,8 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from benchmarks import gpu_day, gpu_pieces
-from benchmarks.gpu_day import pieces_of_the_day, read_state, run_day
-from benchmarks.gpu_needs import required_packages
+from benchmarks.gpu_day import pieces_of_the_day, read_state, required_packages, run_day
 from benchmarks.gpu_pieces import Piece, run_piece
 from benchmarks.gpu_report import NOT_MEASURED, verdicts_of, write_report
 from mpi_runner.slowness import deadline

@@ -7,23 +7,19 @@ import sys
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import benchmarks.__main__ as driver
-from benchmarks import between_nodes, gpu_kernels, gpu_training, in_process, parts
+from benchmarks import gpu_kernels, gpu_training, parts
 from benchmarks.cases import Case, our_run
 from benchmarks.limits import products_in, products_of
 from gpu.cuda_emulator import Emulator
 from hybridnn import ProcessGrid
 from hybridnn.gpu.cupy_kernels import CupyKernels
-from reference.machines import make_machine
-from reference.ranks import on_nodes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -97,35 +93,6 @@ def test_products_that_are_timed_alone_are_those_of_a_step(monkeypatch: pytest.M
             TINY.steps * TINY.products_flops
         )
     assert all(np.array_equal(before[name], array) for name, array in trainer.weights().items())
-
-
-@pytest.mark.in_process(ranks=[2])
-def test_layouts_between_nodes_are_summed_up(comm: MPI.Intracomm) -> None:
-    machine = make_machine(alpha=1e-4, beta=1e-8, nodes=2, ranks_per_node=1)
-    with (
-        patch.object(between_nodes, "NETWORKS", (((6, 8, 8, 8, 3), 16),)),
-        patch("benchmarks.cost_check.ROUND_SECONDS", 0.0),
-    ):
-        (network,) = between_nodes.prepare_all(machine, on_nodes(comm, (0, 1)), 0)
-    generator = np.random.default_rng(0)
-    for layout, run in network.predicted.items():
-        assert run.trainer.layout == layout
-        run.measured[:] = (run.predicted_seconds_per_step * generator.uniform(0.5, 2, 5)).tolist()
-    found = between_nodes.summary_of([network])
-    errors = [run.predicted_seconds_per_step / median(run.measured) - 1 for run in network.predicted.values()]
-    assert found["layouts"] == len(errors) > between_nodes.DRAWN
-    assert found["mean_error"] == pytest.approx(np.abs(errors).mean())
-    assert found["pairs"] == len(errors) * (len(errors) - 1) / 2
-    assert found["plan"]["6-8-8-8-3"]["loss"] >= 0
-
-
-def test_ranks_in_one_process_have_a_row_for_every_quantity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "run_program", lambda name, epochs: getattr(in_process, name)(epochs))
-    for row in in_process.trainings(1, epochs=1):
-        assert row["ratio"] == pytest.approx(row["seconds_of_one"] / row["seconds_of_four"])
-    engine = list(in_process.engine(1, calls=3))
-    assert len(engine) == 1 + len(in_process.PATTERNS) + 3
-    assert all(row["measured"] <= row["asked"] for row in engine if row["unit"] == "relative error")
 
 
 def test_a_training_beside_pytorch_is_measured_and_one_refusal_costs_one_figure(

@@ -13,6 +13,7 @@ import pytest
 from hybridnn.cli.main import main
 from hybridnn.cli.train_view import TrainView
 from hybridnn.training.records import StepRecord
+from hybridnn.training.trainer import Trainer
 from reference.command_line import Run, SignalAt
 
 
@@ -33,19 +34,19 @@ def run_hybridnn(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def signal_at(monkeypatch: pytest.MonkeyPatch) -> SignalAt:
     """Send signals to this process while it trains."""
-    original = TrainView.on_step
+    original = TrainView.on_train_batch_end
 
     def arm(step: int, number: int) -> None:
         sent: list[int] = []
 
-        def on_step(view: TrainView, record: StepRecord) -> None:
-            original(view, record)
-            if record.step == step and not sent:
+        def on_train_batch_end(view: TrainView, trainer: Trainer, record: StepRecord) -> None:
+            original(view, trainer, record)
+            if record.step == step and not sent and trainer.grid.rank == 0:
                 sent.append(number)
                 os.kill(os.getpid(), number)
 
-        monkeypatch.setattr(TrainView, "on_step", on_step)
-        monkeypatch.setattr("hybridnn.runs.hooks.AGREEMENT_SECONDS", 0.0)
+        monkeypatch.setattr(TrainView, "on_train_batch_end", on_train_batch_end)
+        monkeypatch.setattr("hybridnn.runs.callbacks.AGREEMENT_SECONDS", 0.0)
 
     return arm
 

@@ -46,7 +46,7 @@ TOOLS = {
     "hybridnn_papers",
 }
 OTHER_COMMANDS = {"hybridnn.cli.study", "hybridnn.cli.schedule", "hybridnn.cli.trained", "hybridnn.doctor"}
-PRINTED = {"rich", "tomli_w", "hybridnn.drawing.line_plot", "hybridnn.drawing.learning_curve"}
+PRINTED = {"rich", "tomli_w", "hybridnn.drawing.learning_curve"}
 """What rank 0 alone prints and writes."""
 
 

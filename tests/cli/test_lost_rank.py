@@ -21,26 +21,26 @@ from pathlib import Path
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.cli.main import main
 from hybridnn.runs import report as run_report
-from hybridnn.runs.hooks import CheckpointHook
+from hybridnn.runs.callbacks import Checkpoints
 
 run_report.draw_learning_curve = lambda *_: None  # would take a third of the time
 
 rank = next(int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
-original = CheckpointHook.__call__
+original = Checkpoints.between_steps
 
-def with_loss(self, progress):
-    if rank == 0 and progress.step == 11:
+def with_loss(self, trainer, reached):
+    if rank == 0 and reached.step == 11:
         Path("died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return original(self, progress)
+    return original(self, trainer, reached)
 
-CheckpointHook.__call__ = with_loss
+Checkpoints.between_steps = with_loss
 CheckpointWriter.begin = CheckpointWriter.write  # on disk before the next step
 main(sys.argv[1:])
 """
 
 TRAIN = ("train", "--data", "synthetic", "--hidden", "9,8", "--epochs", "3", "--batch-size", "25", "-q", "--out", "run")
-SMALL = ("data.synthetic.samples=200", "data.synthetic.test_samples=20", "output.log_every=5", "training.dtype=float64")
+SMALL = ("data.rows=200", "data.synthetic.test_samples=20", "output.log_every=5", "training.dtype=float64")
 OPTIONS = (*TRAIN, *(part for setting in SMALL for part in ("--set", setting)))
 RESUME_ADVICE = "The newest checkpoint is step-00000008; go on with: hybridnn train --resume run\n"
 

@@ -39,7 +39,7 @@ for command in *commands, ["schedule", "gpipe"], ["trace", "trace.json"], ["trai
 
 
 def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
-    content = json.dumps(trace_document([(1, 1), (1, 1)], two_stages(), "pipedream"))
+    content = json.dumps(trace_document([(1, 1), (1, 1)], two_stages()))
     (tmp_path / "trace.json").write_text(content)
     done = subprocess.run([sys.executable, "-c", LOADED], cwd=tmp_path, capture_output=True, text=True, check=True)
     found = re.findall(r"^LOADED (.*): (.*)$", done.stdout, re.MULTILINE)

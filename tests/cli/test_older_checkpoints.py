@@ -19,7 +19,7 @@ from reference.damaged_files import REPLACEMENTS, replace
 RUN = "run"
 SMALL = (
     *("train", "--data", "synthetic", "--hidden", "9", "--batch-size", "25", "-q"),
-    *("--set", "data.synthetic.samples=200", "--set", "data.synthetic.test_samples=20"),
+    *("--set", "data.rows=200", "--set", "data.synthetic.test_samples=20"),
     *("--set", "training.checkpoint_every=1"),
 )
 ARRAY = "layers.0.weight.npy"
@@ -107,12 +107,12 @@ def test_a_run_goes_on_from_an_older_checkpoint(run_hybridnn: Run, monkeypatch: 
     train = (*SMALL, "--epochs", str(epochs), "--set", f"training.keep={8 * epochs}")
     assert run_hybridnn(*train, "--out", "uninterrupted")[0] == 0
 
-    def on_epoch(view: TrainView, record: Any) -> None:
+    def on_epoch_end(view: TrainView, trainer: Any, record: Any) -> None:
         if record.epoch == epochs - 1:
             raise RuntimeError("the plug was pulled")
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainView, "on_epoch", on_epoch)
+        patch.setattr(TrainView, "on_epoch_end", on_epoch_end)
         with pytest.raises(RuntimeError, match="plug"):
             run_hybridnn(*train, "--out", RUN)
     newest = sorted(Path(RUN, "checkpoints").iterdir(), reverse=True)

@@ -31,7 +31,8 @@ epochs = 2
 hidden = [8]
 [base.data]
 name = "synthetic"
-synthetic = {samples = 200, test_samples = 50}
+rows = 200
+synthetic = {test_samples = 50}
 [axes]
 ranks = [1, 2]
 """
@@ -65,7 +66,7 @@ def test_real_study_runs_resumes_and_is_reported(study: Run) -> None:
     assert (facts["study"], facts["finished_cells"], facts["unfinished"]) == ("tiny", 2, [])
     assert [point["ranks"] for point in facts["points"]] == [1, 2]
     assert facts["points"][0]["speed_up"]["value"] == 1
-    assert (folder / "report" / "index.html").is_file()
+    assert (folder / "report" / "report.md").is_file()
     assert set(facts["files"]) == {f"runs/studies/tiny/report/{path.name}" for path in (folder / "report").iterdir()}
 
 
@@ -79,7 +80,7 @@ def test_end_of_a_study_names_the_command_of_its_report(study: Run, run_hybridnn
     assert code == 0, err
     command = text.splitlines()[-1].removeprefix("2 of 2 cells are finished; ").removesuffix(" writes the report")
     assert run_hybridnn(*shlex.split(command)[1:])[0] == 0
-    assert (tmp_path / "a folder" / "report" / "index.html").is_file()
+    assert (tmp_path / "a folder" / "report" / "report.md").is_file()
     assert study(*run, "--cell", "0")[1].splitlines()[-1] == "1 of 1 cells are finished"
 
 
@@ -178,12 +179,22 @@ def test_without_a_distribution_of_studies_the_list_says_what_to_install(
     assert error_line(study("list")) == message
 
 
+def test_conclusions_without_the_distribution_that_evaluates_them_say_what_to_install(
+    study: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridnn.study.study_file.entry_points", lambda **_: ())
+    Path("said.toml").write_text(STUDY + '[[statements]]\nsays = "A."\n')
+    write_run(tmp_path / "s" / "cells" / "a")
+    write_study(tmp_path / "s", {"a": 1}, conclusions={"columns": ["memory"]})
+    for command in (["run", "said.toml", "--dry-run"], ["submit", "said.toml"], ["report", "s"]):
+        assert error_line(study(*command)).endswith(" of a study need hybridnn-papers: pip install hybridnn-papers")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["run", "none.toml"], "study = 'none.toml': "),
         (["run", "bad.toml"], "axes = 'colour': "),
-        (["run", "said.toml", "--dry-run"], "said.toml: statements[0].quantity = 'speed': "),
         (["run", "tiny.toml", "--only", "zz", "--launcher", "env {ranks}"], "--only = 'zz': "),
         (["run", "tiny.toml", "--cell", "2", "--launcher", "env {ranks}"], "--cell = 2: must be 0 to 1"),
         (["run", "tiny.toml", "--launcher", "nothing {ranks}"], "there is no program 'nothing'"),
@@ -196,8 +207,6 @@ def test_without_a_distribution_of_studies_the_list_says_what_to_install(
 )
 def test_mistakes_are_one_line_and_exit_code_two(study: Run, arguments: list[str], message: str) -> None:
     Path("bad.toml").write_text('name = "bad"\naxes = {colour = ["red"]}')
-    statement = '[[statements]]\nsays = "A."\nquantity = "speed"\nat_least = 1\n'
-    Path("said.toml").write_text(f'name = "s"\naxes = {{widths = [8]}}\n{statement}')
     Path("nodes.toml").write_text(STUDY.replace("ranks = [1, 2]", "ranks = [2]\nnodes = [2]"))
     assert message in error_line(study(*arguments))
     assert not Path("runs").exists()
@@ -206,11 +215,11 @@ def test_mistakes_are_one_line_and_exit_code_two(study: Run, arguments: list[str
         assert (code, "cannot be started here: --launcher = 'env {ranks}': " in out) == (0, True)
 
 
-def write_study(folder: Path, cells: dict[str, int], name: str = "s") -> None:
+def write_study(folder: Path, cells: dict[str, int], name: str = "s", **more: object) -> None:
     """Write the manifest of a study of cells with these ranks."""
     described = [{"id": cell, "ranks": ranks, "values": {"ranks": ranks}} for cell, ranks in cells.items()]
     about = {"format": 1, "name": name, "description": "", "reduced": False, "cells": described}
-    (folder / "study.json").write_text(json.dumps(about))
+    (folder / "study.json").write_text(json.dumps(about | more))
 
 
 def test_report_lists_unfinished_cells_and_has_exit_code_one_with_failed_ones(study: Run, tmp_path: Path) -> None:
@@ -220,8 +229,8 @@ def test_report_lists_unfinished_cells_and_has_exit_code_one_with_failed_ones(st
     code, out, _ = study("report", "s", "--out", "elsewhere")
     assert code == 0
     assert "1 of 3 cells are not finished: 1 never run\n  never run    c\n" in out
-    assert "elsewhere/index.html\n" in out
-    assert Path("elsewhere/tables.md").is_file()
+    assert "elsewhere/report.md\n" in out
+    assert Path("elsewhere/tables.tex").is_file()
     folder = StudyFolder(tmp_path / "s")
     folder.cell("c").mkdir()
     reason = "ended after the limit of 3 s: it printed no error"
@@ -252,7 +261,7 @@ def test_folders_are_compared_unless_they_are_of_different_studies(study: Run, t
         write_study(tmp_path / name, {"one": 1}, of)
     code, out, _ = study("report", "old", "new")
     assert (code, "2.000" in out) == (0, True)
-    assert Path("old/comparison/index.html").is_file()
+    assert Path("old/comparison/report.md").is_file()
     facts = json.loads(study("report", "old", "new", "--format", "json")[1])
     assert facts["equal_points"][0]["times_as_fast"]["new"]["value"] == 2
     assert "holds another study (t) than old does" in error_line(study("report", "old", "other"))

@@ -57,11 +57,11 @@ def test_events_of_a_resumed_run_are_those_of_its_history(
     with monkeypatch.context() as broken:
         if crashes:
 
-            def on_epoch(view: TrainView, record: EpochRecord) -> None:
+            def on_epoch_end(view: TrainView, trainer: object, record: EpochRecord) -> None:
                 if record.epoch == 2:  # 10 steps after the checkpoint
                     raise RuntimeError("power failure")
 
-            broken.setattr(TrainView, "on_epoch", on_epoch)
+            broken.setattr(TrainView, "on_epoch_end", on_epoch_end)
             broken.setattr(CheckpointWriter, "begin", CheckpointWriter.write)  # on disk before the next step
             with pytest.raises(RuntimeError, match="power"):
                 run_hybridnn(*SMALL, *BOARD, *often)

@@ -220,7 +220,6 @@ def test_files_of_every_format_by_their_names(run: Run, run_as_ranks: Run) -> No
         (["done", "--minibatches", "some"], "--minibatches = 'some'"),
         (["done", "--format", "png"], "--format = 'png': needs a file"),
         (["done", "--out", "no/a.svg"], "--out = 'no/a.svg': "),
-        (["done", "--html", "page.txt"], "--html"),
         ([], "RUN"),
     ],
 )
@@ -237,7 +236,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str],
 def test_the_page_of_a_training_has_the_versions_of_every_pass(run_hybridnn: Run) -> None:
     options = ("--pipeline", "2", "--method", "pipedream", "--hidden", "16,16", "--epochs", "2", "--quiet")
     assert run_hybridnn("train", "--in-process", "2", *options, "--set", "output.trace=true", "--out", "run")[0] == 0
-    assert run_hybridnn("trace", "run", "--minibatches", "16-19", "--html", "page.html") == (0, "page.html\n", "")
+    assert run_hybridnn("trace", "run", "--minibatches", "16-19", "--out", "page.html") == (0, "page.html\n", "")
     page = Path("page.html").read_text("utf-8")
     assert "<title>pipedream, 2 stages, measured in epoch 2, minibatches 16 to 19 of 30</title>" in page
     content = re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)

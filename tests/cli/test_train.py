@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,12 +67,15 @@ def _epoch(epoch: int, accuracy: float | None = 0.5, **changes: float | None) ->
 
 
 def _play(view: TrainView, epochs: list[EpochRecord]) -> None:
+    trainer: Any = SimpleNamespace(last_epoch=len(epochs), last_step=15 * len(epochs))
     with view:
         view.on_header(HEADER)
         for record in epochs:
-            view.on_epoch_start(record.epoch, len(epochs), 15)
-            view.on_step(StepRecord(record.step, record.epoch, record.train_loss, 0.1, 1e4, 0.5, 0.25, 7))
-            view.on_epoch(record)
+            view.on_epoch_begin(trainer, record.epoch)
+            view.on_train_batch_end(
+                trainer, StepRecord(record.step, record.epoch, record.train_loss, 0.1, 1e4, 0.5, 0.25, 7)
+            )
+            view.on_epoch_end(trainer, record)
         view.on_end(RunSummary("runs/[odd] name", epochs, 12.5, "test accuracy", epochs[-1].test_accuracy, 30))
 
 

@@ -145,16 +145,16 @@ INTERRUPTED_RANK_1 = """
 import os, signal
 import hybridnn
 from hybridnn.cli.main import main
-from hybridnn.runs.hooks import CheckpointHook
+from hybridnn.runs.callbacks import Checkpoints
 signal.signal(signal.SIGINT, signal.default_int_handler)
-rank, original = hybridnn.ProcessGrid().rank, CheckpointHook.__call__
+rank, original = hybridnn.ProcessGrid().rank, Checkpoints.between_steps
 
-def interrupted(self, reached):
+def interrupted(self, trainer, reached):
     if rank == 1 and reached.step == 20:
         os.kill(os.getpid(), signal.SIGINT)
-    return original(self, reached)
+    return original(self, trainer, reached)
 
-CheckpointHook.__call__ = interrupted
+Checkpoints.between_steps = interrupted
 main(["train", "--epochs", "1000000", "--quiet"])
 """
 

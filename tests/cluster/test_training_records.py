@@ -69,10 +69,11 @@ import numpy as np
 import hybridnn
 grid = hybridnn.ProcessGrid()
 trainer = hybridnn.Trainer(hybridnn.MLP([4, 3]), grid=grid, batch_size=8, log_every=1, stall_seconds=2)
-def on_step(record):
-    if grid.rank == 3 and record.step == 2:
-        time.sleep(1000)
-trainer.fit(np.zeros((64, 4)), np.zeros(64, int), epochs=3, on_step=on_step)
+class Slow(hybridnn.Callback):
+    def on_train_batch_end(self, trainer, record):
+        if grid.rank == 3 and record.step == 2:
+            time.sleep(1000)
+trainer.fit(np.zeros((64, 4)), np.zeros(64, int), epochs=3, callbacks=[Slow()])
 """
 
 

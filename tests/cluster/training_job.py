@@ -22,6 +22,7 @@ from mpi4py import MPI
 
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
+from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
 from reference.cases import OPTIMIZERS, Case, assert_arrays_same, check_against_reference, local_data, make_trainer
@@ -103,7 +104,7 @@ def mapping_of(address: int) -> str:
 
 def check_sharing(trainer: Trainer, nodes: Nodes) -> None:
     """See that all ranks of a node that has several have their weights in the same memory."""
-    chunk = trainer._engine.chunks[0]
+    chunk = trainer.engine.chunks[0]
     assert isinstance(chunk.replica, SharedReplica)
     memory = mapping_of(chunk.weights.ctypes.data)
     of_ranks = WORLD.allgather((socket.gethostname(), memory))
@@ -122,7 +123,7 @@ def replica_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
         if max(nodes.counts) > 1:
             check_sharing(trainer, nodes)
         else:
-            assert isinstance(trainer._engine.chunks[0].replica, PrivateReplica)
+            assert isinstance(trainer.engine.chunks[0].replica, PrivateReplica)
 
     for number, optimizer in enumerate(OPTIMIZERS):
         wanted = True if max(nodes.counts) > 1 and number % 2 else "auto"
@@ -146,10 +147,10 @@ def checkpoint_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
         first.fit(*local_data(case, grid), epochs=1)
         # The working directory of the job is that of the test.
         folder = Path(WORLD.bcast(mkdtemp(dir=Path.cwd()) if WORLD.rank == 0 else None))
-        first.checkpoint_writer(folder, "numbers").write(first.progress)
+        checkpoint_writer(first, folder, "numbers").write(first.progress)
         found, problems = newest_valid(folder, grid.world)
         assert found is not None, problems
-        second.restore(found)
+        second.restore(found.read_into, found.manifest.progress)
         for trainer in (first, second):
             trainer.fit(*local_data(case, grid), epochs=1)
         assert_arrays_same(second.weights(), first.weights())

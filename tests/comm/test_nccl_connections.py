@@ -140,6 +140,7 @@ import sys
 sys.path[:0] = [{tests!r}]
 from mpi4py import MPI
 from hybridnn import ProcessGrid
+from reference.callbacks import Calling
 from reference.cases import Case, data, make_trainer
 from training.stand_in_training import kernels_of, stand_in
 grid = ProcessGrid(batch=2)
@@ -147,7 +148,7 @@ device = stand_in(grid, "nccl", MPI.COMM_WORLD)
 def lose_a_link(record):
     if record.step == 3 and grid.rank == 1:
         kernels_of(device)._cupy.cuda.nccl.problem = "NCCL_ERROR_REMOTE_ERROR: a link is down"
-make_trainer(Case(), grid, device=device).fit(*data(Case()), epochs=3, on_step=lose_a_link)
+make_trainer(Case(), grid, device=device).fit(*data(Case()), epochs=3, callbacks=[Calling(on_step=lose_a_link)])
 print("unreachable")
 """
 

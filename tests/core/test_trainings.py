@@ -15,12 +15,14 @@ import pytest
 import hybridnn
 from hybridnn import MLP, Trainer
 from hybridnn.checkpoints.reading import newest_valid
+from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.data import ArrayRows, Dataset
 from hybridnn.in_process import run_ranks
 from hybridnn.runs.data import place_data
-from hybridnn.training.epoch import StepPosition
+from hybridnn.training.progress import StepPosition
 from reference import network as net
 from reference import serial
+from reference.callbacks import Calling
 from reference.cases import OPTIMIZERS, Case, assert_arrays_close, assert_close, data, plan_of
 from reference.core_cases import CORE_CASES, STAGES
 from reference.network import Array, Network
@@ -63,17 +65,17 @@ def test_a_training_goes_on_from_a_checkpoint_on_another_layout(layouts: str, tm
 
     def program(comm: Any) -> None:
         first, second = (trainer_of(it, comm) for it in LAYOUTS[layouts])
-        writer = first.checkpoint_writer(tmp_path, "data")
+        writer = checkpoint_writer(first, tmp_path, "data")
 
         def should_stop(reached: StepPosition) -> bool:
             if reached.step == middle:
                 writer.write(reached.progress())
             return reached.step == middle + 1
 
-        first.fit(x, y, epochs=3, should_stop=should_stop)
+        first.fit(x, y, epochs=3, callbacks=[Calling(should_stop=should_stop)])
         checkpoint, problems = newest_valid(tmp_path, second.grid.world)
         assert checkpoint is not None, problems
-        second.restore(checkpoint)
+        second.restore(checkpoint.read_into, checkpoint.manifest.progress)
         assert second.step == middle
         second.fit(x, y, epochs=2, validation=data(LONG, "test"))
         assert_arrays_close(second.weights(), expected.weights, layouts)

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 FAILS_IN_STEP_3 = """
 import numpy as np
-from hybridnn import MLP, Trainer
+from hybridnn import MLP, Callback, Trainer
 x, y = np.random.default_rng(0).normal(size=(64, 4)), np.arange(64) % 3
 trainer = Trainer(MLP([4, 8, 3]), batch_size=16, log_every=1)
-def fail(record):
-    if record.step == 3 and trainer.grid.rank == 1:
-        raise ValueError("a bug in step 3")
-trainer.fit(x, y, epochs=5, on_step=fail)
+class Fails(Callback):
+    def on_train_batch_end(self, trainer, record):
+        if record.step == 3 and trainer.grid.rank == 1:
+            raise ValueError("a bug in step 3")
+trainer.fit(x, y, epochs=5, callbacks=[Fails()])
 print("unreachable")
 """
 

@@ -15,16 +15,17 @@ import pytest
 from hybridnn.comm.launcher import without_launcher
 from hybridnn.doctor import process_checks
 from hybridnn.doctor.process_checks import (
+    OTHER_CACHE,
+    OTHER_FOLDER,
     GpuFacts,
     check_blas,
-    check_cache_folder,
     check_clock,
     check_cupy,
+    check_folder,
     check_gpus,
     check_packages,
     check_python,
     check_shared_memory,
-    check_working_folder,
     find_gpus,
 )
 from hybridnn.doctor.report import Finding
@@ -37,17 +38,17 @@ MUCH, LITTLE = 1 << 40, 1 << 20
 
 def test_folders_and_free_space(tmp_path: Path) -> None:
     """The text is the same while other programs write."""
-    found = check_working_folder(tmp_path, lambda path: MUCH)
+    found = check_folder(tmp_path, OTHER_FOLDER, lambda path: MUCH)
     expect(found, "ok", "1 TiB free")
     assert found.advice == ""
-    expect(check_cache_folder(tmp_path / "not" / "yet", lambda path: MUCH), "ok")
+    expect(check_folder(tmp_path / "not" / "yet", OTHER_FOLDER, lambda path: MUCH), "ok")
     assert list(tmp_path.iterdir()) == []
-    for check in (check_working_folder, check_cache_folder, check_shared_memory):
+    for check in (lambda *where: check_folder(where[0], OTHER_FOLDER, where[1]), check_shared_memory):
         one, other = (check(tmp_path, lambda path, room=room: room) for room in (23_500_000_000, 23_400_000_000))
         assert one == other
         expect(one, "ok", "at least 16 GiB free")
-    assert "at least 0 B free" in check_working_folder(tmp_path, lambda path: 0).what
-    expect(check_working_folder(tmp_path, lambda path: LITTLE), "warning", "1 MiB free")
+    assert "at least 0 B free" in check_folder(tmp_path, OTHER_FOLDER, lambda path: 0).what
+    expect(check_folder(tmp_path, OTHER_FOLDER, lambda path: LITTLE), "warning", "1 MiB free")
     # Containers have 64 MiB of shared memory unless asked.
     expect(check_shared_memory(tmp_path, lambda path: 64 << 20), "warning")
     assert check_shared_memory(tmp_path / "none") is None
@@ -56,7 +57,7 @@ def test_folders_and_free_space(tmp_path: Path) -> None:
 def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/1")):
-        expect(check_cache_folder(folder), "failure", str(folder), "HYBRIDNN_CACHE")
+        expect(check_folder(folder, OTHER_CACHE), "failure", str(folder), "HYBRIDNN_CACHE")
 
 
 def test_exit_code_and_output_of_a_child() -> None:
@@ -189,7 +190,7 @@ def test_gpus(found: GpuFacts, verdict: str, text: str) -> None:
 
 
 def test_the_program_of_the_child_reports_a_missing_cupy() -> None:
-    module = "hybridnn.doctor.gpu_devices"
+    module = "hybridnn.doctor.process_checks"
     code = f"import sys; sys.modules['cupy'] = None; import runpy; runpy.run_module({module!r}, run_name='__main__')"
     end = run_child([sys.executable, "-c", code], 60, without_launcher(os.environ))
     assert end.code == 1

@@ -40,7 +40,7 @@ def held(items: Iterable[Stored], time: float) -> tuple[str, ...]:
         ("zb-h1", {"microbatches": 6}),
         ("ddg", {}),
         ("fr", {}),
-        ("pipedream", {"vertical_sync": True, "message": 0.5}),
+        ("pipedream-vsync", {"message": 0.5}),
         ("vanilla", {}),
         ("spectrain", {"forward": 1.5, "backward": 1.5}),
     ],

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from hybridnn.drawing.layout import lay_out
-from hybridnn.drawing.picture import picture_bytes, svg_text
+from hybridnn.drawing.picture import lay_out, picture_bytes, svg_text
 from hybridnn.drawing.shapes import Group, Line
 from hybridnn.drawing.timelines import ScheduleTimeline, schedule
 from hybridnn.errors import SettingError

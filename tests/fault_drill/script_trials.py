@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybridnn import MLP, SGD, Adam, Constant, Cosine, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, Adam, Callback, Constant, Cosine, ProcessGrid, Trainer
 
 grid = ProcessGrid(**{grid})
 faulty = grid.rank == {rank}
@@ -41,9 +41,10 @@ def here():
     Path({markers!r}, "here-{rank}").touch()
 
 
-def in_step(record):
-    if faulty and record.step == {step}:
-        {in_step}
+class InStep(Callback):
+    def on_train_batch_end(self, trainer, record):
+        if faulty and record.step == {step}:
+            {in_step}
 
 
 generator = np.random.default_rng(3)
@@ -51,7 +52,7 @@ x, y = generator.standard_normal((240, 6)), generator.integers(0, 4, 240)
 held = x[:40], y[:40]
 first = dict(lr=0.05, momentum=0.9)
 second = dict(batch_size=20, schedule=Constant(), seed=4, log_every=1, dtype="float64", **{limits})
-third = dict(epochs=3, validation=held, on_step=in_step)
+third = dict(epochs=3, validation=held, callbacks=[InStep()])
 kind = SGD
 calls = 2
 if faulty:
@@ -150,7 +151,7 @@ def script_text(
             code |= {place: does, "after": "here()"}
         else:
             # A loop is on its own line, whose number the output must contain.
-            indent = "        " if place == "in_step" else "    "
+            indent = " " * 12 if place == "in_step" else "    "
             code[place] = f"here()\n{indent}{does}  {HERE_LINE}"
     return TEMPLATE.format(grid=grid, rank=rank, step=step, markers=markers, limits=limits, **code)
 

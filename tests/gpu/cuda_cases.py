@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from hybridnn import SGD, Adam, AdamW
 from hybridnn.nn.activations import ACTIVATIONS
-from hybridnn.nn.backend import Kernels
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY, Kernels
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 
 Array = NDArray[Any]

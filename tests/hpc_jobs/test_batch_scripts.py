@@ -225,7 +225,7 @@ def test_array_task_runs_the_cell_with_its_index(tmp_path: Path, arguments: str,
         assert job.wait() == (1, "")
         launch = f"{tmp_path}/launch -n {{ranks}}"
         assert job.lines("program-calls")[0] == (
-            f"-m hybridnn study run laugier-figure-5 --out here --cell {cell} --launcher {launch}"
+            f"-m hybridnn study run strong_scaling.toml --out here --cell {cell} --launcher {launch}"
         )
         assert job.lines("scontrol-calls") == []
 

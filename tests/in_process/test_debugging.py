@@ -30,30 +30,31 @@ SVG = "{http://www.w3.org/2000/svg}"
 TRAINING = """
 import numpy as np
 
-from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, Callback, ProcessGrid, Trainer
 from hybridnn.in_process import run_ranks
 
 records = []  # (rank, step), of all ranks
 
 
 def program(comm):
-    def on_step(record):
-        records.append((comm.rank, record.step))
-        if (comm.rank, record.step) == (2, 3):
-            before = list(records)
-            breakpoint()
-            total = np.array([float(comm.rank)])
-            comm.Allreduce("IN_PLACE", total)
-            after = len(records)
-        elif record.step == 3:
-            comm.Allreduce("IN_PLACE", np.array([float(comm.rank)]))
+    class Steps(Callback):
+        def on_train_batch_end(self, trainer, record):
+            records.append((comm.rank, record.step))
+            if (comm.rank, record.step) == (2, 3):
+                before = list(records)
+                breakpoint()
+                total = np.array([float(comm.rank)])
+                comm.Allreduce("IN_PLACE", total)
+                after = len(records)
+            elif record.step == 3:
+                comm.Allreduce("IN_PLACE", np.array([float(comm.rank)]))
 
     x = np.linspace(-1, 1, 60)[:, None]
     trainer = Trainer(
         MLP([1, 8, 2], "tanh"), SGD(lr=0.1), grid=ProcessGrid(comm, batch=2, model=2), batch_size=20, log_every=1
     )
     try:
-        trainer.fit(x, np.hstack([x, x**2]), epochs=2, on_step=on_step)
+        trainer.fit(x, np.hstack([x, x**2]), epochs=2, callbacks=[Steps()])
     finally:
         print(f"rank {comm.rank} leaves", flush=True)
     return len(records)

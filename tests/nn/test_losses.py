@@ -10,8 +10,8 @@ import pytest
 
 from hybridnn import MLP
 from hybridnn.errors import SettingError
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.losses import loss_gradient, resolve_loss
-from hybridnn.nn.numpy_kernels import NUMPY
 from reference import network as net
 from reference.cases import assert_close
 from reference.network import Array, Network

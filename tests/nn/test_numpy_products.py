@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.nn.numpy_kernels import add_product, add_row_sums, add_scaled, matmul_transposed
+from hybridnn.nn.kernels import NUMPY, add_scaled
 from reference.network import Array
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-13}
@@ -63,7 +63,7 @@ def test_product_added_in_place(
     b = ORDERS[of_b](random.standard_normal((k, n)).astype(dtype))
     around, out = output_for((m, n), keep, dtype, random)
     before, inputs = around.copy(), (a.copy(), b.copy())
-    add_product(a, b, out, factor, keep)
+    NUMPY.add_product(a, b, out, factor, keep)
     terms = factor * a.astype(np.float64)[:, None, :] * b.astype(np.float64).T[None, :, :]
     assert_sum(around[3:-1], before[3:-1], terms, keep, dtype)
     assert np.array_equal(around[:3], before[:3])
@@ -78,7 +78,7 @@ def test_row_sums_added_in_place(m: int, k: int, order: str, keep: float, factor
     dz = ORDERS[order](random.standard_normal((m, k)).astype(dtype))
     around, out = output_for((m,), keep, dtype, random)
     before, given_dz = around.copy(), dz.copy()
-    add_row_sums(dz, np.ones(k, dtype), out, factor, keep)
+    NUMPY.add_row_sums(dz, np.ones(k, dtype), out, factor, keep)
     assert_sum(around[3:-1], before[3:-1], factor * dz.astype(np.float64), keep, dtype)
     assert np.array_equal(around[:3], before[:3])
     assert np.array_equal(around[-1:], before[-1:])
@@ -112,6 +112,6 @@ def test_transposed_product(k: int, m: int, n: int, with_workspace: bool) -> Non
     a, b = random.standard_normal((k, m)), random.standard_normal((k, n))
     out = np.full((m, n), np.nan)
     workspace = np.full((n, m), np.nan) if with_workspace else None
-    matmul_transposed(a, b, out, workspace)
+    NUMPY.matmul_transposed(a, b, out, workspace)
     expected = [[sum(a[i, row] * b[i, column] for i in range(k)) for column in range(n)] for row in range(m)]
     np.testing.assert_allclose(out, np.array(expected).reshape(m, n), rtol=1e-12, atol=1e-14)

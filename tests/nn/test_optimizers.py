@@ -10,8 +10,8 @@ import pytest
 
 from hybridnn import SGD, Adam, AdamW
 from hybridnn.errors import SettingError
-from hybridnn.nn.backend import UPDATE_BLOCK as BLOCK
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY
+from hybridnn.nn.kernels import UPDATE_BLOCK as BLOCK
 from hybridnn.nn.optimizers import new_state
 from reference.cases import OPTIMIZERS, assert_close
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from hybridnn.comm.threads import threads_for
 from hybridnn.errors import GridError, SettingError
-from hybridnn.parallel.grid import fitting_grids, place_ranks, resolve_axes
+from hybridnn.parallel.grid import fitting_grids, resolve_axes
+from hybridnn.parallel.places import place_ranks
+from reference import placement
 
 
 def crossing_groups(nodes: list[int], model: int) -> int:
@@ -36,6 +38,7 @@ def test_only_remaining_ranks_form_groups_across_nodes() -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=24), st.integers(1, 6))
 def test_placement_is_a_permutation_with_as_few_crossings_as_possible(nodes: list[int], model: int) -> None:
+    assert place_ranks(nodes, model) == placement.place_ranks(nodes, model)
     assert sorted(place_ranks(nodes, model)) == list(range(len(nodes)))
     if len(nodes) % model == 0:
         whole = sum(nodes.count(node) // model for node in set(nodes))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer, OptimizerState
 from hybridnn.parallel import shared_replica
 from hybridnn.parallel.grid import ProcessGrid

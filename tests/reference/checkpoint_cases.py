@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid
 from hybridnn.checkpoints.manifest import Origin
-from hybridnn.checkpoints.progress import Progress
 from hybridnn.checkpoints.writing import CheckpointWriter
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.layout import Layout
+from hybridnn.training.progress import Progress
 
 OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...]]] = {
     "sgd": (SGD(momentum=0.0), ()),

@@ -80,7 +80,7 @@ PIPELINES = {
     ),
     "pipedream, float32": TrainingCase(2, Grid(2), PipelineCase("pipedream", ADAM), "float32", 1e-4),
     "pipedream, shared": TrainingCase(4, Grid(2), PipelineCase("pipedream", replace(ADAM, shared_replicas=True))),
-    "vertical sync": TrainingCase(3, Grid(3), PipelineCase("pipedream", ADAM, vertical_sync=True)),
+    "vertical sync": TrainingCase(3, Grid(3), PipelineCase("pipedream-vsync", ADAM)),
     "pipedream-2bw": TrainingCase(3, Grid(3), PipelineCase("pipedream-2bw", MOMENTUM)),
     "vanilla": TrainingCase(3, Grid(3), PipelineCase("vanilla", replace(MOMENTUM, optimizer="rmsprop"))),
     "spectrain": TrainingCase(3, Grid(3), PipelineCase("spectrain", COSINE)),

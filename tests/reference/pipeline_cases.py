@@ -51,7 +51,6 @@ class PipelineCase:
     microbatches: int | None = None
     chunks: int = 1
     partition: str | tuple[int, ...] = "uniform"
-    vertical_sync: bool = False
     weight_grad: str = "auto"
     synchronous_sends: bool = False
     drain_every: int = 1
@@ -66,10 +65,7 @@ class PipelineCase:
         return ", ".join([self.method, *changed, str(self.case)])
 
 
-DELAYED_CASES = {
-    **{method: PipelineCase(method) for method in DELAYED},
-    "vertical-sync": PipelineCase("pipedream", vertical_sync=True),
-}
+DELAYED_CASES = {method: PipelineCase(method) for method in DELAYED}
 """All asynchronous methods."""
 
 
@@ -119,7 +115,7 @@ def expected_outcome(pipelined: PipelineCase, stages: int) -> Outcome:
     case = replace(pipelined.case, model_split="columns", overlap=True, shared_replicas="auto")
     uniform = pipelines.uniform(case.network.layers, stages)
     layers = uniform if isinstance(pipelined.partition, str) else pipelined.partition
-    return _replay(case, Pipeline(pipelined.method, layers, pipelined.vertical_sync, pipelined.drain_every))
+    return _replay(case, Pipeline(pipelined.method, layers, pipelined.drain_every))
 
 
 def pipelined_trainer(

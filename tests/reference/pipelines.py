@@ -16,7 +16,7 @@ from reference import network as net
 from reference.network import Array, Network, Weights
 from reference.serial import SGD, Outcome, Plan, RMSprop, Rule, sample_order
 
-DELAYED = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain")
+DELAYED = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain", "pipedream-vsync")
 """Asynchronous methods; the others are exact and equal `reference.serial.train`."""
 
 
@@ -26,7 +26,6 @@ class Pipeline:
 
     method: str
     layers: tuple[int, ...]
-    vertical_sync: bool = False
     drain_every: int = 1  # epochs
 
     @property
@@ -40,7 +39,7 @@ class Pipeline:
     def forward_read(self, k: int, t: int, minibatches: int) -> tuple[int, int]:
         """Version that the forward pass of minibatch t reads on stage k, and number of predicted updates."""
         K = self.stages
-        if self.vertical_sync:
+        if self.method == "pipedream-vsync":
             return max(0, t - (K - 1)), 0
         if self.method == "pipedream-2bw":
             return max(0, t - 1), 0
@@ -49,7 +48,7 @@ class Pipeline:
 
     def backward_read(self, k: int, t: int, minibatches: int) -> tuple[int, int]:
         """The same for the backward pass."""
-        if self.method in ("ddg", "pipedream", "pipedream-2bw"):
+        if self.method in ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw"):
             return self.forward_read(k, t, minibatches)
         return t, self.aim(k, t, minibatches) - t if self.method == "spectrain" else 0
 

@@ -29,10 +29,9 @@ class Definition:
     microbatches: int = 1
     chunks: int = 1
     merged: bool = False
-    vertical_sync: bool = False
 
     def forward_version(self, stage: int, t: int) -> int:
-        if self.vertical_sync:
+        if self.method == "pipedream-vsync":
             return max(0, t - (self.stages - 1))
         if self.method == "pipedream-2bw":
             return max(0, t - 1)
@@ -45,7 +44,7 @@ class Definition:
 
     @property
     def stashes(self) -> bool:
-        return self.method in ("ddg", "pipedream", "pipedream-2bw")
+        return self.method in ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw")
 
     def ahead(self, stage: int, t: int) -> tuple[int, int]:
         """Updates predicted in the forward and in the backward pass."""
@@ -55,7 +54,7 @@ class Definition:
         return t - self.forward_version(stage, t) + later, later
 
     def most_versions(self, stage: int) -> int:
-        if self.vertical_sync:
+        if self.method == "pipedream-vsync":
             return self.stages
         if self.method == "pipedream-2bw":
             return 2
@@ -159,11 +158,11 @@ class _Rank:
         """Execute an instruction other than a message or a barrier."""
         getattr(self, instruction.name.replace(" ", "_"))(instruction, self.part(instruction))
 
-    def load_input(self, instruction: Instruction, part: Part) -> None:
-        self.values["input", part] = self.symbol("input", *part[:2])
-
-    def load_target(self, instruction: Instruction, part: Part) -> None:
-        self.values["target", part] = self.symbol("target", *part[:2])
+    def load(self, instruction: Instruction, part: Part) -> None:
+        if part[2] == 0:
+            self.values["input", part] = self.symbol("input", *part[:2])
+        if part[2] == self.definition.stages * self.definition.chunks - 1:
+            self.values["target", part] = self.symbol("target", *part[:2])
 
     def forward(self, instruction: Instruction, part: Part, backward: bool = False) -> None:
         value = self.symbol("activations", part[2], self.get("input", part), self.weights(part[0], backward))

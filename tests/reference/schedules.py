@@ -23,5 +23,3 @@ def forms(method: str) -> Iterator[dict[str, Any]]:
     yield {}
     if not METHODS[method].placed_weight_gradients:
         yield {"weight_grad": "merged"}
-    if METHODS[method].synchronized:
-        yield {"vertical_sync": True}

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from hybridnn.config.settings import settings_from
 from hybridnn.pipeline.layout import Layout
-from hybridnn.runs.records import RunHeader, RunSummary
-from hybridnn.runs.resume import Resumed
+from hybridnn.runs.records import RunView
 from hybridnn.runs.run import run_training
-from hybridnn.training.records import EpochRecord, StepRecord
+from hybridnn.training.records import EpochRecord
 from reference.network import Network
 
 __all__ = [
@@ -49,22 +48,6 @@ HYBRIDNN_WITHOUT_CURVE = (
 """The command ``hybridnn`` without the learning curve, which would take most of the time of a small run."""
 
 
-class _Silent:
-    """A view that prints nothing."""
-
-    def on_header(self, header: RunHeader) -> None: ...
-
-    def on_resume(self, resumed: Resumed) -> None: ...
-
-    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None: ...
-
-    def on_step(self, record: StepRecord) -> None: ...
-
-    def on_epoch(self, record: EpochRecord) -> None: ...
-
-    def on_end(self, summary: RunSummary) -> None: ...
-
-
 def regression_file(path: Path, *, samples: int = 57, targets: int = 3) -> Path:
     """Write data far from zero and of unequal scales, so that a missing standardization is detected."""
     generator = np.random.default_rng(5)
@@ -86,7 +69,7 @@ def train(folder: Path, **sections: Mapping[str, Any]) -> EpochRecord:
     The last checkpoint is removed, so that tests can write their own.
     """
     settings = settings_from({**sections, "output": {"folder": str(folder)}})
-    last = run_training(settings, _Silent()).epochs[-1]
+    last = run_training(settings, RunView()).epochs[-1]
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return last
 

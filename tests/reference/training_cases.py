@@ -14,6 +14,7 @@ from hybridnn.parallel import gradient_reduction
 from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
 from hybridnn.training.records import StepRecord
 from reference import network as net
+from reference.callbacks import Calling
 from reference.cases import (
     TOLERANCE,
     Case,
@@ -119,12 +120,12 @@ def check_training(it: TrainingCase, comm: Any, sent: Mapping[int, list[Message]
     def note(_: StepRecord) -> None:
         gradients.append((trainer.gradients(), trainer.gradient_norm()))
 
-    assert type(trainer._engine.chunks[0].replica).__name__ == it.replica or not it.replica, str(it)
+    assert type(trainer.engine.chunks[0].replica).__name__ == it.replica or not it.replica, str(it)
     trainer.fit(
         *local_data(case, trainer.grid),
         epochs=case.epochs,
         validation=local_data(case, trainer.grid, "test"),
-        on_step=note if it.every_gradient else None,
+        callbacks=[Calling(on_step=note)] if it.every_gradient else [],
     )
     if it.dtype == "float32":
         if sent is not None and isinstance(it.training, Case):

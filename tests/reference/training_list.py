@@ -183,7 +183,7 @@ def pipelines() -> Cases:
             yield TrainingCase(stages, grid, replace(it, case=replace(MOMENTUM, clip_norm=0.05)))
         yield TrainingCase(stages, grid, PipelineCase("1f1b", microbatches=3, partition="profile"))
         for it in DELAYED_CASES.values():
-            partition = "uniform" if it.vertical_sync else UNEVEN[stages]
+            partition = "uniform" if it.method == "pipedream-vsync" else UNEVEN[stages]
             yield TrainingCase(stages, grid, replace(it, partition=partition))
     for stages in (2, 3, 4):
         grid = Grid(pipeline=stages)
@@ -223,7 +223,7 @@ def pipelines_of_wide_stages() -> Cases:
                 yield TrainingCase(4, grid, it)
         clipped = replace(MOMENTUM, clip_norm=0.05)
         yield TrainingCase(4, grid, PipelineCase("1f1b", clipped, microbatches=3))
-        for name in ("fr", "spectrain", "vertical-sync"):
+        for name in ("fr", "spectrain", "pipedream-vsync"):
             yield TrainingCase(8, four_stages, replace(DELAYED_CASES[name], case=ADAM))
         yield TrainingCase(8, four_stages, replace(exact_cases(4)["zb-h1"], case=ODD))
     yield TrainingCase(4, Grid(stages=((2, 1), (1, 2))), PipelineCase("gpipe", clipped, microbatches=3))

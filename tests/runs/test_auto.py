@@ -73,7 +73,6 @@ REFUSED = [
     (["parallel.method=pipedream"], r"parallel.method = 'pipedream': parallel.auto chooses among the exact methods"),
     (["parallel.partition=[2,2]"], r"parallel.partition = \[2, 2\]: does not go with parallel.auto"),
     (["parallel.stages=[{batch=3},{}]"], r"parallel.stages = .*: does not go with parallel.auto"),
-    (["parallel.vertical_sync=true"], r"parallel.vertical_sync = True: does not go with parallel.auto"),
     (["parallel.pipeline=3"], r"pipeline = 3.*no layout of 4 ranks"),
     (["data.name=no-such"], r"no such data set"),
 ]

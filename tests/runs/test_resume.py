@@ -11,11 +11,13 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
+from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.nn.learning_rates import Cosine
 from hybridnn.nn.optimizers import Optimizer
-from hybridnn.training.epoch import StepPosition
+from hybridnn.training.progress import StepPosition
+from reference.callbacks import Calling
 
 SIZES, SAMPLES, BATCH, EPOCHS = [5, 9, 8, 7, 3], 53, 12, 3
 STEPS_PER_EPOCH = 5
@@ -55,7 +57,7 @@ def stopped_and_resumed(first: Layout, second: Layout, optimizer: Optimizer, sto
     """Train on one layout up to a step, and from there on another one."""
     x, y = data()
     before = trainer_on(first, optimizer)
-    writer = before.checkpoint_writer(folder, "noise")
+    writer = checkpoint_writer(before, folder, "noise")
 
     def should_stop(reached: StepPosition) -> bool:
         if reached.step < stop_at:
@@ -63,12 +65,12 @@ def stopped_and_resumed(first: Layout, second: Layout, optimizer: Optimizer, sto
         writer.write(reached.progress())
         return True
 
-    before.fit(x, y, epochs=EPOCHS, validation=(x, y), should_stop=should_stop)
+    before.fit(x, y, epochs=EPOCHS, validation=(x, y), callbacks=[Calling(should_stop=should_stop)])
     after = trainer_on(second, optimizer)
     checkpoint, problems = newest_valid(folder, after.grid.world)
     assert checkpoint is not None
     assert not problems
-    after.restore(checkpoint)
+    after.restore(checkpoint.read_into, checkpoint.manifest.progress)
     assert after.step == before.step < EPOCHS * STEPS_PER_EPOCH
     after.history.epochs.extend(before.history.epochs)
     after.history.steps.extend(before.history.steps)

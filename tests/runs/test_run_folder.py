@@ -16,17 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridnn.checkpoints.progress import Progress
 from hybridnn.config.settings import Settings, load_settings
-from hybridnn.drawing.learning_curve import learning_curve_figure
-from hybridnn.drawing.line_plot import linear_ticks, logarithmic_ticks
+from hybridnn.drawing.learning_curve import linear_ticks, logarithmic_ticks
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
+from hybridnn.training.progress import Progress
 from hybridnn.training.records import EpochRecord, StepRecord
-from reference.pictures import least_points
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -221,15 +219,15 @@ def _epoch(epoch: int, **changes: float | None) -> EpochRecord:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "scale"),
+    "epochs",
     [
-        ([_epoch(epoch) for epoch in range(1, 60)], "log"),  # many orders of magnitude
-        ([_epoch(epoch, test_accuracy=None, test_r2=0.5) for epoch in range(1, 3)], "linear"),
-        ([_epoch(1, train_loss=math.nan, test_loss=None, test_accuracy=None)], "linear"),
+        [_epoch(epoch) for epoch in range(1, 60)],  # many orders of magnitude
+        [_epoch(epoch, test_accuracy=None, test_r2=0.5) for epoch in range(1, 3)],
+        [_epoch(1, train_loss=math.nan, test_loss=None, test_accuracy=None)],
     ],
     ids=["many epochs", "regression", "one epoch without test data, nothing finite"],
 )
-def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord], scale: str) -> None:
+def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord]) -> None:
     draw_learning_curve(epochs, tmp_path / "curve.svg")
     svg = ElementTree.parse(tmp_path / "curve.svg").getroot()
     points = [float(text.attrib["font-size"]) * 0.75 for text in svg.iter(f"{SVG}text")]
@@ -239,9 +237,6 @@ def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord], 
     values = [record.train_loss for record in epochs if math.isfinite(record.train_loss)]
     longest = max((len(line.attrib["points"].split()) for line in svg.iter(f"{SVG}polyline")), default=0)
     assert longest == (max(len(values), 2) if values else 0)
-    figure = learning_curve_figure(epochs)
-    assert least_points(figure) >= 6
-    assert figure.axes[0].get_yscale() == scale
     with pytest.raises(EnvironmentProblem, match=r"curve\.svg/below\.svg cannot be written"):
         draw_learning_curve(epochs, tmp_path / "curve.svg" / "below.svg")
 

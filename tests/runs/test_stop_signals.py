@@ -15,6 +15,7 @@ from hybridnn import MLP, Trainer
 from hybridnn.runs.stop_signals import SIGNALS, StopSignals
 from hybridnn.training.records import StepRecord
 from mpi_runner.slowness import deadline
+from reference.callbacks import Calling
 
 PROGRAM = """
 import os, signal, sys, time
@@ -96,5 +97,5 @@ def test_the_python_interface_raises_keyboard_interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        trainer.fit(np.ones((8, 2)), np.ones((8, 1)), epochs=1, on_step=interrupt)
+        trainer.fit(np.ones((8, 2)), np.ones((8, 1)), epochs=1, callbacks=[Calling(on_step=interrupt)])
     assert trainer.step == 1

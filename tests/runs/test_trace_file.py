@@ -221,4 +221,4 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 def test_every_instruction_has_its_own_name() -> None:
     # The reader finds the instruction of an event by its name.
     names = [kind.name for kind in Instruction.__subclasses__() if kind.__module__ == Instruction.__module__]
-    assert len(set(names)) == len(names) == 14
+    assert len(set(names)) == len(names) == 13

@@ -13,7 +13,7 @@ import pytest
 from hybridnn.config.settings import load_settings
 from hybridnn.cost.prediction.memory import stage_memory
 from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
-from hybridnn.runs.records import RunHeader
+from hybridnn.runs.records import RunHeader, RunView
 from hybridnn.runs.run import run_training
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from reference.machines import make_machine
@@ -21,7 +21,7 @@ from reference.machines import make_machine
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-GENERATED = ("data.name=synthetic", "data.synthetic.samples=50", "data.synthetic.test_samples=10")
+GENERATED = ("data.name=synthetic", "data.rows=50", "data.synthetic.test_samples=10")
 SMALL = (
     "model.hidden=[9,8,7,6,5]",
     "training.epochs=1",
@@ -35,17 +35,13 @@ def with_data(changes: Sequence[str]) -> list[str]:
     return [*(() if named else GENERATED), *SMALL, *changes]
 
 
-class _Header:
+class _Header(RunView):
     """Keeps the header of a run."""
 
     header: RunHeader | None = None
 
     def on_header(self, header: RunHeader) -> None:
         self.header = header
-
-    def ignore(self, *_: Any) -> None: ...
-
-    on_epoch_start = on_step = on_epoch = on_end = ignore
 
 
 def check(comm: MPI.Intracomm, folder: Path, *changes: str) -> None:
@@ -88,7 +84,7 @@ ON_RANKS = {
     2: [
         ["parallel.model=2", "parallel.model_split=alternating", "parallel.overlap=false"],
         ["parallel.pipeline=2", "parallel.method=interleaved"],
-        ["parallel.pipeline=2", "parallel.method=pipedream", "parallel.vertical_sync=true"],
+        ["parallel.pipeline=2", "parallel.method=pipedream-vsync"],
         ["parallel.pipeline=2", "parallel.method=zb-h1", "parallel.partition=[4,2]", "training.batch_size=3"],
     ],
     4: [

@@ -31,7 +31,7 @@ STUDY = """
 name = "tiny"
 base.training = {epochs = 2, batch_size = 16}
 base.model.hidden = [8]
-base.data = {name = "synthetic", synthetic = {samples = 200, test_samples = 50}}
+base.data = {name = "synthetic", rows = 200, synthetic = {test_samples = 50}}
 axes = {ranks = [1, 2], seeds = [0, 1]}
 """
 CELL = "ranks-2_seed-0"
@@ -165,7 +165,7 @@ def test_study_is_submitted_as_arrays_with_a_report(cluster: Cluster, tmp_path: 
         assert run_status(study / "cells" / cell) == "finished", _printed(study)
     header = records(study / "cells" / "ranks-2_seed-0")[0]
     assert (header["ranks"], header["nodes"], header["threads_per_rank"]) == (2, 1, 1)
-    assert (study / "report" / "index.html").is_file(), _printed(study)
+    assert (study / "report" / "report.md").is_file(), _printed(study)
     again = cluster.run(*submit, folder=tmp_path)
     assert again.stdout == "all 4 cells are finished: nothing to submit\n"
 
@@ -230,7 +230,7 @@ def test_cells_of_a_study_run_in_turn_in_one_job(cluster: Cluster, tmp_path: Pat
     assert "3 of 3 cells are finished" in text
     nodes = {ranks: records(tmp_path / "here" / "cells" / f"ranks-{ranks}_seed-0")[0]["nodes"] for ranks in (1, 2, 4)}
     assert nodes == {1: 1, 2: 1, 4: 2}  # ranks fill one node before the next
-    assert (tmp_path / "here" / "report" / "index.html").is_file()
+    assert (tmp_path / "here" / "report" / "report.md").is_file()
     again = cluster.submit(script).wait(LONG)
     assert "0 of 3 cells to run" in again
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.comm.launcher import ANYWHERE
 from hybridnn.comm.placement import Placement
 from hybridnn.config.settings import load_settings
 from hybridnn.errors import SettingError
@@ -58,19 +59,19 @@ def test_an_interrupt_acts_at_once_where_system_calls_restart(tmp_path: Path, re
 
 def test_launcher_is_split_as_by_a_shell() -> None:
     command = rank_command("env -u 'A B' N={ranks} x{ranks}y", 8)
-    assert command(8, ["program"]) == ["env", "-u", "A B", "N=8", "x8y", "program"]
-    assert rank_command("", 1)(1, ["program"]) == ["program"]
+    assert command(8, ["program"], ANYWHERE) == ["env", "-u", "A B", "N=8", "x8y", "program"]
+    assert rank_command("", 1)(1, ["program"], ANYWHERE) == ["program"]
 
 
 def test_launcher_fills_one_node_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "3")
     command = rank_command("env -N{nodes} {ranks}", 8)
-    commands = [command(ranks, [])[1:] for ranks in (1, 3, 4, 7)]
+    commands = [command(ranks, [], ANYWHERE)[1:] for ranks in (1, 3, 4, 7)]
     assert commands == [["-N1", "1"], ["-N1", "3"], ["-N2", "4"], ["-N3", "7"]]
     for per_node in ("", "many"):
         monkeypatch.setenv("SLURM_NTASKS_PER_NODE", per_node)
         with pytest.raises(SettingError, match=r"--launcher = .*\{nodes\} needs a Slurm job"):
-            command(8, [])
+            command(8, [], ANYWHERE)
     assert command(8, [], Placement(4, 2))[1:] == ["-N4", "8"]
 
 

@@ -170,7 +170,7 @@ def test_work_can_grow_with_the_ranks(plan_of: PlanOf) -> None:
         'base.data.name = "synthetic"\naxes = {ranks = [1, 3], batch_per_rank = [10], samples_per_rank = [50]}'
     )
     assert [cell.settings.training.batch_size for cell in plan.cells] == [10, 30]
-    assert [cell.settings.data.synthetic.samples for cell in plan.cells] == [50, 150]
+    assert [cell.settings.data.rows for cell in plan.cells] == [50, 150]
 
 
 def test_settings_can_be_axes_with_or_without_quotes(plan_of: PlanOf) -> None:
@@ -182,8 +182,8 @@ def test_settings_can_be_axes_with_or_without_quotes(plan_of: PlanOf) -> None:
 def test_ids_are_safe_as_folders(plan_of: PlanOf) -> None:
     plan = plan_of('base.data.name = "synthetic"\naxes = {"output.folder" = ["a/../b c"]}')
     assert _ids(plan) == ["output.folder-a-..-b-c"]
-    keys = ("samples", "test_samples", "inputs", "outputs")
-    long = ", ".join(f'"data.synthetic.{key}" = [1000]' for key in keys)
+    keys = ("rows", "synthetic.test_samples", "synthetic.inputs", "synthetic.outputs")
+    long = ", ".join(f'"data.{key}" = [1000]' for key in keys)
     (cell,) = plan_of(f'base.data.name = "synthetic"\naxes = {{widths = [1000], batch_sizes = [1000], {long}}}').cells
     assert len(cell.id) < 170
 
@@ -229,9 +229,9 @@ def test_reduced_study_overrides_base_and_axes(plan_of: PlanOf) -> None:
         ('axes = {ranks = [4, 2], grids = ["2x2"], repeats = 2}', "ranks-2_grid-2x2", "does not fit 2 ranks"),
         ('axes = {grids = ["3x1x1", "4x1x1"], depths = [2]}', "grid-4x1x1_depth-2", "at most 3, the number of layers"),
         (
-            'base.parallel.vertical_sync = true\naxes = {grids = ["2x1x1"], methods = ["pipedream", "ddg"]}',
+            'base.parallel.microbatches = 2\naxes = {grids = ["2x1x1"], methods = ["gpipe", "ddg"]}',
             "grid-2x1x1_method-ddg",
-            "only with pipedream, not with ddg",
+            "1 with ddg",
         ),
         (
             'axes = {"schedule.warmup_epochs" = [1, 4], "training.epochs" = [2, 5], "schedule.name" = ["cosine"]}',

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,22 @@ import pytest
 
 from hybridnn.drawing.figures import figure_bytes
 from hybridnn.errors import DataError, SettingError
-from hybridnn.study.cell_table import csv_text, write_csv
-from hybridnn.study.folders import compared_folders, read_folders
 from hybridnn.study.report_files import (
+    csv_text,
     folder_facts,
     folder_rows,
     further_tables,
+    latex_escape,
+    latex_table,
     latex_text,
     markdown_text,
-    page_html,
     point_facts,
     point_rows,
+    write_csv,
     write_report,
 )
 from hybridnn.study.report_plots import curves_of, draw_plots
-from hybridnn.study.results import StudyResults, read_results
+from hybridnn.study.results import StudyResults, compared_folders, read_results
 from hybridnn.study.scaling import compare_points, strong_lines, warnings_of
 from hybridnn.study.study_folder import StudyFolder
 from reference.finished_runs import made_study, prediction_line, strong_study, write_run, write_study
@@ -60,15 +60,13 @@ def test_curves_are_medians_against_epochs_and_summed_time(tmp_path: Path) -> No
         f"seed-{seed}": ({"seed": seed}, {"seconds": times, "accuracy": accuracy})
         for seed, (times, accuracy) in enumerate([((2, 1), 0.5), ((4, 3), 0.7), ((3, 2), 0.9)])
     }
-    results = made_study(tmp_path, runs, more={"conclusions": {"columns": ["least_train_loss"]}})
+    results = made_study(tmp_path, runs)
     (curve,) = curves_of(results, "test accuracy")
     assert (curve.epochs, curve.values) == ((1, 2), (0.35, 0.7))
     assert curve.seconds == (3, 5)  # of 2, 4, 3 and of 3, 7, 5
-    plots = draw_plots(results)
-    assert set(plots) == {"accuracy", "training_loss"}  # the study names training losses
-    caption, figure = plots["training_loss"]
-    assert caption.startswith("Training loss against epochs")
-    assert list(figure.axes[0].lines[0].get_ydata()) == [1, 0.5]
+    ((name, (caption, figure)),) = draw_plots(results).items()
+    assert (name, caption[:29]) == ("accuracy", "Test accuracy against epochs ")
+    assert list(figure.axes[0].lines[0].get_ydata()) == [0.35, 0.7]
     assert curves_of(results, "test R²") == []
 
 
@@ -89,40 +87,9 @@ def test_training_that_diverged_ends_with_a_cross_and_a_count(tmp_path: Path) ->
     assert cross.get_color() == axes.lines[0].get_color()
 
 
-def test_curves_take_the_best_rate_and_the_fastest_layout_as_the_tables_do(tmp_path: Path) -> None:
-    accuracies = {("fr", 0.1): 0.8, ("fr", 0.2): 0.9, ("ddg", 0.1): 0.7, ("ddg", 0.2): 0.6}
-    runs = {
-        f"{method}-{rate}": (
-            {"method": method, "optimizer.lr": rate},
-            {"accuracy": accuracy, "settings": {"optimizer": {"lr": rate}}},
-        )
-        for (method, rate), accuracy in accuracies.items()
-    }
-    results = made_study(tmp_path / "rates", runs, more={"conclusions": {"best_over": ["optimizer.lr"]}})
-    names = [curve.name for curve in curves_of(results, "test accuracy")]
-    assert names == ["method fr, optimizer.lr 0.2", "method ddg, optimizer.lr 0.1"]
-    (curve,) = curves_of(made_study(tmp_path / "ranks", _by_ranks({1: 4.0, 2: 3.0})), "training loss")
+def test_curves_take_the_fastest_layout(tmp_path: Path) -> None:
+    (curve,) = curves_of(made_study(tmp_path, _by_ranks({1: 4.0, 2: 3.0})), "training loss")
     assert (curve.name, curve.seconds, curve.values) == ("ranks 2", (3, 6), (1, 0.5))
-
-
-def test_weight_errors_are_drawn_for_every_distance(tmp_path: Path) -> None:
-    errors = {1: ([], []), 2: ([0.5], [0.25]), 3: ([0.75, 1.5], [0.125, 1.0])}
-    lines = [
-        {
-            **{"kind": "step", "step": step, "epoch": 1, "train_loss": 1.0, "learning_rate": 0.1, "bytes_sent": 0},
-            **dict.fromkeys(("samples_per_second", "compute_seconds", "communication_seconds"), 1.0),
-            **{"stale_error": stale, "predicted_error": predicted},
-        }
-        for step, (stale, predicted) in errors.items()
-    ]
-    _, figure = draw_plots(made_study(tmp_path, {"a": ({}, {"lines": lines})}))["weight_error"]
-    found = {line.get_label(): [list(line.get_xdata()), list(line.get_ydata())] for line in figure.axes[0].lines}
-    assert found == {
-        "stale, 1 ahead": [[2, 3], [0.5, 0.75]],
-        "predicted, 1 ahead": [[2, 3], [0.25, 0.125]],
-        "stale, 2 ahead": [[3], [1.5]],
-        "predicted, 2 ahead": [[3], [1.0]],
-    }
 
 
 def test_strong_scaling_shows_efficiencies_and_explains_all_lines(strong: StudyResults) -> None:
@@ -156,9 +123,8 @@ def test_csv_has_every_cell_with_its_outcome_and_all_figures(tmp_path: Path) -> 
         for ranks, times in ((1, (4.0, 8.0, 6.0)), (2, (4.0, 2.0, 3.0)))
         for repeat, taken in enumerate(times)
     }
-    conclusions = {"columns": ["best_metric", "epochs_to_target"], "target": 0.5}
     missing = {"4-0": {"ranks": 4, "repeat": 0}}
-    rows = {row["id"]: row for row in _cells(made_study(tmp_path, runs, missing, more={"conclusions": conclusions}))}
+    rows = {row["id"]: row for row in _cells(made_study(tmp_path, runs, missing))}
     assert list(rows) == [*runs, "4-0"]
     assert (rows["4-0"]["outcome"], rows["4-0"]["axis.ranks"], rows["4-0"]["speed_up"]) == ("never run", "4", "")
     cell = rows["2-1"]
@@ -169,8 +135,6 @@ def test_csv_has_every_cell_with_its_outcome_and_all_figures(tmp_path: Path) -> 
         "speed_up": 3,  # the base has a median of 6 seconds
         "efficiency": 1.5,
         "prediction_error": -0.5,
-        "measure.best_metric": 0.5,
-        "measure.epochs_to_target": 1,
     }
     assert {name: float(cell[name]) for name in numbers} == pytest.approx(numbers)
     expected = {
@@ -193,13 +157,13 @@ def test_csv_has_every_cell_with_its_outcome_and_all_figures(tmp_path: Path) -> 
 
 def test_markdown_has_a_row_for_every_point_and_the_unfinished_cells(tmp_path: Path, strong: StudyResults) -> None:
     runs = {"a": ({"width": 8}, {"seconds": [2.0]})}
-    text = markdown_text(made_study(tmp_path, runs, missing={"b": {"width": 9}}))
+    text = markdown_text(made_study(tmp_path, runs, missing={"b": {"width": 9}}), {})
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 3
     assert table[2].startswith("| 1 | 1x1 | 1 | 2 | 1.00 | 1.00 | 0.5 |")
     assert "Single runs. Speed-up against the fewest ranks of the same work (1 rank, 2 s per epoch)." in text
     assert "Not finished: 1 cells (1 never run)\n\n* **never run** b\n" in text
-    text = markdown_text(strong)
+    text = markdown_text(strong, {})
     assert "| 2 | 2x1 | 1 | 8 | 2.5 [2, 3] | 2.00 [1.33, 4.50] | 1.00 | 1.25 |" in text
     assert "Medians of up to 3 runs [95% confidence interval, bootstrap]. Speed-up against the fewest ranks" in text
 
@@ -214,61 +178,58 @@ def test_facts_have_units_in_their_names(strong: StudyResults) -> None:
     json.dumps(facts)
 
 
+def test_latex_table_has_the_rules_of_booktabs_and_numbers_at_the_right() -> None:
+    rows = [
+        {"method": "ddg", "speed-up": "1.5 [1.2, 1.8]", "R²": "-"},
+        {"method": "fr_2", "speed-up": "-", "R²": "0.9 ± 0.1"},
+    ]
+    assert latex_table(rows, ["100 % of it"]).splitlines() == [
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+        r"method & speed-up & R\textsuperscript{2} \\",
+        r"\midrule",
+        r"ddg & 1.5 [1.2, 1.8] & - \\",
+        r"fr\_2 & - & 0.9 $\pm$ 0.1 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\par\smallskip{\footnotesize 100 \% of it\par}",
+    ]
+
+
+def test_characters_that_latex_reads_otherwise_are_escaped() -> None:
+    text = latex_escape("".join(f"a{character}b" for character in "&%$#_{}~^\\"))
+    assert text.count("a\\") == 10
+    assert not re.search(r"(?<!\\)[&%$#_~^]", text)
+
+
 # -- files and pages ---------------------------------------------------------------------------------------------------
 
 
-class _Links(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.text = ""
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "action", "data")]
-        if tag not in ("img", "meta"):
-            self.open.append(tag)
-        assert tag not in ("script", "link", "iframe", "b", "more")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def test_report_is_complete_and_its_page_self_contained(tmp_path: Path) -> None:
+def test_report_is_complete_and_has_its_plots(tmp_path: Path) -> None:
     seconds = {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
     runs = {
         f"{b}x{m}": ({"ranks": b * m, "grid": f"{b}x{m}"}, {"ranks": b * m, "grid": (1, b, m), "seconds": [taken]})
         for (b, m), taken in seconds.items()
     }
-    files = write_report(made_study(tmp_path / "study", runs), tmp_path / "report")
-    assert {path.name for path in files} == {
-        *("results.csv", "curves.csv", "tables.md", "tables.tex"),
-        *(f"{name}.{kind}" for name in ("strong_scaling", "grids") for kind in ("png", "svg", "pdf")),
-        "index.html",
-    }
+    results = made_study(tmp_path / "study", runs)
+    names = {"results.csv", "tables.tex", "report.md"}
+    for kind in ("png", "pdf"):
+        files = write_report(results, tmp_path / kind, kind)
+        assert {path.name for path in files} == names | {f"strong_scaling.{kind}", f"grids.{kind}"}
+    files = write_report(results, tmp_path / "report")
+    assert {path.name for path in files} == names | {"strong_scaling.svg", "grids.svg"}
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(path.name for path in files)
-    page = (tmp_path / "report" / "index.html").read_text()
-    links = _Links()
-    links.feed(page)
-    assert links.open == []
-    assert len(links.found) == 2
-    assert all(link.startswith("data:image/png;base64,") for link in links.found)
-    assert not re.search(r"https?:|url\(|@import", page)
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert re.findall(r"^!\[.+\.\]\((.+)\)$", page, re.MULTILINE) == ["strong_scaling.svg", "grids.svg"]
     for fact in ("a <b>bold</b> study", "Some MPI & <more>", "5 of 5 finished", "digits, 1,000 training samples"):
-        assert fact in links.text
-    assert re.search(r"date\d{4}-\d\d-\d\d", links.text)
-    rows = list(csv.DictReader((tmp_path / "report" / "curves.csv").open()))
-    points = {(row["x"], float(row["y"])) for row in rows if row["y_name"] == "seconds per epoch"}
-    assert {("4", 1.0), ("8", 0.5)} <= points
+        assert fact in page
+    assert re.search(r"^\* date: \d{4}-\d\d-\d\d", page, re.MULTILINE)
 
 
 def test_single_cell_has_tables_and_no_plots(tmp_path: Path) -> None:
     results = made_study(tmp_path, {"only": ({}, {"seconds": [1.0]})})
     files = [path.name for path in write_report(results, tmp_path / "r")]
-    assert files == ["results.csv", "tables.md", "tables.tex", "index.html"]
+    assert files == ["results.csv", "tables.tex", "report.md"]
 
 
 def test_folders_without_a_finished_cell_are_refused(tmp_path: Path) -> None:
@@ -296,14 +257,12 @@ def test_every_form_of_the_report_has_all_states(tmp_path: Path) -> None:
         ("d", "interrupted", "reason of <d>"),
         ("f", "never run", ""),
     ]
-    assert [(cell.id, cell.state.status, cell.state.reason) for cell in results.unfinished] == expected
+    assert [(name, state.status, state.reason) for name, state in results.unfinished.items()] == expected
     assert results.failures == 4
-    text, page = markdown_text(results), page_html(results, {})
+    text = markdown_text(results, {})
     assert "Not finished: 5 cells (2 interrupted, 1 failed, 1 timed out, 1 never run)" in text
     for name, status, reason in expected:
         assert f"* **{status}** {name}" + f": {reason}" * bool(reason) + "\n" in text
-        row = f">{status}</th><td>{name}</td><td>{reason.replace('<', '&lt;').replace('>', '&gt;')}</td></tr>"
-        assert f'<th class="{status.replace(" ", "-")}"{row}' in page
 
 
 # -- warnings ----------------------------------------------------------------------------------------------------------
@@ -313,8 +272,7 @@ def test_a_speed_up_above_the_ideal_is_a_warning_in_every_form(tmp_path: Path, s
     results = made_study(tmp_path, _by_ranks({1: 12.0, 2: 5.0, 4: 1.0}))  # efficiencies of 1.2 and 3
     (warning,) = warnings_of(results)
     assert warning.startswith("ranks 4: efficiency 300%, more than ranks alone can give")
-    assert f"**Warning:** {warning}\n" in markdown_text(results)
-    assert f'<p class="warning">Warning: {warning}</p>' in page_html(results, {})
+    assert f"**Warning:** {warning}\n" in markdown_text(results, {})
     assert warning.partition(":")[0] in latex_text(results)
     assert [point["efficiency"]["value"] for point in point_facts(results)] == pytest.approx([1, 1.2, 3])
     assert warnings_of(strong) == []
@@ -389,7 +347,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_equal_points_of_two_folders_are_side_by_side(folders: list[Path]) -> None:
-    results = read_folders(folders)
+    results = read_results(*folders)
     assert compared_folders(results) == ("old", "new")
     rows = folder_rows(results)
     assert [row["ranks"] for row in rows] == ["1", "4"]
@@ -403,7 +361,7 @@ def test_equal_points_of_two_folders_are_side_by_side(folders: list[Path]) -> No
 
 
 def test_each_folder_has_its_own_curve_and_base(folders: list[Path]) -> None:
-    results = read_folders(folders)
+    results = read_results(*folders)
     assert [line.name for line in strong_lines(results)] == ["folder old", "folder new"]
     speed_ups = {name: found.speed_up.value for name, found in compare_points(results).items()}
     assert speed_ups["new/4-0"] == speed_ups["old/4-0"] == 4
@@ -412,8 +370,8 @@ def test_each_folder_has_its_own_curve_and_base(folders: list[Path]) -> None:
 
 
 def test_tables_over_folders_have_the_folder(folders: list[Path]) -> None:
-    results = read_folders(folders)
-    for text in (markdown_text(results), latex_text(results), page_html(results, {})):
+    results = read_results(*folders)
+    for text in (markdown_text(results, {}), latex_text(results)):
         assert "new: times as fast" in text
     rows = _cells(results)
     assert len(rows) == 18
@@ -421,24 +379,23 @@ def test_tables_over_folders_have_the_folder(folders: list[Path]) -> None:
 
 
 def test_one_folder_has_no_comparison(folders: list[Path]) -> None:
-    results = read_folders(folders[:1])
-    assert results == read_results(folders[0])
+    results = read_results(*folders[:1])
     assert folder_rows(results) == folder_facts(results) == further_tables(results) == []
 
 
 def test_folders_of_one_name_are_named_by_their_paths(tmp_path: Path) -> None:
     folders = [_folder(tmp_path / name / "s", 1) for name in "ab"]
-    assert compared_folders(read_folders(folders)) == tuple(map(str, folders))
+    assert compared_folders(read_results(*folders)) == tuple(map(str, folders))
 
 
 def test_folders_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     first, other = _folder(tmp_path / "a", 1), _folder(tmp_path / "b", 1, name="other")
     with pytest.raises(SettingError, match=rf"FOLDER = '{other}': holds another study \(other\) than {first} does"):
-        read_folders([first, other])
+        read_results(first, other)
     with pytest.raises(SettingError, match="must be different folders"):
-        read_folders([first, first / ".." / "a"])
+        read_results(first, first / ".." / "a")
     with pytest.raises(DataError, match="is not the folder of a study"):
-        read_folders([first, tmp_path / "none"])
+        read_results(first, tmp_path / "none")
 
 
 def test_text_of_a_table_is_no_formula_of_a_spreadsheet() -> None:

@@ -20,7 +20,7 @@ from hybridnn.runs.run_files import read_run
 from hybridnn.study.cells import Cell
 from hybridnn.study.report_files import csv_text, point_rows
 from hybridnn.study.results import read_results
-from hybridnn.study.runner import CellOutcome, StudyRun, TrainCommand, default_folder, plan_study, run_study
+from hybridnn.study.runner import CellOutcome, StudyRun, StudyView, TrainCommand, default_folder, plan_study, run_study
 from hybridnn.study.scaling import compare_points
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.study.study_folder import StudyFolder, read_manifest
@@ -55,7 +55,7 @@ while len(list(folder.parent.glob("*/here"))) < 2:
 """
 
 
-class View:
+class View(StudyView):
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.threads: set[int | None] = set()
@@ -418,7 +418,7 @@ in_process = true
 [base]
 model = {hidden = [8, 8, 8]}
 training = {epochs = 2, evaluate_every = 2}
-data = {name = "synthetic", synthetic = {samples = 100, test_samples = 20}}
+data = {name = "synthetic", rows = 100, synthetic = {test_samples = 20}}
 [axes]
 ranks = [3]
 methods = ["pipedream", "fr"]
@@ -432,7 +432,7 @@ def _in_process(tmp_path: Path, before: str = "", after: str = "") -> Study:
 
 def test_stages_in_one_process_have_results_and_no_times(tmp_path: Path) -> None:
     study = _in_process(tmp_path)
-    assert (study.compares, [axis.name for axis, _ in study.axes]) == ("training", ["ranks", "methods"])
+    assert (study.keys.compares, [axis.name for axis, _ in study.axes]) == ("training", ["ranks", "methods"])
     command = _plan(tmp_path, study, "env LAUNCHED={ranks}").command(_plan(tmp_path, study).chosen[0])
     assert command[:2] == ["env", "LAUNCHED=1"], "a launcher starts the one process"
     plan = plan_study(study, tmp_path / "out")
@@ -453,10 +453,6 @@ def test_stages_in_one_process_have_results_and_no_times(tmp_path: Path) -> None
 def test_keys_that_contradict_ranks_in_one_process_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"compares = 'times': ranks that take turns"):
         _in_process(tmp_path, 'compares = "times"\n')
-    for name in ("speed_up", "seconds_to_target"):
-        stated = f'target = 0.5\nstatements = [{{says = "Fast.", quantity = "{name}", at_least = 1.0}}]\n'
-        with pytest.raises(SettingError, match=rf"statements\[0\].quantity = '{name}': ranks that take turns"):
-            _in_process(tmp_path, stated)
     plan = plan_study(_in_process(tmp_path, after="ranks_per_node = [1]\n"), tmp_path / "out")
     with pytest.raises(SettingError, match="cannot be placed"):
         run_study(plan, View())

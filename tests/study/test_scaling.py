@@ -50,7 +50,7 @@ def test_strong_lines_have_speed_ups_against_one_rank(strong: StudyResults) -> N
         for width, speed_ups in ((8, (1, 2, 2.5)), (16, (1, 2, 4)))
         for ranks, speed_up in zip((1, 2, 4), speed_ups, strict=True)
     }
-    assert grid_maps(strong) == []
+    assert grid_maps(strong) == {}
     assert weak_lines(strong) == []
     assert breakdowns_of(strong) == {}
 
@@ -89,8 +89,8 @@ def _grids(folder: Path, **options: Any) -> StudyResults:
 
 def test_grids_make_a_map_and_the_fastest_of_each_ranks_a_line(tmp_path: Path) -> None:
     results = _grids(tmp_path)
-    (grids,) = grid_maps(results)
-    assert grids.seconds == {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
+    (grids,) = grid_maps(results).values()
+    assert grids == {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
     (line,) = strong_lines(results)
     assert (line.ranks, [found.value for found in line.seconds]) == ((4, 8), [1.0, 0.5])
     assert _speed_ups(results)["4x1"] == (0.5, "2x2")

@@ -12,13 +12,15 @@ import pytest
 
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.recorder import Call
+from hybridnn.gpu.cuda_graphs import StepCapture
 from hybridnn.gpu.transports.device import Device
 from hybridnn.gpu.transports.factory import TransportFactory
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.config import DeviceOptions
-from hybridnn.training.device import StepCapture, TrainingDevice, resolve_device
+from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.records import StepRecord
+from reference.callbacks import Calling
 from reference.cases import (
     Case,
     assert_arrays_close,
@@ -65,7 +67,7 @@ def launches_of_steps(grid: ProcessGrid, device: TrainingDevice, name: str) -> l
     """Pieces of work that the host enqueues in steps 3 to 7, which are replayed."""
     case, stream = replace(GRAPHS[name], samples=80), kernels_of(device)._cupy.current
     trainer, given = make_trainer(case, grid, "float32", device=device, log_every=100), []
-    trainer.fit(*data(case), epochs=1, should_stop=lambda position: given.append(stream.given))
+    trainer.fit(*data(case), epochs=1, callbacks=[Calling(should_stop=lambda position: given.append(stream.given))])
     return np.diff(given)[1:6].tolist()
 
 
@@ -152,7 +154,7 @@ def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
             figures.append([(call.number - channel.entered, call.signature) for call in calls])
             assert grid.recorder.current_call is None
 
-        trainer.fit(*data(case), epochs=2, on_step=at_step)
+        trainer.fit(*data(case), epochs=2, callbacks=[Calling(on_step=at_step)])
         told.append([(recorder.totals - before).bytes_sent, (recorder.totals - before).messages, *figures])
         assert grid.batch_group._channel.entered > entered + 8
         summed = [event for event in recorder.events if (event.name, event.axis) == ("allreduce", "batch")]

@@ -11,9 +11,10 @@ import pytest
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.training.callbacks import Callback, EarlyStopping
-from hybridnn.training.epoch import StepPosition
+from hybridnn.training.progress import StepPosition
 from hybridnn.training.records import EpochRecord, StepRecord
 from hybridnn.training.trained_network import TrainedNetwork
+from reference.callbacks import Calling
 from reference.cases import assert_arrays_close, assert_arrays_same, assert_close, data
 from reference.pipeline_cases import (
     DEEP,
@@ -56,7 +57,7 @@ def test_an_epoch_is_evaluated_with_the_weights_after_its_last_update(comm: MPI.
         assert (trainer.progress.epoch, trainer.progress.step) == (record.epoch + 1, record.step)
         assert trainer.step == (12 if record.epoch <= 3 else 20)
 
-    history = trainer.fit(x, y, epochs=5, validation=data(it.case, "test"), on_epoch=check)
+    history = trainer.fit(x, y, epochs=5, validation=data(it.case, "test"), callbacks=[Calling(on_epoch=check)])
     assert (
         [record.epoch for record in history.epochs] == [record.epoch for record in history.measured] == [*range(1, 6)]
     )
@@ -83,7 +84,7 @@ def test_a_training_stops_at_a_drain_and_goes_on_as_without_the_stop(
         return True
 
     for left in (5, 3, 1):
-        trainer.fit(x, y, epochs=left, should_stop=stop)
+        trainer.fit(x, y, epochs=left, callbacks=[Calling(should_stop=stop)])
     assert reached == [3, 5, 6]
     assert_arrays_close(trainer.weights(), expected_outcome(it, 4).weights, str(it))
 
@@ -156,7 +157,7 @@ def test_exact_methods_train_the_same_bits_with_every_number_of_epochs(comm: MPI
     often, seldom = (pipelined_trainer(replace(it, drain_every=every), grid) for every in (1, 3))
     reached: list[int] = []
     for trainer in (often, seldom):
-        trainer.fit(*data(THREE), epochs=3, should_stop=lambda position: reached.append(position.step) or False)
+        trainer.fit(*data(THREE), epochs=3, callbacks=[Calling(should_stop=lambda at: reached.append(at.step))])
     assert_arrays_same(seldom.weights(), often.weights())
     assert [step.train_loss for step in seldom.history.steps] == [step.train_loss for step in often.history.steps]
     assert reached == 2 * [step for step in range(1, 13)]
@@ -215,5 +216,5 @@ def test_real_messages_and_windows(comm: MPI.Intracomm) -> None:
             check_pipelined(replace(ONE_DRAIN[name], case=THREE), grid)
         two = replace(ONE_DRAIN["fr"], case=THREE, drain_every=2)
         trainer = pipelined_trainer(two, grid)
-        trainer.fit(*data(THREE), epochs=3, should_stop=lambda reached: reached.step == 8)
+        trainer.fit(*data(THREE), epochs=3, callbacks=[Calling(should_stop=lambda reached: reached.step == 8)])
         assert_arrays_close(trainer.weights(), expected_outcome(two, stages).epoch_weights[1], f"stopped on {grid!r}")

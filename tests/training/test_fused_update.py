@@ -15,6 +15,7 @@ from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
 from hybridnn.training.records import StepRecord
 from reference import network as net
+from reference.callbacks import Calling
 from reference.cases import (
     Case,
     assert_arrays_close,
@@ -40,7 +41,7 @@ SPLIT = replace(
 
 
 def replica_of(trainer: Trainer) -> object:
-    return trainer._engine.chunks[0].replica
+    return trainer.engine.chunks[0].replica
 
 
 def has_fused_update(trainer: Trainer) -> bool:
@@ -62,7 +63,7 @@ def test_a_gpu_adds_products_to_the_velocity(case: Case, graphs: bool) -> None:
         asked.append(record.step)
         assert_arrays_close(trainer.gradients(), expected[record.step - 1], f"step {record.step}", 1e-12)
 
-    trainer.fit(*data(case), epochs=case.epochs, on_step=ask)
+    trainer.fit(*data(case), epochs=case.epochs, callbacks=[Calling(on_step=ask)])
     assert len(asked) == len(expected)
 
 
@@ -152,7 +153,7 @@ def test_gradients_are_available_at_any_time(comm: MPI.Intracomm) -> None:
         require(trainer, zeros, "before any step")
         trainer.evaluate(*local_data(case, grid, "test"))
         require(trainer, zeros, "before any step, after an evaluation")
-        trainer.fit(*local_data(case, grid), epochs=case.epochs, on_step=ask)
+        trainer.fit(*local_data(case, grid), epochs=case.epochs, callbacks=[Calling(on_step=ask)])
         assert asked == len(expected)
         assert has_fused_update(trainer)
         check_state(trainer, reference(case), str(case))
@@ -178,7 +179,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(comm: MPI.Intracomm) -> None:
                 kept.append([trainer.weights(), *trainer.optimizer_slots().values()])
 
             with pytest.raises(NonFiniteLossError) as caught, np.errstate(all="ignore"):
-                trainer.fit(x, y, epochs=3, on_step=keep)
+                trainer.fit(x, y, epochs=3, callbacks=[Calling(on_step=keep)])
             assert kept, "the loss of the first step is finite"
             assert f"step {len(kept) + 1} " in str(caught.value)
             assert trainer.step == len(kept)

@@ -10,8 +10,10 @@ import pytest
 
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
+from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.parallel.fused_update import FusedUpdateReplica
-from hybridnn.training.epoch import StepPosition
+from hybridnn.training.progress import StepPosition
+from reference.callbacks import Calling
 from reference.cases import Case, assert_arrays_close, assert_arrays_same, data, make_trainer, reference
 from reference.ranks import on_nodes
 
@@ -27,21 +29,21 @@ STOPS_AT = 6
 
 def trainer_on(grid: ProcessGrid, case: Case = CASE) -> Trainer:
     trainer = make_trainer(case, grid)
-    assert isinstance(trainer._engine.chunks[0].replica, FusedUpdateReplica)
+    assert isinstance(trainer.engine.chunks[0].replica, FusedUpdateReplica)
     return trainer
 
 
 def first_part(grid: ProcessGrid, folder: Path, case: Case = CASE) -> None:
     """Train until step `STOPS_AT`, and write a checkpoint there."""
     trainer = trainer_on(grid, case)
-    writer = trainer.checkpoint_writer(folder, "numbers")
+    writer = checkpoint_writer(trainer, folder, "numbers")
 
     def should_stop(reached: StepPosition) -> bool:
         if reached.step == STOPS_AT:
             writer.write(reached.progress())
         return reached.step == STOPS_AT
 
-    trainer.fit(*data(case), epochs=case.epochs, should_stop=should_stop)
+    trainer.fit(*data(case), epochs=case.epochs, callbacks=[Calling(should_stop=should_stop)])
     assert trainer.step == STOPS_AT
     trainer.free()
 
@@ -52,7 +54,7 @@ def rest(grid: ProcessGrid, folder: Path, case: Case = CASE) -> Trainer:
     checkpoint, problems = newest_valid(folder, grid.world)
     assert checkpoint is not None
     assert not problems
-    trainer.restore(checkpoint)
+    trainer.restore(checkpoint.read_into, checkpoint.manifest.progress)
     assert trainer.step == STOPS_AT
     trainer.fit(*data(case), epochs=case.epochs - trainer.progress.epoch + 1)
     return trainer
@@ -114,9 +116,9 @@ def test_resumes_without_the_fused_update(comm: MPI.Intracomm, mpi_tmp_path: Pat
     first_part(ProcessGrid(comm), mpi_tmp_path)
     grid = ProcessGrid(on_nodes(comm, (0, 0, 1)))
     trainer = make_trainer(CASE, grid)
-    assert not isinstance(trainer._engine.chunks[0].replica, FusedUpdateReplica)
+    assert not isinstance(trainer.engine.chunks[0].replica, FusedUpdateReplica)
     checkpoint, _ = newest_valid(mpi_tmp_path, grid.world)
     assert checkpoint is not None
-    trainer.restore(checkpoint)
+    trainer.restore(checkpoint.read_into, checkpoint.manifest.progress)
     trainer.fit(*data(CASE), epochs=2)
     assert_arrays_close(trainer.weights(), reference(CASE).weights, "resumed with gradients", 1e-12)

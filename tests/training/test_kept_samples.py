@@ -94,7 +94,7 @@ def test_rows_of_a_data_set_are_identified_by_their_object() -> None:
 def test_freed_trainers_keep_no_samples() -> None:
     on_device, _, _ = trainers(ProcessGrid())
     on_device.fit(*data(ONE_EPOCH), epochs=1)
-    kept = on_device._engine.samples._entries
+    kept = on_device.engine.samples._entries
     assert len(kept) == 1
     on_device.free()
     assert not kept

@@ -14,6 +14,7 @@ import pytest
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.training.records import StepRecord
+from reference.callbacks import Calling
 from reference.network import Array
 from reference.ranks import shared_mappings
 
@@ -62,7 +63,7 @@ def peaks_of_steps(trainer: Trainer, x: Any, y: Any) -> list[int]:
         tracemalloc.reset_peak()
 
     gc.collect()  # the end of an earlier grid, during a step, would count
-    trainer.fit(x, y, epochs=2, on_step=between_steps)
+    trainer.fit(x, y, epochs=2, callbacks=[Calling(on_step=between_steps)])
     return peaks[1:]
 
 

@@ -32,15 +32,15 @@ def trainer_of(comm: MPI.Intracomm, **pipelining: object) -> Trainer:
 def test_stashed_weights_take_k_minus_k_versions_with_the_current_one(comm: MPI.Intracomm) -> None:
     stages, stage = comm.size, comm.rank
     one_version = 4 * sum(layer.parameters for layer in MLP(SIZES).layers[:2])  # two equal layers on every stage
-    for method, vertical_sync, versions in (
-        ("pipedream", False, stages - stage),
-        ("ddg", False, stages - stage),
-        ("pipedream", True, stages),
-        ("vanilla", False, 1),
-        ("fr", False, 1),
-        ("1f1b", False, 1),
+    for method, versions in (
+        ("pipedream", stages - stage),
+        ("ddg", stages - stage),
+        ("pipedream-vsync", stages),
+        ("vanilla", 1),
+        ("fr", 1),
+        ("1f1b", 1),
     ):
-        memory = trainer_of(comm, method=method, vertical_sync=vertical_sync).stage_memory("regression")[stage]
+        memory = trainer_of(comm, method=method).stage_memory("regression")[stage]
         assert memory.weight_bytes == pytest.approx(2 * one_version, rel=0.05)  # and the gradients
         assert memory.weight_version_bytes == pytest.approx((versions - 1) * one_version, rel=0.05)
 

@@ -97,7 +97,7 @@ def test_stashed_gradients_are_those_of_the_network_made_of_each_stages_version(
 @pytest.mark.parametrize("layers", [(2, 3), (2, 1, 2), (1, 2, 1, 1)], ids=str)
 def test_vertical_sync_is_gradient_descent_with_delayed_gradients(layers: tuple[int, ...]) -> None:
     # w(t+1) = w(t) - lr * gradient at w(t-K+1), for the network as a whole.
-    pipeline = Pipeline("pipedream", layers, vertical_sync=True)
+    pipeline = Pipeline("pipedream-vsync", layers)
     weights = [net.initial_weights(NETWORK, 5)]
     for t in range(6):
         gradient = gradients_at(weights[max(0, t - len(layers) + 1)], t)
@@ -180,12 +180,12 @@ def numbers(weights: Weights) -> list[float]:
         ),
         # Everything of minibatch 1 with version 0: out = 2, slope 6; of minibatch 2 with version 1.
         (
-            Pipeline("pipedream", (2, 1), vertical_sync=True),
+            Pipeline("pipedream-vsync", (2, 1)),
             (4, 9, 121 / 16),
             (-53 / 64, -69 / 64, -1, -29 / 32, -43 / 32, -9 / 16),
         ),
     ],
-    ids=["ddg", "pipedream", "vanilla", "fr", "vertical-sync"],
+    ids=["ddg", "pipedream", "vanilla", "fr", "pipedream-vsync"],
 )
 def test_two_stages_and_three_minibatches_by_hand(
     pipeline: Pipeline, losses: tuple[float, ...], expected: tuple[float, ...]
@@ -214,7 +214,7 @@ def test_the_methods_are_different_trainings() -> None:
     x, y = samples(30)
     plan = Plan(RULES["nesterov"], epochs=2, batch_size=BATCH)
     pipelines = [Pipeline(method, (2, 1, 2)) for method in DELAYED if method != "ddg"]
-    runs = [train(NETWORK, plan, it, x, y) for it in (*pipelines, Pipeline("pipedream", (2, 1, 2), vertical_sync=True))]
+    runs = [train(NETWORK, plan, it, x, y) for it in pipelines]
     for first, second in combinations([*runs, serial.train(NETWORK, plan, x, y)], 2):
         for name in ("layers.0.weight", "layers.1.bias"):
             error = np.max(np.abs(first.weights[name] - second.weights[name]))

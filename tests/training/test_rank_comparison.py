@@ -163,7 +163,6 @@ def test_what_differs_later_is_refused_before_anything_changes(comm: MPI.Intraco
     ours = {  # what the last rank does while the others call fit(): the message that comes of it
         "training.epochs: " + LAST.format(2, 1): fit(epochs=2),
         "training.epochs: " + LAST.format(0, 1): fit(epochs=0),
-        "should_stop: " + LAST.format("true", "false"): fit(should_stop=lambda reached: False),
         "test data: validation samples: " + LAST.format("some", "none"): fit(validation=(X, Y)),
         "training data: number of samples: " + LAST.format(999, 1000): fit(X[:999], Y[:999]),
         "training data: target of a sample: " + LAST.format("3 numbers", "a label"): fit(X, np.eye(3)[Y]),
@@ -212,7 +211,7 @@ def test_ranks_that_train_the_same_pass_however_it_is_written(comm: MPI.Intracom
     rate = np.float64(0.25) if is_last else 0.25
     trainer = trainer_on(comm, OwnDescent(lr=rate), **(otherwise if is_last else plain))
     labels = Y.astype(np.uint8) if is_last else Y
-    trainer.fit(with_gaps if is_last else signed, labels, epochs=2, on_epoch=print if is_last else None)
+    trainer.fit(with_gaps if is_last else signed, labels, epochs=2)
     replayed = Trainer(
         MLP([4, 6, 3]), SGD(lr=0.25), grid=ProcessGrid(comm.Split(comm.rank)), schedule=Fading(), batch_size=500
     )

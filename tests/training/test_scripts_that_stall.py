@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import os, sys, time
 import numpy as np
-from hybridnn import MLP, ProcessGrid, Trainer
+from hybridnn import MLP, Callback, ProcessGrid, Trainer
 
 def main():
     x, y = np.random.default_rng(0).normal(size=(64, 4)), np.arange(64) % 3
@@ -29,11 +29,12 @@ def main():
     {before}
     trainer = Trainer(MLP([4, 8, 3]), grid=grid, batch_size=16, log_every=1, stall_seconds={seconds})
     epochs = 3
-    def on_step(record):
-        if record.step == 5 and odd:
-            {in_step}
+    class InStep(Callback):
+        def on_train_batch_end(self, trainer, record):
+            if record.step == 5 and odd:
+                {in_step}
     {between}
-    trainer.fit(x, y, epochs=epochs, on_step=on_step)
+    trainer.fit(x, y, epochs=epochs, callbacks=[InStep()])
     {after}
     print("rank", grid.rank, "is done")
 
@@ -78,7 +79,8 @@ def test_exit_in_the_middle_of_training(tmp_path: Path, code: int) -> None:
     account = account_of(job(tmp_path, in_step=f"sys.exit({code})"))
     assert "=== the job cannot go on: rank 1 left it, and others wait; the job was ended ===" in account
     left = rf"\* rank 1 \(host \S+, process \d+\) left the job: its script ended with exit code {code}, by sys.exit "
-    assert re.search(left + rf"at script\.py:{line_of(tmp_path, 'sys.exit')} in on_step; ranks 0, 2 wait in ", account)
+    left += rf"at script\.py:{line_of(tmp_path, 'sys.exit')} in on_train_batch_end; ranks 0, 2 wait in "
+    assert re.search(left, account)
     assert f" at script.py:{line_of(tmp_path, 'trainer.fit')} in main" in account
 
 
@@ -122,7 +124,7 @@ def test_an_endless_loop_where_nothing_can_be_printed(tmp_path: Path) -> None:
     assert record is not None
     (finding,) = record.findings
     assert (finding.kind, finding.ranks) == ("outside", (1,))
-    assert f"at script.py:{line_of(tmp_path, 'while True')} in on_step" in finding.text
+    assert f"at script.py:{line_of(tmp_path, 'while True')} in on_train_batch_end" in finding.text
 
 
 def test_an_exception_where_nothing_can_be_printed(tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_a_rank_that_leaves_at_once_is_named(tmp_path: Path) -> None:
     assert result.returncode != 0
     line = line_of(tmp_path, "os._exit")
     assert (
-        f"=== rank 1 of 3 left the job with exit code 7, by os._exit at script.py:{line} in on_step ==="
+        f"=== rank 1 of 3 left the job with exit code 7, by os._exit at script.py:{line} in on_train_batch_end ==="
         in result.stderr
     )
 

@@ -15,12 +15,14 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
+from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel import node_memory
 from hybridnn.parallel.fused_update import FusedUpdateReplica
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.shared_replica import SUM_BLOCK, SharedReplica
+from reference.callbacks import Calling
 from reference.cases import (
     Case,
     assert_arrays_close,
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def replica_of(trainer: Trainer) -> object:
-    return trainer._engine.chunks[0].replica
+    return trainer.engine.chunks[0].replica
 
 
 @pytest.mark.mpi(ranks=[2, 3, 4])
@@ -68,7 +70,7 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
             monkeypatch.setattr(kind, name, late(getattr(kind, name)))
     if comm.size == 4:
         grid = ProcessGrid(comm, pipeline=2, batch=2)
-        for name in ("pipedream", "vertical-sync", "spectrain", "fr"):
+        for name in ("pipedream", "pipedream-vsync", "spectrain", "fr"):
             check_pipelined(replace(DELAYED_CASES[name], case=replace(ADAM, shared_replicas=True)), grid)
         return
     for case in SHARED if comm.size == 2 else FUSED[:3]:
@@ -93,7 +95,7 @@ def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm, 
         steps.append(Counter((event.name, event.nbytes) for event in events[seen:] if event.axis == "batch"))
         seen = len(events)
 
-    trainer.fit(*data(case), epochs=1, on_step=note)
+    trainer.fit(*data(case), epochs=1, callbacks=[Calling(on_step=note)])
     loss = 2 * (8 * (comm.size - 1) // comm.size)
     assert steps == [Counter({("allreduce", loss): 1, ("barrier", 0): 1})] * 4
 
@@ -104,7 +106,7 @@ def test_between_nodes_only_slices_travel(comm: MPI.Intracomm) -> None:
     trainer = make_trainer(Case(shared_replicas=True), grid)
     sent = trainer.fit(*data(Case()), epochs=1).epochs[-1].bytes_sent / 4  # steps
     # Every one of four ranks sends its half of the gradients to one other, as all-reduces are counted.
-    gradients = 8 * trainer._engine.chunks[0].layout.size
+    gradients = 8 * trainer.engine.chunks[0].layout.size
     assert sent == pytest.approx(4 * gradients / 2, rel=0.02)
 
 
@@ -116,14 +118,14 @@ def test_a_checkpoint_is_read_once_per_node_and_goes_on_to_the_last_bit(
     case = Case(optimizer="adam", shared_replicas=True)
     first, second = (make_trainer(case, grid) for _ in range(2))
     first.fit(*local_data(case, grid), epochs=1)
-    first.checkpoint_writer(mpi_tmp_path, "numbers").write(first.progress)
+    checkpoint_writer(first, mpi_tmp_path, "numbers").write(first.progress)
     found, problems = newest_valid(mpi_tmp_path, grid.world)
     assert not problems
     assert found is not None
     readers = []
     read = Checkpoint.read_into
     replace_on_this_rank(monkeypatch, Checkpoint, "read_into", lambda *these: (readers.append(1), read(*these)))
-    second.restore(found)
+    second.restore(found.read_into, found.manifest.progress)
     assert len(readers) == (grid.node_group.rank == 0)
     assert second.step == first.step == 4
     assert_arrays_same(second.weights(), first.weights())
@@ -133,7 +135,7 @@ def test_a_checkpoint_is_read_once_per_node_and_goes_on_to_the_last_bit(
     for slot, arrays in first.optimizer_slots().items():
         assert_arrays_same(second.optimizer_slots()[slot], arrays)
     with pytest.raises(HybridnnError, match="holds first, second of the optimizer"):
-        make_trainer(replace(case, optimizer="plain"), grid).restore(found)
+        make_trainer(replace(case, optimizer="plain"), grid).restore(found.read_into, found.manifest.progress)
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -156,7 +158,7 @@ def test_weights_and_slots_are_held_once(comm: MPI.Intracomm) -> None:
         Trainer(model, Adam(), grid=ProcessGrid(comm), shared_replicas=is_shared) for is_shared in (True, False)
     )
     (of_shared,), (of_own,) = shared.stage_memory("regression"), own.stage_memory("regression")
-    numbers = 4 * own._engine.chunks[0].layout.size
+    numbers = 4 * own.engine.chunks[0].layout.size
     assert of_own.weight_bytes == 2 * numbers + 4
     assert 1.5 * numbers < of_shared.weight_bytes < 1.5 * numbers + 4 * SUM_BLOCK + 64, (
         "half the weights, its own gradients"

@@ -12,8 +12,8 @@ import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.runs.run_files import read_run
-from hybridnn.study.measures import MEASURES
 from hybridnn.training.records import EvaluationRecord
+from reference.callbacks import Calling
 from reference.cases import assert_arrays_close, assert_close, data
 from reference.pipeline_cases import DELAYED_CASES, MOMENTUM, expected_outcome, pipelined_trainer
 from reference.trained_runs import REGRESSION, regression_file, train
@@ -39,12 +39,14 @@ def test_records_are_those_of_trainings_that_stop_there(comm: MPI.Intracomm, axi
     """Five steps per epoch, evaluated every three: between steps, and after the last step of an epoch."""
     seen: list[EvaluationRecord] = []
     trainer = trainer_on(comm, axis, 3)
-    history = trainer.fit(X, Y, epochs=3, validation=TEST, on_evaluation=seen.append)
+    history = trainer.fit(X, Y, epochs=3, validation=TEST, callbacks=[Calling(on_evaluated=seen.append)])
     assert [(record.step, record.epoch) for record in seen] == [(3, 1), (6, 2), (9, 2), (12, 3), (15, 3)]
     assert history.evaluations == seen
     for record in seen:
         stopped = trainer_on(comm, axis, 0)
-        stopped.fit(X, Y, epochs=3, should_stop=lambda reached, step=record.step: reached.step == step)
+        stopped.fit(
+            X, Y, epochs=3, callbacks=[Calling(should_stop=lambda reached, step=record.step: reached.step == step)]
+        )
         test = stopped.evaluate(*TEST)
         assert (record.test_loss, record.test_accuracy, record.test_r2) == (test.loss, test.accuracy, test.r2)
     plain = trainer_on(comm, axis, 0)
@@ -93,7 +95,7 @@ def test_copies_of_shared_weights_are_complete(comm: MPI.Intracomm) -> None:
         assert_close(record.test_loss, replayed.evaluate(*data(case, "test")).loss, f"step {record.step}")
 
 
-def test_runs_record_evaluations_and_measures_use_them(tmp_path: Path) -> None:
+def test_runs_record_evaluations_as_moments(tmp_path: Path) -> None:
     source = {"data": {"file": str(regression_file(tmp_path / "data.npz"))}}
     training = {**REGRESSION["training"], "evaluate_every_steps": 2}
     train(tmp_path / "run", **source, model=REGRESSION["model"], training=training)
@@ -107,19 +109,19 @@ def test_runs_record_evaluations_and_measures_use_them(tmp_path: Path) -> None:
         step / run.steps_per_epoch for step in sorted({*steps, *(epoch.step for epoch in run.epochs)})
     ]
     assert [moment.seconds for moment in moments] == sorted(moment.seconds for moment in moments)
-    losses = [record.test_loss for record in (*run.evaluations, *run.epochs)]
-    read = MEASURES["least_test_loss"].value
-    assert read is not None
-    assert read(run, None, None) == min(losses)  # type: ignore[arg-type]  # the figures are of its times
-    first = run.evaluations[0]
-    reached = MEASURES["epochs_to_target"].value
-    assert reached is not None
-    assert reached(run, None, first.metric) == 2 / run.steps_per_epoch  # type: ignore[arg-type]
+    losses = {record.step: record.test_loss for record in (*run.evaluations, *run.epochs)}
+    assert [moment.loss for moment in moments] == [losses[step] for step in sorted(losses)]
 
 
 def test_a_record_of_a_run_that_stops_is_kept_once() -> None:
     one, two = (Trainer(MLP([5, 7, 2]), batch_size=10, evaluate_every_steps=2) for _ in range(2))
     whole = one.fit(X, Y, epochs=2, validation=TEST)
     for step in (4, 99):
-        two.fit(X, Y, epochs=3 - two.progress.epoch, validation=TEST, should_stop=lambda at, step=step: at.step == step)
+        two.fit(
+            X,
+            Y,
+            epochs=3 - two.progress.epoch,
+            validation=TEST,
+            callbacks=[Calling(should_stop=lambda at, step=step: at.step == step)],
+        )
     assert [asdict(record) for record in two.history.evaluations] == [asdict(record) for record in whole.evaluations]

@@ -18,6 +18,7 @@ from hybridnn.in_process import run_ranks
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.records import EpochRecord, StepRecord
 from hybridnn.training.trainer import _largest_product
+from reference.callbacks import Calling
 from reference.network import Array
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def test_a_script_fits_evaluates_and_predicts() -> None:
     it = trainer()
     steps: list[StepRecord] = []
     epochs: list[EpochRecord] = []
-    history = it.fit(x, y, epochs=20, validation=(x, y), on_step=steps.append, on_epoch=epochs.append)
+    history = it.fit(
+        x, y, epochs=20, validation=(x, y), callbacks=[Calling(on_step=steps.append, on_epoch=epochs.append)]
+    )
     assert history is it.history
     assert history.epochs == epochs
     assert history.steps == steps
@@ -274,7 +277,7 @@ def test_a_diverging_training_stops_with_the_weights_of_the_last_good_step(dtype
     it = trainer(optimizer=SGD(lr=1e25 if dtype == "float32" else 1e160), dtype=dtype, log_every=1)
     kept: list[dict[str, Array]] = []
     with pytest.raises(NonFiniteLossError) as caught, np.errstate(all="ignore"):
-        it.fit(X, Y, epochs=5, on_step=lambda record: kept.append(it.weights()))
+        it.fit(X, Y, epochs=5, callbacks=[Calling(on_step=lambda record: kept.append(it.weights()))])
     assert kept, "the first step is a good one"
     message = str(caught.value)
     assert f"step {len(kept) + 1} " in message

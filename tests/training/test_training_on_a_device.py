@@ -11,6 +11,7 @@ import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
+from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.config.settings import settings_from
@@ -22,7 +23,8 @@ from hybridnn.runs.run_files import read_run
 from hybridnn.runs.trained_run import find_weights
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice
-from hybridnn.training.epoch import StepPosition
+from hybridnn.training.progress import StepPosition
+from reference.callbacks import Calling
 from reference.cases import Case, assert_arrays_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
 from training.device_cases import CASES, CLIPPED, EXACTLY, SPLIT, check
@@ -106,7 +108,7 @@ def test_an_evaluation_waits_once_for_the_device(monkeypatch: pytest.MonkeyPatch
     expected = on_cpu.evaluate(x, y)
     assert (found.accuracy, found.samples) == (expected.accuracy, expected.samples)
     assert found.loss == pytest.approx(expected.loss, rel=1e-12)
-    monkeypatch.setattr("hybridnn.training.engine.EVALUATED_SAMPLES", 15)  # more than a minibatch of 10
+    monkeypatch.setattr("hybridnn.gpu.engine.EVALUATED_SAMPLES", 15)  # more than a minibatch of 10
     device = stand_in(grid)
     in_blocks = make_trainer(Case(), grid, device=device)
     fetched = kernels_of(device).fetched
@@ -186,7 +188,7 @@ def test_training_resumes_from_a_checkpoint(
             return make_trainer(case, grid, device=stand_in(grid) if kind == "gpu" else "cpu", log_every=100)
 
         first = trainer_on(where[0])
-        writer = first.checkpoint_writer(folder, "noise")
+        writer = checkpoint_writer(first, folder, "noise")
 
         def should_stop(reached: StepPosition, writer: Any = writer) -> bool:
             if reached.step == 6 and beside:
@@ -197,12 +199,12 @@ def test_training_resumes_from_a_checkpoint(
                 writer.finish()
             return reached.step == 7
 
-        first.fit(x, y, epochs=3, should_stop=should_stop)
+        first.fit(x, y, epochs=3, callbacks=[Calling(should_stop=should_stop)])
         second = trainer_on(where[1])
         checkpoint, problems = newest_valid(folder, second.grid.world)
         assert checkpoint is not None
         assert not problems
-        second.restore(checkpoint)
+        second.restore(checkpoint.read_into, checkpoint.manifest.progress)
         assert second.step == 6
         second.fit(x, y, epochs=2)
         whole = trainer_on("cpu")
@@ -225,7 +227,7 @@ def test_a_checkpoint_copies_each_element_to_the_host_once_and_is_read_without_c
     trainer.fit(*data(case), epochs=1)
     numbers = 3 * trainer.model.parameters  # the weights and two moments
     fetched.clear()
-    writer = trainer.checkpoint_writer(mpi_tmp_path, "noise")
+    writer = checkpoint_writer(trainer, mpi_tmp_path, "noise")
     assert fetched == []
     writer.write(trainer.progress)
     assert sum(comm.allgather(sum(fetched))) == numbers
@@ -236,7 +238,7 @@ def test_a_checkpoint_copies_each_element_to_the_host_once_and_is_read_without_c
     checkpoint, _ = newest_valid(mpi_tmp_path, grid.world)
     assert checkpoint is not None
     fetched.clear()
-    trainer.restore(checkpoint)
+    trainer.restore(checkpoint.read_into, checkpoint.manifest.progress)
     assert fetched == []
 
 

@@ -33,8 +33,8 @@ from hybridnn.cost.machine import (
 )
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import OPTIMIZERS, Workload
-from hybridnn.nn import numpy_kernels as kernels
 from hybridnn.nn.activations import ACTIVATIONS
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout
@@ -178,14 +178,14 @@ def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.G
     source, out = _normal(elements, dtype, generator), np.empty(elements, dtype)
     kind, _, name = kind.partition(" ")
     if kind == "packing":
-        return lambda: kernels.copy(source, out)
+        return lambda: NUMPY.copy(source, out)
     if kind == "joining":
         rows = elements // ROW
         part, wide = source[: rows * ROW].reshape(rows, ROW), (rows, ROW * PARTS)
         # Other arrays than the last, as passes between the copies leave the caches.
         arrays = [np.zeros(wide, dtype) for _ in range(ceil(UNCACHED_BYTES / (prod(wide) * dtype.itemsize)))]
         parts = cycle([array[:, first : first + ROW] for first in range(0, ROW * PARTS, ROW) for array in arrays])
-        return lambda: kernels.copy(part, next(parts))
+        return lambda: NUMPY.copy(part, next(parts))
     if kind == "forward":
         return lambda: ACTIVATIONS[name].apply(source, out)
     gradient, scratch = _normal(elements, dtype, generator), np.empty(elements, dtype)

@@ -206,15 +206,16 @@ def balanced_layers(
         return sums[end] - sums[first]
 
     # Which boundary lies between nodes is not known before the partition: all cost as much as the slowest.
-    flows_of_boundaries = {groups.flows(stage, stage + 1) for stage in range(len(stages) - 1)}
+    flows = {groups.flows(stage, stage + 1) for stage in range(len(stages) - 1)}
     sizes = [layer.outputs * samples * workload.itemsize for layer in layers[:-1]]
-    boundaries = [2 * max(groups.message_seconds(nbytes, flows) for flows in flows_of_boundaries) for nbytes in sizes]
+    slowest = (max(machine.message_seconds(size, spans_nodes=it > 0, flows=it) for it in flows) for size in sizes)
+    boundaries = [2 * seconds for seconds in slowest]
     return balanced_counts(seconds, boundaries, len(stages) * chunks)
 
 
 def _running_sums(workload: Workload, groups: Groups, stage: int, samples: int) -> list[float]:
     """Seconds of the passes through the first 0, 1, … layers on a stage."""
-    model, busy_ranks = groups.model_groups(stage), groups.busy_ranks
+    model, busy_ranks = groups.model(stage), groups.busy_ranks
 
     def passes(layer: DenseLayer) -> float:
         costs = chunk_costs((layer,), "columns", model, workload.dtype, busy_ranks, overlaps=True)

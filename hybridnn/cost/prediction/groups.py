@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of, one_per_node
 from hybridnn.cost.machine import Machine, MessageOverhead
-from hybridnn.pipeline.layout import Layout, NodeFilling, Placement, StagePlace, distinct_neighbours, grid_places
+from hybridnn.cost.prediction.places import Placement, StagePlace, distinct_neighbours, grid_places, replica_groups
+from hybridnn.parallel.places import NodeFilling
+from hybridnn.pipeline.layout import Layout
 
 
 class Collective(NamedTuple):
@@ -35,16 +37,18 @@ class Collective(NamedTuple):
         return sent if self.operation in ("broadcast", "scatter") else sent * self.ranks
 
 
-class ModelGroups(NamedTuple):
-    """The model groups of a stage: ranks of one, and crossings of all, None inside a node."""
+class RankGroups(NamedTuple):
+    """The groups along an axis: ranks of one, and crossings of all, None inside a node."""
 
     machine: Machine
+    axis: str
     ranks: int
     crossings: Crossings | None
 
     def collective(self, operation: str, nbytes: int) -> Collective:
         """A collective in all of them."""
-        return _collective(self.machine, operation, "model", nbytes, self.ranks, self.crossings)
+        seconds = self.machine.collective_seconds(operation, nbytes, self.ranks, crossings=self.crossings)
+        return Collective(operation, self.axis, nbytes, self.ranks, seconds)
 
 
 class Groups:
@@ -52,75 +56,46 @@ class Groups:
 
     Ranks fill the nodes one after another and are placed in the grid as the trainer places them. All groups along an
     axis communicate at the same time; a collective, or a message, takes as long as the slowest group, or pair.
-
-    Attributes
-    ----------
-    ranks_per_node : int
-        Ranks of a full node.
     """
 
     def __init__(self, layout: Layout, machine: Machine) -> None:
-        self._layout, self._machine = layout, machine
-        self.ranks_per_node = machine.node_ranks(layout.ranks)
-        self._one_node = layout.ranks <= self.ranks_per_node
-        self._places = grid_places(layout.stages, self.ranks_per_node)
+        self._layout, self.machine = layout, machine
+        self._ranks_per_node = machine.node_ranks(layout.ranks)
+        self._one_node = layout.ranks <= self._ranks_per_node
+        self._places = grid_places(layout.stages, self._ranks_per_node)
         self._flows_between: dict[tuple[int, int], float] = {}
 
     @property
     def busy_ranks(self) -> int:
         """Most ranks on a node."""
-        return min(self._layout.ranks, self.ranks_per_node)
+        return min(self._layout.ranks, self._ranks_per_node)
 
-    def model_ranks(self, stage: int) -> int:
-        """Ranks of the model groups of a stage."""
-        return self._layout.stages[stage][1]
-
-    def model(self, operation: str, nbytes: int, stage: int) -> Collective:
-        """A collective in the model groups of a stage."""
-        return self.model_groups(stage).collective(operation, nbytes)
-
-    def model_groups(self, stage: int) -> ModelGroups:
+    def model(self, stage: int) -> RankGroups:
         """The model groups of a stage."""
-        return ModelGroups(self._machine, self.model_ranks(stage), self._axes(stage)[1])
+        return RankGroups(self.machine, "model", self._layout.stages[stage][1], self._axes(stage)[1])
 
-    def batch(self, operation: str, nbytes: int, stage: int) -> Collective:
-        """A collective in the batch groups of a stage."""
-        return self._collective(operation, "batch", nbytes, self._layout.stages[stage][0], self._axes(stage)[0])
+    def batch(self, stage: int) -> RankGroups:
+        """The batch groups of a stage."""
+        return RankGroups(self.machine, "batch", self._layout.stages[stage][0], self._axes(stage)[0])
 
-    def sharers(self, operation: str, nbytes: int, stage: int) -> Collective:
-        """A collective among the batch ranks of a node that share a replica."""
-        ranks = max(map(max, self._layout.replica_groups(stage)))
-        return self._collective(operation, "batch", nbytes, ranks, None)
+    def sharers(self, stage: int) -> RankGroups:
+        """The batch ranks of a node that share a replica."""
+        return RankGroups(self.machine, "batch", max(map(max, replica_groups(self._layout, stage))), None)
 
-    def owners(self, operation: str, nbytes: int, stage: int, placement: Placement) -> Collective:
-        """A collective among the owners of a slice, one on each node of a batch group with that placement.
+    def owners(self, stage: int, placement: Placement) -> RankGroups:
+        """The owners of a slice, one on each node of a batch group with that placement; those of all slices at once."""
+        groups = min(max(placement) * self._layout.stages[stage][1], self._ranks_per_node)
+        return RankGroups(self.machine, "batch", len(placement), one_per_node(len(placement), groups))
 
-        The owners of all slices communicate at the same time.
-        """
-        groups, ranks = min(max(placement) * self.model_ranks(stage), self.ranks_per_node), len(placement)
-        return self._collective(operation, "batch", nbytes, ranks, one_per_node(ranks, groups))
-
-    def world(self, operation: str, nbytes: int) -> Collective:
-        """A collective among all ranks."""
+    @property
+    def world(self) -> RankGroups:
+        """All ranks."""
         crossings = None if self._one_node else _world_crossings(self._places.filling)
-        return self._collective(operation, "world", nbytes, self._layout.ranks, crossings)
-
-    def message(self, nbytes: float, sender: int, receiver: int) -> float:
-        """Seconds of a message between two stages, all of whose ranks send at the same time."""
-        return self.message_seconds(nbytes, self.flows(sender, receiver))
-
-    def message_seconds(self, nbytes: float, flows: float) -> float:
-        """Seconds of a message if `flows` messages leave a node at the same time; 0 flows is inside a node."""
-        return self._machine.message_seconds(nbytes, spans_nodes=flows > 0, flows=flows)
-
-    def link_seconds(self, nbytes: float, sender: int, receiver: int) -> float:
-        """Seconds in which a message between two stages occupies the link between their nodes; 0 inside a node."""
-        return self._machine.link_seconds(nbytes, self.flows(sender, receiver))
+        return RankGroups(self.machine, "world", self._layout.ranks, crossings)
 
     def overhead(self, sender: int, receiver: int) -> MessageOverhead | None:
         """What a message between two stages takes from its ranks while they compute; None if it is unknown."""
-        overhead = self._machine.overhead_between_nodes
-        return None if overhead is None or not self.flows(sender, receiver) else overhead
+        return self.machine.overhead_between_nodes if self.flows(sender, receiver) else None
 
     def flows(self, sender: int, receiver: int) -> float:
         """Messages between two stages that leave or enter a node at the same time, on the node with most."""
@@ -135,20 +110,8 @@ class Groups:
 
     def like(self, stage: int) -> Hashable:
         """What is equal for stages whose groups are: their ranks, and how these are placed on nodes."""
-        placements = tuple(self._layout.replica_groups(stage).items())
+        placements = tuple(replica_groups(self._layout, stage).items())
         return self._layout.stages[stage], *self._axes(stage), placements
-
-    def _collective(
-        self, operation: str, axis: str, nbytes: int, ranks: int, crossings: Crossings | None
-    ) -> Collective:
-        return _collective(self._machine, operation, axis, nbytes, ranks, crossings)
-
-
-def _collective(
-    machine: Machine, operation: str, axis: str, nbytes: int, ranks: int, crossings: Crossings | None
-) -> Collective:
-    seconds = machine.collective_seconds(operation, nbytes, ranks, crossings=crossings)
-    return Collective(operation, axis, nbytes, ranks, seconds)
 
 
 CACHE_SIZE = 1 << 12  # stages, and pairs of stages: the layouts of a plan have many grids in common

@@ -10,7 +10,7 @@ import numpy as np
 
 from hybridnn.cost.collectives import Crossings
 from hybridnn.cost.machine import Compute, Machine, Overlap, kept
-from hybridnn.cost.prediction.groups import Collective, ModelGroups
+from hybridnn.cost.prediction.groups import Collective, RankGroups
 from hybridnn.cost.prediction.memory import layer_collectives
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.nn.mlp import DenseLayer
@@ -28,7 +28,7 @@ class ChunkCosts:
 
     layers: tuple[DenseLayer, ...]
     split: str
-    groups: ModelGroups
+    groups: RankGroups
     compute: Compute
     itemsize: int
     overlap: Overlap | None
@@ -149,7 +149,7 @@ def _chunk_costs(
     pace: float,
     overlaps: bool,
 ) -> ChunkCosts:
-    groups, compute = ModelGroups(machine, ranks, crossings), compute_at(machine, dtype, busy_ranks, pace)
+    groups, compute = RankGroups(machine, "model", ranks, crossings), compute_at(machine, dtype, busy_ranks, pace)
     itemsize = np.dtype(dtype).itemsize
     return ChunkCosts(layers, split, groups, compute, itemsize, machine.overlap if overlaps else None)
 
@@ -157,7 +157,7 @@ def _chunk_costs(
 def chunk_costs(
     layers: Sequence[DenseLayer],
     split: str,
-    groups: ModelGroups,
+    groups: RankGroups,
     dtype: str,
     busy_ranks: int,
     pace: float = 1.0,

@@ -14,8 +14,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import DONE, Group, Request
 from hybridnn.comm.recorder import Recorder, capture_calls
+from hybridnn.cost.prediction.places import Placement, replica_groups
+from hybridnn.cost.prediction.times import pipeline_of
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.nn.backend import Kernels
+from hybridnn.nn.kernels import Kernels
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.dense import parallel_dense
@@ -26,7 +28,7 @@ from hybridnn.parallel.replica_sharing import OwnedSlice, Sharing
 from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, make_runtime, plan_chunk
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
-from hybridnn.pipeline.layout import Layout, Placement
+from hybridnn.pipeline.layout import Layout
 
 
 def stage_memory(workload: Workload, layout: Layout, stage: int) -> MemoryBreakdown:
@@ -35,7 +37,7 @@ def stage_memory(workload: Workload, layout: Layout, stage: int) -> MemoryBreakd
     The rank is in the batch group whose placement on nodes needs most. Asynchronous schedules are counted as long
     enough to reach their largest memory.
     """
-    memories = (_rank_memory(workload, layout, stage, placement) for placement in layout.replica_groups(stage))
+    memories = (_rank_memory(workload, layout, stage, placement) for placement in replica_groups(layout, stage))
     return max(memories, key=lambda memory: memory.total)
 
 
@@ -53,7 +55,7 @@ def data_bytes(workload: Workload) -> int:
 def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Placement) -> MemoryBreakdown:
     """Bytes of the first rank of a stage, in a batch group with that placement."""
     grid, optimizer = DryGrid(layout.stages, stage), workload.optimizer
-    plans, fused = _chunk_plans(layout.pipeline_only)[stage], workload.fuses_update(layout)
+    plans, fused = _chunk_plans(pipeline_of(layout))[stage], workload.fuses_update(layout)
     replica = ReplicaConfig(
         grid.share_replicas(placement) if fused or max(placement) > 1 else None,
         plans[0].weight_versions + len(optimizer.slot_names),
@@ -75,7 +77,7 @@ def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Plac
 
 @lru_cache(maxsize=256)
 def _chunk_plans(pipeline: Layout) -> tuple[tuple[ChunkPlan, ...], ...]:
-    """Plans of the chunks of every stage, for a `Layout.pipeline_only`."""
+    """Plans of the chunks of every stage, for a `pipeline_of` a layout."""
     schedules, chunks = pipeline.largest_schedules(), range(pipeline.chunks)
     return tuple(
         tuple(plan_chunk(schedules, stage, chunk) for chunk in chunks) for stage in range(len(pipeline.stages))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hybridnn.cost.machine import Compute, Machine, MessageOverhead, kept
 from hybridnn.cost.prediction.groups import Collective, Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, compute_at, overlapped
+from hybridnn.cost.prediction.places import Placement, has_own_replicas, replica_groups
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.replica_sharing import slice_bounds
-from hybridnn.pipeline.layout import Layout, Placement
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -44,18 +46,8 @@ class MessageTimes(NamedTuple):
 class StageCosts:
     """Costs of the instructions of every stage, on the rank of the stage that has most to do.
 
-    Attributes
-    ----------
-    hidden : float
-        Fraction of a message between stages that overlaps with computing on its receiver.
-    compute : Compute
-        At the pace of the slowest of all ranks.
-    chunks : tuple of tuple of ChunkCosts
-        By stage and chunk.
-    overheads : tuple of NeighbourOverheads
-        By stage.
-    equal_stages : tuple of int
-        For every stage the first one with the same costs.
+    `hidden` is the fraction of a message between stages that overlaps with computing on its receiver; the other
+    attributes are those of `UnscheduledCosts`.
     """
 
     def __init__(self, workload: Workload, layout: Layout, machine: Machine) -> None:
@@ -64,7 +56,7 @@ class StageCosts:
         self._fuses_update = workload.fuses_update(layout)
         self._overlap = machine.overlap if layout.overlap else None
         self.groups, self.compute, self.chunks, self.overheads, self.equal_stages = _unscheduled_costs(
-            machine, workload, layout.without_schedule
+            machine, workload, replace(layout, method="sequential", microbatches=1, merges=False)
         )
         # Where overheads are known, they are part of the computations, and nothing else occupies a receiver.
         self.hidden = 1.0 if any(map(any, self.overheads)) else machine.overlap.hidden_fraction
@@ -92,17 +84,20 @@ class StageCosts:
         channel, _, microbatch = message
         key = channel, self._equal_microbatches[microbatch]
         if key not in self._messages:
-            nbytes = self.message_bytes(message)
-            between = channel.sender, channel.receiver
-            whole, overhead = self.groups.message(nbytes, *between), self.groups.overhead(*between)
+            nbytes, between, machine = (
+                self.message_bytes(message),
+                (channel.sender, channel.receiver),
+                self.groups.machine,
+            )
+            flows, overhead = self.groups.flows(*between), self.groups.overhead(*between)
+            whole = machine.message_seconds(nbytes, spans_nodes=flows > 0, flows=flows)
             in_ranks = 0.0 if overhead is None else 2 * overhead.seconds(nbytes)
-            link = self.groups.link_seconds(nbytes, *between)
-            self._messages[key] = MessageTimes(whole, max(whole - in_ranks, 0.0), link)
+            self._messages[key] = MessageTimes(whole, max(whole - in_ranks, 0.0), machine.link_seconds(nbytes, flows))
         return self._messages[key]
 
     def barrier_seconds(self) -> float:
         """Seconds of a barrier of all ranks."""
-        return self.groups.world("barrier", 0).seconds
+        return self.groups.world.collective("barrier", 0).seconds
 
     def breakdown(self, stage: int, instruction: Instruction) -> TimeBreakdown:
         """Breakdown of the duration of a computation."""
@@ -146,8 +141,11 @@ class StageCosts:
         if self.workload.distribution == "local":
             return []
         if self.workload.distribution == "scatter":
-            return [groups.world("scatter", nbytes * groups.model_ranks(0))]
-        return [groups.batch("scatter", nbytes, 0), groups.model("broadcast", sample_bytes * samples, 0)]
+            return [groups.world.collective("scatter", nbytes * groups.model(0).ranks)]
+        return [
+            groups.batch(0).collective("scatter", nbytes),
+            groups.model(0).collective("broadcast", sample_bytes * samples),
+        ]
 
     def reduction(self, stage: int, chunk: int, placement: Placement) -> Collective:
         """Sum of a chunk's gradients and loss over a batch group with that placement, before the update.
@@ -156,20 +154,20 @@ class StageCosts:
         """
         costs = self.chunks[stage][chunk]
         elements = 1 if max(placement) > 1 else costs.parameters + 1
-        return self.groups.batch("allreduce", elements * costs.itemsize, stage)
+        return self.groups.batch(stage).collective("allreduce", elements * costs.itemsize)
 
     def slice_reduction(self, stage: int, elements: int, placement: Placement) -> Collective:
         """Sum of a slice of shared gradients over its owners, one on each of several nodes."""
-        return self.groups.owners("allreduce", elements * self.workload.itemsize, stage, placement)
+        return self.groups.owners(stage, placement).collective("allreduce", elements * self.workload.itemsize)
 
     def update_barrier(self, stage: int) -> Collective:
         """The barrier after the update of a shared replica."""
-        return self.groups.sharers("barrier", 0, stage)
+        return self.groups.sharers(stage).collective("barrier", 0)
 
     def loss_broadcast(self) -> list[Collective]:
         """The loss, from the last stage of an exact pipeline to all ranks."""
         pipelined = self.layout.exact and len(self.layout.stages) > 1
-        return [self.groups.world("broadcast", LOSS_BYTES)] if pipelined else []
+        return [self.groups.world.collective("broadcast", LOSS_BYTES)] if pipelined else []
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
@@ -282,9 +280,9 @@ class StageCosts:
             return total
         samples = self._samples(stage, self.layout.microbatches - 1)
         for number, costs in enumerate(self.chunks[stage]):
-            placements = self.layout.replica_groups(stage)
+            placements = replica_groups(self.layout, stage)
             blocking = max(self.reduction(stage, number, placement).seconds for placement in placements)
-            if not self.layout.has_own_replicas(stage):
+            if not has_own_replicas(self.layout, stage):
                 total += TimeBreakdown(communication=blocking)
                 continue
             concurrent = costs.backward(samples, accumulate=False).computing
@@ -295,7 +293,7 @@ class StageCosts:
         if self._fuses_update:
             total = self._fused_update()
         else:
-            updates = (self._group_update(stage, placement) for placement in self.layout.replica_groups(stage))
+            updates = (self._group_update(stage, placement) for placement in replica_groups(self.layout, stage))
             total = max(updates, key=lambda update: update.total)
         total += self._instruction() + TimeBreakdown(overhead=self.compute.step_seconds)
         return total + TimeBreakdown(communication=_seconds(self.loss_broadcast()))
@@ -360,22 +358,22 @@ class UnscheduledCosts(NamedTuple):
     """The part of `StageCosts` that layouts with different methods have in common."""
 
     groups: Groups
-    compute: Compute
-    chunks: tuple[tuple[ChunkCosts, ...], ...]
-    overheads: tuple[NeighbourOverheads, ...]
-    equal_stages: tuple[int, ...]
+    compute: Compute  # at the pace of the slowest of all ranks
+    chunks: tuple[tuple[ChunkCosts, ...], ...]  # by stage and chunk
+    overheads: tuple[NeighbourOverheads, ...]  # by stage
+    equal_stages: tuple[int, ...]  # for every stage the first one with the same costs
 
 
 @kept(1 << 10)
 def _unscheduled_costs(machine: Machine, workload: Workload, layout: Layout) -> UnscheduledCosts:
-    """Costs of a `Layout.without_schedule`, at the pace of the slowest of all ranks, which wait for each other."""
+    """Costs of a layout without its schedule, at the pace of the slowest of all ranks, which wait for each other."""
     groups, dtype = Groups(layout, machine), workload.dtype
     busy_ranks = groups.busy_ranks
     pace = machine.compute_for(dtype, busy_ranks).pace(layout.ranks)
     firsts: dict[Hashable, int] = {}
     chunks, overheads, equal, last = [], [], [], len(layout.stages) - 1
     for stage in range(len(layout.stages)):
-        model = groups.model_groups(stage)
+        model = groups.model(stage)
         chunks.append(
             tuple(
                 chunk_costs(layers, layout.model_split, model, dtype, busy_ranks, pace, overlaps=layout.overlap)

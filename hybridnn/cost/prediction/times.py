@@ -60,6 +60,18 @@ class TimeBreakdown:
         )
 
 
+def pipeline_of(layout: Layout) -> Layout:
+    """The pipeline with one rank and layer in every stage; layouts with equal ones have equal schedules."""
+    return Layout(
+        ((1, 1),) * len(layout.stages),
+        (1,) * len(layout.layers),
+        method=layout.method,
+        microbatches=layout.microbatches,
+        chunks=layout.chunks,
+        merges=layout.merges,
+    )
+
+
 def compile_layout(layout: Layout, minibatches: int) -> CompiledSchedule:
     """Compiled schedule of a layout; layouts that differ in their ranks and layers only have one in common.
 
@@ -69,7 +81,7 @@ def compile_layout(layout: Layout, minibatches: int) -> CompiledSchedule:
         If `minibatches` is not a whole number, 1 or more.
     """
     require_whole("minibatches", minibatches, 1)
-    return _compiled(layout.pipeline_only, minibatches)
+    return _compiled(pipeline_of(layout), minibatches)
 
 
 @lru_cache(64)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hybridnn.cost.prediction.groups import Collective
+from hybridnn.cost.prediction.places import replica_groups
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.parallel.replica_sharing import slice_bounds
 from hybridnn.pipeline.schedules.schedule import Channel
@@ -52,7 +53,7 @@ def _batch_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic
     layout = costs.layout
     if layout.stages[stage][0] == 1:
         return
-    for placement, groups in layout.replica_groups(stage).items():
+    for placement, groups in replica_groups(layout, stage).items():
         reduction = costs.reduction(stage, chunk, placement)
         yield _traffic(reduction, 1, reduction.bytes_sent * groups)
         if max(placement) > 1:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from types import MappingProxyType
 
+from hybridnn.cost.prediction.places import replica_groups
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer
 from hybridnn.pipeline.layout import Layout
@@ -55,7 +56,7 @@ class Workload:
 
     def fuses_update(self, layout: Layout) -> bool:
         """Whether the update on a layout is fused with the weight-gradient products: see `Layout.fuses_update`."""
-        one_replica = max(map(len, layout.replica_groups(0))) == 1
+        one_replica = max(map(len, replica_groups(layout, 0))) == 1
         return layout.fuses_update(
             self.model, self.batch_size, self.optimizer, clips=self.clips, one_replica=one_replica
         )

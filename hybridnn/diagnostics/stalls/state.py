@@ -21,6 +21,7 @@ from typing import Any
 
 from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Event, Recorder, purpose
 from hybridnn.diagnostics.failsafe import streams_are_open
+from hybridnn.diagnostics.locations import COMMUNICATION_FILES, PACKAGE, code_location
 from hybridnn.utils.connections import open_connections
 from hybridnn.utils.text import format_ranks
 
@@ -28,18 +29,6 @@ GroupKey = tuple[str, str, int]
 """Identifies a group of the job: axis, members, and ordinal among groups with the same axis and members."""
 
 OUTSIDE = "nothing: outside of communication"
-PACKAGE = f"{Path(__file__).parents[2]}/"  # as in stack frames: links are not resolved
-
-COMMUNICATION_FILES = tuple(
-    PACKAGE + name for name in ("comm/", "diagnostics/", "parallel/grid.py", "parallel/node_memory.py")
-)
-"""Beginnings of the paths of files that communicate."""
-
-
-def code_location(file: str, line: int, function: str) -> str:
-    """``file.py:12 in function``, with the path below ``hybridnn/`` for files of this package."""
-    name = f"hybridnn/{file.removeprefix(PACKAGE)}" if file.startswith(PACKAGE) else file.rpartition("/")[2]
-    return f"{name}:{line} in {function}"
 
 
 @dataclass(frozen=True)
@@ -197,7 +186,7 @@ class JobState:
 LAST_EVENTS = 8
 LAST_FRAMES = 12
 
-NOT_WAITING = tuple(PACKAGE + name for name in ("diagnostics/stalls/", "comm/file_io.py"))
+NOT_WAITING = f"{PACKAGE}diagnostics/stalls/"
 """Communication code that waits for no rank, or runs in threads beside the training."""
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.gpu.device_events import PinnedMemory, is_complete, record_event, wait_for
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 
 CHUNK_BYTES = 2**22  # bytes of one staged message: the copy of a chunk overlaps with the messages of earlier chunks
 

@@ -23,7 +23,7 @@ from hybridnn.comm.transport import Graphs, is_on_host
 from hybridnn.gpu.device_events import is_complete
 from hybridnn.gpu.transports.device import Device
 from hybridnn.gpu.transports.staging import Staging
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 
 START_SECONDS = 120.0  # time limit for connecting the ranks
 

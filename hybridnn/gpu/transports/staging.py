@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.blocks import block_slice, offsets_of, pieces, row_layout
-from hybridnn.comm.mpi import import_mpi
+from hybridnn.comm.blocks import block_slice, offsets_of, row_layout
 from hybridnn.comm.transport import Transport, copy_rows, is_on_host
 from hybridnn.gpu.transports.device import Device
-from hybridnn.nn.backend import Array
+from hybridnn.nn.kernels import Array
 
 STAGING_TAG = 32_767  # tag of the messages that a collective consists of: the highest that every MPI library has
 
@@ -148,10 +147,8 @@ class Staging(Transport):
     """
 
     def __init__(self, comm: Any, limit: int, device: Device) -> None:
-        self._comm, self._device = comm, device
-        self._chunk = min(limit, device.chunk_bytes)
-        self._size, self._rank = comm.Get_size(), comm.Get_rank()
-        self._mpi: Any = import_mpi()
+        super().__init__(comm, min(limit, device.chunk_bytes))
+        self._device = device
 
     def allreduce(self, array: Array, operation: str) -> list[Any]:
         """Replace `array` by its sum or maximum over the ranks."""
@@ -165,7 +162,7 @@ class Staging(Transport):
     def allgather(self, array: Array) -> list[Any]:
         """Gather the blocks of rows of all ranks in `array`."""
         transfer = Transfer(self._device)
-        if array.nbytes > self._chunk:
+        if array.nbytes > self._limit:
             for root in range(self._size):
                 self._broadcast(transfer, self._block(array, root), root)
             return [transfer]
@@ -188,10 +185,6 @@ class Staging(Transport):
     def scatter(self, array: Array | None, out: Array, rows: Sequence[int], root: int) -> list[Any]:
         """Send every rank its rows of the root's `array`."""
         return self._messages(array, out, rows, root, scatters=True)
-
-    def gather(self, array: Array, out: Array | None, rows: Sequence[int], root: int) -> list[Any]:
-        """Concatenate the rows of all ranks in the root's `out`."""
-        return self._messages(out, array, rows, root, scatters=False)
 
     def send(self, array: Array, peer: int, tag: int, synchronous: bool) -> list[Any]:
         """Send a message."""
@@ -254,9 +247,6 @@ class Staging(Transport):
 
     def _block(self, array: Array, rank: int) -> Array:
         return array[block_slice(len(array), self._size, rank)]
-
-    def _pieces(self, array: Array) -> Sequence[Array]:
-        return pieces(array, self._chunk)
 
 
 class DeviceMpi(Staging):

@@ -19,8 +19,7 @@ from hybridnn.pipeline.schedules.instructions import (
     InputGradient,
     Instruction,
     Kinds,
-    LoadInput,
-    LoadTarget,
+    Load,
     ReceiveActivations,
     ReceiveGradients,
     Recompute,
@@ -44,7 +43,7 @@ ONCE_PER_MINIBATCH: Kinds = (ReduceGradients, Update)
 USES_GRADIENTS: Kinds = (*BACKWARD_PASSES, *ONCE_PER_MINIBATCH)
 
 NEEDS: dict[type[Instruction], Kinds] = {
-    Forward: (LoadInput, LoadTarget, ReceiveActivations),
+    Forward: (Load, ReceiveActivations),
     SendActivations: (Forward,),
     Recompute: (Forward,),
     Backward: (Forward, Recompute, ReceiveGradients),
@@ -112,8 +111,9 @@ def _required(schedule: Schedule, stage: int, training: bool) -> set[Key]:
     required: set[Key] = set()
     for chunk in range(schedule.chunks):
         first, last = schedule.is_first(stage, chunk), schedule.is_last(stage, chunk)
-        kinds: list[type[Instruction]] = [Forward, LoadInput if first else ReceiveActivations]
-        kinds.append(LoadTarget if last else SendActivations)
+        kinds: list[type[Instruction]] = [Forward, Load] if schedule.loads(stage, chunk) else [Forward]
+        kinds += [] if first else [ReceiveActivations]
+        kinds += [] if last else [SendActivations]
         if training:
             kinds += [] if first else [SendGradients]
             kinds += [] if last else [ReceiveGradients]

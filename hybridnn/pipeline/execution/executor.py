@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridnn.comm.blocks import block_bounds, block_size
-from hybridnn.nn.backend import HostArray
+from hybridnn.nn.kernels import HostArray
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.workspace import StageArrays
@@ -28,8 +28,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Forward,
     InputGradient,
     Instruction,
-    LoadInput,
-    LoadTarget,
+    Load,
     ReceiveActivations,
     ReceiveGradients,
     Recompute,
@@ -105,8 +104,7 @@ class Executor:
         self._has_messages = grid.pipeline > 1
         self._take_outputs: TakeOutputs | None = None
         self._compilers: dict[type[Instruction], Callable[[_Task], Operation | None]] = {
-            LoadInput: self._load_input,
-            LoadTarget: self._load_target,
+            Load: self._load,
             # A receive is started ahead, and completed by the pass that uses the message.
             ReceiveActivations: lambda task: None,
             ReceiveGradients: lambda task: None,
@@ -233,30 +231,15 @@ class Executor:
         instruction = self._program.order[position]
         return self._compilers[type(instruction)](_Task(position, size, instruction, self._runtimes[instruction.chunk]))
 
-    def _load_input(self, task: _Task) -> Operation:
+    def _load(self, task: _Task) -> Operation:
+        schedule, place = self._program.schedule, (self._program.stage, task.instruction.chunk)
         start, stop = self._bounds(task)
         arrays = self._arrays(task)
-        x, y = arrays.samples, arrays.targets if self._is_with_target(task.position) else None
+        x = arrays.samples if schedule.is_first(*place) else None
+        y = arrays.targets if schedule.is_last(*place) else None
 
         def load(minibatch: Minibatch) -> None:
             minibatch.load(minibatch.samples, start, stop, x, y)
-
-        return load
-
-    def _is_with_target(self, position: int) -> bool:
-        """Whether the instruction after a `LoadInput` loads the targets of the same samples."""
-        instruction, *following = self._program.order[position : position + 2]
-        return following == [LoadTarget(*instruction.part)]
-
-    def _load_target(self, task: _Task) -> Operation | None:
-        before = task.position - 1
-        if before >= 0 and isinstance(self._program.order[before], LoadInput) and self._is_with_target(before):
-            return None
-        start, stop = self._bounds(task)
-        y = self._arrays(task).targets
-
-        def load(minibatch: Minibatch) -> None:
-            minibatch.load(minibatch.samples, start, stop, None, y)
 
         return load
 
@@ -370,13 +353,13 @@ class Executor:
         return self._grid.batch > 1 and task.position in self._program.reducing
 
     def _reduce(self, task: _Task) -> Operation:
-        chunks = [runtime.chunk for runtime in self._runtimes]
+        finishes = [runtime.chunk.replica.finish for runtime in self._runtimes]
 
-        def finish_reduction(minibatch: Minibatch) -> None:
-            for chunk in chunks:
-                chunk.finish_reduction()
+        def finish_reductions(minibatch: Minibatch) -> None:
+            for finish in finishes:
+                finish()
 
-        return finish_reduction
+        return finish_reductions
 
     def _update(self, task: _Task) -> Operation:
         kept, instruction = self._program.kept[task.position], task.instruction

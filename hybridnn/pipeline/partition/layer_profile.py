@@ -12,8 +12,8 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.mlp import MLP
-from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import parallel_dense, split_layers
 from hybridnn.parallel.workspace import StageRole, Workspace

@@ -27,8 +27,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Forward,
     InputGradient,
     Instruction,
-    LoadInput,
-    LoadTarget,
+    Load,
     ReceiveActivations,
     ReceiveGradients,
     Recompute,
@@ -225,8 +224,8 @@ def _delayed(size: ScheduleSize, stage: int, *, recompute: bool) -> list[Instruc
         # "custom forward pass"
         if step < size.minibatches:
             order += [Barrier(step)] if step else []
-            order.append(LoadInput(step) if is_first else ReceiveActivations(step))
-            order += [LoadTarget(step)] if is_last else []
+            order += [] if is_first else [ReceiveActivations(step)]
+            order += [Load(step)] if is_first or is_last else []
             order.append(Forward(step))
             order += [] if is_last else [SendActivations(step)]
         order.append(Barrier(step))

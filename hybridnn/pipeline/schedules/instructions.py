@@ -40,18 +40,11 @@ class Instruction:
         return f"{self.name} {self.minibatch}{microbatch}{chunk}"
 
 
-class LoadInput(Instruction):
-    """Load the samples; on the first virtual stage."""
+class Load(Instruction):
+    """Load the inputs on the first virtual stage, and the targets on the last: both where there is only one."""
 
     __slots__ = ()
-    name = "load input"
-
-
-class LoadTarget(Instruction):
-    """Load the targets; on the last virtual stage."""
-
-    __slots__ = ()
-    name = "load target"
+    name = "load"
 
 
 class ReceiveActivations(Instruction):

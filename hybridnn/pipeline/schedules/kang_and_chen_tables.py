@@ -11,7 +11,7 @@ Table 4, features replay (FR)          `features_replay`               `CURRENT`
 Table 5, PipeDream                     `pipedream`                     `STASHED`
 **Chen et al. 2018**
 vanilla model parallelism              `pipedream`                     `CURRENT`
-section 3.2, vertical sync             `pipedream`                     `VERTICAL_SYNC`
+section 3.2, vertical sync             `pipedream-vsync`               `VERTICAL_SYNC`
 SpecTrain                              `pipedream`                     `PREDICTED`
 =====================================  ==============================  ===================================
 
@@ -28,8 +28,8 @@ The lines of Kang's tables, as `instructions`, which `hybridnn.pipeline.executio
 
 ============================================  ==================================================================
 "For step t"                                  the order of the instructions; `hybridnn.pipeline.execution.program`
-"get input from dataloader"                   `LoadInput`
-"get the target from the dataloader"          `LoadTarget`
+"get input from dataloader"                   `Load` of the first stage
+"get the target from the dataloader"          `Load` of the last stage
 "receive input from former device"            `ReceiveActivations`
 "do forward pass to get activation"           `Forward`
 "send h to next device"                       `SendActivations`
@@ -43,6 +43,6 @@ The lines of Kang's tables, as `instructions`, which `hybridnn.pipeline.executio
 "Create deque", "store" and "pop"             none: buffers of `memory_plan`; of gradients, those of a receiver
 ============================================  ==================================================================
 
-Loads and messages are placed among the computations of Table 5 by `message_placement.place_messages`; the orders of
-Tables 3 and 4 have them where the tables do.
+Loads and messages are placed among the computations of Table 5 by `schedule.with_loads` and
+`message_placement.place_messages`; the orders of Tables 3 and 4 have them where the tables do.
 """

@@ -18,8 +18,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Forward,
     InputGradient,
     Instruction,
-    LoadInput,
-    LoadTarget,
+    Load,
     Recompute,
     Update,
     WeightGradient,
@@ -32,7 +31,7 @@ Lifetime = tuple[int, int]  # positions in the list of the first write and of th
 Key = TypeVar("Key")
 
 # Tuples, because a union would be made anew for each of the many instructions of a large schedule.
-_WRITES_INPUT = (LoadInput, LoadTarget, Forward)  # targets lie beside inputs
+_WRITES_INPUT = (Load, Forward)  # targets lie beside inputs
 _USES_INPUT = (Forward, Backward, InputGradient, WeightGradient)
 
 

@@ -1,4 +1,4 @@
-"""Placement of loads, sends and receives among the computations of a schedule, free of deadlocks.
+"""Placement of sends and receives among the computations of a schedule, free of deadlocks.
 
 The computations are timed with unit durations and messages that take no time. Every message then has a time, the end
 of the computation that produces it, and all messages have one order that both of their ends follow: on a stage, a
@@ -20,8 +20,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Forward,
     InputGradient,
     Instruction,
-    LoadInput,
-    LoadTarget,
+    Load,
     ReceiveActivations,
     ReceiveGradients,
     Recompute,
@@ -41,10 +40,10 @@ UNIT_DURATIONS: dict[type[Instruction], float] = {
 
 
 def place_messages(schedule: Schedule) -> Schedule:
-    """Add loads and messages to a schedule that lists computations only.
+    """Add messages to a schedule that lists computations and loads only.
 
     A send follows the computation that produces its content, before any receive unless several stages send to each
-    other in a cycle at one time; a load stands directly before the forward pass that uses it.
+    other in a cycle at one time.
     """
     program = compile_schedule(schedule)
     durations = [UNIT_DURATIONS.get(type(item), 0.0) for item in program.computations]
@@ -55,7 +54,7 @@ def place_messages(schedule: Schedule) -> Schedule:
         send, receive = _ends(schedule, message)
         for stage, instruction in ((message[0].sender, send), (message[0].receiver, receive)):
             placed[stage].append((bisect_left(starts[stage], time), instruction))
-    orders = tuple(_merge(schedule, stage, order, placed[stage]) for stage, order in enumerate(schedule.orders))
+    orders = tuple(map(_merge, schedule.orders, placed))
     return replace(schedule, orders=orders)
 
 
@@ -88,19 +87,15 @@ def _ends(schedule: Schedule, message: Message) -> tuple[Instruction, Instructio
     return SendActivations(t, m, chunk), ReceiveActivations(t, m, channel.chunk)
 
 
-def _merge(
-    schedule: Schedule, stage: int, order: tuple[Instruction, ...], placed: list[tuple[int, Instruction]]
-) -> tuple[Instruction, ...]:
-    """The stage's list with the loads, and with each message before the computation of its index."""
+def _merge(order: tuple[Instruction, ...], placed: list[tuple[int, Instruction]]) -> tuple[Instruction, ...]:
+    """The stage's list, with each message before the computation of its index and the load of that."""
     merged: list[Instruction] = []
-    done = 0
-    for index, instruction in enumerate(order):
+    index = done = 0  # of computations, and of messages
+    for instruction in order:
         while done < len(placed) and placed[done][0] <= index:
             merged.append(placed[done][1])
             done += 1
-        if isinstance(instruction, Forward):
-            merged += [LoadInput(*instruction.part)] if schedule.is_first(stage, instruction.chunk) else []
-            merged += [LoadTarget(*instruction.part)] if schedule.is_last(stage, instruction.chunk) else []
         merged.append(instruction)
+        index += not isinstance(instruction, Load)
     merged += [message for _, message in placed[done:]]
     return tuple(merged)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 
@@ -16,8 +16,7 @@ from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules import computation_orders as orders
 from hybridnn.pipeline.schedules.computation_orders import Order, ScheduleSize
 from hybridnn.pipeline.schedules.instructions import Instruction
-from hybridnn.pipeline.schedules.message_placement import place_messages
-from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.pipeline.schedules.schedule import Schedule, with_loads
 from hybridnn.pipeline.schedules.weight_policies import (
     CURRENT,
     DOUBLE_BUFFERED,
@@ -49,8 +48,6 @@ class Method:
     placed_weight_gradients: bool = False  # the order itself places the weight gradients
     placed_messages: bool = False  # the order itself places loads and messages
     recomputes: bool = False  # every stage but the last computes its forward passes twice
-    # The policy with vertical synchronization, where the method has that option.
-    synchronized: WeightPolicy | None = None
 
     @property
     def exact(self) -> bool:
@@ -61,6 +58,27 @@ class Method:
     def predicts(self) -> bool:
         """Whether it reads predicted weights, which needs an optimizer with momentum."""
         return self.policy.forward(0, 2, 4).ahead > 0  # stage 0 of 2, once the pipeline is full
+
+    def require(self, size: ScheduleSize, weight_grad: str) -> None:
+        """Raise a `SettingError` unless the method supports the arguments, which are those of `make_schedule`."""
+        _require_whole(size)
+        stages, microbatches, chunks = size.stages, size.microbatches, size.chunks
+        if microbatches > 1 and not self.cuts_minibatches:
+            raise SettingError("parallel.microbatches", microbatches, f"1 with {self.name}, which splits no minibatch")
+        if chunks > 1 and not self.chunked:
+            having = ", ".join(name for name, other in METHODS.items() if other.chunked)
+            raise SettingError("parallel.chunks", chunks, f"1 with {self.name}; more only with {having}")
+        if self.chunked and chunks < 2:
+            raise SettingError("parallel.chunks", chunks, f"2 or more with {self.name}")
+        if self.fills_pipeline and microbatches < stages:
+            allowed = f"at least the {stages} stages with {self.name}"
+            raise SettingError("parallel.microbatches", microbatches, allowed)
+        if self.chunked and microbatches % stages:
+            allowed = f"a multiple of the {stages} stages with {self.name}"
+            raise SettingError("parallel.microbatches", microbatches, allowed)
+        require_choice("parallel.weight_grad", weight_grad, WEIGHT_GRADIENTS)
+        if weight_grad == "merged" and self.placed_weight_gradients:
+            raise SettingError("parallel.weight_grad", weight_grad, f"{self.name} places the weight gradients itself")
 
 
 def _one_microbatch(size: ScheduleSize, stage: int) -> int:
@@ -152,7 +170,13 @@ _METHODS = (
         orders.pipedream,
         STASHED,
         _in_flight_without_flush,
-        synchronized=VERTICAL_SYNC,
+    ),
+    Method(
+        "pipedream-vsync",
+        "pipedream with vertical sync: all stages read the same version",
+        orders.pipedream,
+        VERTICAL_SYNC,
+        _in_flight_without_flush,
     ),
     Method(
         "pipedream-2bw",
@@ -254,7 +278,6 @@ def make_schedule(
     microbatches: int = 1,
     chunks: int = 1,
     weight_grad: str = "per-microbatch",
-    vertical_sync: bool = False,
     messages: bool = True,
 ) -> Schedule:
     """Build the schedule of a method.
@@ -264,8 +287,6 @@ def make_schedule(
     stages, minibatches, microbatches, chunks : int
         K, T, M and v, as in `Schedule`. A pipeline of one stage has one chunk in any case.
     weight_grad : {"per-microbatch", "merged"}
-    vertical_sync : bool
-        Every stage reads the weight version that the first stage's forward pass read.
     messages : bool
         Place loads and messages, which takes most of the time and is not needed to time computations. Methods whose
         order itself places them have them in any case.
@@ -275,34 +296,25 @@ def make_schedule(
     SettingError
         If the method does not exist or does not support the arguments.
     """
-    chosen = find_method(method)
-    _require_counts(chosen, stages, minibatches, microbatches, chunks)
-    require_choice("parallel.weight_grad", weight_grad, WEIGHT_GRADIENTS)
-    if weight_grad == "merged" and chosen.placed_weight_gradients:
-        raise SettingError("parallel.weight_grad", weight_grad, f"{method} places the weight gradients itself")
-    policy = chosen.policy
-    if vertical_sync:
-        if chosen.synchronized is None:
-            having = ", ".join(name for name, other in METHODS.items() if other.synchronized is not None)
-            raise SettingError("parallel.vertical_sync", vertical_sync, f"only with {having}, not with {method}")
-        policy = chosen.synchronized
-
-    size = ScheduleSize(stages, minibatches, microbatches, 1 if stages == 1 else chunks)
+    chosen, size = find_method(method), ScheduleSize(stages, minibatches, microbatches, chunks)
+    chosen.require(size, weight_grad)
+    size = _in_pipeline(size)
     lists = [chosen.order(size, stage) for stage in range(stages)]
     activations = chosen.activations
     if weight_grad == "merged" and microbatches > 1:
         lists = [orders.merge_weight_gradients(order, size.chunks) for order in lists]
         activations = _complete_minibatch if chosen.exact else _complete_and_next_minibatch
-    schedule = _schedule(method, size, policy, lists, activations)
-    return place_messages(schedule) if messages and not chosen.placed_messages else schedule
+    schedule = _schedule(method, size, chosen.policy, lists, activations)
+    return _with_messages(schedule) if messages and not chosen.placed_messages else schedule
 
 
 def forward_only(stages: int, minibatches: int, chunks: int = 1) -> Schedule:
     """Build the schedule of an evaluation: pipelined forward passes with the initial weights."""
-    _require_whole(stages, minibatches, 1, chunks)
-    size = ScheduleSize(stages, minibatches, 1, 1 if stages == 1 else chunks)
+    size = ScheduleSize(stages, minibatches, 1, chunks)
+    _require_whole(size)
+    size = _in_pipeline(size)
     lists = [orders.evaluation(size, stage) for stage in range(stages)]
-    return place_messages(_schedule("evaluation", size, INITIAL, lists, _one_microbatch))
+    return _with_messages(_schedule("evaluation", size, INITIAL, lists, _one_microbatch))
 
 
 def _schedule(
@@ -317,25 +329,23 @@ def _schedule(
     return Schedule(method, *counts, policy, tuple(map(tuple, lists)), bound)
 
 
-def _require_whole(stages: int, minibatches: int, microbatches: int, chunks: int) -> None:
-    require_whole("parallel.pipeline", stages, 1)
-    require_whole("minibatches", minibatches, 1)
-    require_whole("parallel.microbatches", microbatches, 1)
-    require_whole("parallel.chunks", chunks, 1)
+def _require_whole(size: ScheduleSize) -> None:
+    require_whole("parallel.pipeline", size.stages, 1)
+    require_whole("minibatches", size.minibatches, 1)
+    require_whole("parallel.microbatches", size.microbatches, 1)
+    require_whole("parallel.chunks", size.chunks, 1)
 
 
-def _require_counts(method: Method, stages: int, minibatches: int, microbatches: int, chunks: int) -> None:
-    _require_whole(stages, minibatches, microbatches, chunks)
-    if microbatches > 1 and not method.cuts_minibatches:
-        raise SettingError("parallel.microbatches", microbatches, f"1 with {method.name}, which splits no minibatch")
-    if chunks > 1 and not method.chunked:
-        having = ", ".join(name for name, other in METHODS.items() if other.chunked)
-        raise SettingError("parallel.chunks", chunks, f"1 with {method.name}; more only with {having}")
-    if method.chunked and chunks < 2:
-        raise SettingError("parallel.chunks", chunks, f"2 or more with {method.name}")
-    if method.fills_pipeline and microbatches < stages:
-        allowed = f"at least the {stages} stages with {method.name}"
-        raise SettingError("parallel.microbatches", microbatches, allowed)
-    if method.chunked and microbatches % stages:
-        allowed = f"a multiple of the {stages} stages with {method.name}"
-        raise SettingError("parallel.microbatches", microbatches, allowed)
+def _in_pipeline(size: ScheduleSize) -> ScheduleSize:
+    """The size with one chunk in a pipeline of one stage: a rank would have to send to itself."""
+    return replace(size, chunks=1) if size.stages == 1 else size
+
+
+def _with_messages(schedule: Schedule) -> Schedule:
+    """Add loads, and messages where there are several stages."""
+    schedule = with_loads(schedule)
+    if schedule.stages == 1:
+        return schedule
+    from hybridnn.pipeline.schedules.message_placement import place_messages
+
+    return place_messages(schedule)

@@ -6,7 +6,7 @@ A schedule is built without MPI and never changed; the same object is linted, dr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Forward,
     InputGradient,
     Instruction,
+    Load,
     ReceiveActivations,
     ReceiveGradients,
     Recompute,
@@ -74,6 +75,10 @@ class Schedule:
         """Whether a chunk ends with the network's last layer."""
         return stage == self.stages - 1 and chunk == self.chunks - 1
 
+    def loads(self, stage: int, chunk: int) -> bool:
+        """Whether a chunk loads samples: the inputs, the targets, or both."""
+        return self.is_first(stage, chunk) or self.is_last(stage, chunk)
+
     def before(self, stage: int, chunk: int) -> tuple[int, int]:
         """Stage and chunk of the previous virtual stage; not for the first."""
         return (stage - 1, chunk) if stage else (self.stages - 1, chunk - 1)
@@ -111,6 +116,19 @@ class Schedule:
         """The error at a position of a stage's list, which may be its end."""
         order = self.orders[stage]
         return ScheduleError(stage, position, order[position] if position < len(order) else None, reason)
+
+
+def with_loads(schedule: Schedule) -> Schedule:
+    """Add loads to a schedule without any, directly before the forward passes that use them."""
+
+    def loaded(stage: int, order: tuple[Instruction, ...]) -> Iterator[Instruction]:
+        for instruction in order:
+            if isinstance(instruction, Forward) and schedule.loads(stage, instruction.chunk):
+                yield Load(*instruction.part)
+            yield instruction
+
+    orders = tuple(tuple(loaded(stage, order)) for stage, order in enumerate(schedule.orders))
+    return replace(schedule, orders=orders)
 
 
 class Channel(NamedTuple):

@@ -26,7 +26,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.message_placement import place_messages
-from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.pipeline.schedules.schedule import Schedule, with_loads
 from hybridnn.pipeline.schedules.weight_policies import WeightPolicy
 from hybridnn.utils.files import FileError, read_json
 from hybridnn.utils.text import shown_path
@@ -99,7 +99,7 @@ def _schedule(content: Any, name: str) -> Schedule:
     if any(not isinstance(item, COMPUTATIONS) for item in everything):
         return made
     _require_passes(made)
-    return place_messages(made)
+    return place_messages(with_loads(made))
 
 
 def _require_passes(schedule: Schedule) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from hybridnn import MLP, SGD
 from hybridnn.cost.planning.layouts import balanced_layers, feasible_layouts, most_ranks
+from hybridnn.cost.prediction.places import replica_groups
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint
@@ -96,11 +97,11 @@ def test_batch_ranks_of_a_node_share_a_replica_by_default() -> None:
     for layout in feasible_layouts(DEEP, cluster, 8):
         batch, model = layout.stages[0]
         for stage in range(len(layout.stages)):
-            ((sharers, groups),) = layout.replica_groups(stage).items()
+            ((sharers, groups),) = replica_groups(layout, stage).items()
             assert (sum(sharers), groups) == (batch, model)
             # Model groups lie inside a node, so that half of the ranks of a stage, or all, are on one.
             assert max(sharers) <= max(1, 4 // model)
-    whole = [layout.replica_groups(0) for layout in feasible_layouts(DEEP, cluster, 8) if layout.stages == ((8, 1),)]
+    whole = [replica_groups(layout, 0) for layout in feasible_layouts(DEEP, cluster, 8) if layout.stages == ((8, 1),)]
     assert whole == [{(4, 4): 1}] * len(whole)
     assert not any(layout.shared_replicas for layout in feasible_layouts(DEEP, cluster, 8, {"shared_replicas": False}))
 

@@ -27,7 +27,7 @@ def test_descriptions(layout: Layout, text: str) -> None:
     assert layout.describe() == text
 
 
-def pipeline(method: str, stages: int, *, vertical_sync: bool = False) -> Layout:
+def pipeline(method: str, stages: int) -> Layout:
     chosen = METHODS[method]
     return Layout(
         ((1, 1),) * stages,
@@ -35,7 +35,6 @@ def pipeline(method: str, stages: int, *, vertical_sync: bool = False) -> Layout
         method=method,
         microbatches=stages if chosen.cuts_minibatches else 1,
         chunks=2 if chosen.chunked else 1,
-        vertical_sync=vertical_sync,
     )
 
 
@@ -59,7 +58,7 @@ def test_staleness_agrees_with_an_audit_of_the_schedule(name: str) -> None:
 
 def test_staleness_in_updates() -> None:
     assert pipeline("pipedream", 2).describe_staleness() == "stale by up to 1 update"
-    assert pipeline("pipedream", 4, vertical_sync=True).describe_staleness() == "stale by 3 updates"
+    assert pipeline("pipedream-vsync", 4).describe_staleness() == "stale by 3 updates"
     assert pipeline("pipedream-2bw", 4).describe_staleness() == "stale by 1 update"
     assert pipeline("pipedream", 1).describe_staleness() == "exact"
 

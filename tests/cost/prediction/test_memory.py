@@ -98,7 +98,7 @@ METHODS: list[dict[str, Any]] = [
     {"method": "ddg"},
     {"method": "fr"},
     {"method": "pipedream"},
-    {"method": "pipedream", "vertical_sync": True},
+    {"method": "pipedream-vsync"},
     {"method": "vanilla"},
     {"method": "spectrain"},
 ]

@@ -16,15 +16,16 @@ from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.planning.layouts import feasible_layouts
 from hybridnn.cost.planning.plan import StepBounds
-from hybridnn.cost.prediction import groups, stage_costs
+from hybridnn.cost.prediction import groups, places, stage_costs
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
+from hybridnn.cost.prediction.places import GridPlaces, StagePlace
 from hybridnn.cost.prediction.predict import Prediction, predict
+from hybridnn.cost.prediction.times import pipeline_of
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation import simulate_layout
-from hybridnn.parallel.grid import place_ranks
-from hybridnn.pipeline import layout as layouts
-from hybridnn.pipeline.layout import GridPlaces, Layout, StagePlace
+from hybridnn.pipeline.layout import Layout
+from reference.placement import place_ranks
 
 CLUSTER = read_machine("cluster-1024")
 UNEVEN = Workload(MLP([32, 32, 32, 24, 24, 24, 24, 40, 32, 10]), 2000, 61)
@@ -40,8 +41,8 @@ def cluster(nodes: int, ranks_per_node: int) -> Machine:
 CACHES = (
     groups._axis_crossings,
     groups._flows,
-    layouts.grid_places,
-    layouts._batch_group_placements,
+    places.grid_places,
+    places._batch_group_placements,
 )
 
 
@@ -77,12 +78,12 @@ def compute_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Layout, "equal_microbatches", lambda layout, batch_size: tuple(range(layout.microbatches)))
     patch.setattr(GridPlaces, "of", where_they_are)
     patch.setattr(groups, "_different_model_groups", lambda place: place.batch)
-    for module in (groups, layouts):
+    for module in (groups, places):
         patch.setattr(module, "distinct_neighbours", every_row)
 
 
 def figures(prediction: Prediction) -> dict[str, Any]:
-    return asdict(replace(prediction, layout=prediction.layout.pipeline_only))
+    return asdict(replace(prediction, layout=pipeline_of(prediction.layout)))
 
 
 def assert_equal(found: Any, expected: Any) -> None:
@@ -163,7 +164,9 @@ def test_groups_of_a_hundred_thousand_ranks(ranks_per_node: int, shape: tuple[in
         for axis, rows in (("batch", grid.T), ("model", grid)):
             crossings = Crossings(rows)
             seconds = machine.collective_seconds("allreduce", 40_000, rows.shape[1], crossings=crossings)
-            assert getattr(found, axis)("allreduce", 40_000, stage).seconds == pytest.approx(seconds, rel=1e-12)
+            assert getattr(found, axis)(stage).collective("allreduce", 40_000).seconds == pytest.approx(
+                seconds, rel=1e-12
+            )
     for stage in range(3):
         sender, receiver = stages[stage].ravel(), stages[stage + 1].ravel()
         crossing = sender != receiver

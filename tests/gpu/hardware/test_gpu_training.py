@@ -11,6 +11,7 @@ import pytest
 
 from hybridnn import Adam, AdamW, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
+from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.errors import EnvironmentProblem
@@ -199,11 +200,11 @@ def test_training_resumes_from_a_checkpoint_of_the_cpu(comm: MPI.Intracomm, dtyp
         for first, second in (("cpu", device), (device, "cpu")):
             began = make_trainer(case, grid, dtype, device=first)
             began.fit(*data(case), epochs=1)
-            began.checkpoint_writer(folder, "noise").write(began.progress)
+            checkpoint_writer(began, folder, "noise").write(began.progress)
             goes_on = make_trainer(case, grid, dtype, device=second)
             checkpoint, _ = newest_valid(folder, grid.world)
             assert checkpoint is not None
-            goes_on.restore(checkpoint)
+            goes_on.restore(checkpoint.read_into, checkpoint.manifest.progress)
             began.fit(*data(case), epochs=2)
             goes_on.fit(*data(case), epochs=2)
             assert_arrays_close(goes_on.weights(), began.weights(), f"{axes}", TOLERANCES[dtype])

@@ -17,8 +17,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Forward,
     InputGradient,
     Instruction,
-    LoadInput,
-    LoadTarget,
+    Load,
     ReceiveActivations,
     ReceiveGradients,
     Recompute,
@@ -115,8 +114,8 @@ def schedule_of(method: str) -> Schedule:
 BROKEN = [
     # Contents of the list
     ("1f1b", drop(1, Forward(0, 2)), "stage 1, end of the list: forward 0.2 is missing"),
-    ("1f1b", drop(0, LoadInput(1, 1)), "stage 0, end of the list: load input 1.1 is missing"),
-    ("1f1b", drop(2, LoadTarget(3, 0)), "stage 2, end of the list: load target 3 is missing"),
+    ("1f1b", drop(0, Load(1, 1)), "stage 0, end of the list: load 1.1 is missing"),
+    ("1f1b", drop(2, Load(3, 0)), "stage 2, end of the list: load 3 is missing"),
     ("1f1b", drop(1, SendGradients(1, 3)), "stage 1, end of the list: send gradients 1.3 is missing"),
     ("pipedream", drop(2, Update(3)), "stage 2, end of the list: update 3 is missing"),
     ("pipedream", drop(0, ReduceGradients(1)), "stage 0, end of the list: reduce gradients 1 is missing"),
@@ -124,7 +123,7 @@ BROKEN = [
     ("zb-h1", drop(1, InputGradient(0, 1)), "stage 1, end of the list: input gradient 0.1 is missing"),
     ("zb-h1", drop(1, WeightGradient(0, 1)), "stage 1, end of the list: weight gradient 0.1 is missing"),
     ("1f1b", put(1, 30, Forward(0, 2)), "stage 1, instruction 30 (forward 0.2): is there twice, first as instruc"),
-    ("1f1b", put(1, 2, LoadInput(0, 1)), "stage 1, instruction 2 (load input 0.1): has no place on this stage"),
+    ("1f1b", put(1, 2, Load(0, 1)), "stage 1, instruction 2 (load 0.1): has no place on this stage"),
     ("1f1b", put(2, 0, SendActivations(0)), "stage 2, instruction 0 (send activations 0): has no place on this stage"),
     ("1f1b", put(0, 5, SendGradients(0)), "stage 0, instruction 5 (send gradients 0): has no place on this stage"),
     ("1f1b", put(0, 5, Update(0, 1)), "stage 0, instruction 5 (update 0.1): has no place on this stage"),
@@ -136,9 +135,9 @@ BROKEN = [
     ("zb-h1", put(1, 40, WeightGradient(0, ALL_MICROBATCHES)), "(weight gradient 0): computes a gradient of microba"),
     ("1f1b", put(1, 40, WeightGradient(0, 1)), "stage 1, instruction 40 (weight gradient 0.1): computes a gradient"),
     # Order on the stage
-    ("1f1b", before(0, Forward(0, 1), LoadInput(0, 1)), "(forward 0.1): comes before load input 0.1, which it needs"),
+    ("1f1b", before(0, Forward(0, 1), Load(0, 1)), "(forward 0.1): comes before load 0.1, which it needs"),
     ("1f1b", before(1, Forward(0), ReceiveActivations(0)), "(forward 0): comes before receive activations 0, which"),
-    ("1f1b", before(2, Forward(0), LoadTarget(0)), "(forward 0): comes before load target 0, which it needs"),
+    ("1f1b", before(2, Forward(0), Load(0)), "(forward 0): comes before load 0, which it needs"),
     ("1f1b", before(1, SendActivations(0), Forward(0)), "(send activations 0): comes before forward 0, which"),
     ("1f1b", before(1, Backward(0), ReceiveGradients(0)), "(backward 0): comes before receive gradients 0, which"),
     ("1f1b", before(1, SendGradients(0), Backward(0)), "(send gradients 0): comes before backward 0, which it"),
@@ -179,11 +178,11 @@ def hand_made(*orders: list[Instruction], minibatches: int = 2) -> Schedule:
 
 
 def first(*minibatches: int) -> list[Instruction]:
-    return [LoadInput(t) for t in range(2)] + [Forward(t) for t in range(2)] + [SendActivations(t) for t in minibatches]
+    return [Load(t) for t in range(2)] + [Forward(t) for t in range(2)] + [SendActivations(t) for t in minibatches]
 
 
 def last(*minibatches: int) -> list[Instruction]:
-    return [ReceiveActivations(t) for t in minibatches] + [one for t in range(2) for one in (LoadTarget(t), Forward(t))]
+    return [ReceiveActivations(t) for t in minibatches] + [one for t in range(2) for one in (Load(t), Forward(t))]
 
 
 def test_order_of_a_channel() -> None:
@@ -222,7 +221,7 @@ def test_deadlock_of_a_barrier_or_a_message_of_a_rank_to_itself() -> None:
         lint(replace(schedule, orders=orders))
     # Two chunks of one rank: the send never ends, because the same rank would have to receive.
     chunks = [Forward(0, 0, 0), SendActivations(0, 0, 0), ReceiveActivations(0, 0, 1), Forward(0, 0, 1)]
-    order = (LoadInput(0), *chunks[:3], LoadTarget(0, 0, 1), chunks[3])
+    order = (Load(0), *chunks[:3], Load(0, 0, 1), chunks[3])
     with pytest.raises(ScheduleError, match=r"stage 0 waits at instruction 2 \(send activations 0\) for stage 0$"):
         lint(replace(forward_only(1, 1), chunks=2, orders=(order,)))
 

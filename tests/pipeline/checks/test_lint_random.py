@@ -27,7 +27,6 @@ def build(definition: Definition) -> Schedule:
         microbatches=definition.microbatches,
         chunks=definition.chunks,
         weight_grad="merged" if definition.merged else "per-microbatch",
-        vertical_sync=definition.vertical_sync,
     )
 
 
@@ -38,7 +37,7 @@ def definitions(draw: st.DrawFn) -> Definition:
     if method == "pipedream-2bw":
         return Definition(method, stages, minibatches, stages + draw(st.integers(0, 2)), merged=draw(st.booleans()))
     if method not in ("gpipe", "1f1b", "interleaved", "zb-h1"):
-        return Definition(method, stages, minibatches, vertical_sync=method == "pipedream" and draw(st.booleans()))
+        return Definition(method, stages, minibatches)
     minibatches = min(minibatches, 2)
     merged = method != "zb-h1" and draw(st.booleans())
     if method == "interleaved":

@@ -10,27 +10,22 @@ from hybridnn.pipeline.checks.lint import audit
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from reference.schedules import small
 
-CONSISTENT = ("ddg", "pipedream", "pipedream-2bw", "spectrain")
+CONSISTENT = ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw", "spectrain")
 """Methods whose backward pass reads the version of its forward pass, or that both predict."""
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.exact])
 def test_asynchronous_methods(method: str) -> None:
-    """Minibatch t is min(t, K-1-k) updates old at stage k of K, with two buffered versions min(t, 1)."""
+    """Minibatch t is min(t, K-1-k) updates old at stage k of K, min(t, 1) with two versions, min(t, K-1) with one."""
     for stages, minibatches in product((1, 2, 3, 5), (1, 2, 3, 9)):
         microbatches = stages if METHODS[method].fills_pipeline else 1
         rows = audit(make_schedule(method, stages=stages, minibatches=minibatches, microbatches=microbatches))
         assert [(row.stage, row.minibatch) for row in rows] == list(product(range(stages), range(minibatches)))
         for row in rows:
             assert row.applied_at == row.minibatch
-            assert row.staleness == min(row.minibatch, 1 if method == "pipedream-2bw" else stages - 1 - row.stage)
+            most = {"pipedream-2bw": 1, "pipedream-vsync": stages - 1}.get(method, stages - 1 - row.stage)
+            assert row.staleness == min(row.minibatch, most)
             assert row.consistent == (method in CONSISTENT or row.staleness == 0)
-
-
-def test_vertical_sync() -> None:
-    """Every stage is as stale as the first."""
-    rows = audit(make_schedule("pipedream", stages=4, minibatches=7, vertical_sync=True))
-    assert all(row.staleness == min(row.minibatch, 3) and row.consistent for row in rows)
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.exact])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridnn.comm.blocks import block_slice
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.point_to_point import (
     ChannelBuffers,

@@ -26,9 +26,6 @@ def makers(stages: int) -> dict[str, Callable[[int], Schedule]]:
             found[name] = lambda count, name=name, microbatches=microbatches: make_schedule(  # type: ignore[misc]
                 name, stages=stages, minibatches=count, microbatches=microbatches
             )
-    found["vertical sync"] = lambda count: make_schedule(
-        "pipedream", stages=stages, minibatches=count, vertical_sync=True
-    )
     found["evaluation"] = partial(forward_only, stages)
     found["evaluation with chunks"] = lambda count: forward_only(stages, count, 2)
     return {name: cache(make) for name, make in found.items()}

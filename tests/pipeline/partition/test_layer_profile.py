@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 from hybridnn import MLP
-from hybridnn.nn import numpy_kernels
-from hybridnn.nn.numpy_kernels import NumpyKernels
+from hybridnn.nn.kernels import NUMPY, Kernels
 from hybridnn.pipeline.partition import layer_profile
 from hybridnn.pipeline.partition.layer_profile import time_layers
 
@@ -42,7 +41,7 @@ def test_each_time_is_the_median_of_its_layer_after_a_warm_up(monkeypatch: pytes
 def test_passes_are_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     # Sizes of all products of one pass: the first layer has no gradient of its input.
     shapes: list[tuple[int, int, int]] = []
-    original, transposed = numpy_kernels.matmul, numpy_kernels.matmul_transposed
+    original, transposed = NUMPY.matmul, NUMPY.matmul_transposed
 
     def counting(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
         shapes.append((a.shape[0], a.shape[1], b.shape[1]))
@@ -52,8 +51,8 @@ def test_passes_are_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
         shapes.append((a.shape[1], a.shape[0], b.shape[1]))
         transposed(a, b, out, room)
 
-    monkeypatch.setattr(NumpyKernels, "matmul", staticmethod(counting))
-    monkeypatch.setattr(NumpyKernels, "matmul_transposed", staticmethod(counting_transposed))
+    monkeypatch.setattr(Kernels, "matmul", staticmethod(counting))
+    monkeypatch.setattr(Kernels, "matmul_transposed", staticmethod(counting_transposed))
     time_layers(MLP([3, 4, 2]), 5, "float64", repeats=1)
     forward = [(4, 3, 5), (2, 4, 5)]
     backward = [(4, 2, 5), (2, 5, 4), (4, 5, 3)]

@@ -66,7 +66,7 @@ def test_memory_of_kang_table_1(method: str) -> None:
 
 
 def test_vertical_sync_keeps_versions_at_every_stage() -> None:
-    found = plans(make_schedule("pipedream", stages=4, minibatches=9, vertical_sync=True))
+    found = plans(make_schedule("pipedream-vsync", stages=4, minibatches=9))
     assert [plan.peak_weight_versions for plan in found] == [4, 4, 4, 4]
 
 
@@ -112,10 +112,10 @@ def test_buffers_hold_the_data_that_are_read(method: str) -> None:
         splits = {i.minibatch for i in schedule.orders[stage] if i.microbatch == ALL_MICROBATCHES}
         for i in schedule.orders[stage]:
             part, c = (i.minibatch, i.microbatch, i.chunk), i.chunk
-            if i.name in ("load input", "forward", "recompute"):
+            if i.name in ("load", "forward", "recompute"):
                 slot = plan.input_slots[part]
                 assert slot < plan.inputs[c]
-                loaded = i.name == "load input" or (i.name == "forward" and not schedule.is_first(stage, c))
+                loaded = i.name == "load" or (i.name == "forward" and not schedule.is_first(stage, c))
                 if loaded:
                     inputs[c, slot] = part
                 assert inputs[c, slot] == part

@@ -131,7 +131,7 @@ def test_fifth_minibatch_with_features_replay() -> None:
         # 7c, without synchronization: each GPU keeps the version of its forward pass; the first one's is W_5 in both.
         ("pipedream", [(2, 0), (3, 0), (4, 0)], [(2, 0), (3, 0), (4, 0)], (5, 5)),
         # 7c: the earliest version, W_5 of the first GPU, in the entire round trip.
-        ("vertical sync", [(2, 0)] * 3, [(2, 0)] * 3, (5, 5)),
+        ("pipedream-vsync", [(2, 0)] * 3, [(2, 0)] * 3, (5, 5)),
         # 7b: without mitigation, the round trip begins with W_5 and ends with W_9.
         ("vanilla", [(2, 0), (3, 0), (4, 0)], [(4, 0)] * 3, (5, 9)),
         # 7d: every task predicts W_9, with s of equations 5 and 6.
@@ -147,8 +147,7 @@ def test_figure_7_of_chen(
     updates, so its version n is W_(2n+1); GPU k (from 0) is floor(k/2) updates ahead of it when the round trip of a
     batch ends, so that its version n is W_(2(n - floor(k/2)) + 1).
     """
-    options = {"vertical_sync": True} if method == "vertical sync" else {}
-    reads = reads_of(timeline_of("pipedream" if options else method, 3, 9, **options), 5)
+    reads = reads_of(timeline_of(method, 3, 9), 5)
     assert [read["F"] for read in reads] == forward
     assert [read["B"] for read in reads] == backward
     assert tuple(2 * sum(reads[0][letter]) + 1 for letter in "FB") == units

@@ -12,7 +12,6 @@ import numpy as np
 from hybridnn.comm.group import DONE
 from hybridnn.nn.activations import ACTIVATIONS, Activation
 from hybridnn.nn.learning_rates import Step
-from hybridnn.nn.numpy_kernels import NumpyKernels
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
@@ -36,7 +35,6 @@ from hybridnn_course.assignments.a1_dense.update_mistakes import UPDATE
 from hybridnn_course.injection import injected
 from hybridnn_course.whole_run import train_digits
 
-LIBRARY = "hybridnn.nn.numpy_kernels"
 LAYER = "hybridnn.parallel.dense:ColumnDense"
 DECAYING = SGD(lr=0.2, momentum=0.8, dampening=0.1, weight_decay=0.01)
 NESTEROV = SGD(lr=0.1, momentum=0.8, weight_decay=0.01, nesterov=True)
@@ -46,14 +44,9 @@ USERS = "hybridnn.training.trainer"
 
 @contextlib.contextmanager
 def _in_kernels(name: str, function: Function) -> Iterator[None]:
-    """Replace a function of the library's arithmetic, in its module and in its table."""
-    original = vars(NumpyKernels)[name]
-    setattr(NumpyKernels, name, staticmethod(function))
-    try:
-        with injected(f"{LIBRARY}:{name}", function, USERS):
-            yield
-    finally:
-        setattr(NumpyKernels, name, original)
+    """Replace a function of the library's arithmetic."""
+    with injected(f"hybridnn.nn.kernels:NUMPY.{name}", function, USERS):
+        yield
 
 
 # -- trainings --------------------------------------------------------------------------------------------------------
@@ -211,7 +204,7 @@ ASSIGNMENT = Assignment(
         Task(
             name="loss",
             file="network.py",
-            target="hybridnn.nn.numpy_kernels:cross_entropy",
+            target="hybridnn.nn.kernels:NUMPY.cross_entropy",
             call=cases.call_loss,
             solution=loss_solution,
             public=cases.public_loss,
@@ -267,7 +260,7 @@ ASSIGNMENT = Assignment(
         Task(
             name="update",
             file="network.py",
-            target="hybridnn.nn.numpy_kernels:sgd_update",
+            target="hybridnn.nn.kernels:NUMPY.sgd_update",
             call=cases.call_update,
             solution=update_solution,
             public=cases.public_update,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hybridnn.nn.activations import ACTIVATIONS
-from hybridnn.nn.backend import UPDATE_BLOCK
+from hybridnn.nn.kernels import UPDATE_BLOCK
 from hybridnn_course.answers import MEASURED, Answer, Values
 from hybridnn_course.assignment import Bound, Case, Function, Variant
 from hybridnn_course.assignments.a1_dense.solution import Array, special_activation

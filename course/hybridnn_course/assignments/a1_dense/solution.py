@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.nn.activations import ACTIVATIONS, Activation
-from hybridnn.nn.backend import UPDATE_BLOCK
+from hybridnn.nn.kernels import UPDATE_BLOCK
 from hybridnn_course.assignment import Variant
 
 Array = NDArray[Any]

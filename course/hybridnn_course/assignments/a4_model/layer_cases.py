@@ -11,8 +11,8 @@ import numpy as np
 
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.prediction.memory import layer_collectives
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.mlp import DenseLayer
-from hybridnn.nn.numpy_kernels import NUMPY
 from hybridnn.nn.parameters import LayerParameters, LayerShard
 from hybridnn.parallel.dense import LayerArrays, split_layers
 from hybridnn.parallel.workspace import StageRole, Workspace

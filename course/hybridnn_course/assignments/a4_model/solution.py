@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.comm.group import DONE, Group, Request
-from hybridnn.nn.backend import Kernels
+from hybridnn.nn.kernels import Kernels
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, LayerShard
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays

@@ -22,7 +22,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.message_placement import place_messages
-from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
+from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError, with_loads
 from hybridnn.pipeline.schedules.weight_policies import EXACT
 
 LETTERS: dict[type[Instruction], str] = {
@@ -87,7 +87,7 @@ def to_schedule(size: ScheduleSize, texts: Sequence[str]) -> Schedule:
     orders = tuple(tuple(to_order(text)) for text in texts)
     bound = (size.microbatches * size.minibatches,) * size.stages
     counts = size.stages, size.chunks, size.minibatches, size.microbatches
-    schedule = place_messages(Schedule("an order", *counts, EXACT, orders, bound))
+    schedule = place_messages(with_loads(Schedule("an order", *counts, EXACT, orders, bound)))
     lint(schedule)
     return schedule
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.nn.numpy_kernels import NUMPY
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.optimizers import SGD, new_state
 from hybridnn_course.answers import MEASURED, Values
 from hybridnn_course.assignment import Function, Variant

@@ -102,7 +102,7 @@ def _train_digits(method: str, momentum: float = 0.0, variant: Variant | None = 
     if method == "extra" and variant is not None and variant["extra_method"] == "two versions":
         options = {"method": "pipedream-2bw", "microbatches": STAGES}
     elif method in ("vertical sync", "extra"):  # both are orders of PipeDream that keep at most K versions
-        options = {"method": "pipedream", "vertical_sync": True}
+        options = {"method": "pipedream-vsync"}
     else:
         options = {"method": method}
     return train_digits(

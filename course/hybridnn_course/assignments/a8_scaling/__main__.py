@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hybridnn.cost.machine_file import write_machine
 from hybridnn.errors import HybridnnError
-from hybridnn.study.cell_table import write_csv
+from hybridnn.study.report_files import write_csv
 from hybridnn.utils.files import read_text, write_atomically
 from hybridnn_course.assignments.a8_scaling.machines import machine_of, simulated_rows
 from hybridnn_course.assignments.a8_scaling.submitted import QUANTITIES, RESULTS, STUDY, Submitted

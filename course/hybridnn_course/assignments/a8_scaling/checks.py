@@ -172,8 +172,8 @@ def _cores(files: Submitted) -> None:
     if per_node * threads > cores:
         text = f"{JOB}: {per_node} tasks of {threads} CPUs on a node of {cores} cores"
         raise problem("more threads than cores", text)
-    if threads != files.study.threads:
-        text = f"{JOB}: {threads} CPUs per task, and {STUDY} has {files.study.threads} threads per rank"
+    if threads != files.study.keys.threads:
+        text = f"{JOB}: {threads} CPUs per task, and {STUDY} has {files.study.keys.threads} threads per rank"
         raise problem("threads are not CPUs", text)
 
 

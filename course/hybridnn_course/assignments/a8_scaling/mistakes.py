@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable
 from functools import partial
 
-from hybridnn.study.cell_table import write_csv
+from hybridnn.study.report_files import write_csv
 from hybridnn_course.assignment import Function, Mistake, Variant
 from hybridnn_course.assignments.a8_scaling.checks import ranks_of
 from hybridnn_course.assignments.a8_scaling.solution import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from hybridnn.study.cell_table import write_csv
+from hybridnn.study.report_files import write_csv
 from hybridnn_course.assignment import Function, Variant
 from hybridnn_course.assignments.a8_scaling.checks import hidden_of, minibatch_of, ranks_of
 from hybridnn_course.assignments.a8_scaling.machines import CORES, NODES, simulated_rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -14,16 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.errors import SettingError
+from hybridnn.errors import DataError, SettingError
 from hybridnn.study.axes import check_axes
 from hybridnn.study.cells import make_cells
-from hybridnn.study.report_files import latex_text, markdown_text, page_html, point_rows
+from hybridnn.study.report_files import csv_text, latex_text, markdown_text, point_rows
+from hybridnn.study.report_plots import curves_of, draw_plots
 from hybridnn.study.results import StudyResults, read_results
-from hybridnn.study.statements import Conclusions
-from hybridnn.study.statistics import Estimate, Resampled
+from hybridnn.study.statistics import Estimate
 from hybridnn.study.study_file import load_study
-from hybridnn.study.verdicts import Verdict, decide, verdict_lines, verdicts_of, verdicts_summary
-from reference.finished_runs import write_run, write_study
+from hybridnn_papers.statements import Conclusions
+from hybridnn_papers.verdicts import Resampled, Verdict, decide, verdicts_of
+from reference.finished_runs import made_study, write_run, write_study
 
 AXIS_NAMES = {"width": "widths", "method": "methods", "grid": "grids", "seed": "seeds"}
 UNFINISHED: dict[str, Any] = {}
@@ -48,7 +51,11 @@ def _results(folder: Path, cells: list[Cell], statement: Mapping[str, Any], **ke
 
 
 def _verdict(folder: Path, cells: list[Cell], statement: Mapping[str, Any], **keys: Any) -> Verdict:
-    (verdict,) = verdicts_of(_results(folder, cells, statement, **keys))
+    return _verdict_of(_results(folder, cells, statement, **keys))
+
+
+def _verdict_of(results: StudyResults) -> Verdict:
+    (verdict,) = verdicts_of(results, Conclusions.model_validate(results.manifest.conclusions))
     return verdict
 
 
@@ -203,7 +210,7 @@ def test_best_of_an_axis_is_compared_unless_the_statement_names_it(tmp_path: Pat
     cells += _trained({"fr": [0.9, 0.8, 0.9]}, **{"optimizer.lr": 0.1})
     statement = {"quantity": "best_metric", "at_least": 0.7}
     results = _results(tmp_path / "best", cells, statement, best_over=["optimizer.lr"])
-    (verdict,) = verdicts_of(results)
+    verdict = _verdict_of(results)
     assert (verdict.outcome, verdict.pairs[0].what) == ("agrees", "optimizer.lr 0.1")
     assert [row["optimizer.lr"] for row in point_rows(results)] == ["0.1"]
     named = {**statement, "where": {"optimizer.lr": [0.5, 0.1]}}
@@ -288,10 +295,11 @@ def test_values_of_the_full_form_are_missing_in_the_short_one(tmp_path: Path) ->
     path = tmp_path / "s.toml"
     path.write_text(STUDY)
     study = load_study(path, reduced=True)
-    cells = [(cell.values, {"hidden": [8], "seconds": [1.0]}) for cell in make_cells(study).cells]
+    plan = make_cells(study)
+    cells = [(cell.values, {"hidden": [8], "seconds": [1.0]}) for cell in plan.cells]
     runs = {str(number): found for number, found in enumerate(cells)}
-    write_study(tmp_path / "r", runs, more={"conclusions": study.conclusions.model_dump(exclude_defaults=True)})
-    (verdict,) = verdicts_of(read_results(tmp_path / "r"))
+    write_study(tmp_path / "r", runs, more={"conclusions": plan.conclusions})
+    verdict = _verdict_of(read_results(tmp_path / "r"))
     assert (verdict.outcome, verdict.reason) == (
         "cannot be decided",
         "no cell of this form of the study has width 16",
@@ -324,6 +332,15 @@ def test_wrong_statements_are_refused(tmp_path: Path, old: str, new: str, proble
     path.write_text(STUDY.replace(old, new))
     with pytest.raises(SettingError, match=f"^{re.escape(str(path))}: .*{problem}"):
         make_cells(load_study(path))
+
+
+@pytest.mark.parametrize("name", ["speed_up", "seconds_to_target"])
+def test_times_of_ranks_in_one_process_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "s.toml").write_text(
+        STUDY.replace('"speed_up"', f'"{name}"').replace("[axes]", "in_process = true\n[axes]")
+    )
+    with pytest.raises(SettingError, match=rf"statements\[0\].quantity = '{name}': ranks that take turns"):
+        make_cells(load_study(tmp_path / "s.toml"))
 
 
 FINITE = st.floats(-1e6, 1e6)
@@ -371,19 +388,75 @@ def test_equal_seeds_are_drawn_together_and_others_are_not() -> None:
 
 def test_every_form_of_the_report_begins_with_a_contradiction(tmp_path: Path) -> None:
     results = _results(tmp_path, _trained(CLEAR), {**FR, "at_most": 0, "source": "Table <6>"}, columns=["memory"])
-    verdicts = verdicts_of(results)
     summary = "1 statement of Someone 2020: 1 contradicted by these runs"
-    assert verdicts_summary(verdicts, "Someone 2020") == summary
-    statement, pair = verdict_lines(verdicts[0])
+    assert results.findings.summary == summary
+    ((statement, pair),) = results.findings.lines
     assert statement == "does not: Says. (Table <6>) [best metric, difference: at most 0]"
     assert pair.startswith("method fr against method sequential: 0.91 against 0.8075: 0.102 [")
-    text = markdown_text(results)
+    text = markdown_text(results, {})
     assert text.splitlines()[2] == f"**{summary}**"
     assert f"* {statement}\n    * {pair}\n" in text
-    page = page_html(results, [])
-    assert page.index(summary) < page.index("does not: Says. (Table &lt;6&gt;)") < page.index("<h2>Results")
-    assert summary in latex_text(results)
-    assert verdicts_summary([], "Someone 2020") == ""
+    latex = latex_text(results)
+    assert summary in latex
+    assert r"Says. (Table \textless{}6\textgreater{}) & best metric, difference: at most 0 & does not" in latex
     rows = point_rows(results)
     assert [row["best metric"] for row in rows] == ["0.8075 ± 0.0096", "0.91 ± 0.0082"]
     assert [row["memory, B"] for row in rows] == ["0", "0"]
+
+
+def test_training_losses_are_drawn_where_the_study_names_them(tmp_path: Path) -> None:
+    results = _results(tmp_path, _trained({"fr": [0.5] * 3}), {"quantity": "least_train_loss", "at_least": 0})
+    plots = draw_plots(results)
+    assert set(plots) == {"accuracy", "training_loss"}
+    caption, figure = plots["training_loss"]
+    assert caption.startswith("Training loss against epochs")
+    assert list(figure.axes[0].lines[0].get_ydata())[:2] == [1, 0.5]
+
+
+def test_curves_take_the_best_rate_as_the_tables_do(tmp_path: Path) -> None:
+    accuracies = {("fr", 0.1): 0.8, ("fr", 0.2): 0.9, ("ddg", 0.1): 0.7, ("ddg", 0.2): 0.6}
+    runs = {
+        f"{method}-{rate}": (
+            {"method": method, "optimizer.lr": rate},
+            {"accuracy": accuracy, "settings": {"optimizer": {"lr": rate}}},
+        )
+        for (method, rate), accuracy in accuracies.items()
+    }
+    results = made_study(tmp_path, runs, more={"conclusions": {"best_over": ["optimizer.lr"]}})
+    names = [curve.name for curve in curves_of(results, "test accuracy")]
+    assert names == ["method fr, optimizer.lr 0.2", "method ddg, optimizer.lr 0.1"]
+
+
+def test_measures_are_columns_of_the_cells(tmp_path: Path) -> None:
+    more = {"conclusions": {"columns": ["best_metric", "epochs_to_target"], "target": 0.5}}
+    results = made_study(tmp_path, {"a": ({"width": 8}, {"seconds": [4.0]})}, more=more)
+    (cell,) = csv.DictReader(io.StringIO(csv_text(results)))
+    assert (cell["measure.best_metric"], cell["measure.epochs_to_target"]) == ("0.5", "1")
+
+
+def test_damaged_conclusions_of_a_folder_are_one_line(tmp_path: Path) -> None:
+    results = made_study(tmp_path, {"a": ({}, {})}, more={"conclusions": {"columns": ["colour"]}})
+    with pytest.raises(DataError, match="conclusions of my-study: columns: must be 'speed_up', "):
+        _ = results.findings
+
+
+def test_weight_errors_are_drawn_for_every_distance(tmp_path: Path) -> None:
+    errors = {1: ([], []), 2: ([0.5], [0.25]), 3: ([0.75, 1.5], [0.125, 1.0])}
+    lines = [
+        {
+            **{"kind": "step", "step": step, "epoch": 1, "train_loss": 1.0, "learning_rate": 0.1, "bytes_sent": 0},
+            **dict.fromkeys(("samples_per_second", "compute_seconds", "communication_seconds"), 1.0),
+            **{"stale_error": stale, "predicted_error": predicted},
+        }
+        for step, (stale, predicted) in errors.items()
+    ]
+    _, figure = draw_plots(
+        made_study(tmp_path, {"a": ({}, {"lines": lines})}, more={"conclusions": {"columns": ["memory"]}})
+    )["weight_error"]
+    found = {line.get_label(): [list(line.get_xdata()), list(line.get_ydata())] for line in figure.axes[0].lines}
+    assert found == {
+        "stale, 1 ahead": [[2, 3], [0.5, 0.75]],
+        "predicted, 1 ahead": [[2, 3], [0.25, 0.125]],
+        "stale, 2 ahead": [[3], [1.5]],
+        "predicted, 2 ahead": [[3], [1.0]],
+    }

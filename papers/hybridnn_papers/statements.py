@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from hybridnn.errors import SettingError
 from hybridnn.study.axes import REPEATED, ChosenAxes, Table, chosen_axis, format_value, has_value, values_as_text
-from hybridnn.study.measures import MEASURES
 from hybridnn.utils.checks import Range, must_be_one_of, refused
 from hybridnn.utils.settings_models import Section, Text, Texts, list_as_tuple
+from hybridnn_papers.measures import MEASURES
 
 QUANTITY = "quantity"  # key of `against` that names another measure instead of values of an axis
 
@@ -173,9 +173,7 @@ class Conclusions(Section):
     columns: Texts = Field(
         default=(), description="Measures that the tables of the report show, beside those of the statements."
     )
-    statements: Statements = Field(
-        default=(), description="Claims, each with a verdict in the report; see *Statements and verdicts*."
-    )
+    statements: Statements = Field(default=(), description="Claims, each with a verdict in the report.")
 
     @field_validator("columns")
     @classmethod
@@ -339,16 +337,3 @@ def _along_order(statement: Statement, points: Sequence[Point]) -> list[str]:
         return sorted(values, key=lambda text: values[text])
     listed = [text for text in statement.where.get(statement.along, []) if text in values]
     return list(dict.fromkeys([*listed, *values]))
-
-
-def require_comparable(conclusions: Conclusions, points: Sequence[Point]) -> None:
-    """Raise `SettingError` for a statement that compares no cells of the study, or cells with none."""
-    for number, statement in enumerate(conclusions.statements):
-        key = f"statements[{number}]"
-        combinations, _ = combinations_of(statement, points, conclusions.best_over)
-        if not combinations:
-            raise SettingError(f"{key}.where", statement.where, "no cell of this study has these values")
-        for combination in combinations:
-            if any(pair.against == () for pair in combination.pairs):
-                at = ", ".join(f"{label} {text}" for label, text in combination.values.items())
-                raise SettingError(f"{key}.against", statement.other_values, f"no cell to compare {at} with")

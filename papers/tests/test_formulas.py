@@ -14,7 +14,9 @@ import pytest
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.collectives import CommunicationCounts
-from hybridnn.cost.formulas import (
+from hybridnn.errors import GridError, SettingError
+from hybridnn.in_process import run_ranks
+from hybridnn_papers.formulas import (
     batch_step,
     best_grid,
     data_parallel_bytes,
@@ -25,8 +27,6 @@ from hybridnn.cost.formulas import (
     scatter_direct,
     scatter_threshold,
 )
-from hybridnn.errors import GridError, SettingError
-from hybridnn.in_process import run_ranks
 from reference.message_counts import algorithms
 
 WIDTHS = (16, 64, 32, 8)

@@ -8,22 +8,33 @@ the bounds it agrees, wholly outside it does not, and otherwise these repeats ca
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite, isnan
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Any, Literal
+from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridnn.study.axes import has_values
-from hybridnn.study.measures import MEASURES, measured
 from hybridnn.study.results import CellResult, StudyPoint, StudyResults
 from hybridnn.study.scaling import LAYOUT, base_of
-from hybridnn.study.statements import Combination, Pair, Point, Statement, best_axes, combinations_of, points_of
-from hybridnn.study.statistics import LEAST_REPEATS, Estimate, Resampled, mean_and_deviation, median_of
+from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, RESAMPLES, SEED, Estimate
 from hybridnn.utils.text import counted
+from hybridnn_papers.measures import MEASURES, measured
+from hybridnn_papers.statements import (
+    Combination,
+    Conclusions,
+    Pair,
+    Point,
+    Statement,
+    best_axes,
+    combinations_of,
+    points_of,
+)
 
 Outcome = Literal["agrees", "does not", "cannot be decided"]
 OUTCOMES: tuple[Outcome, ...] = ("agrees", "does not", "cannot be decided")
@@ -90,14 +101,65 @@ class Verdict:
         return f"{self.says} ({self.source})" if self.source else self.says
 
 
+@dataclass(frozen=True)
+class Resampled:
+    """A quantity with its value in every resample, so that it can be combined with others.
+
+    Attributes
+    ----------
+    value : float
+    draws : ndarray, shape (RESAMPLES,) or (1,)
+        Of an exact quantity, the value alone.
+    count : float
+        Number of measurements; infinite of an exact quantity.
+    """
+
+    value: float
+    draws: NDArray[np.float64]
+    count: float = inf
+
+    @classmethod
+    def exact(cls, value: float) -> Resampled:
+        """A quantity without variation."""
+        return cls(value, np.array([value]))
+
+    @classmethod
+    def of(cls, values: Sequence[float], summary: Callable[..., Any], stream: str) -> Resampled:
+        """Summarize measurements, which may be infinite, by `numpy.median` or `numpy.mean`.
+
+        Quantities of one `stream` are drawn together: a resample has the same measurements of each, by position.
+        """
+        array = np.asarray(values, float)
+        chosen = np.random.default_rng([SEED, crc32(stream.encode())]).integers(0, len(array), (RESAMPLES, len(array)))
+        return cls(float(summary(array)), np.asarray(summary(array[chosen], axis=1)), len(array))
+
+    def combined(self, function: Callable[..., Any], *others: Resampled) -> Resampled:
+        """Apply a function of arrays to this quantity and others, resample by resample."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            value = float(function(self.value, *(other.value for other in others)))
+            draws = np.asarray(function(self.draws, *(other.draws for other in others)), float)
+        return Resampled(value, draws, min([self.count, *(other.count for other in others)]))
+
+    @property
+    def estimate(self) -> Estimate:
+        """The value with its percentile interval, unless there are too few measurements or undefined values."""
+        if self.count < LEAST_REPEATS or np.isnan(self.draws).any():
+            return Estimate(self.value)
+        tail = (1 - CONFIDENCE) / 2
+        # Values that were drawn: between an infinite and a finite one there is none.
+        low = float(np.quantile(self.draws, tail, method="lower"))
+        high = float(np.quantile(self.draws, 1 - tail, method="higher"))
+        return Estimate(self.value, low, high)
+
+
 class _UndecidedError(Exception):
     """A comparison that cannot be made; the message is the reason."""
 
 
-def verdicts_of(results: StudyResults) -> list[Verdict]:
+def verdicts_of(results: StudyResults, conclusions: Conclusions) -> list[Verdict]:
     """Return the verdict on every statement of the study."""
-    judge = _Judge(results)
-    return [judge.verdict(statement) for statement in results.manifest.conclusions.statements]
+    judge = _Judge(results, conclusions)
+    return [judge.verdict(statement) for statement in conclusions.statements]
 
 
 def verdicts_summary(verdicts: Sequence[Verdict], paper: str) -> str:
@@ -127,16 +189,6 @@ def decide(estimate: Estimate, at_least: float | None, at_most: float | None) ->
         return "agrees"
     is_outside = max(estimate.high, estimate.value) < least or min(estimate.low, estimate.value) > most
     return "does not" if is_outside else "cannot be decided"
-
-
-def best_points(results: StudyResults) -> list[StudyPoint]:
-    """The points of a report's table: of the axes in `best_over` those of the highest mean best metric."""
-    best_over = results.manifest.conclusions.best_over
-    groups: dict[tuple[str, ...], list[StudyPoint]] = {}
-    for point in results.points:
-        key = tuple(str(value) for label, value in point.values.items() if label not in best_over)
-        groups.setdefault(key, []).append(point)
-    return [max(group, key=lambda point: _mean(by_seed(point.cells, BEST_METRIC, None))) for group in groups.values()]
 
 
 def by_seed(cells: Iterable[CellResult], quantity: str, target: float | None) -> dict[str, float]:
@@ -206,12 +258,10 @@ class _Compared:
 class _Judge:
     """Quantities of the points of a study, and the verdicts on statements."""
 
-    def __init__(self, results: StudyResults) -> None:
+    def __init__(self, results: StudyResults, conclusions: Conclusions) -> None:
         self._results = results
-        self._target = results.manifest.conclusions.target
-        self._best_over = results.manifest.conclusions.best_over
+        self._target, self._best_over = conclusions.target, conclusions.best_over
         self._cells = {cell.id: cell for cell in results.cells}
-        self._unfinished = {cell.id: cell for cell in results.unfinished}
         self._measured = {cell.id: point for point in results.points for cell in point.cells}
         self._points = points_of((cell.id, cell.values) for cell in results.manifest.cells)
         texts = dict.fromkeys((label, point.text(label)) for point in self._points for label in point.values)
@@ -338,12 +388,12 @@ class _Judge:
         for cell in self._results.manifest.cells:
             same = all(str(cell.values.get(label)) == str(own.values[label]) for label in fixed)
             is_base = same and has_values(cell.values, baseline) and cell.ranks <= base.first.ranks
-            if is_base and cell.id in self._unfinished:
+            if is_base and cell.id in self._results.unfinished:
                 raise _UndecidedError(f"of the baseline, {self._state(cell.id)}")
 
     def _values(self, point: Point, quantity: str) -> dict[str, float]:
         """The values of a quantity by seed or cell; of speed-ups, the seconds per epoch."""
-        if unfinished := [self._state(name) for name in point.cells if name in self._unfinished]:
+        if unfinished := [self._state(name) for name in point.cells if name in self._results.unfinished]:
             more = f" and {len(unfinished) - MOST_NAMED} more" if len(unfinished) > MOST_NAMED else ""
             raise _UndecidedError(", ".join(unfinished[:MOST_NAMED]) + more)
         cells = [self._cells[name] for name in point.cells]
@@ -361,7 +411,7 @@ class _Judge:
         return values
 
     def _state(self, name: str) -> str:
-        return f"{name} {self._unfinished[name].state.status}"
+        return f"{name} {self._results.unfinished[name].status}"
 
     def _text(self, values: Mapping[str, str]) -> str:
         """Values of the axes that vary, as text."""
@@ -393,40 +443,3 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     reason = f"; {verdict.reason}" if verdict.reason else ""
     title = f"{verdict.outcome}: {verdict.title} [{verdict.expected}]{reason}"
     return [title, *(pair.text for pair in verdict.pairs)]
-
-
-SHOWN = ("speed_up", "efficiency", "seconds_per_epoch", "last_metric")  # measures that have a column in any case
-
-
-def named_measures(results: StudyResults) -> list[str]:
-    """The measures that the study's statements and `columns` name."""
-    conclusions = results.manifest.conclusions
-    stated = [name for found in conclusions.statements for name in (found.quantity, found.other_quantity)]
-    return list(dict.fromkeys([*stated, *conclusions.columns]))
-
-
-def measure_columns(results: StudyResults, point: StudyPoint) -> dict[str, str]:
-    """The `named_measures` of a point, as cells of a table by title.
-
-    Times are medians with their interval, results of a training means with the standard deviation over the seeds.
-    """
-    cells = {}
-    for name in named_measures(results):
-        measure = MEASURES[name]
-        if name not in SHOWN:
-            title = f"{measure.text}, {measure.unit}" if measure.unit else measure.text
-            cells[title] = _cell_text(point, name, results.manifest.conclusions.target)
-    return cells
-
-
-def _cell_text(point: StudyPoint, name: str, target: float | None) -> str:
-    if MEASURES[name].kind == "training":
-        values = list(by_seed(point.cells, name, target).values())
-        finite = [value for value in values if isfinite(value)]
-        part = f" ({len(finite)} of {counted(len(values), 'seed')})" if len(finite) < len(values) else ""
-        return (mean_and_deviation(finite).format() if finite else "-") + part
-    found = [measured(cell.run, cell.figures, name, target) for cell in point.cells]
-    finite = [value for value in found if value is not None and isfinite(value)]
-    if not finite:
-        return "-"
-    return f"{finite[0]:.4g}" if MEASURES[name].kind == "exact" else median_of(finite).format()

@@ -1,4 +1,4 @@
-"""Hooks of a run, called on all ranks: checkpoints and signals between two steps, best weights after an epoch.
+"""Callbacks of a run: checkpoints and signals between two steps, best weights and patience after an epoch.
 
 Signals and elapsed time, which differ between ranks, are agreed on by a small all-reduce about every
 `AGREEMENT_SECONDS`, not after every step.
@@ -14,7 +14,6 @@ from time import perf_counter
 
 import numpy as np
 
-from hybridnn.checkpoints.progress import Progress
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.comm.agreement import agree
 from hybridnn.config.settings import TrainingSettings
@@ -25,7 +24,7 @@ from hybridnn.runs.records import best_epoch, epochs_without_improvement
 from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.training.callbacks import Callback
-from hybridnn.training.epoch import StepPosition
+from hybridnn.training.progress import Progress, StepPosition
 from hybridnn.training.records import EpochRecord
 from hybridnn.training.trained_network import TrainedNetwork
 from hybridnn.training.trainer import Trainer
@@ -36,8 +35,8 @@ AGREEMENT_SECONDS = 0.02  # approximate time between two agreements; at the end 
 MOST_STEPS = 1 << 16  # upper limit of the steps between two agreements
 
 
-class CheckpointHook:
-    """Writes checkpoints between steps and stops the training after a signal; see `should_stop` of `Trainer.fit`.
+class Checkpoints(Callback):
+    """Writes checkpoints between steps and stops the training after a signal.
 
     Parameters
     ----------
@@ -68,7 +67,7 @@ class CheckpointHook:
         self.stopped_by = 0
         self._last_checkpoint: Path | None = None
 
-    def __call__(self, reached: StepPosition) -> bool:
+    def between_steps(self, trainer: TrainedNetwork, reached: StepPosition) -> bool:
         """Write a checkpoint if one is due; whether to stop the training. Collective."""
         due = self._passed_multiple(reached.step)
         self._steps_to_agreement -= 1
@@ -136,22 +135,18 @@ class CheckpointHook:
         return self.trainer.busy("writing a checkpoint")
 
 
-class PatienceHook(Callback):
+class Patience(Callback):
     """Ends a training after `patience` evaluated epochs without a better metric, counted in its history.
 
     The history is that of a resumed run too, so that it ends after the same epoch as an uninterrupted one.
     """
 
-    def __init__(self, trainer: Trainer, patience: int) -> None:
-        self._trainer, self._patience = trainer, patience
-
-    def is_over(self) -> bool:
-        """Whether that many epochs have brought no improvement."""
-        return epochs_without_improvement(self._trainer.history.epochs) >= self._patience
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
-        """End the training if it is over."""
-        trainer.stop_training = self.is_over()
+        """End the training if that many epochs have brought no improvement."""
+        trainer.stop_training = epochs_without_improvement(trainer.history.epochs) >= self._patience
 
 
 def restore_best_weights(trainer: Trainer, folder: Path) -> int | None:
@@ -171,7 +166,7 @@ def restore_best_weights(trainer: Trainer, folder: Path) -> int | None:
     return best.epoch
 
 
-class BestWeights:
+class BestWeights(Callback):
     """Writes ``best-weights.npz`` after every epoch with a better test metric than all before.
 
     Parameters
@@ -186,21 +181,21 @@ class BestWeights:
         self._trainer, self._folder = trainer, folder
         self._metric = agree(trainer.grid.world, self._metric_of_file)
 
-    def __call__(self, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Write the current weights if the epoch that has just ended is the best so far; collective.
 
         Raises `EnvironmentProblem` on every rank: the file cannot be written.
         """
         if record.metric is None:
             return
-        world = self._trainer.grid.world
+        world = trainer.grid.world
         improves = np.array([self._folder is not None and record.metric > self._metric], np.int64)
         world.broadcast(improves)  # rank 0 alone has read the file
         if not improves[0]:
             return
         self._metric = record.metric
         with self._trainer.busy("writing the best weights"):
-            arrays = {**self._trainer.weights(), "epoch": record.epoch, "step": record.step, "metric": record.metric}
+            arrays = {**trainer.weights(), "epoch": record.epoch, "step": record.step, "metric": record.metric}
             agree(world, lambda: None if self._folder is None else self._folder.write_arrays(BEST_WEIGHTS, arrays))
 
     def _metric_of_file(self) -> float:

@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, read_npy_header, read_rectangle, write_rectangle
+from hybridnn.checkpoints.file_io import (
+    Rectangle,
+    file_sha256,
+    npy_header,
+    read_npy_header,
+    read_rectangle,
+    write_rectangle,
+)
 
 WHOLE = np.arange(77, dtype=np.float32).reshape(7, 11)
 BLOCKS = [

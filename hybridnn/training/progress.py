@@ -1,10 +1,10 @@
-"""Progress of a training, which a checkpoint stores."""
+"""Progress of a training, which a checkpoint stores, and its position between two steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from hybridnn.utils.checks import Range
 
@@ -40,3 +40,14 @@ class Progress:
     def next_epoch(self) -> Progress:
         """The same step as the beginning of the next epoch."""
         return Progress(step=self.step, epoch=self.epoch + 1)
+
+
+class StepPosition(NamedTuple):
+    """Position of the training between two steps, when the pipeline is empty."""
+
+    step: int
+    minibatches: int  # updates done in the current epoch; 0 after the end of an epoch
+    learning_rate: float  # of the last update
+    # returns the progress that a checkpoint stores. Fetches losses that are still on a device, so it is collective
+    # and may raise `NonFiniteLossError`.
+    progress: Callable[[], Progress]

@@ -1,0 +1,34 @@
+"""A callback that is made of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hybridnn import Callback
+from hybridnn.training.progress import StepPosition
+from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
+from hybridnn.training.trained_network import TrainedNetwork
+
+
+@dataclass
+class Calling(Callback):
+    """Calls a function with each record, and one that may end the training with each position between steps."""
+
+    on_step: Callable[[StepRecord], Any] = lambda record: None
+    on_epoch: Callable[[EpochRecord], Any] = lambda record: None
+    on_evaluated: Callable[[EvaluationRecord], Any] = lambda record: None
+    should_stop: Callable[[StepPosition], Any] = lambda reached: None
+
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
+        self.on_step(record)
+
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
+        self.on_epoch(record)
+
+    def on_evaluation(self, trainer: TrainedNetwork, record: EvaluationRecord) -> None:
+        self.on_evaluated(record)
+
+    def between_steps(self, trainer: TrainedNetwork, reached: StepPosition) -> bool:
+        return bool(self.should_stop(reached))
