@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,7 +157,7 @@ class DataSettings(Section):
     inputs: Texts = ()
     separator: Text = TableOptions.separator
     encoding: Text = TableOptions.encoding
-    header: Literal["auto"] | bool = TableOptions.header
+    header: AutoOrBool = TableOptions.header
     names: Texts = ()
     skip_lines: Annotated[int, Range(at_least=0)] = TableOptions.skip_lines
     comment: str = TableOptions.comment

@@ -106,9 +106,12 @@ def _texts_as_tuple(value: object) -> object:
     """Lists of texts as people type them: ``a,b``, and numbers as their text."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(","))
-    items = value if isinstance(value, list | tuple) else [value]
-    numbers = (int, float)
-    return tuple(str(item) if isinstance(item, numbers) and not isinstance(item, bool) else item for item in items)
+    items = [value] if _is_number(value) else value
+    return tuple(str(item) if _is_number(item) else item for item in items) if isinstance(items, list) else items
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 SECONDS = re.compile(r"(\d+(?:\.\d*)?) *s")  # seconds in a settings file: ``90 s``
