@@ -188,10 +188,10 @@ def report(
 ) -> None:
     """Write the report of a study's finished cells: tables and plots; exit code 1 where cells failed."""
     from hybridnn.study.report_files import write_report
-    from hybridnn.study.results import read_folders
+    from hybridnn.study.results import read_results
 
     with first_rank_alone():
-        results = read_folders(folders)
+        results = read_results(*folders)
         place = out or folders[0] / ("report" if len(folders) == 1 else "comparison")
         files = write_report(results, place, pictures.value)
         if output_format is Format.json:
@@ -282,7 +282,7 @@ def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any
         "verdicts": results.findings.verdicts,
         "speed_ups_against": baseline_text(results),
         "finished_cells": len(results.cells),
-        "unfinished": [{"id": cell.id, **asdict(cell.state)} for cell in results.unfinished],
+        "unfinished": [{"id": name, **asdict(state)} for name, state in results.unfinished.items()],
         "diverged": [cell.id for cell in results.cells if cell.diverged],
         "warnings": warnings_of(results),
         "points": point_facts(results),
@@ -319,8 +319,8 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     if results.unfinished:
         counts = results.unfinished_counts
         print(f"{len(results.unfinished)} of {len(results.manifest.cells)} cells are not finished: {counts}")
-        for unfinished in results.unfinished:
-            print(f"  {unfinished.state.status:<11}  {unfinished.text}")
+        for status, text in results.unfinished_texts:
+            print(f"  {status:<11}  {text}")
     for path in files:
         print(path)
 

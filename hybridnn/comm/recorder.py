@@ -237,7 +237,7 @@ CapturedCalls = Sequence[tuple[CallRecord, int]]  # calls in their order, with t
 
 
 def capture_calls(recorder: Recorder, work: Callable[[], None]) -> CapturedCalls:
-    """Run `work` and return the calls that it begins, for `replay_calls`; they are noted as usual."""
+    """Run `work` and return the calls that it begins; they are noted as usual."""
     captured: list[tuple[CallRecord, int]] = []
     recorder.captured = captured
     try:
@@ -245,24 +245,6 @@ def capture_calls(recorder: Recorder, work: Callable[[], None]) -> CapturedCalls
     finally:
         recorder.captured = None
     return captured
-
-
-def replay_calls(recorder: Recorder, calls: CapturedCalls, work: Callable[[], None], about: object) -> None:
-    """Run `work`, which replays `calls` in a CUDA graph, and note them.
-
-    Their purpose is `about`, the replayed step, not the captured one. They count in the totals and in the progress of
-    each group. The time of `work` is the time to begin them, so each has a duration of zero.
-    """
-    for record, _ in calls:
-        call = Call._make(record)._replace(start=perf_counter(), about=about)
-        if call.number:  # 0 for messages
-            call.channel.entered += 1
-            call = call._replace(number=call.channel.entered)
-            call.channel.recent.append(call)
-        recorder.current_call = call
-    work()
-    for (name, channel, *_), sent in calls:
-        recorder.end_communication(name, channel.axis, perf_counter(), sent, 1, about)
 
 
 @lru_cache(maxsize=4096)

@@ -141,7 +141,7 @@ class DataSettings(Section):
     decimal, drop_columns, missing, categories
         As for `TableOptions`.
     rows : int or None
-        Take only the first `rows` samples.
+        Take only the first `rows` training samples; 10,000 of generated data by default.
     test_fraction : float
         Share of the samples for the test split of data that have none; 0 trains on all samples.
     validation_fraction : float

@@ -67,7 +67,7 @@ def load_dataset(name: str, *, rows: int | None = None, synthetic: SyntheticSpec
     """
     info = describe_dataset(name, rows=rows, synthetic=synthetic)
     dataset = info.load(info)
-    if rows is None:
+    if rows is None or rows == dataset.train.samples:
         return dataset
     _require_rows(name, rows, dataset.train.samples)  # the file may have fewer rows than expected
     return replace(dataset, train=SubsetRows(dataset.train, np.arange(rows)))

@@ -21,6 +21,7 @@ from .info import DatasetInfo
 from .rows import TASKS, Task, check_indices
 
 HIDDEN = 32  # hidden units of the teacher network
+MOST_SAMPLES = 2**62  # whose numbers an int64 can hold
 NOISE = 0.1  # standard deviation in regression targets, whose standard deviation is about 0.6 without it
 
 SEPARATION = 3.0
@@ -47,14 +48,13 @@ class SyntheticSpec:
     ----------
     task : {'regression', 'classification'}
         A random teacher network, or Gaussian clusters of unit variance, one per class.
-    samples, test_samples : int
-        Sizes of the data splits; there is no test split if `test_samples` is 0.
+    test_samples : int
+        Size of the test split; there is none if it is 0.
     inputs, outputs : int
         Inputs per sample; target columns or classes.
     """
 
     task: Annotated[Task, OneOf(TASKS)] = "regression"
-    samples: Count = 10_000
     test_samples: Annotated[int, Range(at_least=0)] = 2_000
     inputs: Count = 16
     outputs: Count = 2
@@ -108,9 +108,8 @@ def describe(spec: SyntheticSpec) -> DatasetInfo:
     """The catalogue entry of a specification; loading it generates no samples."""
 
     def load(info: DatasetInfo) -> Dataset:
-        train = SyntheticRows(spec, 0, spec.samples)
-        test = SyntheticRows(spec, spec.samples, spec.samples + spec.test_samples) if spec.test_samples else None
-        return info.dataset(train, test)
+        train, end = SyntheticRows(spec, 0, info.train_samples), info.train_samples + spec.test_samples
+        return info.dataset(train, SyntheticRows(spec, info.train_samples, end) if spec.test_samples else None)
 
     return DatasetInfo(
         name="synthetic",
@@ -118,7 +117,8 @@ def describe(spec: SyntheticSpec) -> DatasetInfo:
         task=spec.task,
         features=spec.inputs,
         outputs=spec.outputs,
-        train_samples=spec.samples,
+        train_samples=10_000,
+        available=MOST_SAMPLES,
         test_samples=spec.test_samples,
         description=(
             "Regression on a random teacher network, or classification of Gaussian clusters; generated on demand."

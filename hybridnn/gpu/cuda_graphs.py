@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from math import prod
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import finalize, ref
 
 import numpy as np
@@ -25,18 +24,32 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_size
 from hybridnn.comm.group import Group
-from hybridnn.comm.recorder import capture_calls, replay_calls
-from hybridnn.data import ArrayRows, Rows
-from hybridnn.nn.kernels import Array, Kernels
+from hybridnn.comm.recorder import Call, CapturedCalls, Recorder, capture_calls
+from hybridnn.gpu.device_samples import DeviceSamples, PartOfOrder
+from hybridnn.nn.kernels import Array
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
-from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.pipeline.execution.executor import Executor, Minibatch
+from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import Update
-from hybridnn.training.data_split import DataSplit, DeviceSamples, PartOfOrder
-from hybridnn.training.device import Replay, StepCapture
-from hybridnn.training.metrics import MinibatchLosses
-from hybridnn.training.rank_comparison import digest_of
+
+Replay = Callable[[], None]
+Capture = Callable[[Callable[[], None]], Replay]
+"""Captures the device work that a function enqueues; returns a function that enqueues it again."""
+
+
+class StepCapture(NamedTuple):
+    """Capture of steps as CUDA graphs.
+
+    Attributes
+    ----------
+    record : callable
+    required : bool
+        Whether it is an error if steps cannot be captured; otherwise their kernels are launched one by one.
+    """
+
+    record: Capture
+    required: bool = True
+
 
 STEP = Update(0)  # the last instruction of a step stands for all in the recorder
 
@@ -79,12 +92,6 @@ class CudaGraphSteps:
         self._replays: dict[int, Callable[[object], None]] = {}
         # The transport keeps a reference to this mapping: it must free the graphs before it disconnects the ranks.
         finalize(self, self._replays.clear)
-
-    def around(
-        self, executor: Executor, samples: DeviceSamples, losses: MinibatchLosses, clip: Callable[[], None]
-    ) -> GraphedExecutor:
-        """An executor for minibatches of `samples` that replays steps."""
-        return GraphedExecutor(self, executor, samples, losses, clip)
 
     def begin(self, samples: DeviceSamples, minibatches: Sequence[Minibatch]) -> None:
         """Begin the steps on consecutive `minibatches` of `samples`.
@@ -190,149 +197,23 @@ class CudaGraphSteps:
             warnings.warn(what, RuntimeWarning, stacklevel=2)
             return False
         replays[0]()  # the capture computed nothing, but its calls are already in the recorder
-        self._replays[size] = partial(replay_calls, self._group.recorder, calls, replays[0])
+        self._replays[size] = partial(_replay_calls, self._group.recorder, calls, replays[0])
         return True
 
 
-class GraphedExecutor:
-    """An executor whose steps, from the gradient to the update, are replayed as CUDA graphs."""
+def _replay_calls(recorder: Recorder, calls: CapturedCalls, work: Callable[[], None], about: object) -> None:
+    """Run `work`, which replays `calls` in a CUDA graph, and note them.
 
-    def __init__(
-        self,
-        graphs: CudaGraphSteps,
-        executor: Executor,
-        samples: DeviceSamples,
-        losses: MinibatchLosses,
-        clip: Callable[[], None],
-    ) -> None:
-        self._graphs, self._executor, self._samples, self._losses, self._clip = graphs, executor, samples, losses, clip
-
-    def begin(self, minibatches: Sequence[Minibatch]) -> None:
-        """As `Executor.begin`; the device writes the losses."""
-        self._executor.begin(minibatches)
-        self._graphs.begin(self._samples, minibatches)
-        self._losses.read_from(self._graphs.losses)
-
-    def gradient(self, minibatch: Minibatch) -> None:
-        """Do the whole step."""
-        self._graphs.step(minibatch, self._run)
-
-    def update(self, minibatch: Minibatch) -> None:
-        """Do nothing: `gradient` has done the update."""
-
-    def _run(self, minibatch: Minibatch) -> None:
-        self._executor.gradient(minibatch)
-        self._clip()
-        self._executor.update(minibatch)
-
-
-# -- samples in device memory ------------------------------------------------------------------------------------------
-
-FREE_MEMORY_DIVISOR = 8
-"""Samples occupy at most 1/8 of a device's free memory: several ranks may share the device, and there are two data
-splits."""
-
-COPY_ROWS = 1 << 14
-
-SampleLayout = tuple[tuple[tuple[int, ...], np.dtype[Any]] | None, ...]
-"""Shape and dtype of inputs and of targets; None for those that this rank does not read."""
-
-
-@dataclass(frozen=True)
-class _CacheEntry:
-    """Samples on the device with their key: a digest of arrays, or the rows object itself."""
-
-    key: bytes | Rows
-    samples: DeviceSamples
-
-    def matches(self, key: bytes | Rows) -> bool:
-        return self.key is key or (isinstance(key, bytes) and self.key == key)
-
-
-class DeviceSampleCache:
-    """The samples of the last fit in this rank's device memory; empty if the CPU trains.
-
-    The first pipeline stage holds the inputs, the last one the targets. Either all batch ranks of a stage hold samples
-    or none does, because they may capture steps, which is collective.
+    Their purpose is `about`, the replayed step, not the captured one. They count in the totals and in the progress of
+    each group. The time of `work` is the time to begin them, so each has a duration of zero.
     """
-
-    def __init__(self, kernels: Kernels, grid: ProcessGrid, dtype: np.dtype[Any]) -> None:
-        self._kernels, self._grid, self._dtype = kernels, grid, dtype
-        self._entries: dict[str, _CacheEntry] = {}
-
-    def place(self, split: DataSplit, given: object, keep_as: str | None) -> DataSplit:
-        """Copy the samples of a data split to this rank's device if they fit; collective.
-
-        Parameters
-        ----------
-        given : object
-            The samples as the caller passed them: `Rows`, which are immutable, or an array, which may have changed.
-        keep_as : str or None
-            Name of the cache entry, which replaces an earlier one of this name. If the shapes are equal, the memory is
-            reused, and the captured steps remain valid for the new samples.
-        """
-        rows = split.rows
-        if rows is None or self._kernels.on_host:
-            return split
-        # The caller may modify an array between two calls, so arrays are identified by a digest of their contents.
-        key = rows if rows is given or not isinstance(rows, ArrayRows) else digest_of(rows.x, rows.y)
-        found = next((entry for entry in self._entries.values() if entry.matches(key)), None)
-        if not self._on_any(found is None):
-            assert found is not None
-            if keep_as is not None:
-                self._entries[keep_as] = found
-            return replace(split, on_device=found.samples)
-        samples = self._memory_for(keep_as, self._layout(rows))
-        if samples is None:
-            return split
-        for start in range(0, rows.samples, COPY_ROWS):
-            stop = min(start + COPY_ROWS, rows.samples)
-            read_block = partial(rows.take, np.arange(start, stop))
-            blocks = (None if array is None else array[start:stop] for array in (samples.x, samples.y))
-            _copy_to_device(self._kernels, read_block, *blocks)
-        if keep_as is not None:
-            self._entries[keep_as] = _CacheEntry(key, samples)
-        return replace(split, on_device=samples)
-
-    def free(self) -> None:
-        """Remove all entries."""
-        self._entries.clear()
-
-    def _memory_for(self, keep_as: str | None, layout: SampleLayout) -> DeviceSamples | None:
-        """Device memory for samples, reused or new; None if a batch rank has not enough."""
-        old = None if keep_as is None else self._entries.pop(keep_as, None)
-        is_shared = old is not None and any(entry.samples is old.samples for entry in self._entries.values())
-        if old is not None and not is_shared and _layout_of(old.samples) == layout:
-            return old.samples
-        del old
-        needed = sum(prod(array[0]) * array[1].itemsize for array in layout if array is not None)
-        if self._on_any(needed > self._kernels.free_bytes() // FREE_MEMORY_DIVISOR):
-            return None
-        return DeviceSamples(*(None if array is None else self._kernels.empty(*array) for array in layout))
-
-    def _layout(self, rows: Rows) -> SampleLayout:
-        targets = self._dtype if rows.targets_shape else np.dtype(np.int64)
-        is_first, is_last = self._grid.pipeline_rank == 0, self._grid.pipeline_rank == self._grid.pipeline - 1
-        return (
-            ((rows.samples, rows.features), self._dtype) if is_first else None,
-            ((rows.samples, *rows.targets_shape), targets) if is_last else None,
-        )
-
-    def _on_any(self, flag: bool) -> bool:
-        """Whether `flag` is True on any batch rank; collective over the batch group."""
-        flags = np.array([flag], np.int64)
-        self._grid.batch_group.allreduce(flags, "max")
-        return bool(flags[0])
-
-
-def _layout_of(samples: DeviceSamples) -> SampleLayout:
-    return tuple(None if array is None else (array.shape, array.dtype) for array in (samples.x, samples.y))
-
-
-def _copy_to_device(kernels: Kernels, read: Callable[..., None], *arrays: Array | None) -> None:
-    """Fill host buffers with `read` and copy them to the device arrays that are not None."""
-    buffers = [None if array is None else np.empty(array.shape, array.dtype) for array in arrays]
-    read(*buffers)
-    for buffer, array in zip(buffers, arrays, strict=True):
-        if buffer is not None:
-            kernels.put(buffer, array)
+    for record, _ in calls:
+        call = Call._make(record)._replace(start=perf_counter(), about=about)
+        if call.number:  # 0 for messages
+            call.channel.entered += 1
+            call = call._replace(number=call.channel.entered)
+            call.channel.recent.append(call)
+        recorder.current_call = call
+    work()
+    for (name, channel, *_), sent in calls:
+        recorder.end_communication(name, channel.axis, perf_counter(), sent, 1, about)

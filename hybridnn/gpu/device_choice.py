@@ -15,7 +15,7 @@ from hybridnn.gpu.cupy_loading import load_cupy
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import DeviceOptions
-from hybridnn.training.device import StepCapture, TrainingDevice
+from hybridnn.training.device import TrainingDevice
 
 GRAPHS_WHY = ", steps replayed as CUDA graphs if samples are in GPU memory"
 
@@ -106,6 +106,8 @@ def prepare_device(
     if choice.kind == "cpu":
         return TrainingDevice(NUMPY, "cpu", choice.why)
     # Imported here: a training on the CPU needs none of them.
+    from hybridnn.gpu.cuda_graphs import StepCapture
+    from hybridnn.gpu.engine import GpuDevice
     from hybridnn.gpu.setup import attach_transport, graphs_problem, make_kernels
     from hybridnn.gpu.transports.device import Device
 
@@ -122,4 +124,4 @@ def prepare_device(
         problem = graphs_problem(grid, transport.name)
         capture = None if problem else StepCapture(kernels.record, required=options.graphs is True)
         why += f", kernels launched one by one: {problem}" if problem else GRAPHS_WHY
-    return TrainingDevice(kernels, "gpu", why, transport.name, transport.why, capture)
+    return GpuDevice(kernels, "gpu", why, transport.name, transport.why, capture)

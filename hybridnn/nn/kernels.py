@@ -117,7 +117,7 @@ class Kernels:
         np.copyto(out, source)
 
     def add(self, a: Array, b: Array, out: Array) -> None:
-        """``out = a + b``; of any strides; `out` may be `a` or `b`."""
+        """``out = a + b``, of any strides; `out` may be `a` or `b`."""
         np.add(a, b, out=out)
 
     def gather_rows(self, source: Array, index: Array, out: Array) -> None:

@@ -133,8 +133,7 @@ class ModelChunk:
         accumulate : bool
             Add to the gradients of earlier microbatches in the gradient buffer.
         reduce : bool
-            Start the all-reduce of each layer's gradients as soon as they are complete; `finish_reduction` completes
-            it.
+            Start the all-reduce of each layer's gradients as soon as they are complete; `replica.finish` completes it.
         """
         if not self._gradients:
             self.input_gradient(arrays, parameters)
@@ -188,10 +187,6 @@ class ModelChunk:
                 self._add(index)
             if reduce:
                 self.replica.ready(index)
-
-    def finish_reduction(self) -> None:
-        """Return when the gradients and the loss are summed over the batch group."""
-        self.replica.finish()
 
     def _add(self, index: int) -> None:
         """Add the gradient of one layer to that of earlier microbatches."""

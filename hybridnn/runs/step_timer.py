@@ -10,10 +10,12 @@ import numpy as np
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.cost.calibration.computation import StepCase, StepTime
 from hybridnn.cost.prediction.workload import OPTIMIZERS
+from hybridnn.nn.kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import make_split
-from hybridnn.training.engine import Engine, make_engine
+from hybridnn.training.device import TrainingDevice
+from hybridnn.training.engine import Engine
 from hybridnn.training.epoch import train_epochs
 from hybridnn.training.progress import Progress
 
@@ -41,7 +43,7 @@ class TrainingTimer:
 
         def train() -> None:
             batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
-            minibatches = engine.loader.minibatches(split, batches, [RATE] * STEPS, first=engine.updates)
+            minibatches = engine.make_minibatches(split, batches, [RATE] * STEPS, first=engine.updates)
             for _ in train_epochs(engine, self._grid, split, [minibatches], Progress(step=engine.updates)):
                 pass
 
@@ -59,9 +61,9 @@ class TrainingTimer:
             shared_replicas=False,
             log_every=NEVER,
         )
-        engine = make_engine(
-            config, self._grid, case.layout, fused_update=False
-        )  # so that the update is timed by itself
+        device = TrainingDevice(NUMPY, "cpu", "")
+        # So that the update is timed by itself.
+        engine = device.make_engine(config, self._grid, case.layout, fused_update=False)
         engine.arrays.initialize(0)
         return engine
 

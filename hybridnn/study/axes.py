@@ -185,12 +185,7 @@ _KNOWN_AXES = (
     _whole_axis(
         "batch_per_rank", "batch-per-rank", _per_rank("training.batch_size"), "Samples of a minibatch for each rank."
     ),
-    _whole_axis(
-        "samples_per_rank",
-        "samples-per-rank",
-        _per_rank("data.synthetic.samples"),
-        "Samples of generated data for each rank.",
-    ),
+    _whole_axis("samples_per_rank", "samples-per-rank", _per_rank("data.rows"), "Training samples for each rank."),
     Axis("methods", "method", _setting("parallel.method"), description="Values of `parallel.method`."),
     Axis("splits", "split", _setting("parallel.model_split"), description="Values of `parallel.model_split`."),
     Axis("dtypes", "dtype", _setting("training.dtype"), description="Values of `training.dtype`."),

@@ -52,13 +52,8 @@ def make_cells(study: Study) -> CellPlan:
     """Form every combination of the axes.
 
     Combinations whose values exclude each other (a grid and another number of ranks, more model ranks than neurons,
-    contradictory settings) are skipped with the reason.
-
-    Raises
-    ------
-    SettingError
-        If a value is not allowed in any of its combinations, two combinations have one name, no cell can run, or none
-        is the baseline.
+    contradictory settings) are skipped with the reason. Raises `SettingError` if a value is not allowed in any of its
+    combinations, two combinations have one name, no cell can run, or none is the baseline.
     """
     cells: dict[str, Cell] = {}
     skipped: dict[str, HybridnnError] = {}
@@ -174,9 +169,12 @@ def _placement(study: Study, combination: Combination, ranks: int) -> Placement:
 
 
 def _make_cell(name: str, combination: Combination, ranks: int, settings: Settings, placement: Placement) -> Cell:
-    """The cell of a combination; raises `GridError` where its values exclude each other."""
-    settings = _with_stages(settings, ranks, named="method" in combination)
-    _require_possible(settings, ranks)
+    """The cell of a combination; raises `GridError` where the run itself would refuse it only after its start."""
+    try:
+        settings = _with_stages(settings, ranks, named="method" in combination)
+        require_fitting_layout(settings, ranks)
+    except SettingError as error:
+        raise GridError(str(error)) from error
     values = {label: format_value(value) if label == "grid" else value for label, value in combination.items()}
     return Cell(name, ranks, values, settings, placement)
 
@@ -189,20 +187,9 @@ def _apply_axes(study: Study, combination: Combination, ranks: int) -> dict[str,
 
 
 def _with_stages(settings: Settings, ranks: int, *, named: bool) -> Settings:
-    """Resolve the stages as the run does; raises `GridError` for one stage, with which it would not use the method."""
-    try:
-        parallel = with_stages(settings.parallel, ranks)
-        stages = len(parallel.stages) or parallel.pipeline
-        if stages == 1 and (named or not METHODS[parallel.method].exact) and parallel.method != "sequential":
-            raise too_few_stages(parallel.method)
-    except SettingError as error:
-        raise GridError(str(error)) from error
+    """Resolve the stages as the run does; refuse one stage, with which it would not use the method."""
+    parallel = with_stages(settings.parallel, ranks)
+    stages = len(parallel.stages) or parallel.pipeline
+    if stages == 1 and (named or not METHODS[parallel.method].exact) and parallel.method != "sequential":
+        raise too_few_stages(parallel.method)
     return settings.model_copy(update={"parallel": parallel})
-
-
-def _require_possible(settings: Settings, ranks: int) -> None:
-    """Raise `GridError` for what the run itself would refuse only after its start, with its method for example."""
-    try:
-        require_fitting_layout(settings, ranks)
-    except SettingError as error:
-        raise GridError(str(error)) from error

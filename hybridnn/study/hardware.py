@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from hybridnn.comm.hosts import Hosts
 from hybridnn.runs.records import RunHeader, crowding_text
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.cells import Cell
 from hybridnn.utils.text import counted
 
 
-def _of_hosts(value: Callable[[Hosts], str]) -> Callable[[RunHeader], str]:
-    return lambda header: "" if header.hosts is None else value(header.hosts)
-
-
-def _version(name: str) -> Callable[[RunHeader], str]:
-    return lambda header: header.versions.get(name, "")
+def host_values(header: RunHeader, name: str) -> list[str]:
+    """The values of an attribute of `Hosts` as texts; empty where they were not recorded."""
+    found = () if header.hosts is None else getattr(header.hosts, name)
+    return [found] if isinstance(found, str) else list(map(str, found))
 
 
 CONDITIONS: Mapping[str, Callable[[RunHeader], str]] = {
-    "processors": _of_hosts(lambda hosts: ", ".join(hosts.processors)),
-    "numbers of cores on a node": _of_hosts(lambda hosts: ", ".join(map(str, hosts.cores))),
-    "MPI libraries": _version("MPI"),
-    "BLAS libraries": _of_hosts(lambda hosts: hosts.blas),
-    "versions of hybridnn": _version("hybridnn"),
+    "processors": lambda header: ", ".join(host_values(header, "processors")),
+    "numbers of cores on a node": lambda header: ", ".join(host_values(header, "cores")),
+    "MPI libraries": lambda header: header.versions.get("MPI", ""),
+    "BLAS libraries": lambda header: ", ".join(host_values(header, "blas")),
+    "versions of hybridnn": lambda header: header.versions.get("hybridnn", ""),
 }
 """What the cells of a curve must have in common; an empty text is not known."""
 

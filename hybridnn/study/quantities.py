@@ -76,17 +76,10 @@ def mean_shares(shares: Sequence[TimeShares]) -> TimeShares:
 
 
 def karp_flatt_fraction(speed_up: float, ranks: float) -> float | None:
-    """Return the experimentally determined serial fraction, ``(1/S - 1/p) / (1 - 1/p)``; None of one rank.
+    """Return the serial fraction ``(1/S - 1/p) / (1 - 1/p)`` of speed-up S on p times the ranks; None where p is 1.
 
     It is the part that cannot be parallel in Amdahl's law. Where it grows with the ranks, overhead of the parallel run
     limits the speed-up rather than a serial part (Karp and Flatt 1990, Measuring parallel processor performance).
-
-    Parameters
-    ----------
-    speed_up : float
-        S, for the same work.
-    ranks : float
-        p, as a multiple of the ranks of the base.
     """
     return (1 / speed_up - 1 / ranks) / (1 - 1 / ranks) if ranks > 1 else None
 
@@ -100,10 +93,9 @@ class Bottleneck:
 
 
 def judge(shares: TimeShares, flops_per_step: float) -> Bottleneck:
-    """Return the limiting factor of a run.
+    """Return the limiting factor of a run: the greatest share that is not computing, from `COSTLY_SHARE` on.
 
-    The greatest share that is not computing, if it is at least `COSTLY_SHARE`; else overhead, if a rank has fewer than
-    `TOO_SMALL_FLOPS` floating-point operations to do in a step; else computing.
+    Below, it is overhead if a rank has fewer than `TOO_SMALL_FLOPS` operations to do in a step, else computing.
     """
     waiting, overhead = shares.waiting or 0.0, shares.overhead or 0.0
     most = max(shares.communication, waiting, overhead)

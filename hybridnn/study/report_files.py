@@ -11,8 +11,8 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from hybridnn.comm.hosts import Hosts
 from hybridnn.drawing.figures import figure_bytes
+from hybridnn.study.hardware import host_values
 from hybridnn.study.quantities import TimeShares
 from hybridnn.study.report_plots import PARTS, draw_plots
 from hybridnn.study.results import (
@@ -75,6 +75,16 @@ HOST_COLUMNS = {
 }
 """Columns of the CSV that are attributes of `Hosts`."""
 
+HOST_FACTS = {
+    "hosts": "names",
+    "processors": "processors",
+    "cores of a node": "cores",
+    "binding": "binding",
+    "launcher": "launcher",
+    "BLAS": "blas",
+}
+"""Conditions of the measurement that are attributes of `Hosts`."""
+
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -128,8 +138,8 @@ def point_facts(results: StudyResults) -> list[dict[str, Any]]:
             "grid": point.first.grid,
             "threads_per_rank": sorted({cell.figures.threads_per_rank for cell in point.cells}),
             "nodes": sorted({cell.figures.nodes for cell in point.cells}),
-            "hosts": sorted({name for hosts in _hosts_of(point.cells) for name in hosts.names}),
-            "processors": sorted({name for hosts in _hosts_of(point.cells) for name in hosts.processors}),
+            "hosts": _values_of(point.cells, "names"),
+            "processors": _values_of(point.cells, "processors"),
             "network": point.first.network,
             "seconds_per_epoch": asdict(point.seconds_per_epoch),
             "seconds_per_step": asdict(point.seconds_per_step),
@@ -144,9 +154,8 @@ def point_facts(results: StudyResults) -> list[dict[str, Any]]:
     ]
 
 
-def _hosts_of(cells: Iterable[CellResult]) -> list[Hosts]:
-    """The hosts of the cells whose runs recorded them."""
-    return [cell.run.header.hosts for cell in cells if cell.run.header.hosts is not None]
+def _values_of(cells: Iterable[CellResult], name: str) -> list[str]:
+    return sorted({text for cell in cells for text in host_values(cell.run.header, name)})
 
 
 def _comparison_facts(found: Comparison | None) -> dict[str, Any]:
@@ -300,7 +309,7 @@ def markdown_text(results: StudyResults, captions: Mapping[str, str]) -> str:
     lines += [f"![{caption}]({name})\n" for name, caption in captions.items()]
     if results.unfinished:
         lines += [f"Not finished: {len(results.unfinished)} cells ({results.unfinished_counts})", ""]
-        lines += [f"* **{cell.state.status}** {cell.text}" for cell in results.unfinished] + [""]
+        lines += [f"* **{status}** {text}" for status, text in results.unfinished_texts] + [""]
     lines += ["## How it was made", "", *(f"* {name}: {text}" for name, text in _conditions(results).items()), ""]
     return "\n".join(lines)
 
@@ -347,19 +356,16 @@ def _line(texts: Iterable[str]) -> str:
 
 def _conditions(results: StudyResults) -> dict[str, str]:
     headers = [cell.run.header for cell in results.cells]
-    hosts = _hosts_of(results.cells)
     predictions = [cell.run.prediction for cell in results.cells if cell.run.prediction is not None]
     return {
         "date": results.days,
         "cells": f"{len(results.cells)} of {len(results.manifest.cells)} finished",
         "versions": _distinct(f"{name} {version}" for header in headers for name, version in header.versions.items()),
         "nodes": _distinct(header.nodes for header in headers),
-        "hosts": _distinct(name for h in hosts for name in h.names) or MISSING,
-        "processors": _distinct(name for h in hosts for name in h.processors) or MISSING,
-        "cores of a node": _distinct(number for h in hosts for number in h.cores) or MISSING,
-        "binding": _distinct(h.binding for h in hosts) or MISSING,
-        "launcher": _distinct(h.launcher or "none" for h in hosts) or MISSING,
-        "BLAS": _distinct(h.blas for h in hosts) or MISSING,
+        **{
+            title: _distinct(text or "none" for header in headers for text in host_values(header, name)) or MISSING
+            for title, name in HOST_FACTS.items()
+        },
         "machine file": _distinct(found.machine for found in predictions) or MISSING,
         "BLAS threads per rank": _distinct(header.threads_per_rank for header in headers),
         "data": _distinct(f"{h.data}, {h.train_samples:,} training samples" for h in headers),
@@ -374,7 +380,7 @@ def csv_text(results: StudyResults) -> str:
     labels = list(dict.fromkeys(label for cell in results.manifest.cells for label in cell.values))
     figures = {row["id"]: row for row in _cell_figures(results)}
     outcomes = {cell.id: "diverged" if cell.diverged else "finished" for cell in results.cells}
-    outcomes |= {cell.id: cell.state.status for cell in results.unfinished}
+    outcomes |= {name: state.status for name, state in results.unfinished.items()}
     rows = [
         {
             "id": cell.id,
@@ -396,47 +402,39 @@ def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
             header, figures = cell.run.header, cell.figures
             last = cell.run.epochs[-1] if cell.run.epochs else None
             faster = median / figures.seconds_per_epoch
-            hosts = {} if header.hosts is None else asdict(header.hosts)
             yield {
                 "id": cell.id,
-                **{name: _known(getattr(figures, name)) for name in FIGURES},
+                **{name: getattr(figures, name) for name in FIGURES},
                 "dtype": header.dtype,
                 "train_loss": last.train_loss if last else None,
                 "test_loss": last.test_loss if last else None,
-                "speed_up": None if found is None else _known(found.speed_up.value * faster),
-                "efficiency": None if found is None else _known(found.efficiency.value * faster),
-                "communication_share": _known(figures.shares.communication),
+                "speed_up": None if found is None else found.speed_up.value * faster,
+                "efficiency": None if found is None else found.efficiency.value * faster,
+                "communication_share": figures.shares.communication,
                 "waiting_share": figures.shares.waiting,
                 "verdict": figures.verdict.text,
                 **results.findings.cell_columns.get(cell.id, {}),
-                **{name: _joined(hosts.get(key, ())) for name, key in HOST_COLUMNS.items()},
+                **{name: ", ".join(host_values(header, key)) for name, key in HOST_COLUMNS.items()},
                 **{f"version.{name}": version for name, version in header.versions.items()},
             }
-
-
-def _joined(values: Any) -> str:
-    return values if isinstance(values, str) else ", ".join(map(str, values))
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as CSV, with the columns of all rows in the order of their appearance.
 
-    Text that a spreadsheet would take for a formula begins with an apostrophe.
+    Text that a spreadsheet would take for a formula begins with an apostrophe; NaN is empty, as None is.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: _csv_value(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
 
 
-def _no_formula(value: Any) -> Any:
+def _csv_value(value: Any) -> Any:
+    if isinstance(value, float) and isnan(value):
+        return None
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-def _known(figure: Any) -> Any:
-    """None in place of NaN, which a run without times has."""
-    return None if isinstance(figure, float) and isnan(figure) else figure
 
 
 def latex_table(rows: Sequence[Mapping[str, str]], notes: Iterable[str] = ()) -> str:

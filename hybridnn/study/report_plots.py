@@ -48,11 +48,9 @@ if TYPE_CHECKING:
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 MOST_MAPS = 6
-MOST_ERRORS = 3  # points whose errors of weights are drawn
 MOST_CURVES = 16
 MOST_MARKED = 15  # points of a curve that are drawn as dots as well
 PANEL = 1.9  # inches, height of a panel
-MOST_STEPS = 150  # steps of a curve that has a value for each
 BARS_INCHES = 2.6  # width of the bars of a breakdown
 DARK = 0.6  # share of the colors of a map, from the lightest, after which text is white
 LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
@@ -108,11 +106,7 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
         )
     if curves := draw_curves(results, MEASURES):
         plots["accuracy"] = curves
-    if results.findings.names_losses and (curves := draw_curves(results, ["training loss"])):
-        plots["training_loss"] = curves
-    if found := [point for point in results.points if _has_weight_errors(point.cells[0].run)]:
-        plots["weight_error"] = _draw_weight_errors(found[:MOST_ERRORS])
-    return plots
+    return plots | results.findings.draw()
 
 
 def _draw_strong(lines: Sequence[ScalingLine], comparisons: Mapping[str, Comparison]) -> Figure:
@@ -393,34 +387,6 @@ def _draw_legend(figure: Figure, *panels: Axes) -> None:
             if str(line.get_label()).startswith(PREDICTED):
                 named.setdefault("predicted", line)
     legend_above(figure, named.values(), list(named))
-
-
-def _has_weight_errors(run: RunRecord) -> bool:
-    return any(step.stale_error for step in run.steps)
-
-
-def _draw_weight_errors(points: Sequence[StudyPoint]) -> tuple[str, Figure]:
-    """Draw the errors of predicted and of stale weights over the steps, those of the first run of each point."""
-    figure, panels = column_figure(*[PANEL] * len(points))
-    for axes, point in zip(panels, points, strict=True):
-        steps = [step for step in point.cells[0].run.steps if step.stale_error]
-        steps = steps[:: -(-len(steps) // MOST_STEPS)]
-        for number in range(max(len(step.stale_error) for step in steps)):
-            shown = [step for step in steps if len(step.stale_error) > number]
-            xs = [step.step for step in shown]
-            for kind, line in (("stale", "--"), ("predicted", "-")):
-                ys = [getattr(step, f"{kind}_error")[number] for step in shown]
-                axes.plot(
-                    xs, ys, line, color=COLORS[number % len(COLORS)], linewidth=1.2, label=f"{kind}, {number + 1} ahead"
-                )
-        axes.set_yscale("log")
-        plain_ticks(axes.yaxis)
-        axes.set_xlabel("step")
-        axes.set_ylabel("error of the weights")
-        tidy(axes)
-    legend_above(figure, *panels[0].get_legend_handles_labels())
-    caption = "Root-mean-square errors of predicted and of stale weights, of the first run"
-    return f"{caption}{' of each point' * (len(points) > 1)}; at most {MOST_STEPS} steps are drawn.", figure
 
 
 def _draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
@@ -19,6 +19,9 @@ from hybridnn.study.quantities import RunFigures, TimeShares, figures_of, mean_s
 from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of, ratio_of_medians
 from hybridnn.study.study_file import conclusions_module
 from hybridnn.study.study_folder import ENDED, FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Key = tuple[Hashable, ...]
 
@@ -35,6 +38,11 @@ class CellResult:
     figures: RunFigures
 
     @property
+    def point_values(self) -> dict[str, Any]:
+        """Values of the axes but repeat and seed."""
+        return {label: value for label, value in self.values.items() if label not in REPEATED}
+
+    @property
     def diverged(self) -> bool:
         """Whether the loss or the weights became infinite or NaN."""
         return self.run.diverged is not None
@@ -43,19 +51,6 @@ class CellResult:
     def is_timed(self) -> bool:
         """Whether it has times; one rank alone in a study of ranks in one process counts as the others do."""
         return not self.run.untimed and not self.run.header.in_process
-
-
-@dataclass(frozen=True)
-class UnfinishedCell:
-    """A cell without a finished run."""
-
-    id: str
-    state: CellState
-
-    @property
-    def text(self) -> str:
-        """Id and reason."""
-        return f"{self.id}: {self.state.reason}" if self.state.reason else self.id
 
 
 @dataclass(frozen=True)
@@ -132,7 +127,7 @@ class Findings:
     `points` are those that tables and curves show. Verdicts on statements are plain values, `lines` of text, the
     statement with its comparisons, and `rows` of a table; `summary` counts them. `columns` are further cells of the
     table of points, by title, for the id of the first cell of a point; `cell_columns` are those of the CSV for every
-    cell. `note` is a sentence on the tables.
+    cell. `note` is a sentence on the tables, and `draw` returns captions and figures of further plots, by name.
     """
 
     points: tuple[StudyPoint, ...]
@@ -142,22 +137,30 @@ class Findings:
     rows: Sequence[Mapping[str, str]] = ()
     columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     cell_columns: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    names_losses: bool = False
     note: str = ""
+    draw: Callable[[], dict[str, tuple[str, Figure]]] = dict
 
 
 @dataclass(frozen=True)
 class StudyResults:
-    """Results of a study: the cells that finished or diverged in its order, their points, and the other cells.
+    """Results of a study: the cells that finished or diverged, in its order, and the states of the others by id.
 
     `days` are those on which cells ended: ``YYYY-MM-DD``, or ``YYYY-MM-DD to YYYY-MM-DD``.
     """
 
     manifest: StudyManifest
     cells: tuple[CellResult, ...]
-    points: tuple[StudyPoint, ...]
-    unfinished: tuple[UnfinishedCell, ...]
+    unfinished: dict[str, CellState]
     days: str
+
+    @cached_property
+    def points(self) -> tuple[StudyPoint, ...]:
+        """Cells grouped by all values but repeat and seed."""
+        groups: dict[Key, list[CellResult]] = {}
+        for cell in self.cells:
+            key = tuple((label, str(value)) for label, value in cell.point_values.items())
+            groups.setdefault(key, []).append(cell)
+        return tuple(StudyPoint(group[0].point_values, tuple(group)) for group in groups.values())
 
     @cached_property
     def findings(self) -> Findings:
@@ -180,12 +183,19 @@ class StudyResults:
     @property
     def failures(self) -> int:
         """Number of cells that failed, timed out or were interrupted."""
-        return sum(cell.state.status in FAILURES for cell in self.unfinished)
+        return sum(state.status in FAILURES for state in self.unfinished.values())
 
     @property
     def unfinished_counts(self) -> str:
         """Counts of the unfinished cells by status, ``"2 failed, 1 never run"``."""
-        return _counts(self.unfinished)
+        counts = Counter(state.status for state in self.unfinished.values())
+        return ", ".join(f"{count} {status}" for status, count in counts.items())
+
+    @property
+    def unfinished_texts(self) -> list[tuple[str, str]]:
+        """Status of every unfinished cell, and its id with the reason."""
+        states = self.unfinished.items()
+        return [(state.status, f"{name}: {state.reason}" if state.reason else name) for name, state in states]
 
     @property
     def varying(self) -> tuple[str, ...]:
@@ -203,85 +213,53 @@ class StudyResults:
         return next(names, "test metric")
 
 
-def read_results(folder: Path) -> StudyResults:
-    """Read the results in a study's folder.
+def read_results(*folders: Path) -> StudyResults:
+    """Read the results in one or several folders of a study; of several, the folder is another axis of the cells.
 
-    Raises
-    ------
-    DataError
-        If it is not the folder of a study, no cell has ended, or a cell is damaged.
+    Raises `SettingError` if two folders are the same or of different studies, `DataError` if one is not the folder of a
+    study, no cell of it has ended, or a cell is damaged.
     """
-    manifest = read_manifest(folder)
-    study = StudyFolder(folder)
-    states = {cell.id: study.state(cell.id) for cell in manifest.cells}
-    finished = [cell for cell in manifest.cells if states[cell.id].status in ENDED]
-    unfinished = tuple(UnfinishedCell(name, state) for name, state in states.items() if state.status not in ENDED)
-    if not finished:
-        first = next((f"; {cell.text}" for cell in unfinished if cell.state.reason), "")
-        problem = f"none of the {len(manifest.cells)} cells of the study is finished"
-        raise DataError(f"{folder}: {problem}: {_counts(unfinished)}{first}")
-    cells = []
-    for cell in finished:
-        run = read_run(study.cell(cell.id))
-        cells.append(CellResult(cell.id, cell.values, run, figures_of(run)))
-    ended = [(study.cell(cell.id) / HISTORY).stat().st_mtime for cell in finished]
-    days = [f"{datetime.fromtimestamp(seconds):%Y-%m-%d}" for seconds in (min(ended), max(ended))]
-    return StudyResults(manifest, tuple(cells), group_points(cells), unfinished, " to ".join(dict.fromkeys(days)))
-
-
-def _counts(unfinished: Sequence[UnfinishedCell]) -> str:
-    return ", ".join(f"{count} {status}" for status, count in Counter(cell.state.status for cell in unfinished).items())
-
-
-def group_points(cells: Sequence[CellResult]) -> tuple[StudyPoint, ...]:
-    """Group cells that differ in repeat and seed alone."""
-    groups: dict[Key, list[CellResult]] = {}
-    for cell in cells:
-        key = tuple((label, str(value)) for label, value in _point_values(cell).items())
-        groups.setdefault(key, []).append(cell)
-    return tuple(StudyPoint(_point_values(group[0]), tuple(group)) for group in groups.values())
-
-
-def _point_values(cell: CellResult) -> dict[str, Any]:
-    return {label: value for label, value in cell.values.items() if label not in REPEATED}
-
-
-def point_name(results: StudyResults, point: StudyPoint, *, without: Iterable[str] = ()) -> str:
-    """Values of the axes that vary among the points, but for those in `without`."""
-    labels = [label for label in point.values if label in results.varying and label not in without]
-    parts = [f"{label} {point.values[label]}".removeprefix("variant ") for label in labels]
-    return ", ".join(parts) or results.manifest.name
-
-
-def read_folders(folders: Sequence[Path]) -> StudyResults:
-    """Read the results of one or several folders of a study; of several, the folder is another axis of the cells.
-
-    Raises
-    ------
-    SettingError
-        If two folders are the same, or of different studies.
-    DataError
-        As `read_results`.
-    """
-    if len(folders) == 1:
-        return read_results(folders[0])
-    names = _names(folders)
-    found = [_labelled(read_results(folder), name) for folder, name in zip(folders, names, strict=True)]
-    first = found[0]
-    for folder, results in zip(folders, found, strict=True):
+    names = _names(folders) if len(folders) > 1 else [""]
+    found = [_read_folder(folder, name) for folder, name in zip(folders, names, strict=True)]
+    first, *others = found
+    for folder, results in zip(folders[1:], others, strict=True):
         if results.title != first.title:
             raise SettingError("FOLDER", str(folder), f"holds another study ({results.title}) than {folders[0]} does")
-    cells = tuple(cell for results in found for cell in results.cells)
+    if not others:
+        return first
     # Statements are about one folder: over several, the folder would be an axis that they do not name.
     conclusions = {name: value for name, value in first.manifest.conclusions.items() if name != "statements"}
     planned = tuple(cell for results in found for cell in results.manifest.cells)
     return StudyResults(
         replace(first.manifest, cells=planned, conclusions=conclusions),
-        cells,
-        group_points(cells),
-        tuple(cell for results in found for cell in results.unfinished),
+        tuple(cell for results in found for cell in results.cells),
+        {name: state for results in found for name, state in results.unfinished.items()},
         "; ".join(dict.fromkeys(results.days for results in found)),
     )
+
+
+def _read_folder(folder: Path, name: str) -> StudyResults:
+    """The results in a folder; a `name` of it is in the ids and values of the cells."""
+    study, manifest = StudyFolder(folder), read_manifest(folder)
+    prefix, label = (f"{name}/", {FOLDER: name}) if name else ("", {})
+    planned, cells, unfinished, ended = [], [], {}, []
+    for cell in manifest.cells:
+        planned.append(replace(cell, id=prefix + cell.id, values={**label, **cell.values}))
+        state = study.state(cell.id)
+        if state.status not in ENDED:
+            unfinished[prefix + cell.id] = state
+            continue
+        run = read_run(study.cell(cell.id))
+        cells.append(CellResult(prefix + cell.id, planned[-1].values, run, figures_of(run)))
+        ended.append((study.cell(cell.id) / HISTORY).stat().st_mtime)
+    days = [f"{datetime.fromtimestamp(seconds):%Y-%m-%d}" for seconds in sorted(ended)[:: max(1, len(ended) - 1)]]
+    manifest = replace(manifest, cells=tuple(planned))
+    results = StudyResults(manifest, tuple(cells), unfinished, " to ".join(dict.fromkeys(days)))
+    if not cells:
+        first = next((f"; {text}" for _, text in results.unfinished_texts if ": " in text), "")
+        problem = f"none of the {len(planned)} cells of the study is finished"
+        raise DataError(f"{folder}: {problem}: {results.unfinished_counts}{first}")
+    return results
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -292,18 +270,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
-def _labelled(results: StudyResults, name: str) -> StudyResults:
-    """The results with their folder in ids and values."""
-    manifest = results.manifest
-    cells = tuple(
-        replace(cell, id=f"{name}/{cell.id}", values={FOLDER: name, **cell.values}) for cell in manifest.cells
-    )
-    return replace(
-        results,
-        manifest=replace(manifest, cells=cells),
-        cells=tuple(replace(c, id=f"{name}/{c.id}", values={FOLDER: name, **c.values}) for c in results.cells),
-        unfinished=tuple(replace(cell, id=f"{name}/{cell.id}") for cell in results.unfinished),
-    )
+def point_name(results: StudyResults, point: StudyPoint, *, without: Iterable[str] = ()) -> str:
+    """Values of the axes that vary among the points, but for those in `without`."""
+    labels = [label for label in point.values if label in results.varying and label not in without]
+    parts = [f"{label} {point.values[label]}".removeprefix("variant ") for label in labels]
+    return ", ".join(parts) or results.manifest.name
 
 
 def compared_folders(results: StudyResults) -> tuple[str, ...]:

@@ -122,14 +122,8 @@ def plan_study(
     Kept are the cells whose id matches the pattern `only`, or contains it if it has no wildcard; with `cell`, only the
     one of that number, from 0.
 
-    Raises
-    ------
-    SettingError
-        If no cell can run or matches, the folder has another study, or the launcher lacks ``{ranks}``.
-    DataError
-        If the machine file of the study is missing or invalid.
-    EnvironmentProblem
-        If the launcher is not found.
+    Raises `SettingError` if no cell can run or matches, the folder has another study, or the launcher lacks
+    ``{ranks}``; `DataError` for a missing or invalid machine file, `EnvironmentProblem` for a missing launcher.
     """
     plan = make_cells(study)
     chosen = plan.cells
@@ -159,19 +153,11 @@ def run_study(
 
     A cell is ended after `limit` seconds and counts as failed. Returned are the outcomes of the cells that were not
     finished before; after the warning before the time limit of a batch job (SIGUSR1), the last of them are those that
-    were ended.
+    were ended. If the next run of the study resumes a cell or continues with the next one, raises `StoppedBySignal`
+    after that warning; after SIGINT or SIGTERM `KeyboardInterrupt`, when the running cells have been ended.
 
-    Raises
-    ------
-    EnvironmentProblem
-        If the folder cannot be written or the launcher cannot be started.
-    SettingError
-        If the launcher cannot place the ranks of a cell as the study requires, or the study compares times, which cells
-        that run at once would disturb.
-    StoppedBySignal
-        After that warning, if the next run of the study resumes the cell or continues with the next one.
-    KeyboardInterrupt
-        After SIGINT or SIGTERM, when the running cells have been ended.
+    Raises `EnvironmentProblem` if the folder cannot be written or the launcher cannot be started, `SettingError` if the
+    launcher cannot place the ranks of a cell, or cells that run at once would disturb the times that are compared.
     """
     if jobs > 1 and run.study.keys.compares == "times":
         allowed = "1 for a study that compares times, which cells that run at once disturb (compares = 'training')"
@@ -327,18 +313,9 @@ def run_process(
     killed. In another thread than the main one, `signals` are those that the latter receives. Raises
     `EnvironmentProblem` if the command cannot be started.
 
-    Returns
-    -------
-    int
-        Exit code, negative for a signal.
-    {"", "limit", "warning"}
-        What ended it: its time limit, or SIGUSR1 before the time limit of the batch job; empty if it ended by itself.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        After SIGINT or SIGTERM and the end of the command, with the signal's name. Another signal while the command is
-        being ended shortens the wait.
+    Returns the exit code, negative for a signal, and what ended it: its time limit, or SIGUSR1 before the time limit of
+    the batch job; empty if it ended by itself. After SIGINT or SIGTERM and the end of the command, raises
+    `KeyboardInterrupt` with the signal's name. Another signal meanwhile shortens the wait.
     """
     for name in (STDOUT, STDERR):
         (folder / name).unlink(missing_ok=True)  # a link would lead to a file elsewhere

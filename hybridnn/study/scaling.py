@@ -13,9 +13,7 @@ from hybridnn.study.statistics import Estimate, ratio_of_medians
 from hybridnn.utils.text import counted
 
 LAYOUT = frozenset({"ranks", "nodes", "grid"})
-WORK = frozenset(
-    {"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.synthetic.samples", "data.rows"}
-)
+WORK = frozenset({"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.rows"})
 """Axes that change the number of samples of an epoch or a minibatch."""
 
 
@@ -23,16 +21,10 @@ WORK = frozenset(
 class Comparison:
     """A point compared with its base.
 
-    Attributes
-    ----------
-    base : StudyPoint
-    speed_up : Estimate
-        Training samples per second over those of the base: for the same work, seconds of the base over seconds.
-    efficiency : Estimate
-        The speed-up over the ratio of the ranks. In weak scaling, where the samples of an epoch or of a minibatch grow
-        with the ranks, this is the seconds of the base over the seconds, per epoch or per step.
-    serial_fraction : float or None
-        As `karp_flatt_fraction` has it; None unless the same work runs on more ranks than that of the base.
+    The speed-up is that of training samples per second: for the same work, seconds of the base over seconds. The
+    efficiency is the speed-up over the ratio of the ranks; in weak scaling, where the samples of an epoch or of a
+    minibatch grow with the ranks, these are seconds of the base over seconds, per epoch or per step. `serial_fraction`
+    is that of Karp and Flatt, None unless the same work runs on more ranks than that of the base.
     """
 
     base: StudyPoint
@@ -109,8 +101,8 @@ def base_ranks(results: StudyResults) -> set[int]:
 class ScalingLine:
     """Points of increasing ranks that otherwise differ in their grid alone: for each number of ranks the fastest.
 
-    `name` has the values of the axes in which the line differs from the others. There are at least two points. Seconds
-    are per epoch, or per step where `per_step`.
+    `name` has the values of the axes in which the line differs from the others. Seconds are per epoch, or with
+    `per_step` per step.
     """
 
     name: str
@@ -185,28 +177,25 @@ def strong_lines(results: StudyResults) -> list[ScalingLine]:
     point, if that does the same work on fewer ranks.
     """
     least = 1 if results.manifest.baseline else 2
-
-    def exact(point: StudyPoint) -> bool:
-        return training_of(point) == ()
-
-    merged = _lines(results, LAYOUT, _work, lambda point: "", keep=exact, least=least)
+    changing = [point for point in results.points if training_of(point)]
     same_stages = _lines(
         results,
+        results.points,
         LAYOUT,
         lambda point: (*_work(point), training_of(point)),
-        lambda point: f"{point.grid[0]} stages",
-        keep=lambda point: not exact(point),
+        lambda point: f"{point.grid[0]} stages" * bool(training_of(point)),
     )
     more_stages = _lines(
         results,
+        changing,
         LAYOUT,
         lambda point: (*_work(point), point.cells[0].run.header.layout.stages[0]),
         lambda point: f"stages of {point.grid[1]}x{point.grid[2]}",
-        keep=lambda point: not exact(point),
-        least=least,
     )
+    found = [line for line in same_stages if len(line.points) >= (2 if training_of(line.points[0]) else least)]
+    found += [line for line in more_stages if len(line.points) >= least]
     comparisons = compare_points(results)
-    lines = [_from_base(line, comparisons) for line in merged + same_stages + more_stages]
+    lines = [_from_base(line, comparisons) for line in found]
     return [line for line in lines if len(line.points) > 1]
 
 
@@ -227,50 +216,38 @@ def weak_lines(results: StudyResults) -> list[ScalingLine]:
     def batch_each(point: StudyPoint) -> int:
         return round(point.first.batch_size / point.first.ranks)
 
-    axes = LAYOUT | WORK
-    return [
-        *_lines(
-            results,
-            axes,
+    constants: list[tuple[Callable[[StudyPoint], Key], Callable[[StudyPoint], str]]] = [
+        (
             lambda p: (samples_each(p), p.first.batch_size),
             lambda p: f"{samples_each(p)} samples per rank, batch {p.first.batch_size}",
         ),
-        *_lines(
-            results,
-            axes,
+        (
             lambda p: (samples_each(p), batch_each(p)),
             lambda p: f"{samples_each(p)} samples per rank, batch {batch_each(p)} per rank",
         ),
-        *_lines(
-            results,
-            axes,
-            lambda p: (p.first.train_samples, batch_each(p)),
-            lambda p: f"batch {batch_each(p)} per rank",
-            per_step=True,
-        ),
+        (lambda p: (p.first.train_samples, batch_each(p)), lambda p: f"batch {batch_each(p)} per rank"),
     ]
+    epochs, minibatches, steps = (_lines(results, results.points, LAYOUT | WORK, *found) for found in constants)
+    lines = [*epochs, *minibatches, *(replace(line, per_step=True) for line in steps)]
+    return [line for line in lines if len(line.points) > 1]
 
 
 def _lines(
     results: StudyResults,
+    points: Iterable[StudyPoint],
     without: Iterable[str],
     constant: Callable[[StudyPoint], Key],
     text: Callable[[StudyPoint], str],
-    *,
-    keep: Callable[[StudyPoint], bool] = lambda point: True,
-    least: int = 2,
-    per_step: bool = False,
 ) -> list[ScalingLine]:
-    """Lines of the groups of `alike_points`, of at least `least` points to `keep`; `text` names what is constant."""
+    """Lines of the groups of `alike_points` that have times, also of one point; `text` names what is constant."""
     lines = []
-    for group in alike_points(results.points, without, constant):
+    for group in alike_points(filter(_is_timed, points), without, constant):
         fastest: dict[int, StudyPoint] = {}
-        for point in sorted(filter(keep, filter(_is_timed, group)), key=_ranks_and_seconds):
+        for point in sorted(group, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
             fastest.setdefault(point.first.ranks, point)
-        if len(fastest) >= least:
-            chosen = tuple(fastest.values())
-            parts = [point_name(results, chosen[0], without=without), text(chosen[0])]
-            lines.append(ScalingLine(", ".join(filter(None, parts)), chosen, per_step))
+        chosen = tuple(fastest.values())
+        parts = [point_name(results, chosen[0], without=without), text(chosen[0])]
+        lines.append(ScalingLine(", ".join(filter(None, parts)), chosen))
     return lines
 
 
@@ -279,10 +256,6 @@ def _differs_in_ranks(point: StudyPoint, base: StudyPoint) -> bool:
     return point.first.ranks > base.first.ranks and all(
         str(base.values.get(label)) == str(value) for label, value in point.values.items() if label not in LAYOUT
     )
-
-
-def _ranks_and_seconds(point: StudyPoint) -> tuple[int, float]:
-    return point.first.ranks, point.seconds_per_epoch.value
 
 
 def grid_maps(results: StudyResults) -> dict[str, dict[tuple[int, int], float]]:

@@ -26,13 +26,9 @@ SEED = 0  # of the resampling, so that a report is the same each time it is writ
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median or a ratio of medians, with its confidence interval.
+    """A median or a ratio of medians.
 
-    Attributes
-    ----------
-    value : float
-    low, high : float or None
-        Ends of the interval of `CONFIDENCE`; None with fewer than `LEAST_REPEATS` measurements.
+    `low` and `high` are the ends of its interval of `CONFIDENCE`, None with fewer than `LEAST_REPEATS` measurements.
     """
 
     value: float

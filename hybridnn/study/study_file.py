@@ -143,10 +143,7 @@ def conclusions_module() -> Any:
 def load_study(name: Path | str, *, reduced: bool = False) -> Study:
     """Read a study from a file, or a ready study by its name; with `reduced`, apply the file's ``[reduced]``.
 
-    Raises
-    ------
-    SettingError
-        If there is no such study, the file is not TOML, or a name or value in it is not allowed.
+    Raises `SettingError` if there is no such study, the file is not TOML, or a name or value in it is not allowed.
     """
     path = ready_studies().get(str(name), Path(name))
     values = _read(path)

@@ -96,16 +96,6 @@ class Submission:
     # missing cells in pending or running jobs of earlier submissions: number of the job by id of the cell
     queued: Mapping[str, str]
 
-    @property
-    def script_path(self) -> Path:
-        """Path of the batch script."""
-        return self.job_folder / SCRIPT
-
-    @property
-    def study_copy(self) -> Path:
-        """Path of the copy of the study file."""
-        return self.job_folder / COPY
-
     def array_command(self, array: CellArray) -> list[str]:
         """Return the command that submits an array."""
         arguments = [*array.arguments(), *self.options.arguments()]
@@ -119,20 +109,15 @@ class Submission:
 
     def _sbatch(self, name: str, number: str, arguments: Sequence[str]) -> list[str]:
         output = f"--output={self.job_folder / f'%x-{number}.out'}"
-        return ["sbatch", "--parsable", f"--job-name={name}", output, *arguments, str(self.script_path)]
+        return ["sbatch", "--parsable", f"--job-name={name}", output, *arguments, str(self.job_folder / SCRIPT)]
 
 
 def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptions) -> Submission:
     """Plan the jobs, and check everything that can be checked before; `source` is a file, or a ready study's name.
 
-    Raises
-    ------
-    SettingError
-        If no cell can run, the folder has another study, or the partition is too small for a cell.
-    DataError
-        If data of a cell or the machine file are not on disk, or the record of an earlier submission is damaged.
-    EnvironmentProblem
-        If the study was submitted before and Slurm does not list its queued jobs.
+    Raises `SettingError` if no cell can run, the folder has another study, or the partition is too small for a cell;
+    `DataError` if data of a cell or the machine file are not on disk, or the record of an earlier submission is
+    damaged; `EnvironmentProblem` if the study was submitted before and Slurm does not list its queued jobs.
     """
     plan, cells = make_cells(study), StudyFolder(folder)
     cells.check(study, plan)
@@ -169,8 +154,8 @@ def submit(submission: Submission) -> tuple[list[str], str]:
         study_text = read_text(submission.source, TOML_BYTES)
     except FileError as error:
         raise SettingError("study", str(submission.source), error.reason) from error
-    write_atomically(submission.study_copy, study_text)
-    write_atomically(submission.script_path, submission.script)
+    write_atomically(submission.job_folder / COPY, study_text)
+    write_atomically(submission.job_folder / SCRIPT, submission.script)
     jobs: list[str] = []
     record: list[dict[str, Any]] = []
     for array in submission.arrays:

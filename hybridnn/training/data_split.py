@@ -1,32 +1,21 @@
-"""Data splits: the checked training or test samples, their order in an epoch, and the loading of their minibatches.
-
-On the CPU, samples are read directly into the arrays of a step. A GPU holds all samples if they fit its memory, and
-gathers those of a minibatch by their indices, which are copied to it once per epoch: no step waits for the host. If
-they do not fit, or are received by MPI, the host reads each minibatch, at most two ahead of the device that copies it.
-"""
+"""Data splits: the checked training or test samples, and their order in an epoch."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.comm.blocks import block_slice
 from hybridnn.data import ArrayRows, Dataset, as_rows
 from hybridnn.data.rows import as_array, constant_targets
 from hybridnn.errors import DataError
-from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.nn.mlp import MLP
-from hybridnn.parallel.distribution import Distributor
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
@@ -51,21 +40,12 @@ def minibatches(order: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[n
 
 
 @dataclass(frozen=True)
-class DeviceSamples:
-    """All samples of a data split, on this rank's device."""
-
-    x: Array | None  # None unless this rank has the first stage
-    y: Array | None  # None unless this rank has the last stage
-
-
-@dataclass(frozen=True)
 class DataSplit:
     """The training samples, or the test samples."""
 
     rows: Rows | None  # the samples; None on a rank that receives its minibatches from rank 0
     samples: int
     task: str
-    on_device: DeviceSamples | None = None  # None if the host reads the samples of every minibatch
 
 
 def make_split(
@@ -176,77 +156,3 @@ def warn_of_constant_targets(rows: Rows) -> None:
     if isinstance(rows, ArrayRows) and constant_targets(rows.y).all():
         value = rows.y[0].tolist()
         warnings.warn(f"all {rows.samples:,} samples have the target {value}: there is nothing to learn", stacklevel=3)
-
-
-class PartOfOrder(NamedTuple):
-    """The samples of a minibatch on the device: indices in `order`, from element `first` on."""
-
-    order: Array
-    first: int
-
-
-class Loader:
-    """Makes minibatches from the samples of a data split."""
-
-    def __init__(self, distributor: Distributor, kernels: Kernels, grid: ProcessGrid) -> None:
-        self._distributor, self._kernels, self._grid = distributor, kernels, grid
-
-    def minibatches(
-        self, split: DataSplit, batches: Sequence[NDArray[np.int64]], rates: Sequence[float], first: int = 0
-    ) -> list[Minibatch]:
-        """Consecutive minibatches from sample indices and learning rates; `first` is the number of the first one."""
-        samples: Sequence[Any] = batches
-        load: Callable[[Any, int, int, Array | None, Array | None], None]
-        if split.on_device is not None:
-            load = _GatherOnDevice(split.on_device, self._kernels, self._grid).load
-            order = self._kernels.to_device(np.concatenate(batches).astype(np.int64, copy=False))
-            samples = [PartOfOrder(order, start) for start in accumulate(map(len, batches[:-1]), initial=0)]
-        elif self._kernels.on_host:
-            load = _ReadOnHost(split, self._distributor).load
-        else:
-            load = _ReadAndCopy(split, self._distributor, self._kernels).load
-        return [
-            Minibatch(number, len(batch), rate, indices, load)
-            for number, (batch, rate, indices) in enumerate(zip(batches, rates, samples, strict=True), first)
-        ]
-
-
-class _ReadOnHost:
-    """The host reads samples into the arrays of the step."""
-
-    def __init__(self, split: DataSplit, distributor: Distributor) -> None:
-        self._rows, self._fetch = split.rows, distributor.fetch
-
-    def load(self, indices: Array, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        self._fetch(self._rows, indices[start:stop], x, y)
-
-
-class _ReadAndCopy(_ReadOnHost):
-    """The host reads samples into pinned memory; the device copies them while it computes."""
-
-    def __init__(self, split: DataSplit, distributor: Distributor, kernels: Kernels) -> None:
-        super().__init__(split, distributor)
-        self._kernels = kernels
-
-    def load(self, indices: Array, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        with ExitStack() as copied:
-            buffers = (
-                None if array is None else copied.enter_context(self._kernels.filling(array)) for array in (x, y)
-            )
-            super().load(indices, start, stop, *buffers)
-
-
-class _GatherOnDevice:
-    """The device gathers samples from its memory by indices in its memory."""
-
-    def __init__(self, samples: DeviceSamples, kernels: Kernels, grid: ProcessGrid) -> None:
-        self._samples, self._kernels = samples, kernels
-        self._blocks, self._block = grid.batch, grid.batch_rank
-
-    def load(self, part: PartOfOrder, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        block, first = block_slice(stop - start, self._blocks, self._block), part.first + start
-        own = part.order[first + block.start : first + block.stop]
-        if x is not None:
-            self._kernels.gather_rows(self._samples.x, own, x)
-        if y is not None:
-            self._kernels.gather_rows(self._samples.y, own, y)

@@ -1,32 +1,19 @@
-"""The device that trains, the CPU or a GPU of each rank's node; `hybridnn.gpu` chooses and prepares it."""
+"""The device that trains, the CPU or a GPU of each rank's node, and its engine; `hybridnn.gpu` chooses it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+from hybridnn.comm.agreement import agree
+from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import Kernels
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.training.config import DeviceOptions
-
-Replay = Callable[[], None]
-Capture = Callable[[Callable[[], None]], Replay]
-"""Captures the device work that a function enqueues; returns a function that enqueues it again."""
-
-
-class StepCapture(NamedTuple):
-    """Capture of steps as CUDA graphs.
-
-    Attributes
-    ----------
-    record : callable
-    required : bool
-        Whether it is an error if steps cannot be captured; otherwise their kernels are launched one by one.
-    """
-
-    record: Capture
-    required: bool = True
+from hybridnn.pipeline.layout import Layout
+from hybridnn.training.config import DeviceOptions, TrainConfig
+from hybridnn.training.engine import Engine
+from hybridnn.training.layout_choice import choose_sharing
 
 
 @dataclass(frozen=True)
@@ -38,7 +25,35 @@ class TrainingDevice:
     why: str = field(repr=False)  # name of the device, or the reason for its choice
     transport: str | None = None  # transport of its arrays; None on the CPU, where MPI reads and writes them in place
     transport_why: str = field(default="", repr=False)
-    capture: StepCapture | None = field(default=None, repr=False)  # None if kernels are launched one by one
+
+    def make_engine(
+        self, config: TrainConfig, grid: ProcessGrid, layout: Layout, *, fused_update: bool = True
+    ) -> Engine:
+        """Make the engine of a training; an error on one rank is raised on all. Collective over the grid.
+
+        The parameters are those of `Engine`.
+
+        Raises
+        ------
+        SettingError
+            On every rank: the arrays do not fit the memory, or ``shared_replicas`` is true and impossible.
+        GridError
+            As for `choose_sharing`.
+        """
+        layout, sharing = choose_sharing(config, grid, layout, on_host=self.kernels.on_host)
+
+        def make() -> Engine:
+            try:
+                return self._engine(config, grid, layout, sharing, self.kernels, fused_update=fused_update)
+            except MemoryError as error:
+                arrays = f"{config.model.parameters:,} parameters, their gradients and the optimizer's state"
+                problem = f"{arrays} do not fit this rank's memory"
+                raise SettingError("model.sizes", config.model.sizes, problem) from error
+
+        return agree(grid.world, make)
+
+    def _engine(self, *arguments: Any, **options: Any) -> Engine:
+        return Engine(*arguments, **options)
 
 
 def resolve_device(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,26 +135,8 @@ class Metrics:
         return cls(loss, None if np.isnan(accuracy) else accuracy, None if np.isnan(r2) else r2, int(samples))
 
 
-class MetricSums(Protocol):
-    """Sums over the samples of a rank, from which `total` computes the metrics."""
-
-    def add(self, outputs: Array, targets: Array, loss: Array) -> None:
-        """Add a block of samples.
-
-        Parameters
-        ----------
-        outputs : array, shape (outputs, n)
-        targets : array, shape (n, outputs), or labels, shape (n,)
-        loss : array, shape (1,)
-            Sum of their losses.
-        """
-
-    def total(self, group: Group) -> Metrics:
-        """Metrics over the samples of all ranks of `group`; collective over it."""
-
-
 class ClassificationSums:
-    """Sums of the losses and of the samples that are classified correctly; see `MetricSums`.
+    """Sums of the losses and of the samples that are classified correctly, over the samples of a rank.
 
     `add` is asynchronous on a device; `total` copies the sums of all blocks to the host at once.
 
@@ -170,7 +151,15 @@ class ClassificationSums:
         self._sums = kernels.zeros((2, blocks), np.float64)
 
     def add(self, outputs: Array, targets: Array, loss: Array) -> None:
-        """See `MetricSums.add`."""
+        """Add a block of samples.
+
+        Parameters
+        ----------
+        outputs : array, shape (outputs, n)
+        targets : array, shape (n, outputs), or labels, shape (n,)
+        loss : array, shape (1,)
+            Sum of their losses.
+        """
         if outputs.shape[1]:
             block = slice(self._blocks, self._blocks + 1)
             self._kernels.copy(loss, self._sums[0, block])
@@ -179,7 +168,7 @@ class ClassificationSums:
             self._blocks += 1
 
     def total(self, group: Group) -> Metrics:
-        """See `MetricSums.total`."""
+        """Metrics over the samples of all ranks of `group`; collective over it."""
         sums = self._kernels.to_host(self._sums)
         counts = np.zeros(3)
         counts[0] = self._samples
@@ -191,7 +180,7 @@ class ClassificationSums:
 
 
 class RegressionSums:
-    """Sums of the losses and of the squares in R²; see `MetricSums`."""
+    """Sums of the losses and of the squares in R², over the samples of a rank; the methods as `ClassificationSums`."""
 
     def __init__(self, kernels: Kernels, outputs: int) -> None:
         self._to_host = kernels.to_host
@@ -205,7 +194,7 @@ class RegressionSums:
         self._extremes = np.full((2, outputs), -np.inf)
 
     def add(self, outputs: Array, targets: Array, loss: Array) -> None:
-        """See `MetricSums.add`."""
+        """As `ClassificationSums.add`."""
         n = outputs.shape[1]
         if n == 0:
             return
@@ -221,7 +210,7 @@ class RegressionSums:
         self._mean += shift * (n / (count + n))
 
     def total(self, group: Group) -> Metrics:
-        """See `MetricSums.total`."""
+        """As `ClassificationSums.total`."""
         own_samples = self._counts[0]
         counts = self._counts.copy()
         group.allreduce(counts)

@@ -194,6 +194,4 @@ class TrainedNetwork:
     def _split(self, x: Any, y: HostArray | None, what: str, *, cache: bool = True) -> DataSplit:
         split = make_split(self.grid, self.config.distribution, self.model, x, y, what, self.engine.dtype)
         resolve_loss(self.model, split.task)  # raises before the first step if the loss does not fit the data
-        if self.engine.samples is None or self.config.distribution != "local":  # rank 0 scatters from host memory
-            return split
-        return self.engine.samples.place(split, x, what if cache else None)
+        return self.engine.place(split, x, what if cache else None)

@@ -21,7 +21,6 @@ from hybridnn.training.callbacks import Callback
 from hybridnn.training.config import DeviceOptions, TrainConfig
 from hybridnn.training.data_split import DataSplit, epoch_order, minibatches, warn_of_constant_targets
 from hybridnn.training.device import TrainingDevice, resolve_device
-from hybridnn.training.engine import make_engine
 from hybridnn.training.epoch import EpochResult, train_epochs
 from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.progress import Progress, StepPosition
@@ -126,7 +125,7 @@ class Trainer(TrainedNetwork):
         self.device = resolve_device(device, grid)
         self._owns_device = self.device is not device
         layout = choose_layout(config, grid, on_host=self.device.kernels.on_host)
-        engine = make_engine(config, grid, layout, self.device.kernels, self.device.capture)
+        engine = self.device.make_engine(config, grid, layout)
         self.layout = engine.layout
         super().__init__(config, grid, engine)
         if initial_weights is None:
@@ -297,7 +296,7 @@ class Trainer(TrainedNetwork):
         batches = list(minibatches(order, self.batch_size))[start.minibatches :]
         steps = range(start.step, start.step + len(batches))
         rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, self.last_step) for step in steps]
-        return self.engine.loader.minibatches(train, batches, rates, first=start.step)
+        return self.engine.make_minibatches(train, batches, rates, first=start.step)
 
     def free(self) -> None:
         """As `TrainedNetwork.free`; also ends the stall watchdog, and NCCL unless the caller provided the device."""

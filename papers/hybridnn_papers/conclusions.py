@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from math import inf, isfinite
 from statistics import fmean
 from typing import Any
@@ -18,6 +19,7 @@ from hybridnn.study.study_file import Study
 from hybridnn.utils.settings_models import first_problem, setting_error
 from hybridnn.utils.text import counted
 from hybridnn_papers.measures import MEASURES, measured
+from hybridnn_papers.plots import draw_paper_plots
 from hybridnn_papers.statements import Conclusions, combinations_of, points_of
 from hybridnn_papers.verdicts import by_seed, verdict_lines, verdicts_of, verdicts_summary
 
@@ -93,8 +95,8 @@ def find(results: StudyResults) -> Findings:
             cell.id: {f"measure.{name}": measured(cell.run, cell.figures, name, target) for name in names}
             for cell in results.cells
         },
-        names_losses=not LOSSES.isdisjoint(names),
         note=f"Of {', '.join(best_over)} the value of the best metric" if best_over else "",
+        draw=partial(draw_paper_plots, results, losses=not LOSSES.isdisjoint(names)),
     )
 
 

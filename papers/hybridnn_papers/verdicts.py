@@ -262,7 +262,6 @@ class _Judge:
         self._results = results
         self._target, self._best_over = conclusions.target, conclusions.best_over
         self._cells = {cell.id: cell for cell in results.cells}
-        self._unfinished = {cell.id: cell for cell in results.unfinished}
         self._measured = {cell.id: point for point in results.points for cell in point.cells}
         self._points = points_of((cell.id, cell.values) for cell in results.manifest.cells)
         texts = dict.fromkeys((label, point.text(label)) for point in self._points for label in point.values)
@@ -389,12 +388,12 @@ class _Judge:
         for cell in self._results.manifest.cells:
             same = all(str(cell.values.get(label)) == str(own.values[label]) for label in fixed)
             is_base = same and has_values(cell.values, baseline) and cell.ranks <= base.first.ranks
-            if is_base and cell.id in self._unfinished:
+            if is_base and cell.id in self._results.unfinished:
                 raise _UndecidedError(f"of the baseline, {self._state(cell.id)}")
 
     def _values(self, point: Point, quantity: str) -> dict[str, float]:
         """The values of a quantity by seed or cell; of speed-ups, the seconds per epoch."""
-        if unfinished := [self._state(name) for name in point.cells if name in self._unfinished]:
+        if unfinished := [self._state(name) for name in point.cells if name in self._results.unfinished]:
             more = f" and {len(unfinished) - MOST_NAMED} more" if len(unfinished) > MOST_NAMED else ""
             raise _UndecidedError(", ".join(unfinished[:MOST_NAMED]) + more)
         cells = [self._cells[name] for name in point.cells]
@@ -412,7 +411,7 @@ class _Judge:
         return values
 
     def _state(self, name: str) -> str:
-        return f"{name} {self._unfinished[name].state.status}"
+        return f"{name} {self._results.unfinished[name].status}"
 
     def _text(self, values: Mapping[str, str]) -> str:
         """Values of the axes that vary, as text."""

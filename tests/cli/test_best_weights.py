@@ -74,7 +74,7 @@ def test_best_weights_reproduce_the_best_metric_and_change_nothing(
 
 
 def test_regression_keeps_the_highest_r2(tmp_path: Path) -> None:
-    data = {"name": "synthetic", "synthetic": {"samples": 100, "test_samples": 30}}
+    data = {"name": "synthetic", "rows": 100, "synthetic": {"test_samples": 30}}
     sections = {"model": {"hidden": [8]}, "optimizer": {"lr": 0.05}, "training": {"epochs": 8, "batch_size": 10}}
     train(tmp_path / "run", data=data, **sections)
     best = best_of(tmp_path / "run", "test_r2")

@@ -25,7 +25,7 @@ from reference.command_line import Run, SignalAt, assert_same_weights, error_lin
 from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
 
 README = Path(__file__).parents[2] / "README.md"
-SMALL = ("--data", "synthetic", "--set", "data.synthetic.samples=200", "--set", "data.synthetic.test_samples=20")
+SMALL = ("--data", "synthetic", "--set", "data.rows=200", "--set", "data.synthetic.test_samples=20")
 TRAIN = (*SMALL, "--hidden", "9,7,8", "--epochs", "2", "--batch-size", "30", "--set", "training.dtype=float64")
 """The last minibatch of an epoch has 20 samples, and no width is divisible by all numbers of ranks."""
 STEPS = 14

@@ -40,7 +40,7 @@ main(sys.argv[1:])
 """
 
 TRAIN = ("train", "--data", "synthetic", "--hidden", "9,8", "--epochs", "3", "--batch-size", "25", "-q", "--out", "run")
-SMALL = ("data.synthetic.samples=200", "data.synthetic.test_samples=20", "output.log_every=5", "training.dtype=float64")
+SMALL = ("data.rows=200", "data.synthetic.test_samples=20", "output.log_every=5", "training.dtype=float64")
 OPTIONS = (*TRAIN, *(part for setting in SMALL for part in ("--set", setting)))
 RESUME_ADVICE = "The newest checkpoint is step-00000008; go on with: hybridnn train --resume run\n"
 

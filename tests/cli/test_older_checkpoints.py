@@ -19,7 +19,7 @@ from reference.damaged_files import REPLACEMENTS, replace
 RUN = "run"
 SMALL = (
     *("train", "--data", "synthetic", "--hidden", "9", "--batch-size", "25", "-q"),
-    *("--set", "data.synthetic.samples=200", "--set", "data.synthetic.test_samples=20"),
+    *("--set", "data.rows=200", "--set", "data.synthetic.test_samples=20"),
     *("--set", "training.checkpoint_every=1"),
 )
 ARRAY = "layers.0.weight.npy"

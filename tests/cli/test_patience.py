@@ -120,7 +120,7 @@ def test_a_resumed_run_stops_after_the_same_epoch(
 
 
 def test_a_regression_and_a_run_without_test_samples(run_hybridnn: Run) -> None:
-    synthetic = ("--data", "synthetic", "--set", "data.synthetic.samples=256")
+    synthetic = ("--data", "synthetic", "--set", "data.rows=256")
     text = train(run_hybridnn, *synthetic)
     end: dict[str, Any] = records_of("run")[-1]
     assert end["metric_name"] == "test R²"

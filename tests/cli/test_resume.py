@@ -22,7 +22,7 @@ from hybridnn.runs.lock import FolderLock
 from hybridnn.runs.resume import settings_of_run
 from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of
 
-SAMPLES = ("--data", "synthetic", "--set", "data.synthetic={samples=200, test_samples=20}")
+SAMPLES = ("--data", "synthetic", "--set", "data.rows=200", "--set", "data.synthetic.test_samples=20")
 SMALL = (*SAMPLES, "--hidden", "9", "--epochs", "3", "--batch-size", "25", "--set", "output.log_every=1")
 TRAIN = ("train", *SMALL, "-q", "--out", "run")
 RESUME = ("train", "--resume", "run", "-q")
@@ -279,7 +279,7 @@ def test_a_data_file_may_be_moved_and_other_data_are_refused(run_hybridnn: Run, 
         np.savez(name, x_train=x, y_train=rng.normal(size=(200, 1)), x_test=x[:20], y_test=np.zeros((20, 1)))
 
     write("data.npz", 0)
-    own = ("train", *SMALL[4:], "--file", "data.npz", "-q")
+    own = ("train", *SMALL[len(SAMPLES) :], "--file", "data.npz", "-q")
     assert run_hybridnn(*own, "--out", "whole")[0] == 0
     signal_at(5, signal.SIGUSR1)
     assert run_hybridnn(*own, "--out", "run")[0] == 75

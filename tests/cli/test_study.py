@@ -31,7 +31,8 @@ epochs = 2
 hidden = [8]
 [base.data]
 name = "synthetic"
-synthetic = {samples = 200, test_samples = 50}
+rows = 200
+synthetic = {test_samples = 50}
 [axes]
 ranks = [1, 2]
 """

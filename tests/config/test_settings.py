@@ -57,9 +57,9 @@ WRONG = {
     "data.file=3": "data.file = 3: must be text in quotes",
     "data.targets=['y']": "data.targets = ['y']: does not belong to name = 'digits'",
     "data.file=a.npz data.rows=3": "data.rows = 3: does not belong to file = 'a.npz'",
-    "data.synthetic.samples=9": "data.synthetic = {'samples': 9}: does not belong to name = 'digits'",
+    "data.synthetic.inputs=9": "data.synthetic = {'inputs': 9}: does not belong to name = 'digits'",
     "data.name=synthetic data.synthetic.test_samples=0": "data.synthetic.test_samples = 0: must be at least 1",
-    "data.name=synthetic data.synthetic.samples=1.5": "data.synthetic.samples = 1.5: a whole number, 1 or more",
+    "data.name=synthetic data.synthetic.inputs=1.5": "data.synthetic.inputs = 1.5: a whole number, 1 or more",
     "optimizer.lr=nan": "optimizer.lr = nan: must be a finite number",
     "optimizer.lr='0.1'": "optimizer.lr = '0.1': must be a number",
     "optimizer.name=adm": "optimizer.name = 'adm': must be 'sgd', 'adam', 'adamw' or 'rmsprop'",
@@ -109,7 +109,7 @@ def test_wrong_value_is_named_with_what_is_allowed(overrides: str) -> None:
         ("trainin.epochs=3", "unknown setting trainin; did you mean training?"),
         ("optimizer.momentun=3", "unknown setting optimizer.momentun; did you mean optimizer.momentum?"),
         ("device.tf=true", "unknown setting device.tf; did you mean device.tf32?"),
-        ("data.synthetic.sample=3", "unknown setting data.synthetic.sample; did you mean data.synthetic.samples?"),
+        ("data.synthetic.input=3", "unknown setting data.synthetic.input; did you mean data.synthetic.inputs?"),
         (
             "parallel.zzz=3",
             "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "

@@ -106,8 +106,7 @@ def test_test_part_gets_the_training_parts_statistics(all_of: AllOf) -> None:
 
 
 def test_generated_rows_are_standardized_lazily(all_of: AllOf) -> None:
-    spec = SyntheticSpec(samples=500)
-    rows = SyntheticRows(spec, 0, 500)
+    rows = SyntheticRows(SyntheticSpec(), 0, 500)
     x, y = all_of(StandardizedRows(rows, Standardizer.fit(rows, 100)))
     np.testing.assert_allclose([x.std(axis=0).min(), x.std(axis=0).max(), *y.std(axis=0)], 1, rtol=1e-12)
 

@@ -17,8 +17,8 @@ from hybridnn.data.synthetic import HIDDEN, NOISE, SEPARATION
 from hybridnn.errors import SettingError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
-REGRESSION = SyntheticSpec(samples=300, test_samples=40, inputs=5, outputs=3, seed=7)
-CLASSES = SyntheticSpec("classification", samples=300, test_samples=40, inputs=5, outputs=4, seed=7)
+REGRESSION = SyntheticSpec(test_samples=40, inputs=5, outputs=3, seed=7)
+CLASSES = SyntheticSpec("classification", test_samples=40, inputs=5, outputs=4, seed=7)
 both_tasks = pytest.mark.parametrize("spec", [REGRESSION, CLASSES], ids=["regression", "classification"])
 
 
@@ -42,7 +42,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(spec: SyntheticSpec, indices
 @both_tasks
 def test_parts_of_the_whole(spec: SyntheticSpec, all_of: AllOf) -> None:
     whole = all_of(SyntheticRows(spec, 0, 340))
-    dataset = load_dataset("synthetic", synthetic=spec)
+    dataset = load_dataset("synthetic", rows=300, synthetic=spec)
     assert dataset.test is not None
     for part, where in ((dataset.train, slice(300)), (dataset.test, slice(300, 340))):
         for got, expected in zip(all_of(part), whole, strict=True):
@@ -55,15 +55,14 @@ def test_another_seed_gives_other_samples_and_float32_the_rounded_ones(spec: Syn
     wide, narrow = (all_of(rows, dtype) for dtype in (np.float64, np.float32))
     np.testing.assert_array_equal(narrow[0], wide[0].astype(np.float32))
     np.testing.assert_allclose(narrow[1], wide[1], rtol=1e-6, atol=1e-6)
-    other = SyntheticSpec(spec.task, 300, 40, 5, spec.outputs, seed=8)
+    other = SyntheticSpec(spec.task, 40, 5, spec.outputs, seed=8)
     assert not np.isin(wide[0], all_of(SyntheticRows(other, 0, 300))[0]).any()
     with pytest.raises(IndexError):
         all_of(rows, np.float64, [300])
 
 
 def test_samples_far_beyond_any_memory(all_of: AllOf) -> None:
-    spec = SyntheticSpec(samples=10**15, inputs=4)
-    rows = SyntheticRows(spec, 0, spec.samples)
+    rows = SyntheticRows(SyntheticSpec(inputs=4), 0, 10**15)
     x, y = all_of(rows, np.float64, [10**15 - 1, 0])
     assert np.isfinite(x).all()
     assert np.isfinite(y).all()
@@ -110,7 +109,6 @@ def test_clusters_are_learnable_but_not_trivial(all_of: AllOf) -> None:
     ("options", "message"),
     [
         ({"task": "clustering"}, "synthetic.task = 'clustering': must be 'regression' or 'classification'"),
-        ({"samples": 0}, "synthetic.samples = 0: a whole number, 1 or more"),
         ({"test_samples": -1}, "synthetic.test_samples = -1: a whole number, 0 or more"),
         ({"inputs": -3}, "synthetic.inputs = -3"),
         ({"outputs": 0}, "synthetic.outputs = 0: a whole number, 1 or more"),

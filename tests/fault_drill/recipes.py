@@ -60,7 +60,7 @@ def new_run(recipe: Recipe, folder: str) -> list[str]:
     sizes = ["--data", "synthetic", "--hidden", "12,11,10,9", "--epochs", str(EPOCHS), "--batch-size", str(BATCH_SIZE)]
     settings = {
         "training.dtype": "float64",
-        "data.synthetic.samples": SAMPLES,
+        "data.rows": SAMPLES,
         "data.synthetic.test_samples": 40,
         "output.log_every": 1,
     }

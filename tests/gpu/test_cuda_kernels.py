@@ -22,6 +22,7 @@ from hybridnn.gpu.cupy_launch import (
     source,
     tiled_rows,
 )
+from hybridnn.nn.kernels import Kernels
 from hybridnn.nn.optimizers import Optimizer, new_state
 
 DTYPES = ("float32", "float64")
@@ -32,6 +33,10 @@ GUARD = 64
 @pytest.fixture
 def kernels(emulator: Emulator) -> CupyKernels:
     return CupyKernels(emulator, products=None)  # type: ignore[arg-type]  # no test here uses matrix products
+
+
+def test_a_gpu_overrides_every_function() -> None:
+    assert {name for name in vars(Kernels) if name[0] != "_"} <= vars(CupyKernels).keys()
 
 
 class Uploads:

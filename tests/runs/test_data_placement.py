@@ -90,7 +90,7 @@ def test_generated_data_are_the_same_shared_or_made_on_demand(
         take(self, indices, x, y)
 
     replace_on_this_rank(monkeypatch, SyntheticRows, "take", counted)
-    data = load_dataset("synthetic", synthetic=SyntheticSpec(samples=500, test_samples=60, inputs=3))
+    data = load_dataset("synthetic", rows=500, synthetic=SyntheticSpec(test_samples=60, inputs=3))
     expected = everything(data.train)
     taken.clear()
     placed = place(ProcessGrid(comm), data, "local", generated=True, standardize=False)

@@ -21,7 +21,7 @@ from reference.machines import make_machine
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-GENERATED = ("data.name=synthetic", "data.synthetic.samples=50", "data.synthetic.test_samples=10")
+GENERATED = ("data.name=synthetic", "data.rows=50", "data.synthetic.test_samples=10")
 SMALL = (
     "model.hidden=[9,8,7,6,5]",
     "training.epochs=1",

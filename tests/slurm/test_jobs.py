@@ -31,7 +31,7 @@ STUDY = """
 name = "tiny"
 base.training = {epochs = 2, batch_size = 16}
 base.model.hidden = [8]
-base.data = {name = "synthetic", synthetic = {samples = 200, test_samples = 50}}
+base.data = {name = "synthetic", rows = 200, synthetic = {test_samples = 50}}
 axes = {ranks = [1, 2], seeds = [0, 1]}
 """
 CELL = "ranks-2_seed-0"

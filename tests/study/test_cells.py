@@ -170,7 +170,7 @@ def test_work_can_grow_with_the_ranks(plan_of: PlanOf) -> None:
         'base.data.name = "synthetic"\naxes = {ranks = [1, 3], batch_per_rank = [10], samples_per_rank = [50]}'
     )
     assert [cell.settings.training.batch_size for cell in plan.cells] == [10, 30]
-    assert [cell.settings.data.synthetic.samples for cell in plan.cells] == [50, 150]
+    assert [cell.settings.data.rows for cell in plan.cells] == [50, 150]
 
 
 def test_settings_can_be_axes_with_or_without_quotes(plan_of: PlanOf) -> None:
@@ -182,8 +182,8 @@ def test_settings_can_be_axes_with_or_without_quotes(plan_of: PlanOf) -> None:
 def test_ids_are_safe_as_folders(plan_of: PlanOf) -> None:
     plan = plan_of('base.data.name = "synthetic"\naxes = {"output.folder" = ["a/../b c"]}')
     assert _ids(plan) == ["output.folder-a-..-b-c"]
-    keys = ("samples", "test_samples", "inputs", "outputs")
-    long = ", ".join(f'"data.synthetic.{key}" = [1000]' for key in keys)
+    keys = ("rows", "synthetic.test_samples", "synthetic.inputs", "synthetic.outputs")
+    long = ", ".join(f'"data.{key}" = [1000]' for key in keys)
     (cell,) = plan_of(f'base.data.name = "synthetic"\naxes = {{widths = [1000], batch_sizes = [1000], {long}}}').cells
     assert len(cell.id) < 170
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.errors import StoppedBySignal
-from hybridnn.study.runner import CellOutcome, StudyRun, plan_study, run_study, train_command
+from hybridnn.study.runner import StudyRun, StudyView, plan_study, run_study, train_command
 from hybridnn.study.study_file import load_study
 from reference.command_line import records_of
 from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
@@ -22,21 +22,15 @@ STUDY = """
 name = "s"
 {key}
 base.model.hidden = [4]
-base.data = {{name = "synthetic", synthetic = {{samples = 20, test_samples = 5}}}}
+base.data = {{name = "synthetic", rows = 20, synthetic = {{test_samples = 5}}}}
 base.training = {{epochs = {epochs}, batch_size = 20{more}}}
 axes = {{seeds = [0]}}
 """
 CELL = "seed-0"
 
 
-class View:
+class View(StudyView):
     """Callbacks that do nothing."""
-
-    def on_start(self, cells: int) -> None: ...
-
-    def on_cell_start(self, cell: object) -> None: ...
-
-    def on_cell_end(self, outcome: CellOutcome) -> None: ...
 
 
 def _plan(tmp_path: Path, epochs: int, key: str = "", more: str = "") -> StudyRun:

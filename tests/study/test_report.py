@@ -28,7 +28,7 @@ from hybridnn.study.report_files import (
     write_report,
 )
 from hybridnn.study.report_plots import curves_of, draw_plots
-from hybridnn.study.results import StudyResults, compared_folders, read_folders, read_results
+from hybridnn.study.results import StudyResults, compared_folders, read_results
 from hybridnn.study.scaling import compare_points, strong_lines, warnings_of
 from hybridnn.study.study_folder import StudyFolder
 from reference.finished_runs import made_study, prediction_line, strong_study, write_run, write_study
@@ -90,26 +90,6 @@ def test_training_that_diverged_ends_with_a_cross_and_a_count(tmp_path: Path) ->
 def test_curves_take_the_fastest_layout(tmp_path: Path) -> None:
     (curve,) = curves_of(made_study(tmp_path, _by_ranks({1: 4.0, 2: 3.0})), "training loss")
     assert (curve.name, curve.seconds, curve.values) == ("ranks 2", (3, 6), (1, 0.5))
-
-
-def test_weight_errors_are_drawn_for_every_distance(tmp_path: Path) -> None:
-    errors = {1: ([], []), 2: ([0.5], [0.25]), 3: ([0.75, 1.5], [0.125, 1.0])}
-    lines = [
-        {
-            **{"kind": "step", "step": step, "epoch": 1, "train_loss": 1.0, "learning_rate": 0.1, "bytes_sent": 0},
-            **dict.fromkeys(("samples_per_second", "compute_seconds", "communication_seconds"), 1.0),
-            **{"stale_error": stale, "predicted_error": predicted},
-        }
-        for step, (stale, predicted) in errors.items()
-    ]
-    _, figure = draw_plots(made_study(tmp_path, {"a": ({}, {"lines": lines})}))["weight_error"]
-    found = {line.get_label(): [list(line.get_xdata()), list(line.get_ydata())] for line in figure.axes[0].lines}
-    assert found == {
-        "stale, 1 ahead": [[2, 3], [0.5, 0.75]],
-        "predicted, 1 ahead": [[2, 3], [0.25, 0.125]],
-        "stale, 2 ahead": [[3], [1.5]],
-        "predicted, 2 ahead": [[3], [1.0]],
-    }
 
 
 def test_strong_scaling_shows_efficiencies_and_explains_all_lines(strong: StudyResults) -> None:
@@ -277,7 +257,7 @@ def test_every_form_of_the_report_has_all_states(tmp_path: Path) -> None:
         ("d", "interrupted", "reason of <d>"),
         ("f", "never run", ""),
     ]
-    assert [(cell.id, cell.state.status, cell.state.reason) for cell in results.unfinished] == expected
+    assert [(name, state.status, state.reason) for name, state in results.unfinished.items()] == expected
     assert results.failures == 4
     text = markdown_text(results, {})
     assert "Not finished: 5 cells (2 interrupted, 1 failed, 1 timed out, 1 never run)" in text
@@ -367,7 +347,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_equal_points_of_two_folders_are_side_by_side(folders: list[Path]) -> None:
-    results = read_folders(folders)
+    results = read_results(*folders)
     assert compared_folders(results) == ("old", "new")
     rows = folder_rows(results)
     assert [row["ranks"] for row in rows] == ["1", "4"]
@@ -381,7 +361,7 @@ def test_equal_points_of_two_folders_are_side_by_side(folders: list[Path]) -> No
 
 
 def test_each_folder_has_its_own_curve_and_base(folders: list[Path]) -> None:
-    results = read_folders(folders)
+    results = read_results(*folders)
     assert [line.name for line in strong_lines(results)] == ["folder old", "folder new"]
     speed_ups = {name: found.speed_up.value for name, found in compare_points(results).items()}
     assert speed_ups["new/4-0"] == speed_ups["old/4-0"] == 4
@@ -390,7 +370,7 @@ def test_each_folder_has_its_own_curve_and_base(folders: list[Path]) -> None:
 
 
 def test_tables_over_folders_have_the_folder(folders: list[Path]) -> None:
-    results = read_folders(folders)
+    results = read_results(*folders)
     for text in (markdown_text(results, {}), latex_text(results)):
         assert "new: times as fast" in text
     rows = _cells(results)
@@ -399,24 +379,23 @@ def test_tables_over_folders_have_the_folder(folders: list[Path]) -> None:
 
 
 def test_one_folder_has_no_comparison(folders: list[Path]) -> None:
-    results = read_folders(folders[:1])
-    assert results == read_results(folders[0])
+    results = read_results(*folders[:1])
     assert folder_rows(results) == folder_facts(results) == further_tables(results) == []
 
 
 def test_folders_of_one_name_are_named_by_their_paths(tmp_path: Path) -> None:
     folders = [_folder(tmp_path / name / "s", 1) for name in "ab"]
-    assert compared_folders(read_folders(folders)) == tuple(map(str, folders))
+    assert compared_folders(read_results(*folders)) == tuple(map(str, folders))
 
 
 def test_folders_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     first, other = _folder(tmp_path / "a", 1), _folder(tmp_path / "b", 1, name="other")
     with pytest.raises(SettingError, match=rf"FOLDER = '{other}': holds another study \(other\) than {first} does"):
-        read_folders([first, other])
+        read_results(first, other)
     with pytest.raises(SettingError, match="must be different folders"):
-        read_folders([first, first / ".." / "a"])
+        read_results(first, first / ".." / "a")
     with pytest.raises(DataError, match="is not the folder of a study"):
-        read_folders([first, tmp_path / "none"])
+        read_results(first, tmp_path / "none")
 
 
 def test_text_of_a_table_is_no_formula_of_a_spreadsheet() -> None:

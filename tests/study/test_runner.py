@@ -20,7 +20,7 @@ from hybridnn.runs.run_files import read_run
 from hybridnn.study.cells import Cell
 from hybridnn.study.report_files import csv_text, point_rows
 from hybridnn.study.results import read_results
-from hybridnn.study.runner import CellOutcome, StudyRun, TrainCommand, default_folder, plan_study, run_study
+from hybridnn.study.runner import CellOutcome, StudyRun, StudyView, TrainCommand, default_folder, plan_study, run_study
 from hybridnn.study.scaling import compare_points
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.study.study_folder import StudyFolder, read_manifest
@@ -55,7 +55,7 @@ while len(list(folder.parent.glob("*/here"))) < 2:
 """
 
 
-class View:
+class View(StudyView):
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.threads: set[int | None] = set()
@@ -418,7 +418,7 @@ in_process = true
 [base]
 model = {hidden = [8, 8, 8]}
 training = {epochs = 2, evaluate_every = 2}
-data = {name = "synthetic", synthetic = {samples = 100, test_samples = 20}}
+data = {name = "synthetic", rows = 100, synthetic = {test_samples = 20}}
 [axes]
 ranks = [3]
 methods = ["pipedream", "fr"]

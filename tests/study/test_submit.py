@@ -194,7 +194,7 @@ def test_more_cells_than_an_array_has_make_several(
     text = 'name = "s"\naxes = {seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}'
     submission = _plan(tmp_path, text)
     submit(submission)
-    script = str(submission.script_path)
+    script = str(submission.job_folder / "study_array.sbatch")
     jobs = [[part for part in job if part.startswith("--array")] + job[job.index(script) + 1 :] for job in slurm.jobs()]
     assert jobs == [["--array=0-3"], ["--array=0-3", "4"], ["--array=0-1", "8"], []]
     slurm.queue("101_[0-3]", "102_[0,2-3]")  # all but seed 5 of the first two

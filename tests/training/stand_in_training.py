@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn import ProcessGrid
+from hybridnn.gpu.cuda_graphs import StepCapture
 from hybridnn.gpu.cupy_kernels import CupyKernels
 from hybridnn.gpu.device_events import PinnedMemory, Progress, record_event, wait_for
+from hybridnn.gpu.engine import GpuDevice
 from hybridnn.gpu.transports.device import Device
 from hybridnn.gpu.transports.factory import TransportFactory
 from hybridnn.nn.kernels import NUMPY
-from hybridnn.training.device import StepCapture, TrainingDevice
+from hybridnn.training.device import TrainingDevice
 from reference.stand_in_device import STALE, DeviceArray, StandInCupy
 
 if TYPE_CHECKING:
@@ -139,14 +141,14 @@ def stand_in(
     free: int = 1 << 40,
     *,
     graphs: bool | str = False,
-) -> TrainingDevice:
+) -> GpuDevice:
     """A device for the ranks of a grid. NCCL can connect the ranks of `comm` if the grid has one axis."""
     cupy = StandInCupy(comm)
     device = Device(cupy, CHUNK_BYTES)
     grid.attach_device(TransportFactory(transport, device))
     kernels = StandInKernels(cupy, free, device.progress if grid.size > 1 else None)
     capture = StepCapture(kernels.record, required=graphs is True) if graphs else None
-    return TrainingDevice(kernels, "gpu", "a stand-in", transport, "requested", capture)
+    return GpuDevice(kernels, "gpu", "a stand-in", transport, "requested", capture)
 
 
 def kernels_of(device: TrainingDevice) -> StandInKernels:

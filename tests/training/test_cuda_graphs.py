@@ -12,12 +12,13 @@ import pytest
 
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.recorder import Call
+from hybridnn.gpu.cuda_graphs import StepCapture
 from hybridnn.gpu.transports.device import Device
 from hybridnn.gpu.transports.factory import TransportFactory
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.config import DeviceOptions
-from hybridnn.training.device import StepCapture, TrainingDevice, resolve_device
+from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.records import StepRecord
 from reference.callbacks import Calling
 from reference.cases import (

@@ -108,7 +108,7 @@ def test_an_evaluation_waits_once_for_the_device(monkeypatch: pytest.MonkeyPatch
     expected = on_cpu.evaluate(x, y)
     assert (found.accuracy, found.samples) == (expected.accuracy, expected.samples)
     assert found.loss == pytest.approx(expected.loss, rel=1e-12)
-    monkeypatch.setattr("hybridnn.training.engine.EVALUATED_SAMPLES", 15)  # more than a minibatch of 10
+    monkeypatch.setattr("hybridnn.gpu.engine.EVALUATED_SAMPLES", 15)  # more than a minibatch of 10
     device = stand_in(grid)
     in_blocks = make_trainer(Case(), grid, device=device)
     fetched = kernels_of(device).fetched

@@ -353,13 +353,13 @@ class Executor:
         return self._grid.batch > 1 and task.position in self._program.reducing
 
     def _reduce(self, task: _Task) -> Operation:
-        chunks = [runtime.chunk for runtime in self._runtimes]
+        finishes = [runtime.chunk.replica.finish for runtime in self._runtimes]
 
-        def finish_reduction(minibatch: Minibatch) -> None:
-            for chunk in chunks:
-                chunk.finish_reduction()
+        def finish_reductions(minibatch: Minibatch) -> None:
+            for finish in finishes:
+                finish()
 
-        return finish_reduction
+        return finish_reductions
 
     def _update(self, task: _Task) -> Operation:
         kept, instruction = self._program.kept[task.position], task.instruction
