@@ -1,4 +1,4 @@
-"""Figures of finished runs: measured and predicted cost, the limiting factor, and speed-ups."""
+"""Figures of finished runs: measured and predicted cost, the limiting factor, and speed-ups of several runs."""
 
 from __future__ import annotations
 
