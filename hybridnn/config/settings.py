@@ -30,7 +30,7 @@ from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.parallel.places import StageShapes
 from hybridnn.pipeline.schedules.methods import too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
-from hybridnn.utils.checks import Count, OneOf, Range, Seed, refused
+from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Range, Seed, refused
 from hybridnn.utils.files import FileError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
