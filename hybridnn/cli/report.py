@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.diagnostics.stalls.diagnosis import StallRecord
+    from hybridnn.runs.quantities import InstructionFigures, RunFigures, ScalingGroup
     from hybridnn.runs.run_files import RunRecord
-    from hybridnn.study.quantities import InstructionFigures, RunFigures, ScalingGroup
 
 
 NAMED = frozenset({"data", "data.train_samples", "model.sizes"})  # conditions that every title has
@@ -41,9 +41,9 @@ def report(
     from hybridnn.diagnostics.stalls.diagnosis import stall_report
     from hybridnn.diagnostics.stalls.files import FOLDER, read_stall
     from hybridnn.drawing.figures import write_figure
+    from hybridnn.drawing.run_check import draw_run_check, draw_runs_check
+    from hybridnn.runs.quantities import compare_runs, figures_of, instruction_figures
     from hybridnn.runs.run_files import read_run, run_status
-    from hybridnn.study.quantities import compare_runs, figures_of, instruction_figures
-    from hybridnn.study.report_plots import draw_run_check, draw_runs_check
 
     with first_rank_alone():
         if out is not None:
@@ -109,7 +109,7 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
 
 def _print_groups(groups: Sequence[ScalingGroup]) -> None:
     """Print the strong-scaling table of each group, with the conditions that distinguish it from the others."""
-    from hybridnn.study.quantities import distinguishing_conditions
+    from hybridnn.runs.quantities import distinguishing_conditions
     from hybridnn.utils.text import counted
 
     console = make_console()

@@ -207,7 +207,7 @@ def _print_plan(run: StudyRun) -> None:
     from hybridnn.study.prices import price_cells, price_warnings
 
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
-    missing = [cell for cell in run.chosen if not run.folder.is_finished(cell.id)]
+    missing = [cell for cell in run.chosen if not run.folder.has_ended(cell.id)]
     prices = price_cells(run.study, missing)
     for cell in run.chosen:
         print(f"{numbers[cell.id]:>4}  {run.folder.state(cell.id).status:<11}  {cell.id}")

@@ -6,7 +6,8 @@ from .load import catalogue, dataset_info, describe_dataset, load_dataset
 from .preparation import StandardizedRows, Standardizer, count_split, split, split_indices
 from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
 from .synthetic import SyntheticRows, SyntheticSpec
-from .table_encoding import TableEncoding, TableOptions
+from .table_encoding import TableEncoding
+from .table_file import TableOptions
 from .user_file import load_file, load_frame
 
 __all__ = [

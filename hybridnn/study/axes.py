@@ -28,8 +28,7 @@ REPEATED = ("repeat", "seed")
 the others runs once in each round: drift of a machine then spreads over all of them."""
 
 Table = dict[str, Any]
-Values = Table
-Apply = Callable[[Values, Any, int], None]
+Apply = Callable[[Table, Any, int], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Axis:
     description: str = ""
 
 
-def _set_value(settings: Values, name: str, value: Any) -> None:
+def _set_value(settings: Table, name: str, value: Any) -> None:
     """Set a dotted name in nested plain settings."""
     *sections, key = name.split(".")
     for section in sections:
@@ -117,17 +116,17 @@ def _check_binding(value: Any) -> Any:
     return value
 
 
-def _apply_nothing(settings: Values, value: Any, ranks: int) -> None:
+def _apply_nothing(settings: Table, value: Any, ranks: int) -> None:
     """Change no setting, for axes of ranks, their placement, and repetitions."""
 
 
-def _apply_grid(settings: Values, value: Any, ranks: int) -> None:
+def _apply_grid(settings: Table, value: Any, ranks: int) -> None:
     parallel = _section(settings, "parallel")
     parallel.pop("stages", None)
     parallel.update(zip(("pipeline", "batch", "model"), value, strict=True))
 
 
-def _hidden(settings: Values) -> Sequence[Any]:
+def _hidden(settings: Table) -> Sequence[Any]:
     model = _section(settings, "model")
     hidden: Any = model.get("hidden", DEFAULT_HIDDEN)
     if not isinstance(hidden, list | tuple) or any(isinstance(width, list | dict) for width in hidden):
@@ -135,7 +134,7 @@ def _hidden(settings: Values) -> Sequence[Any]:
     return hidden
 
 
-def _section(settings: Values, name: str) -> Values:
+def _section(settings: Table, name: str) -> Table:
     """A section of nested plain settings, created if it is missing."""
     section = settings.setdefault(name, {})
     if not isinstance(section, dict):
@@ -143,14 +142,14 @@ def _section(settings: Values, name: str) -> Values:
     return section
 
 
-def _apply_depth(settings: Values, value: Any, ranks: int) -> None:
+def _apply_depth(settings: Table, value: Any, ranks: int) -> None:
     hidden = _hidden(settings)
     if len(set(hidden)) != 1:
         raise SettingError("model.hidden", list(hidden), "must be layers of one width where depths is an axis")
     _set_value(settings, "model.hidden", [hidden[0]] * value)
 
 
-def _apply_width(settings: Values, value: Any, ranks: int) -> None:
+def _apply_width(settings: Table, value: Any, ranks: int) -> None:
     _set_value(settings, "model.hidden", [value] * len(_hidden(settings)))
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hybridnn.drawing.figures import figure_bytes
+from hybridnn.runs.quantities import TimeShares
 from hybridnn.study.hardware import host_values
-from hybridnn.study.quantities import TimeShares
 from hybridnn.study.report_plots import PARTS, draw_plots
 from hybridnn.study.results import (
     FOLDER,
@@ -64,27 +64,16 @@ FIGURES = (
 )
 """Columns of the CSV that are attributes of `RunFigures`."""
 
-HOST_COLUMNS = {
-    "hosts": "names",
-    "ranks_on_hosts": "ranks",
-    "cpu_model": "processors",
-    "cores_per_node": "cores",
-    "binding": "binding",
-    "launcher": "launcher",
-    "blas": "blas",
+HOSTS = {
+    "names": ("hosts", "hosts"),
+    "ranks": ("ranks_on_hosts", ""),
+    "processors": ("cpu_model", "processors"),
+    "cores": ("cores_per_node", "cores of a node"),
+    "binding": ("binding", "binding"),
+    "launcher": ("launcher", "launcher"),
+    "blas": ("blas", "BLAS"),
 }
-"""Columns of the CSV that are attributes of `Hosts`."""
-
-HOST_FACTS = {
-    "hosts": "names",
-    "processors": "processors",
-    "cores of a node": "cores",
-    "binding": "binding",
-    "launcher": "launcher",
-    "BLAS": "blas",
-}
-"""Conditions of the measurement that are attributes of `Hosts`."""
-
+"""Column of the CSV, and name in the conditions of the measurement, of the attributes of `Hosts`."""
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -184,8 +173,13 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
     comparisons, bases, findings = compare_points(results), base_ranks(results), results.findings
 
     def times(point: StudyPoint) -> dict[str, str]:
-        compared = _comparison_row(comparisons.get(point.cells[0].id), names_base=len(bases) > 1)
-        return {"seconds per epoch": point.seconds_per_epoch.format(), **compared}
+        seconds = {"seconds per epoch": point.seconds_per_epoch.format()}
+        if (found := comparisons.get(point.cells[0].id)) is None:
+            return seconds | dict.fromkeys(("speed-up", "efficiency"), MISSING)
+        base = found.base.first.ranks
+        speed_up = found.speed_up.format(".2f") + f" (against {base})" * (len(bases) > 1 and base > 1)
+        # The interval of the efficiency is that of the speed-up, in another unit.
+        return seconds | {"speed-up": speed_up, "efficiency": f"{found.efficiency.value:.2f}"}
 
     return [
         {
@@ -208,15 +202,6 @@ def _named_values(results: StudyResults, point: StudyPoint) -> dict[str, str]:
     """The values of the axes that vary, but for ranks and grid, which have columns in any case."""
     labels = [label for label in results.varying if label not in ("ranks", "grid")]
     return {label: str(point.values.get(label, MISSING)) for label in labels}
-
-
-def _comparison_row(found: Comparison | None, *, names_base: bool) -> dict[str, str]:
-    if found is None:
-        return dict.fromkeys(("speed-up", "efficiency"), MISSING)
-    base = found.base.first.ranks
-    speed_up = found.speed_up.format(".2f") + f" (against {base})" * (names_base and base > 1)
-    # Its interval is that of the speed-up, in another unit.
-    return {"speed-up": speed_up, "efficiency": f"{found.efficiency.value:.2f}"}
 
 
 def further_tables(results: StudyResults) -> list[tuple[str, list[dict[str, str]], str]]:
@@ -364,7 +349,8 @@ def _conditions(results: StudyResults) -> dict[str, str]:
         "nodes": _distinct(header.nodes for header in headers),
         **{
             title: _distinct(text or "none" for header in headers for text in host_values(header, name)) or MISSING
-            for title, name in HOST_FACTS.items()
+            for name, (_, title) in HOSTS.items()
+            if title
         },
         "machine file": _distinct(found.machine for found in predictions) or MISSING,
         "BLAS threads per rank": _distinct(header.threads_per_rank for header in headers),
@@ -414,7 +400,7 @@ def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
                 "waiting_share": figures.shares.waiting,
                 "verdict": figures.verdict.text,
                 **results.findings.cell_columns.get(cell.id, {}),
-                **{name: ", ".join(host_values(header, key)) for name, key in HOST_COLUMNS.items()},
+                **{column: ", ".join(host_values(header, name)) for name, (column, _) in HOSTS.items()},
                 **{f"version.{name}": version for name, version in header.versions.items()},
             }
 

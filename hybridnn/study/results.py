@@ -13,9 +13,9 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.errors import DataError, SettingError
+from hybridnn.runs.quantities import RunFigures, TimeShares, figures_of, mean_shares
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
 from hybridnn.study.axes import REPEATED
-from hybridnn.study.quantities import RunFigures, TimeShares, figures_of, mean_shares
 from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of, ratio_of_medians
 from hybridnn.study.study_file import conclusions_module
 from hybridnn.study.study_folder import ENDED, FAILURES, CellState, StudyFolder, StudyManifest, read_manifest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from hybridnn.runs.quantities import efficiency_warning, karp_flatt_fraction, threads_warning
 from hybridnn.study.axes import has_values
 from hybridnn.study.hardware import crowding_warnings, hardware_warnings, prediction_warnings
-from hybridnn.study.quantities import efficiency_warning, karp_flatt_fraction, threads_warning
 from hybridnn.study.results import Key, StudyPoint, StudyResults, point_name
 from hybridnn.study.statistics import Estimate, ratio_of_medians
 from hybridnn.utils.text import counted

@@ -101,10 +101,6 @@ class StudyFolder:
         """The folder of a cell."""
         return self.path / "cells" / name
 
-    def is_finished(self, name: str) -> bool:
-        """Whether the run of a cell has finished."""
-        return run_status(self.cell(name)) == "finished"
-
     def has_ended(self, name: str) -> bool:
         """Whether the run of a cell has finished or diverged, so that the cell is not run again."""
         return run_status(self.cell(name)) in ENDED
@@ -122,9 +118,10 @@ class StudyFolder:
         A cell that was started, is not running and has no recorded end was killed.
         """
         folder = self.cell(name)
-        if self.is_finished(name):
+        run = run_status(folder)
+        if run == "finished":
             return CellState("finished")
-        if run_status(folder) == "diverged":
+        if run == "diverged":
             return CellState("diverged", _reason_of_divergence(folder))
         if (holder := FolderLock.holder(folder, LOCK)) is not None:
             return CellState("running", holder)
@@ -135,7 +132,7 @@ class StudyFolder:
         if os.path.lexists(folder / STARTED):
             start = _start_text(folder / STARTED)
             return CellState("interrupted", f"{start} and left no end: killed, perhaps at a time limit")
-        if run_status(folder) == "unfinished":
+        if run == "unfinished":
             return CellState("interrupted", "its run left no end")
         return CellState("never run")
 

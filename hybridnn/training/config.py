@@ -187,7 +187,7 @@ class TrainConfig:
     )
     synchronous_sends: bool = option("", False, "Use synchronous sends (`MPI_Ssend`); for tests.")
 
-    def items(self) -> dict[str, object]:
+    def items(self) -> dict[str, Any]:
         """The attributes by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 

@@ -51,22 +51,11 @@ class DataSplit:
 def make_split(
     grid: ProcessGrid, distribution: str, model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike
 ) -> DataSplit:
-    """Make a data split: check samples and targets against the model, and between ranks; collective.
+    """Make a data split: check samples and targets, as of `fit`, against the model and between ranks; collective.
 
-    Parameters
-    ----------
-    x : Rows, or array_like of shape (samples, features), or None
-        None on ranks other than 0 if the distribution is not ``"local"``.
-    y : ndarray, shape (samples,) or (samples, outputs), or None
-        None with `Rows`, which include their targets.
-    dtype : dtype
-        Arrays are converted to it once.
-
-    Raises
-    ------
-    DataError
-        The same on every rank: the data do not fit the model, they differ between ranks in the samples that
-        `rows_facts` compares (all samples with the grid's `check_collectives`), or rank 0 has none.
+    Arrays are converted to `dtype` once. `x` is None on ranks other than 0 if the distribution is not ``"local"``.
+    Raises `DataError` on every rank: the data do not fit the model, they differ between ranks in the samples that
+    `rows_facts` compares (all samples with the grid's `check_collectives`), or rank 0 has none.
     """
     scattered = distribution != "local"
     has_data = not scattered or grid.rank == 0

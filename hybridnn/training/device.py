@@ -29,16 +29,10 @@ class TrainingDevice:
     def make_engine(
         self, config: TrainConfig, grid: ProcessGrid, layout: Layout, *, fused_update: bool = True
     ) -> Engine:
-        """Make the engine of a training; an error on one rank is raised on all. Collective over the grid.
+        """Make the engine of a training, with the parameters of `Engine`; collective over the grid.
 
-        The parameters are those of `Engine`.
-
-        Raises
-        ------
-        SettingError
-            On every rank: the arrays do not fit the memory, or ``shared_replicas`` is true and impossible.
-        GridError
-            As for `choose_sharing`.
+        Raises `SettingError` on every rank: the arrays do not fit the memory of one, or ``shared_replicas`` is true and
+        impossible; `GridError` as for `choose_sharing`.
         """
         layout, sharing = choose_sharing(config, grid, layout, on_host=self.kernels.on_host)
 

@@ -20,11 +20,11 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, ChunkRuntime, make_runtime, plan_chunk
-from hybridnn.pipeline.execution.executor import Executor, Minibatch
+from hybridnn.pipeline.execution.executor import Executor, Loss, Minibatch
+from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, minibatches
-from hybridnn.training.executors import Executors
 from hybridnn.training.global_arrays import GlobalArrays
 from hybridnn.training.layout_choice import uses_fused_update
 from hybridnn.training.metrics import (
@@ -42,20 +42,14 @@ if TYPE_CHECKING:
 Load = Callable[[Any, int, int, Array | None, Array | None], None]
 """``load(samples, start, stop, x, y)`` of `Minibatch`."""
 
+KEPT_EXECUTORS = 4  # for training, for forward passes, and for shorter last epochs of both
+
 
 class Engine:
     """Weights, optimizer state and workspaces of this rank, on the CPU; `hybridnn.gpu` has the engine of a GPU.
 
-    Every method is collective over the grid.
-
-    Parameters
-    ----------
-    config : TrainConfig
-        Validated by `TrainConfig.checked`.
-    sharing : Sharing or None
-        None for a private replica.
-    fused_update : bool
-        Fuse weight-gradient products with the update if `uses_fused_update` allows it.
+    Every method is collective over the grid. `config` is validated; `sharing` is None for a private replica; with
+    `fused_update`, weight-gradient products are fused with the update if `uses_fused_update` allows it.
     """
 
     def __init__(
@@ -101,14 +95,10 @@ class Engine:
         return MinibatchLosses(self._kernels, self._grid, minibatches, self._stop)
 
     def place(self, split: DataSplit, given: object, keep_as: str | None) -> DataSplit:
-        """The samples of a split where they are read during steps: on the host, where they are.
+        """The samples of a split where steps read them: on the host, where they are.
 
-        Parameters
-        ----------
-        given : object
-            The samples as the caller passed them: `Rows`, which are immutable, or an array, which may have changed.
-        keep_as : str or None
-            Name under which a device keeps them for the next training.
+        `given` are the samples as the caller passed them: `Rows`, which are immutable, or an array, which may have
+        changed. A device keeps them under the name `keep_as` for the next training.
         """
         return split
 
@@ -326,3 +316,45 @@ class Engine:
             f"norms of the weights: {layers}. "
             "Try a lower optimizer.lr, a training.clip_norm, or a warm-up; check the scale of the data",
         )
+
+
+class Executors:
+    """Executors of a rank, compiled once for each number of minibatches, on the same workspaces.
+
+    These are allocated when the first executor is needed: `runtimes` is empty before. `loss` makes the loss function of
+    a task, and `make_runtimes` the runtimes of this rank's chunks.
+    """
+
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        layout: Layout,
+        loss: Callable[[str], Loss],
+        make_runtimes: Callable[[], list[ChunkRuntime]],
+    ) -> None:
+        self._grid, self._layout, self._loss, self._make_runtimes = grid, layout, loss, make_runtimes
+        self.runtimes: list[ChunkRuntime] = []
+        self._kept: dict[tuple[str | None, bool, int], Executor] = {}
+
+    def executor(self, task: str | None, count: int, *, trains: bool) -> Executor:
+        """The executor for `count` minibatches, for training or for forward passes only; no `task`: no targets."""
+        key = task, trains, count
+        executor = self._kept.pop(key, None)
+        if executor is None:
+            runtimes = self.runtimes_for(task)
+            schedule = self._layout.schedule if trains else self._layout.forward_schedule
+            program = make_program(schedule, self._grid.pipeline_rank, self._grid.pipeline, count)
+            executor = Executor(program, self._grid, runtimes, None if task is None else self._loss(task))
+        self._kept[key] = executor  # inserted last: the first one is the least recently used
+        if len(self._kept) > KEPT_EXECUTORS:
+            del self._kept[next(iter(self._kept))]
+        return executor
+
+    def runtimes_for(self, task: str | None) -> list[ChunkRuntime]:
+        """The runtimes, with workspace for the targets of a task."""
+        if not self.runtimes:
+            self.runtimes = self._make_runtimes()
+        if task is not None:
+            for runtime in self.runtimes:
+                runtime.expect_targets(classification=task == "classification")
+        return self.runtimes

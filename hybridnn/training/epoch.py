@@ -15,14 +15,7 @@ from hybridnn.errors import NonFiniteLossError
 from hybridnn.nn.kernels import Array
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
-from hybridnn.pipeline.schedules.instructions import (
-    Backward,
-    Forward,
-    InputGradient,
-    Recompute,
-    Update,
-    WeightGradient,
-)
+from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGradient, Recompute, Update, WeightGradient
 from hybridnn.training.data_split import DataSplit
 from hybridnn.training.engine import Engine
 from hybridnn.training.progress import Progress, StepPosition
@@ -105,18 +98,15 @@ def train_epochs(
         At least one, of at least one; of an exact method only one.
     before : Progress
         Progress before the first of them.
-    test : DataSplit, optional
-        Evaluated every `evaluate_every_steps` steps.
-    pauses : bool
-        Yield the positions between steps; of an exact method, whose pipeline is empty there.
 
     Yields
     ------
     StepRecord
         Of every logged step.
     EvaluationRecord
+        Of the samples `test`, every `evaluate_every_steps` steps.
     StepPosition
-        After each step but the last. Whoever ends the training there closes the iterator.
+        With `pauses`, after each step of an exact method but the last. Who ends the training there closes the iterator.
     EpochResult
         While the weights are those after the epoch.
     """

@@ -43,12 +43,9 @@ class GlobalArrays:
         return norms
 
     def squared_gradient_norm(self) -> Array:
-        """Squared norm of the last gradient of the whole network, each parameter counted once.
+        """Squared norm of the last gradient of the whole network, each parameter counted once: float64, shape (1,).
 
-        Returns
-        -------
-        array of float64, shape (1,)
-            On the device, without synchronization unless MPI reduces it; the next call overwrites it.
+        On the device, without synchronization unless MPI reduces it; the next call overwrites it.
         """
         grid, (norm, *chunk_norms) = self._grid, self._norms
         for chunk, chunk_norm in zip(self._chunks, self._norms, strict=True):

@@ -19,12 +19,7 @@ from hybridnn.parallel.places import StageShapes
 from hybridnn.pipeline.layout import PARTITIONS, Layout
 from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
-from hybridnn.pipeline.schedules.methods import (
-    METHODS,
-    Method,
-    find_method,
-    too_few_stages,
-)
+from hybridnn.pipeline.schedules.methods import METHODS, Method, find_method, too_few_stages
 from hybridnn.training.config import TrainConfig
 from hybridnn.utils.checks import require_choice
 
@@ -164,19 +159,11 @@ TOO_FEW = "no node holds several ranks of a batch group"
 def choose_sharing(
     config: TrainConfig, grid: ProcessGrid, layout: Layout, *, on_host: bool
 ) -> tuple[Layout, Sharing | None]:
-    """Choose whether the batch ranks of a node share a replica; collective over the grid.
+    """Choose whether the batch ranks of a node share a replica; None for a private one. Collective over the grid.
 
-    ``shared_replicas = "auto"`` shares if a node has several ranks of a batch group and enough memory.
-
-    Returns
-    -------
-    Sharing or None
-        None for a private replica, as some ranks may have where others share.
-
-    Raises
-    ------
-    SettingError
-        On every rank: ``shared_replicas`` is true, and sharing is impossible.
+    ``shared_replicas = "auto"`` shares if a node has several ranks of a batch group and enough memory. Some ranks may
+    have a private replica where others share. Raises `SettingError` on every rank: ``shared_replicas`` is true, and
+    sharing is impossible.
     """
     setting = config.shared_replicas
     if setting is False:

@@ -23,19 +23,10 @@ def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:
 
 
 class MinibatchLosses:
-    """Mean losses of minibatches, in their order.
+    """Mean losses of minibatches, in their order: `means` has those that are fetched.
 
-    `note` is asynchronous on a device; `fetch` synchronizes with it.
-
-    Parameters
-    ----------
-    stop : callable
-        Called with a message and the number of the step, from 1, if a loss is not finite; raises.
-
-    Attributes
-    ----------
-    means : list of float
-        Mean losses fetched so far.
+    `note` is asynchronous on a device; `fetch` synchronizes with it. `stop` is called with a message and the number of
+    the step, from 1, if a loss is not finite; it raises.
     """
 
     def __init__(
@@ -138,12 +129,7 @@ class Metrics:
 class ClassificationSums:
     """Sums of the losses and of the samples that are classified correctly, over the samples of a rank.
 
-    `add` is asynchronous on a device; `total` copies the sums of all blocks to the host at once.
-
-    Parameters
-    ----------
-    blocks : int
-        Number of calls of `add` at most.
+    `add`, called at most `blocks` times, is asynchronous on a device; `total` copies all sums to the host at once.
     """
 
     def __init__(self, kernels: Kernels, blocks: int) -> None:

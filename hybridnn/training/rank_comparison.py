@@ -25,7 +25,6 @@ from hybridnn.comm.group import Group
 from hybridnn.data import ArrayRows, Rows, SyntheticRows
 from hybridnn.errors import DataError, UnequalSettingError
 from hybridnn.nn.learning_rates import SCHEDULES
-from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import SETTING_NAMES, DeviceOptions
 
 PACKAGE = Path(__file__).parents[1]
@@ -37,19 +36,13 @@ SAMPLED_TARGETS = 2**16  # samples whose targets enter a digest
 NAMED_TARGETS = 2**12  # samples whose targets are compared one by one, after the digests differ
 
 BLOCK_ROWS = 4096
-
 SHOWN_DIGITS = 16  # hexadecimal digits of a digest of data in a message
 
 
 def require_same_settings(group: Group, settings: Callable[[], Mapping[str, str]]) -> None:
-    """Check that settings are equal on all ranks; collective.
+    """Check that settings, texts by name as of `describe_value`, are equal on all ranks; collective.
 
     Raises `UnequalSettingError` on every rank; it names the settings that differ, with ranks and values.
-
-    Parameters
-    ----------
-    settings : callable
-        Returns their values by name, as `describe_value` does; not called in a group of one rank.
     """
     found = unequal_values(group, settings)
     if found:
@@ -59,9 +52,7 @@ def require_same_settings(group: Group, settings: Callable[[], Mapping[str, str]
 
 
 def require_same_rates(group: Group, steps: Sequence[int], rates: Sequence[float]) -> None:
-    """Check that learning rates are equal on all ranks; collective.
-
-    User-defined learning-rate schedules are compared only by their rates.
+    """Check that learning rates are equal on all ranks, the only comparison of schedules of users; collective.
 
     Raises `UnequalSettingError` on every rank; it names the first rate that differs, with ranks and values.
     """
@@ -79,17 +70,11 @@ def require_same_rates(group: Group, steps: Sequence[int], rates: Sequence[float
 
 
 def describe_value(name: str, value: object) -> dict[str, str]:
-    """Texts of a setting and of its nested values, by dotted name.
+    """Texts of a setting and of its nested values, by dotted name; `name` is empty for a mapping of settings.
 
-    Parameters
-    ----------
-    name : str
-        Empty for a mapping of settings by name.
-    value : object
-        Numbers, strings, and sequences of them are formatted, equal numbers alike whatever their type. A mapping is
-        described by its items; a dataclass by its type and fields, except those with ``repr=False``; any other object
-        by its type and its public attributes that can be formatted, but not by its ``repr``, which may contain an
-        address, nor by its behavior.
+    Equal numbers have equal texts whatever their type. A dataclass is described by its type and fields, except those
+    with ``repr=False``; another object by its type and its public attributes that can be formatted, but not by its
+    ``repr``, which may contain an address, nor by its behavior.
 
     Examples
     --------
@@ -111,11 +96,6 @@ def describe_value(name: str, value: object) -> dict[str, str]:
         return found
     attributes = {key: _format_value(item) for key, item in getattr(value, "__dict__", {}).items() if key[0] != "_"}
     return found | {f"{name}.{key}": text for key, text in attributes.items() if text is not None}
-
-
-def require_same_trainer(grid: ProcessGrid, settings: Mapping[str, Any]) -> None:
-    """As `require_same_settings`, for the parameters of a `Trainer`, not yet validated, and the installed software."""
-    require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(settings))
 
 
 def software(node: Group) -> dict[str, str]:
@@ -199,13 +179,7 @@ def digest_of(*arrays: NDArray[Any]) -> bytes:
 
 
 def sample_blocks(rows: Rows, indices: NDArray[np.int64], dtype: Any) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Inputs and targets of the samples `indices`, in blocks; the next block overwrites the arrays.
-
-    Parameters
-    ----------
-    dtype : dtype
-        Of the inputs and of regression targets; labels are int64.
-    """
+    """Inputs and targets of samples in blocks; the next overwrites the arrays. `dtype` is not that of labels."""
     length = min(BLOCK_ROWS, len(indices))
     x = np.empty((length, rows.features), dtype)
     y = np.empty((length, *rows.targets_shape), dtype if rows.targets_shape else np.int64)
@@ -216,13 +190,7 @@ def sample_blocks(rows: Rows, indices: NDArray[np.int64], dtype: Any) -> Iterato
 
 
 def rows_facts(rows: Rows, dtype: Any, *, complete: bool) -> dict[str, str]:
-    """Sizes and digests of samples by name, equal for equal samples.
-
-    Parameters
-    ----------
-    rows : Rows
-        Generated samples are described by their specification instead of digests.
-    """
+    """Sizes and digests of samples by name; of generated samples their specification."""
     if isinstance(rows, SyntheticRows):
         return _sizes(rows) | {"generated data": f"{rows.spec} from sample {rows.start}"}
     indices = np.arange(rows.samples) if complete else _evenly_spaced(rows.samples, SAMPLED_ROWS)
@@ -274,14 +242,9 @@ def require_same_data(
     details: Callable[[], Mapping[str, str]] = dict,
     advice: str = "",
 ) -> None:
-    """Check that data are equal on all ranks; collective.
+    """Check that data are equal on all ranks, by `facts` and `details` as of `unequal_values`; collective.
 
     Raises `DataError` on every rank; it names the first difference, with ranks and values.
-
-    Parameters
-    ----------
-    facts, details : callable
-        As for `unequal_values`.
     """
     found = unequal_values(group, facts, details)
     if found:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from hybridnn.drawing.shapes import Picture
-    from hybridnn.training.metrics import Metrics
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,18 @@ def losses_text(record: StepRecord | EpochRecord | EvaluationRecord) -> str:
     return ", ".join(f"{text} {value:.4g}" for text, value in values.items() if value is not None)
 
 
+class Evaluated:
+    """A record with metrics on the test data."""
+
+    test_accuracy: float | None
+    test_r2: float | None
+
+    @property
+    def metric(self) -> float | None:
+        """Test accuracy (classification) or R² (regression)."""
+        return self.test_accuracy if self.test_accuracy is not None else self.test_r2
+
+
 @dataclass(frozen=True)
 class StepRecord(Record):
     """One optimizer step.
@@ -130,7 +141,7 @@ class StepRecord(Record):
         `drain_every`, of the first epoch after a drain).
     stale_error, predicted_error : tuple of float
         Root-mean-square difference of the weights after the update from those of 1, 2, ... updates before, and from the
-        predictions made then; empty unless `Trainer` records them.
+        predictions made then; empty without `WeightErrors`.
     """
 
     kind = "step"
@@ -152,7 +163,7 @@ class StepRecord(Record):
 
 
 @dataclass(frozen=True)
-class EpochRecord(Record):
+class EpochRecord(Evaluated, Record):
     """One pass over the training samples.
 
     Attributes
@@ -190,19 +201,6 @@ class EpochRecord(Record):
     def __str__(self) -> str:
         return f"epoch {self.epoch}: {losses_text(self)}"
 
-    @property
-    def metric(self) -> float | None:
-        """Test accuracy (classification) or R² (regression)."""
-        return self.test_accuracy if self.test_accuracy is not None else self.test_r2
-
-    @classmethod
-    def of(
-        cls, step: int, epoch: int, train_loss: float, learning_rate: float, test: Metrics | None, speed: Speed
-    ) -> EpochRecord:
-        """Make the record of an epoch from its loss, test metrics and speed."""
-        measured = (None, None, None) if test is None else (test.loss, test.accuracy, test.r2)
-        return cls(step, epoch, train_loss, learning_rate, *measured, **asdict(speed))
-
 
 @dataclass(frozen=True)
 class MeasuredStep(Record):
@@ -219,7 +217,7 @@ class MeasuredStep(Record):
 
 
 @dataclass(frozen=True)
-class EvaluationRecord(Record):
+class EvaluationRecord(Evaluated, Record):
     """Metrics on the test data after a step, by ``training.evaluate_every_steps``.
 
     Attributes
@@ -242,11 +240,6 @@ class EvaluationRecord(Record):
 
     def __str__(self) -> str:
         return f"step {self.step}: {losses_text(self)}"
-
-    @property
-    def metric(self) -> float | None:
-        """Test accuracy (classification) or R² (regression)."""
-        return self.test_accuracy if self.test_accuracy is not None else self.test_r2
 
 
 @dataclass(repr=False)

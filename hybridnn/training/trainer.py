@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,6 @@ from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.epoch import EpochResult, train_epochs
 from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.progress import Progress, StepPosition
-from hybridnn.training.progress_bar import ProgressBar, in_notebook
 from hybridnn.training.records import EpochRecord, EvaluationRecord, History, StepRecord
 from hybridnn.training.trained_network import TrainedNetwork
 from hybridnn.utils.checks import require_fields, require_whole
@@ -86,29 +87,6 @@ class Trainer(TrainedNetwork):
         **options: Any,
     ) -> None:
         config = TrainConfig(model, SGD() if optimizer is None else optimizer, **options)
-        self._start(config, grid, device, initial_weights)
-
-    @classmethod
-    def from_config(
-        cls,
-        config: TrainConfig,
-        *,
-        grid: ProcessGrid | None = None,
-        device: str | DeviceOptions | TrainingDevice = "auto",
-        initial_weights: Mapping[str, HostArray] | None = None,
-    ) -> Self:
-        """Make a trainer from its options; the other parameters are those of `Trainer`."""
-        trainer = cls.__new__(cls)
-        trainer._start(config, grid, device, initial_weights)
-        return trainer
-
-    def _start(
-        self,
-        config: TrainConfig,
-        grid: ProcessGrid | None,
-        device: str | DeviceOptions | TrainingDevice,
-        initial_weights: Mapping[str, HostArray] | None,
-    ) -> None:
         config.require_kinds()
         require_fields("output", config, ("stall_seconds",))
         grid = grid if grid is not None else ProcessGrid()
@@ -116,10 +94,10 @@ class Trainer(TrainedNetwork):
         watch = grid.stall_watchdog
         self._end_watch = None if watch is None else watch.start(self, config.stall_seconds)
         if grid.size > 1:  # a single rank has nothing to compare
-            from hybridnn.training.rank_comparison import require_same_trainer
+            from hybridnn.training.rank_comparison import require_same_settings, software, trainer_facts
 
-            extra = {"initial_weights": initial_weights is not None, "device": device}
-            require_same_trainer(grid, config.items() | extra)
+            given = config.items() | {"initial_weights": initial_weights is not None, "device": device}
+            require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(given))
         config = config.checked()  # after the comparison, so that all ranks raise an error or none does
         self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, config.batch_size, grid))
         self.device = resolve_device(device, grid)
@@ -132,6 +110,11 @@ class Trainer(TrainedNetwork):
             self.engine.arrays.initialize(config.seed)
         else:
             self.load_weights(initial_weights)
+
+    @classmethod
+    def from_config(cls, config: TrainConfig, **how: Any) -> Self:
+        """Make a trainer from its options; `how` are the other parameters of `Trainer`."""
+        return cls(**config.items(), **how)
 
     def __repr__(self) -> str:
         return f"<Trainer of {self.model!r} with {self.optimizer!r} on {self.grid!r}, step {self.step}>"
@@ -181,10 +164,7 @@ class Trainer(TrainedNetwork):
             raise SettingError("callbacks", callbacks, "must be a list of callbacks, for example [EarlyStopping()]")
         self._require_same_fit(epochs, callbacks, progress)
         require_whole("training.epochs", epochs, 1)
-        if progress is None:
-            progress = self.grid.size == 1 and in_notebook() and not is_in_process()
-        if progress:
-            callbacks = (*callbacks, ProgressBar(epochs))
+        callbacks = [*callbacks, *self._progress_bar(epochs, progress)]
         train, test = self._splits(x, y, validation)
         if y is not None and train.rows is not None and self.grid.rank == 0:
             warn_of_constant_targets(train.rows)
@@ -246,6 +226,17 @@ class Trainer(TrainedNetwork):
         stops = [callback.between_steps(self, reached) for callback in callbacks]
         return any(stops)
 
+    def _progress_bar(self, epochs: int, asked: bool | None) -> list[Callback]:
+        """The progress bar, if it is asked for, or, without being asked, if this is one process in a notebook."""
+        shows = asked
+        if asked is None:
+            shows = "IPython" in sys.modules and self.grid.size == 1 and not is_in_process()
+        if not shows:
+            return []
+        from hybridnn.training.progress_bar import ProgressBar, in_notebook
+
+        return [ProgressBar(epochs)] if asked or in_notebook() else []
+
     def _any_stops(self) -> bool:
         """Whether a callback of any rank has ended the training; collective."""
         flag = np.array([self.stop_training], np.int64)
@@ -285,8 +276,9 @@ class Trainer(TrainedNetwork):
         self.history.measured.append(result.measured)
         self.engine.require_finite(metrics, progress.step)
         self.progress = progress.next_epoch()
-        loss = progress.loss_sum / progress.samples
-        record = EpochRecord.of(progress.step, progress.epoch, loss, result.learning_rate, metrics, result.speed)
+        quality = (None, None, None) if metrics is None else (metrics.loss, metrics.accuracy, metrics.r2)
+        loss, rate = progress.loss_sum / progress.samples, result.learning_rate
+        record = EpochRecord(progress.step, progress.epoch, loss, rate, *quality, **asdict(result.speed))
         self.history.epochs.append(record)
         return record
 
@@ -326,15 +318,10 @@ class Trainer(TrainedNetwork):
     def restore(
         self, read: Callable[[Sequence[ModelChunk], Sequence[OptimizerState]], None], progress: Progress
     ) -> None:
-        """Go on from a checkpoint, written on any grid; collective.
+        """Go on from a checkpoint with its progress, written on any grid; collective.
 
-        Parameters
-        ----------
-        read : callable
-            Fills the weights and the optimizer state of this rank, such as `Checkpoint.read_into`. Its errors are
-            raised on all ranks.
-        progress : Progress
-            That of the checkpoint.
+        `read`, such as `Checkpoint.read_into`, fills the weights and the optimizer state of this rank; its errors are
+        raised on all ranks.
         """
         self.engine.restore(lambda: read(self.engine.chunks, self.engine.states))
         self.progress = progress

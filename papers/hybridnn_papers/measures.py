@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import inf, isfinite, isnan
 from typing import Literal
 
+from hybridnn.runs.quantities import RunFigures
 from hybridnn.runs.run_files import Moment, RunRecord
-from hybridnn.study.quantities import RunFigures
 
 LATE_SHARE = 0.2
 """Share of the evaluations, the last ones, whose spread is `late_metric_sd`."""

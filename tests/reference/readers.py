@@ -28,9 +28,9 @@ from hybridnn.diagnostics.stalls.files import read_stall
 from hybridnn.diagnostics.stalls.state import JobState
 from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.schedules.instructions import Forward
+from hybridnn.runs.quantities import figures_of
 from hybridnn.runs.run_files import read_epochs, read_run, run_status
 from hybridnn.runs.trace_file import read_trace
-from hybridnn.study.quantities import figures_of
 from hybridnn.study.study_file import load_study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, read_manifest
 from hybridnn.utils import files

@@ -17,9 +17,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hybridnn.errors import HybridnnError, one_line
+from hybridnn.runs.quantities import karp_flatt_fraction
 from hybridnn.study.axes import has_values
 from hybridnn.study.cells import Cell, make_cells
-from hybridnn.study.quantities import karp_flatt_fraction
 from hybridnn.study.statistics import Estimate, median_of, ratio_of_medians
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.utils.files import parse_toml

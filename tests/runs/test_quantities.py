@@ -1,4 +1,4 @@
-"""Figures of a run in a study: speed, prediction error, scaling, and what limits it."""
+"""Figures of runs: speed, prediction error, scaling, and what limits them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.runs.run_files import read_run
-from hybridnn.study.quantities import (
+from hybridnn.drawing.run_check import draw_run_check, draw_runs_check
+from hybridnn.runs.quantities import (
     RunFigures,
     TimeShares,
     compare_runs,
@@ -19,7 +19,7 @@ from hybridnn.study.quantities import (
     mean_shares,
     relative_error,
 )
-from hybridnn.study.report_plots import draw_run_check, draw_runs_check
+from hybridnn.runs.run_files import read_run
 from reference.finished_runs import measured_line, prediction_line, write_run
 from reference.pictures import least_points
 
