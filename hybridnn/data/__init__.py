@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .preparation import StandardizedRows, Standardizer, count_split, split, split_indices
     from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
     from .synthetic import SyntheticRows, SyntheticSpec
-    from .table_encoding import TableEncoding, TableOptions
+    from .table_encoding import TableEncoding
+    from .table_file import TableOptions
     from .user_file import load_file, load_frame
 
 __all__ = [
@@ -55,7 +56,8 @@ _HOME = {
         "preparation": ("StandardizedRows", "Standardizer", "count_split", "split", "split_indices"),
         "rows": ("ArrayRows", "Rows", "SubsetRows", "Task", "as_rows"),
         "synthetic": ("SyntheticRows", "SyntheticSpec"),
-        "table_encoding": ("TableEncoding", "TableOptions"),
+        "table_encoding": ("TableEncoding",),
+        "table_file": ("TableOptions",),
         "user_file": ("load_file", "load_frame"),
     }.items()
     for name in names
