@@ -378,10 +378,9 @@ class Machine(Section):
         No message between nodes takes less than its bytes at the speed of the largest: many networks let short messages
         pass at once and have their rate only in the long run (token buckets), and a pipeline sends one after another.
         """
-        link = self.link(spans_nodes=spans_nodes)
-        segment = link.segment(nbytes)
         if not spans_nodes:
-            return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte
+            return self.inside_node.seconds(nbytes)
+        segment = self.link(spans_nodes=True).segment(nbytes)
         seconds = segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte * flows
         return max(seconds, self.link_seconds(nbytes, flows))
 

@@ -290,21 +290,23 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class ScalingGroup:
-    """Runs of the same work and training: by ranks, then by seconds per epoch, and those without times last.
+    """Runs of the same work and training: by ranks, then by seconds per epoch, and those without times last."""
 
-    `base` is the first of them.
-    """
-
-    base: RunFigures
     rows: tuple[ScalingRow, ...]
+
+    @property
+    def base(self) -> RunFigures:
+        """The first run."""
+        return self.rows[0].figures
 
     @property
     def warnings(self) -> list[str]:
         """Sentences on doubtful speed-ups."""
+        runs = [row.figures for row in self.rows]
         found = [
             efficiency_warning(f"{row.figures.ranks} ranks, {row.figures.grid}", row.efficiency) for row in self.rows
         ]
-        return [text for text in (threads_warning([row.figures for row in self.rows]), *found) if text]
+        return [text for text in (threads_warning(runs), *found) if text]
 
 
 def efficiency_warning(what: str, efficiency: float) -> str:
@@ -329,7 +331,9 @@ def compare_runs(runs: Sequence[RunFigures]) -> list[ScalingGroup]:
     groups: dict[tuple[tuple[str, str], ...], list[RunFigures]] = {}
     for run in runs:
         groups.setdefault(tuple(sorted(run.conditions.items())), []).append(run)
-    return [_compare(group) for group in groups.values()]
+    for group in groups.values():
+        group.sort(key=lambda run: (isnan(run.seconds_per_epoch), run.ranks, run.seconds_per_epoch))
+    return [ScalingGroup(tuple(_compare(run, group[0]) for run in group)) for group in groups.values()]
 
 
 def distinguishing_conditions(runs: Sequence[RunFigures]) -> list[dict[str, str]]:
@@ -339,12 +343,8 @@ def distinguishing_conditions(runs: Sequence[RunFigures]) -> list[dict[str, str]
     return [{name: run.conditions[name] for name in differing if name in run.conditions} for run in runs]
 
 
-def _compare(runs: list[RunFigures]) -> ScalingGroup:
-    ordered = sorted(runs, key=lambda run: (isnan(run.seconds_per_epoch), run.ranks, run.seconds_per_epoch))
-    base, rows = ordered[0], []
-    for run in ordered:
-        speed_up = base.seconds_per_epoch / run.seconds_per_epoch
-        predicted, predicted_base = run.predicted_seconds_per_epoch, base.predicted_seconds_per_epoch
-        predicted_speed_up = predicted_base / predicted if predicted and predicted_base else None
-        rows.append(ScalingRow(run, speed_up, speed_up * base.ranks / run.ranks, predicted_speed_up))
-    return ScalingGroup(base, tuple(rows))
+def _compare(run: RunFigures, base: RunFigures) -> ScalingRow:
+    speed_up = base.seconds_per_epoch / run.seconds_per_epoch
+    predicted, predicted_base = run.predicted_seconds_per_epoch, base.predicted_seconds_per_epoch
+    predicted_speed_up = predicted_base / predicted if predicted and predicted_base else None
+    return ScalingRow(run, speed_up, speed_up * base.ranks / run.ranks, predicted_speed_up)

@@ -10,8 +10,7 @@ import pytest
 from hybridnn.comm.recorder import Event
 from hybridnn.drawing.animation import Animation, Stored
 from hybridnn.drawing.timelines import schedule
-from hybridnn.drawing.trace_animation import animate_epoch
-from hybridnn.drawing.trace_picture import draw_epoch
+from hybridnn.drawing.trace_picture import animate_epoch, draw_epoch
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
 from hybridnn.pipeline.schedules.instructions import (
     Backward,

@@ -235,17 +235,19 @@ def fit_operations(samples: Sequence[TimedCase]) -> tuple[FittedOperation, ...]:
 
     The non-blocking all-reduce is the blocking one times a factor, the same for all sizes and groups.
     """
-    kinds = dict.fromkeys((sample.operation, sample.spans_nodes) for sample in samples)
+    kinds: defaultdict[tuple[str, bool], defaultdict[int, list[TimedCase]]] = defaultdict(lambda: defaultdict(list))
+    for sample in samples:
+        kinds[sample.operation, sample.spans_nodes][sample.ranks].append(sample)
     blocking = [
         fit
-        for operation, spans_nodes in kinds
+        for (operation, spans_nodes), by_ranks in kinds.items()
         if operation not in NONBLOCKING
-        for fit in _fit_operation(operation, spans_nodes, samples)
+        for fit in _fit_operation(operation, spans_nodes, by_ranks)
     ]
     factor = _nonblocking_factor(samples, blocking)
     nonblocking = [
-        FittedOperation(operation, fit.cost, factor, _samples_of(samples, operation, spans_nodes, fit.cost.ranks))
-        for operation, spans_nodes in kinds
+        FittedOperation(operation, fit.cost, factor, tuple(by_ranks[fit.cost.ranks]))
+        for (operation, spans_nodes), by_ranks in kinds.items()
         for fit in blocking
         if fit.operation == NONBLOCKING.get(operation) and fit.cost.spans_nodes == spans_nodes
     ]
@@ -267,20 +269,15 @@ def _nonblocking_factor(samples: Sequence[TimedCase], fits: Sequence[FittedOpera
     return median(large or [ratio for _, ratio in ratios] or [1.0])
 
 
-def _fit_operation(operation: str, spans_nodes: bool, samples: Sequence[TimedCase]) -> list[FittedOperation]:
-    timings: defaultdict[int, list[Timing]] = defaultdict(list)
-    for sample in samples:
-        if (sample.operation, sample.spans_nodes, sample.held_out) == (operation, spans_nodes, False):
-            timings[sample.ranks].append((sample.nbytes, sample.seconds))
-    fits = []
+def _fit_operation(
+    operation: str, spans_nodes: bool, by_ranks: Mapping[int, Sequence[TimedCase]]
+) -> Iterable[FittedOperation]:
+    timings = {
+        ranks: [(sample.nbytes, sample.seconds) for sample in samples if not sample.held_out]
+        for ranks, samples in by_ranks.items()
+    }
     for cost in fit_collective(operation, timings, spans_nodes=spans_nodes):
-        own = _samples_of(samples, operation, spans_nodes, cost.ranks)
+        own = tuple(by_ranks[cost.ranks])
         large = FittedOperation(operation, cost, 1.0, own).held_out_error(LARGE_BYTES)
         known = {"held_out_error": large.mean if large else None, "ranks_per_node": own[0].ranks_per_node}
-        fits.append(FittedOperation(operation, cost.model_copy(update=known), 1.0, own))
-    return fits
-
-
-def _samples_of(samples: Sequence[TimedCase], operation: str, spans_nodes: bool, ranks: int) -> tuple[TimedCase, ...]:
-    key = (operation, spans_nodes, ranks)
-    return tuple(sample for sample in samples if (sample.operation, sample.spans_nodes, sample.ranks) == key)
+        yield FittedOperation(operation, cost.model_copy(update=known), 1.0, own)

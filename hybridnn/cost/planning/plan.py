@@ -394,11 +394,12 @@ def _detail(prediction: Prediction, limit: str) -> str:
         return f"waiting for other stages takes {_time(seconds)}"
     if limit == "overhead":
         return f"loading, copying and Python take {_time(seconds)}"
-    name, nbytes, largest_seconds = prediction.largest_collective
-    operation, _, axis = name.partition(" ")
-    text = " ".join(filter(None, (OPERATIONS.get(operation, operation), axis, f"of {_bytes(nbytes)}")))
-    if largest_seconds >= DOMINANT_SHARE * seconds:
-        return f"{text} takes {_time(min(largest_seconds, seconds))}"
+    largest = prediction.largest_traffic
+    if largest is None:
+        return f"communication takes {_time(seconds)}"
+    text = f"{OPERATIONS.get(largest.operation, largest.operation)} ({largest.axis}) of {_bytes(largest.nbytes)}"
+    if largest.seconds >= DOMINANT_SHARE * seconds:
+        return f"{text} takes {_time(min(largest.seconds, seconds))}"
     return f"communication, of which {text} is the largest part, takes {_time(seconds)}"
 
 

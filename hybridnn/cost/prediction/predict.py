@@ -38,8 +38,7 @@ class Prediction:
     # gradient``, ``weight gradient``, ``recompute``, ``reduce gradients``, ``loss``, ``update``; collectives of the
     # model group are part of the passes
     instructions: dict[str, float]
-    # name, bytes and seconds per step of the communication that takes longest
-    largest_collective: tuple[str, int, float]
+    largest_traffic: Traffic | None  # the communication that takes longest
 
 
 def predict(workload: Workload, layout: Layout, machine: Machine) -> Prediction:
@@ -55,7 +54,7 @@ def predict(workload: Workload, layout: Layout, machine: Machine) -> Prediction:
         bytes_per_step=sum(item.bytes_sent for item in traffic),
         memory_bytes=largest_memory(workload, layout).total,
         instructions=_seconds_by_kind(costs, timing.instructions),
-        largest_collective=_largest(traffic),
+        largest_traffic=max(traffic, key=lambda item: item.seconds, default=None),
     )
 
 
@@ -130,10 +129,3 @@ def _seconds_by_kind(costs: StageCosts, stages: Sequence[Sequence[Instruction]])
                 seconds[instruction.name] += (computing - loss) / len(stages)
                 seconds["loss"] += loss / len(stages)
     return {kind: total for kind, total in seconds.items() if total}
-
-
-def _largest(traffic: Sequence[Traffic]) -> tuple[str, int, float]:
-    if not traffic:
-        return "", 0, 0.0
-    largest = max(traffic, key=lambda item: item.seconds)
-    return f"{largest.operation} ({largest.axis})", largest.nbytes, largest.seconds

@@ -6,6 +6,7 @@ from hybridnn import MLP
 from hybridnn.cost.planning.plan import best_by_ranks, best_exact, bottleneck_sentence, limit_of, reason_sentence
 from hybridnn.cost.prediction.predict import Prediction
 from hybridnn.cost.prediction.times import TimeBreakdown
+from hybridnn.cost.prediction.traffic import Traffic
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.layout import Layout
 from reference.machines import make_machine
@@ -24,7 +25,7 @@ def prediction(
         bytes_per_step=1,
         memory_bytes=1,
         instructions={},
-        largest_collective=("allreduce (batch)", 12_600_000, communication / 1e3),
+        largest_traffic=Traffic("allreduce", "batch", 12_600_000, communication / 1e3, 1),
     )
 
 
