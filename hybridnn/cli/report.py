@@ -104,7 +104,11 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
     if run.untimed:
         console.print(f"no times: {run.untimed}")
         return
-    shares = f"communication {number_cell(figures.shares.communication, '.0%')}, waiting {number_cell(figures.shares.waiting, '.0%')}"
+    communication, waiting = (
+        number_cell(figures.shares.communication, ".0%"),
+        number_cell(figures.shares.waiting, ".0%"),
+    )
+    shares = f"communication {communication}, waiting {waiting}"
     console.print(f"{figures.seconds_per_epoch:.4g} s per epoch, {figures.samples_per_second:,.0f} samples/s; {shares}")
     console.print(f"limited by: {figures.verdict.text}")
 
