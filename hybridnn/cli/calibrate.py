@@ -207,10 +207,8 @@ def _fit_table(fits: tuple[FittedOperation, ...]) -> Table:
         error, large = fit.held_out_error(), fit.held_out_error(LARGE_BYTES)
         errors = (error.mean if error else None, error.max if error else None, large.mean if large else None)
         ranks = f"{fit.cost.ranks}{' across nodes' if fit.cost.spans_nodes else ''}"
-        names, percents = (
-            (fit.operation, ranks, fit.cost.algorithm),
-            tuple(number_cell(share, ".1%") for share in errors),
-        )
+        names = (fit.operation, ranks, fit.cost.algorithm)
+        percents = tuple(number_cell(share, ".1%") for share in errors)
         for segment in fit.cost.segments:
             end = "" if segment.up_to_bytes is None else f"{segment.up_to_bytes:,.0f}"
             alpha, beta = segment.alpha_seconds * fit.factor, segment.beta_seconds_per_byte * fit.factor
