@@ -28,6 +28,7 @@ from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.parallel.places import StageShapes
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Range, Seed, refused
@@ -127,6 +128,27 @@ def stage_shapes(parallel: ParallelSettings, ranks: int) -> StageShapes:
         return resolve_stages(ranks, [(stage.batch, stage.model) for stage in parallel.stages])
     pipeline, batch, model = resolve_axes(ranks, parallel.pipeline, parallel.batch, parallel.model)
     return ((batch, model),) * pipeline
+
+
+def keys_of_layout(layout: Layout) -> dict[str, Any]:
+    """Keys and values of ``[parallel]`` for a layout whose stages have one shape."""
+    batch, model = layout.stages[0]
+    keys: dict[str, Any] = {
+        "pipeline": len(layout.stages),
+        "batch": batch,
+        "model": model,
+        "model_split": layout.model_split,
+    }
+    if model > 1 or (batch > 1 and not layout.shared_replicas):
+        keys["overlap"] = layout.overlap  # without effect elsewhere
+    if len(layout.stages) == 1:
+        return keys
+    return keys | {
+        "method": layout.method,
+        "microbatches": layout.microbatches,
+        "chunks": layout.chunks,
+        "partition": list(layout.layers),
+    }
 
 
 @with_options("data")
