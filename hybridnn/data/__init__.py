@@ -1,14 +1,21 @@
 """Data sets: a catalogue with sources and checksums, loaders, generated data, splitting and standardization."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .dataset import Dataset, DatasetInfo, RemoteFile
-from .download import fetch, is_fetched, locate
-from .load import catalogue, dataset_info, describe_dataset, load_dataset
-from .preparation import StandardizedRows, Standardizer, count_split, split, split_indices
 from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
-from .synthetic import SyntheticRows, SyntheticSpec
-from .table_encoding import TableEncoding
-from .table_file import TableOptions
-from .user_file import load_file, load_frame
+
+if TYPE_CHECKING:
+    from .download import fetch, is_fetched, locate
+    from .load import catalogue, dataset_info, describe_dataset, load_dataset
+    from .preparation import StandardizedRows, Standardizer, count_split, split, split_indices
+    from .synthetic import SyntheticRows, SyntheticSpec
+    from .table_encoding import TableEncoding
+    from .table_file import TableOptions
+    from .user_file import load_file, load_frame
 
 __all__ = [
     "ArrayRows",
@@ -38,3 +45,27 @@ __all__ = [
     "split",
     "split_indices",
 ]
+
+# A training on arrays needs none of these.
+_LOADED_WHEN_USED = {
+    "download": ("fetch", "is_fetched", "locate"),
+    "load": ("catalogue", "dataset_info", "describe_dataset", "load_dataset"),
+    "preparation": ("StandardizedRows", "Standardizer", "count_split", "split", "split_indices"),
+    "synthetic": ("SyntheticRows", "SyntheticSpec"),
+    "table_encoding": ("TableEncoding",),
+    "table_file": ("TableOptions",),
+    "user_file": ("load_file", "load_frame"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module when it is first used."""
+    for module, names in _LOADED_WHEN_USED.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
