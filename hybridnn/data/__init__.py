@@ -46,23 +46,24 @@ __all__ = [
     "split_indices",
 ]
 
-# A training on arrays needs none of these.
-_LOADED_WHEN_USED = {
-    "download": ("fetch", "is_fetched", "locate"),
-    "load": ("catalogue", "dataset_info", "describe_dataset", "load_dataset"),
-    "preparation": ("StandardizedRows", "Standardizer", "count_split", "split", "split_indices"),
-    "synthetic": ("SyntheticRows", "SyntheticSpec"),
-    "table_encoding": ("TableEncoding",),
-    "table_file": ("TableOptions",),
-    "user_file": ("load_file", "load_frame"),
+_HOME = {
+    "fetch is_fetched locate": "download",
+    "catalogue dataset_info describe_dataset load_dataset": "load",
+    "StandardizedRows Standardizer count_split split split_indices": "preparation",
+    "SyntheticRows SyntheticSpec": "synthetic",
+    "TableEncoding": "table_encoding",
+    "TableOptions": "table_file",
+    "load_file load_frame": "user_file",
 }
+"""Modules of the names that a training on arrays does not need."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its module when it is first used."""
-    for module, names in _LOADED_WHEN_USED.items():
-        if name in names:
-            value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+    """Load such a name when it is first used."""
+    for names, module in _HOME.items():
+        if name in names.split():
+            value = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
