@@ -1,14 +1,21 @@
 """Data sets: a catalogue with sources and checksums, loaders, generated data, splitting and standardization."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .dataset import Dataset, DatasetInfo, RemoteFile
-from .download import fetch, is_fetched, locate
-from .load import catalogue, dataset_info, describe_dataset, load_dataset
-from .preparation import StandardizedRows, Standardizer, count_split, split, split_indices
 from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
-from .synthetic import SyntheticRows, SyntheticSpec
-from .table_encoding import TableEncoding
-from .table_file import TableOptions
-from .user_file import load_file, load_frame
+
+if TYPE_CHECKING:
+    from .download import fetch, is_fetched, locate
+    from .load import catalogue, dataset_info, describe_dataset, load_dataset
+    from .preparation import StandardizedRows, Standardizer, count_split, split, split_indices
+    from .synthetic import SyntheticRows, SyntheticSpec
+    from .table_encoding import TableEncoding
+    from .table_file import TableOptions
+    from .user_file import load_file, load_frame
 
 __all__ = [
     "ArrayRows",
@@ -38,3 +45,28 @@ __all__ = [
     "split",
     "split_indices",
 ]
+
+_HOME = {
+    "fetch is_fetched locate": "download",
+    "catalogue dataset_info describe_dataset load_dataset": "load",
+    "StandardizedRows Standardizer count_split split split_indices": "preparation",
+    "SyntheticRows SyntheticSpec": "synthetic",
+    "TableEncoding": "table_encoding",
+    "TableOptions": "table_file",
+    "load_file load_frame": "user_file",
+}
+"""Modules of the names that a training on arrays does not need."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load such a name when it is first used."""
+    for names, module in _HOME.items():
+        if name in names.split():
+            value = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
