@@ -257,8 +257,8 @@ WEIGHT_GRADIENTS = ("per-microbatch", "merged")
 
 def find_method(name: object) -> Method:
     """The method of a name in any case; a SettingError if there is none, with a name that is close to it."""
-    for spelled in (name, str(name).lower()):
-        if isinstance(name, str) and spelled in METHODS:
+    for spelled in (name, name.lower()) if isinstance(name, str) else ():
+        if spelled in METHODS:
             return METHODS[spelled]
     close = get_close_matches(str(name).lower(), METHODS, n=1)
     hint = f"did you mean {close[0]}? Allowed are " if close else "must be one of "
