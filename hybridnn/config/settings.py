@@ -28,10 +28,11 @@ from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.parallel.places import StageShapes
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Range, Seed, refused
-from hybridnn.utils.files import FileError, parse_toml, read_toml
+from hybridnn.utils.files import FileError, LargeIntegerError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
     FieldsOf,
@@ -127,6 +128,27 @@ def stage_shapes(parallel: ParallelSettings, ranks: int) -> StageShapes:
         return resolve_stages(ranks, [(stage.batch, stage.model) for stage in parallel.stages])
     pipeline, batch, model = resolve_axes(ranks, parallel.pipeline, parallel.batch, parallel.model)
     return ((batch, model),) * pipeline
+
+
+def keys_of_layout(layout: Layout) -> dict[str, Any]:
+    """Keys and values of ``[parallel]`` for a layout whose stages have one shape."""
+    batch, model = layout.stages[0]
+    keys: dict[str, Any] = {
+        "pipeline": len(layout.stages),
+        "batch": batch,
+        "model": model,
+        "model_split": layout.model_split,
+    }
+    if model > 1 or (batch > 1 and not layout.shared_replicas):
+        keys["overlap"] = layout.overlap  # without effect elsewhere
+    if len(layout.stages) == 1:
+        return keys
+    return keys | {
+        "method": layout.method,
+        "microbatches": layout.microbatches,
+        "chunks": layout.chunks,
+        "partition": list(layout.layers),
+    }
 
 
 @with_options("data")
@@ -357,10 +379,11 @@ def settings_from(values: Mapping[str, Any]) -> Settings:
     try:
         return Settings.model_validate(dict(values))
     except ValidationError as error:
-        raise setting_error(error, _known_names(Settings)) from None
+        raise setting_error(error, known_names(Settings)) from None
 
 
-def _known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
+def known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
+    """Dotted names of the sections and keys below a section."""
     names: list[str] = []
     for key, info in section.model_fields.items():
         names.append(prefix + key)
@@ -368,7 +391,7 @@ def _known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
             if isinstance(item, FieldsOf):
                 names.extend(f"{prefix}{key}.{name}" for name in item.keys)
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            names.extend(_known_names(info.annotation, f"{prefix}{key}."))
+            names.extend(known_names(info.annotation, f"{prefix}{key}."))
     return tuple(names)
 
 
@@ -377,8 +400,8 @@ def _known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
 OVERRIDE_FORM = "must have the form section.key=value, for example training.epochs=20"
 SHORT_FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 """Numbers such as ``.01`` and ``1.``, which TOML does not allow."""
-EXCLUDED_BY = {"data.name": ("data", "file"), "data.file": ("data", "name")}
-"""Section and key that an override of another key removes."""
+REPLACED_BY = {"data.file": "data.name", "data.name": "data.file"}
+"""Settings of a file that the override of another one replaces, unless they are overridden too."""
 
 
 def load_settings(path: Path | None, overrides: Sequence[str] = (), *, ignored: Sequence[str] = ()) -> Settings:
@@ -398,7 +421,9 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), *, ignored: 
         If the file cannot be read or is not TOML, or any setting is unknown or not allowed.
     """
     values = {} if path is None else _read(path)
-    for section, key in (name.split(".") for name in ignored):
+    given = {text.partition("=")[0].strip() for text in overrides}
+    replaced = [name for name, by in REPLACED_BY.items() if by in given and name not in given]
+    for section, key in (name.split(".") for name in (*ignored, *replaced)):
         if isinstance(table := values.get(section), dict):
             table.pop(key, None)
     for text in overrides:
@@ -406,7 +431,6 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), *, ignored: 
     try:
         return settings_from(values)
     except SettingError as error:
-        given = {text.partition("=")[0].strip() for text in overrides}
         if path is None or error.setting in given:
             raise
         raise error.in_file(shown_path(path)) from None
@@ -434,19 +458,24 @@ def _apply(values: dict[str, Any], text: str) -> None:
     name, equals, value = text.partition("=")
     *sections, key = name.strip().split(".")
     if not equals or not sections or not all((*sections, key)):
-        raise SettingError("--set", text, OVERRIDE_FORM)
+        near = [known for known in known_names(Settings) if known.partition(".")[2] == key]
+        hint = f"; did you mean {near[0]}?" if near and not sections else ""
+        raise SettingError("--set", text, OVERRIDE_FORM + hint)
     table = values
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
             raise SettingError("--set", text, f"{section} is a value, not a section; {OVERRIDE_FORM}")
-    table[key] = _value(value.strip())
-    if other := EXCLUDED_BY.get(".".join((*sections, key))):
-        values[other[0]].pop(other[1], None)
+    try:
+        table[key] = _value(value.strip())
+    except LargeIntegerError as error:
+        raise SettingError(name.strip(), value.strip(), f"has {error}") from None
 
 
 def _value(text: str) -> Any:
     try:
         return parse_toml(f"value = {text}")["value"]
+    except LargeIntegerError:
+        raise
     except ValueError:
         return float(text) if SHORT_FLOAT.fullmatch(text) else text
