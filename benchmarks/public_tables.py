@@ -5,9 +5,9 @@
     python -m benchmarks.public_tables FOLDER                     # one line a file, and a summary
     python -m benchmarks.public_tables FOLDER --sample 100        # columns of a seeded sample
 
-The packages statsmodels, vega_datasets, scikit-learn and pydataset hold 1,002 public tables of many origins. Every column
-is examined as an input, without a target. A file is *decided* if it can be used with settings for text and missing values
-alone, *read* if a person has to look at cells first, and else *refused*.
+The packages statsmodels, vega_datasets, scikit-learn and pydataset hold 1,002 public tables of many origins. Every
+column is examined as an input, without a target. A file is *decided* if it can be used with settings for text and
+missing values alone, *read* if a person has to look at cells first, and else *refused*.
 """
 
 from __future__ import annotations
