@@ -107,11 +107,12 @@ def _allowed(name: str, values: Mapping[str, Any]) -> str:
 
 def _refusals(name: str, values: Mapping[str, Any], given: Callable[[object], object]) -> list[str]:
     first = _refusal(name, given(UNLIKELY), values)
-    tried: tuple[object, ...] = (-(10**9), 10**30) if "number" in first else () if first else (5,)
+    first = "" if "does not belong to" in first else first
+    tried: tuple[object, ...] = (-(10**9), 10**30) if "number" in first else () if first else (5, True)
     texts = [first, *(_refusal(name, given(value), values) for value in tried)]
     around = r"^.*?Allowed are |^must be (one of )?|, as in .*$| \(and \d+ more\)$| = 10$"
     texts = [re.sub(around, "", text) for text in texts]
-    return list(dict.fromkeys(filter(None, texts)))
+    return list(dict.fromkeys(text for text in texts if text and "does not belong to" not in text))
 
 
 def _refusal(name: str, value: object, values: Mapping[str, Any]) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, command_group, dataset_names
+from hybridnn.cli.options import Format, OutputFormat, Overrides, command_group, dataset_names, option
 from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
+from hybridnn.utils.text import to_json
 
 if TYPE_CHECKING:
     from hybridnn.data import DatasetInfo
@@ -71,6 +73,48 @@ def fetch_data(name: Name) -> None:
         print(path)
     if not paths:
         print(f"{name} is generated; there is nothing to download")
+
+
+@app.command("check")
+def check_data(
+    file: Annotated[Path, typer.Argument(help="A table: a .csv or .parquet file.", metavar="FILE")],
+    targets: Annotated[str, option("Target columns, separated by commas.", "NAMES")] = "",
+    set_: Overrides = None,
+    output_format: OutputFormat = Format.text,
+) -> None:
+    """Show what every column of a table holds and becomes, and the settings with which the table can be used."""
+    from hybridnn.config.settings import load_settings
+    from hybridnn.data.table_check import check_table
+    from hybridnn.data.table_encoding import options_text
+    from hybridnn.utils.text import command_argument
+
+    with first_rank_alone():
+        overrides = [f"data.file={to_json(str(file))}", f"data.targets={to_json(targets)}", *(set_ or ())]
+        settings = load_settings(None, overrides)
+        data = settings.data
+        found = check_table(
+            file, data.targets, inputs=data.inputs, task=settings.model.task, options=data.table_options
+        )
+    if output_format is Format.json:
+        write_json({**found._asdict(), "columns": [line._asdict() for line in found.columns]})
+        return
+    console = make_console()
+    rows = [(*line[:2], *(f"{number:,}" for number in line[2:4]), *line[4:]) for line in found.columns]
+    table = new_table(("column", "holds"), ("missing", "different"))
+    for head in ("example", "becomes"):
+        table.add_column(head)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    lines = [("rows", f"{found.rows:,}"), *((("separator", found.separator),) if found.separator else ())]
+    lines += [("note", note) for note in found.notes]
+    lines += [("problem", f"{problem.text}; {problem.advice}") for problem in found.problems]
+    console.print(new_grid(lines))
+    changes = " ".join(f"--set {command_argument(text)}" for text in set_ or ())
+    command = ["hybridnn train --file", command_argument(file), f"--targets {','.join(data.targets) or 'NAME'}"]
+    command += [changes] if changes else []
+    command += [options_text(found.settings)] if found.settings else []
+    print(" ".join(command))
 
 
 def _facts(info: DatasetInfo) -> dict[str, object]:

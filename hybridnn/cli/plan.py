@@ -77,10 +77,12 @@ def _facts(plan: Plan, best: Mapping[int, Prediction] | None) -> Facts:
 
 
 def _option_facts(option: Prediction, plan: Plan) -> Facts:
+    from hybridnn.config.settings import keys_of_layout
+
     breakdown = {f"{name}_seconds_per_step": seconds for name, seconds in asdict(option.breakdown).items()}
     return {
         "layout": option.layout.describe(),
-        "parallel": option.layout.parallel_settings(),
+        "parallel": keys_of_layout(option.layout),
         "staleness": option.layout.describe_staleness(),
         "best": option == plan.best,
         "best_exact": option == plan.best_exact,
@@ -158,9 +160,10 @@ def _two_lines(option: Prediction, facts: Facts) -> str:
 
 def _set_options(option: Prediction, parallel: ParallelSettings) -> str:
     """Options of `hybridnn train` that choose a layout."""
+    from hybridnn.config.settings import keys_of_layout
     from hybridnn.utils.text import to_json
 
-    keys = option.layout.parallel_settings()
+    keys = keys_of_layout(option.layout)
     present = json.loads(to_json(parallel.model_dump()))
     changes = [f"--set parallel.{key}={_toml(value)}" for key, value in keys.items() if value != present[key]]
     if parallel.stages:

@@ -81,13 +81,14 @@ def evaluate(
     """Evaluate the weights of a run, on its own data or others; several ranks as for train."""
     require_one_way(ranks, in_process)
     start_ranks(ranks)
+    from hybridnn.data.table_file import column_names
     from hybridnn.drawing.figures import require_format, write_figure
     from hybridnn.runs.inference import evaluate_run
     from hybridnn.runs.trained_run import open_run
 
     if picture is not None:
         require_format(picture)
-    columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
+    columns = column_names(targets)
 
     def evaluate_rank() -> None:
         grid = _make_grid(model)
@@ -114,6 +115,14 @@ def predict(
         ),
     ],
     out: Annotated[Path, option("A .csv or .npz file to write.", "FILE")] = Path("predictions.csv"),
+    keep: Annotated[
+        str | None,
+        option(
+            "Columns of the table to write before the predictions, separated by commas; by default the first column, "
+            "if it is no input and all of its values differ.",
+            "NAMES",
+        ),
+    ] = None,
     checkpoint: Checkpoint = None,
     best: Best = False,
     model: ModelRanks = None,
@@ -125,6 +134,7 @@ def predict(
     require_one_way(ranks, in_process)
     start_ranks(ranks)
     from hybridnn.comm.agreement import agree
+    from hybridnn.data.table_file import column_names
     from hybridnn.runs.inference import predict_file
     from hybridnn.runs.trained_run import open_run
     from hybridnn.utils.files import write_atomically
@@ -138,7 +148,7 @@ def predict(
 
         agree(grid.world, check_file)
         trained = open_run(run, checkpoint, grid.world, best=best)
-        found = predict_file(trained, grid, file)
+        found = predict_file(trained, grid, file, None if keep is None else column_names(keep))
 
         def write() -> None:
             if found is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
@@ -18,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError, create_model, 
 
 import hybridnn.data
 from hybridnn.data import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
-from hybridnn.data.table_encoding import Categories, Decimal, Missing
+from hybridnn.data.table_file import Categories, Decimal, Missing, Refused, Thousands, Unknown
 from hybridnn.errors import SettingError
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
@@ -27,9 +28,10 @@ from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.parallel.places import StageShapes
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
-from hybridnn.utils.checks import Count, OneOf, Range, Seed, refused
+from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Range, Seed, refused
 from hybridnn.utils.files import FileError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
@@ -43,7 +45,8 @@ from hybridnn.utils.settings_models import (
 )
 from hybridnn.utils.text import shown_path
 
-TABLE_KEYS = frozenset({"targets", "inputs", "decimal", "drop_columns", "missing", "categories"})
+TABLE_OPTIONS = tuple(option.name for option in fields(TableOptions))
+TABLE_KEYS = frozenset({"targets", "inputs", *TABLE_OPTIONS})
 PIPELINE_KEYS = frozenset(name for name, item in OPTIONS.items() if item.metadata["of_pipelines"])
 
 SectionType = TypeVar("SectionType", bound=type[Section])
@@ -127,6 +130,27 @@ def stage_shapes(parallel: ParallelSettings, ranks: int) -> StageShapes:
     return ((batch, model),) * pipeline
 
 
+def keys_of_layout(layout: Layout) -> dict[str, Any]:
+    """Keys and values of ``[parallel]`` for a layout whose stages have one shape."""
+    batch, model = layout.stages[0]
+    keys: dict[str, Any] = {
+        "pipeline": len(layout.stages),
+        "batch": batch,
+        "model": model,
+        "model_split": layout.model_split,
+    }
+    if model > 1 or (batch > 1 and not layout.shared_replicas):
+        keys["overlap"] = layout.overlap  # without effect elsewhere
+    if len(layout.stages) == 1:
+        return keys
+    return keys | {
+        "method": layout.method,
+        "microbatches": layout.microbatches,
+        "chunks": layout.chunks,
+        "partition": list(layout.layers),
+    }
+
+
 @with_options("data")
 class DataSettings(Section):
     """``[data]``: a named data set or a file, and its distribution to the ranks.
@@ -138,7 +162,7 @@ class DataSettings(Section):
     targets, inputs : tuple of str
         Columns of a table; the inputs are by default all that are no targets. A run writes the names of its inputs to
         its ``config.toml``.
-    decimal, drop_columns, missing, categories
+    separator to unknown_categories
         As for `TableOptions`.
     rows : int or None
         Take only the first `rows` training samples; 10,000 of generated data by default.
@@ -153,10 +177,21 @@ class DataSettings(Section):
     file: Text | None = None
     targets: Texts = ()
     inputs: Texts = ()
+    separator: Text = TableOptions.separator
+    encoding: Text = TableOptions.encoding
+    header: AutoOrBool = TableOptions.header
+    names: Texts = ()
+    skip_lines: Annotated[int, Range(at_least=0)] = TableOptions.skip_lines
+    comment: str = TableOptions.comment
     decimal: Decimal = TableOptions.decimal
+    thousands: Thousands = TableOptions.thousands
+    missing_words: Texts = ()
+    text_columns: Texts = ()
     drop_columns: Texts = ()
     missing: Missing = TableOptions.missing
+    missing_targets: Refused = TableOptions.missing_targets
     categories: Categories = TableOptions.categories
+    unknown_categories: Unknown = TableOptions.unknown_categories
     rows: Count | None = None
     standardize: bool = True
     test_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.2
@@ -216,7 +251,7 @@ class DataSettings(Section):
     @property
     def table_options(self) -> TableOptions:
         """How a table is read."""
-        return TableOptions(self.decimal, self.drop_columns, self.missing, self.categories)
+        return TableOptions(**{name: getattr(self, name) for name in TABLE_OPTIONS})
 
     def describe(self, task: Task | None = None) -> DatasetInfo | Dataset:
         """Describe the data; only a user's file is loaded for that."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .dataset import Dataset, DatasetInfo, RemoteFile
+from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
+
 if TYPE_CHECKING:
-    from .dataset import Dataset
     from .download import fetch, is_fetched, locate
-    from .info import DatasetInfo, RemoteFile
     from .load import catalogue, dataset_info, describe_dataset, load_dataset
     from .preparation import StandardizedRows, Standardizer, count_split, split, split_indices
-    from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
     from .synthetic import SyntheticRows, SyntheticSpec
-    from .table_encoding import TableEncoding, TableOptions
+    from .table_encoding import TableEncoding
+    from .table_file import TableOptions
     from .user_file import load_file, load_frame
 
 __all__ = [
@@ -46,29 +47,25 @@ __all__ = [
 ]
 
 _HOME = {
-    name: module
-    for module, names in {
-        "dataset": ("Dataset",),
-        "download": ("fetch", "is_fetched", "locate"),
-        "info": ("DatasetInfo", "RemoteFile"),
-        "load": ("catalogue", "dataset_info", "describe_dataset", "load_dataset"),
-        "preparation": ("StandardizedRows", "Standardizer", "count_split", "split", "split_indices"),
-        "rows": ("ArrayRows", "Rows", "SubsetRows", "Task", "as_rows"),
-        "synthetic": ("SyntheticRows", "SyntheticSpec"),
-        "table_encoding": ("TableEncoding", "TableOptions"),
-        "user_file": ("load_file", "load_frame"),
-    }.items()
-    for name in names
+    "fetch is_fetched locate": "download",
+    "catalogue dataset_info describe_dataset load_dataset": "load",
+    "StandardizedRows Standardizer count_split split split_indices": "preparation",
+    "SyntheticRows SyntheticSpec": "synthetic",
+    "TableEncoding": "table_encoding",
+    "TableOptions": "table_file",
+    "load_file load_frame": "user_file",
 }
+"""Modules of the names that a training on arrays does not need."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its module when it is first used."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    """Load such a name when it is first used."""
+    for names, module in _HOME.items():
+        if name in names.split():
+            value = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

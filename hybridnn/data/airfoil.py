@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from .dataset import Dataset
+from .dataset import Dataset, DatasetInfo, Member, RemoteFile
 from .download import open_members
-from .info import DatasetInfo, Member, RemoteFile
 from .rows import ArrayRows
 
 

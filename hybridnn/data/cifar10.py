@@ -9,9 +9,8 @@ import numpy as np
 
 from hybridnn.errors import DataError
 
-from .dataset import Dataset
+from .dataset import Dataset, DatasetInfo, Member, RemoteFile
 from .download import open_members
-from .info import DatasetInfo, Member, RemoteFile
 from .rows import PixelRows
 
 _FOLDER = "cifar-10-batches-py"

@@ -1,8 +1,9 @@
-"""A data set: its data splits, and the shapes of its samples."""
+"""A data set: its samples, and the entry of the catalogue that describes where they come from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .rows import Rows, Task
@@ -48,3 +49,83 @@ class Dataset:
     def class_name(self, label: int) -> str:
         """Name of the class with this label: its text in a table, else the label itself."""
         return self.encoding.classes[label] if self.encoding is not None and self.encoding.classes else str(label)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file inside an archive that a loader reads; `path` is also that below the folder of an unpacked archive."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a data set.
+
+    Parameters
+    ----------
+    url : str
+        Source of the download; empty for a file that is part of the package.
+    sha256 : str or None
+        In hexadecimal; None if none is published for the archive, whose members are then verified.
+    size : int or None
+        Bytes; None if unknown.
+    members : tuple of Member
+        Files that are read from an archive.
+    """
+
+    name: str
+    url: str
+    sha256: str | None
+    size: int | None
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """A catalogue entry.
+
+    Parameters
+    ----------
+    name, title, description : str
+        Key in the catalogue, title, and one sentence.
+    features, outputs : int
+        Inputs per sample; classes or target columns.
+    train_samples, test_samples : int
+        Sizes of the data splits; ``test_samples`` is 0 if the data set has no test split.
+    licence, citation, source : str
+        Terms of use, what to cite, and the page that describes the set.
+    load : callable
+        Loads the data as this entry, or a copy with other `features` or `train_samples`, describes them.
+    files : tuple of RemoteFile
+        Empty for generated data.
+    own_folder : bool
+        True if another data set uses the same file names: files are then read only from a folder named after
+        this one.
+    folder : str
+        Name of that folder; empty: the name of the data set.
+    available : int, optional
+        Samples in the files, if these are more than `train_samples`.
+    """
+
+    name: str
+    title: str
+    task: Task
+    features: int
+    outputs: int
+    train_samples: int
+    test_samples: int
+    description: str
+    licence: str
+    citation: str
+    source: str
+    load: Callable[[DatasetInfo], Dataset] = field(repr=False)
+    files: tuple[RemoteFile, ...] = ()
+    own_folder: bool = False
+    folder: str = ""
+    available: int | None = None
+
+    def dataset(self, train: Rows, test: Rows | None = None) -> Dataset:
+        """The data set of this entry with these samples."""
+        return Dataset(self.name, self.task, self.features, self.outputs, train, test)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .dataset import Dataset
+from .dataset import Dataset, DatasetInfo, RemoteFile
 from .download import locate
-from .info import DatasetInfo, RemoteFile
 from .rows import PixelRows
 
 

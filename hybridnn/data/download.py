@@ -16,7 +16,7 @@ from typing import IO
 from hybridnn.errors import DataError
 from hybridnn.utils.files import shipped_folder
 
-from .info import DatasetInfo, Member, RemoteFile
+from .dataset import DatasetInfo, Member, RemoteFile
 
 
 def cache_folder() -> Path:
@@ -29,31 +29,30 @@ def cache_folder() -> Path:
     return Path(pooch.os_cache("hybridnn"))
 
 
-def locate(info: DatasetInfo, file: RemoteFile, folder: Path | None = None) -> Path:
+def locate(info: DatasetInfo, file: RemoteFile) -> Path:
     """Return the verified path of a file of a data set, after a download if the file is not on disk.
 
-    The search covers `folder` if given, otherwise ``$HYBRIDNN_DATA`` and then the cache folder; in each of them a
-    sub-folder named after the data set comes first. If a file has another checksum, or the download fails, a
-    `DataError` gives advice.
+    The search covers ``$HYBRIDNN_DATA`` and then the cache folder, in each of them first a folder named after the data
+    set. If a file has another checksum, or the download fails, a `DataError` gives advice.
     """
     if not file.url:
         shipped = shipped_folder("datasets") / file.name
         _verify(shipped, file.sha256)
         return shipped
-    found = _find(info, file.name, folder)
+    found = _find(info, file.name)
     if found is None:
-        return _download(info, file, (folder or cache_folder()) / (info.folder or info.name))
+        return _download(info, file, cache_folder() / (info.folder or info.name))
     _verify(found, file.sha256)
     return found
 
 
-def open_members(info: DatasetInfo, archive: RemoteFile, folder: Path | None = None) -> Iterator[tuple[str, IO[bytes]]]:
+def open_members(info: DatasetInfo, archive: RemoteFile) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield (path, stream) of each verified member of an archive, in arbitrary order.
 
     Unpacked members in the folders of `locate` are used in place of the archive. A stream is valid until the next one
     is yielded. `DataError` as of `locate`, and if the archive cannot be read or lacks a member.
     """
-    unpacked = _unpacked(info, archive, folder)
+    unpacked = _unpacked(info, archive)
     if unpacked:
         for member, path in unpacked:
             with path.open("rb") as stream:
@@ -61,7 +60,7 @@ def open_members(info: DatasetInfo, archive: RemoteFile, folder: Path | None = N
                 stream.seek(0)
                 yield member.path, stream
         return
-    path = locate(info, archive, folder)
+    path = locate(info, archive)
     read = _zip_members if zipfile.is_zipfile(path) else _tar_members
     try:
         yield from read(path, archive.members)
@@ -69,26 +68,24 @@ def open_members(info: DatasetInfo, archive: RemoteFile, folder: Path | None = N
         raise DataError(f"{path} is not the expected archive ({error}): delete it to download again") from error
 
 
-def fetch(info: DatasetInfo, folder: Path | None = None) -> list[Path]:
+def fetch(info: DatasetInfo) -> list[Path]:
     """Download the missing files of a data set, verify all of them, and return their paths (see `locate`)."""
     paths = []
     for file in info.files:
         if file.members:
-            deque(open_members(info, file, folder), maxlen=0)  # iterating verifies the members
-        unpacked = _unpacked(info, file, folder)
-        paths.extend([path for _, path in unpacked] or [locate(info, file, folder)])
+            deque(open_members(info, file), maxlen=0)  # iterating verifies the members
+        unpacked = _unpacked(info, file)
+        paths.extend([path for _, path in unpacked] or [locate(info, file)])
     return paths
 
 
-def is_fetched(info: DatasetInfo, folder: Path | None = None) -> bool:
+def is_fetched(info: DatasetInfo) -> bool:
     """Whether all files of a data set are on disk, in the folders of `locate`; checksums are not computed."""
     needed = [file for file in info.files if file.url]
-    return all(_find(info, file.name, folder) is not None or _unpacked(info, file, folder) for file in needed)
+    return all(_find(info, file.name) is not None or _unpacked(info, file) for file in needed)
 
 
-def _search_folders(folder: Path | None) -> list[Path]:
-    if folder is not None:
-        return [folder]
+def _search_folders() -> list[Path]:
     own = os.environ.get("HYBRIDNN_DATA")
     if not own:
         return [cache_folder()]
@@ -97,8 +94,8 @@ def _search_folders(folder: Path | None) -> list[Path]:
     return [Path(own).expanduser(), cache_folder()]
 
 
-def _find(info: DatasetInfo, name: str, folder: Path | None) -> Path | None:
-    for root in _search_folders(folder):
+def _find(info: DatasetInfo, name: str) -> Path | None:
+    for root in _search_folders():
         own = root / (info.folder or info.name) / name
         places = [own] if info.own_folder else [own, root / name]
         for path in places:
@@ -107,9 +104,9 @@ def _find(info: DatasetInfo, name: str, folder: Path | None) -> Path | None:
     return None
 
 
-def _unpacked(info: DatasetInfo, archive: RemoteFile, folder: Path | None) -> list[tuple[Member, Path]]:
+def _unpacked(info: DatasetInfo, archive: RemoteFile) -> list[tuple[Member, Path]]:
     """Return all members with the paths of their unpacked files; empty if one of them is missing."""
-    found = [(member, _find(info, member.path, folder)) for member in archive.members]
+    found = [(member, _find(info, member.path)) for member in archive.members]
     present = [(member, path) for member, path in found if path is not None]
     return present if len(present) == len(found) else []
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .dataset import Dataset
+from .dataset import Dataset, DatasetInfo, Member, RemoteFile
 from .download import open_members
-from .info import DatasetInfo, Member, RemoteFile
 from .rows import ArrayRows
 
 ROWS = 4_178_504

@@ -12,8 +12,7 @@ import numpy as np
 from hybridnn.errors import DataError, SettingError
 
 from . import airfoil, cifar10, digits, ethylene, mnist, synthetic
-from .dataset import Dataset
-from .info import DatasetInfo
+from .dataset import Dataset, DatasetInfo
 from .rows import SubsetRows
 from .synthetic import SyntheticSpec
 from .synthetic import describe as describe_synthetic

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from hybridnn.errors import DataError
 
-from .dataset import Dataset
+from .dataset import Dataset, DatasetInfo, RemoteFile
 from .download import locate
-from .info import DatasetInfo, RemoteFile
 from .rows import PixelRows
 
 _NAMES = (

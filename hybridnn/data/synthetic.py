@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from hybridnn.utils.checks import Count, OneOf, Range, Seed, require_fields, require_whole
 
-from .dataset import Dataset
-from .info import DatasetInfo
+from .dataset import Dataset, DatasetInfo
 from .rows import TASKS, Task, check_indices
 
 HIDDEN = 32  # hidden units of the teacher network

@@ -1,23 +1,23 @@
-"""Columns of a table as numbers: text as classes or categories, missing values filled in or left out."""
+"""Columns of a table as numbers: what each column holds is decided once, from all cells of the training table."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.utils.checks import require_choice
-from hybridnn.utils.text import counted, printable
+from hybridnn.utils.text import command_argument, counted, printable, to_json
 
 from .rows import Task
-from .table_file import NAMES_SHOWN, as_names, column_list, require_columns
+from .table_file import NAMES_SHOWN, TableOptions, as_names, column_list, require_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -25,40 +25,66 @@ if TYPE_CHECKING:
 EXACT = 2**53  # from here on, float64 does not represent all integers
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
 FEW_CLASSES = 50  # different whole numbers that are taken for labels in any table
+MOST_ODD = 0.2  # share of the cells of a column of numbers that may be something else, by mistake
+FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
 
 Floats = NDArray[np.float64]
+Kind = Literal["number", "truth", "date", "text"]
 
-Decimal = Literal[".", ","]
-Missing = Literal["error", "drop", "mean"]
-Categories = Literal["error", "one-hot"]
+PLAIN = re.compile(r"[^0-9eE+\-. \n]")
+TRUTH = {"true": 1.0, "false": 0.0}
+DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
+OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
-class TableOptions:
-    """How a table is read; the fields are those of ``[data]`` with the same names.
+class Numbers:
+    """How numbers are written.
 
     Parameters
     ----------
-    decimal : {'.', ','}
-        Decimal separator of a ``.csv`` file.
-    drop_columns : str or sequence of str
-        Columns that are left out.
-    missing : {'error', 'drop', 'mean'}
-        Missing values are refused, or their rows are left out, or those of inputs are replaced by the mean of the
-        training samples.
-    categories : {'error', 'one-hot'}
-        Input columns of text are refused, or become one input per value: 1 where the column has the value, else 0.
+    decimal : str
+        Decimal separator.
+    thousands : str
+        Separator of thousands, or an empty text.
     """
 
-    decimal: Decimal = "."
-    drop_columns: str | Sequence[str] = ()
-    missing: Missing = "error"
-    categories: Categories = "error"
+    decimal: str = "."
+    thousands: str = ""
 
-    def __post_init__(self) -> None:
-        for name, choices in (("decimal", Decimal), ("missing", Missing), ("categories", Categories)):
-            require_choice(f"data.{name}", getattr(self, name), get_args(choices))
-        object.__setattr__(self, "drop_columns", as_names(self.drop_columns))
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """What a number looks like; the sign may be Unicode's minus."""
+        point, group = re.escape(self.decimal), re.escape(self.thousands).replace(r"\ ", "[ \u00a0\u202f]")
+        whole = rf"(?:[1-9]\d{{0,2}}(?:{group}\d{{3}})+|\d+)" if self.thousands else r"\d+"
+        return re.compile(
+            rf"[+\-\u2212]?(?:(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?|inf|infinity)", re.I | re.A
+        )
+
+    def parse(self, text: str) -> float | None:
+        """The number, or None for other text."""
+        if not self.pattern.fullmatch(text):
+            return None
+        for sign in (self.thousands, "\u00a0\u202f" if self.thousands == " " else ""):
+            for letter in sign:
+                text = text.replace(letter, "")
+        return float(text.replace(self.decimal, ".").replace("\u2212", "-"))
+
+
+def decide_numbers(texts: Iterable[str], options: TableOptions) -> tuple[Numbers, str]:
+    """How the cells of a table write numbers, and one cell that may be read in two ways, or an empty text.
+
+    The form in which most cells are numbers; without a difference, decimal points.
+    """
+    decimals = [".", ","] if options.decimal == "auto" else [options.decimal]
+    groups = {"auto": ["", ",", "."], "none": [""]}.get(options.thousands, [options.thousands])
+    forms = [Numbers(decimal, group) for decimal in decimals for group in groups if decimal != group]
+    unsure = [text for text in texts if re.search(r"\d[.,]\d", text)]
+    scores = [sum(form.pattern.fullmatch(text) is not None for text in unsure) for form in forms]
+    best = [form for form, score in zip(forms, scores, strict=True) if score == max(scores)]
+    is_unsure = len({form.decimal for form in best}) > 1 and best[0].thousands == ","
+    return best[0], next((text for text in unsure if "," in text), "") if is_unsure else ""
 
 
 class EncodedTable(NamedTuple):
@@ -69,9 +95,54 @@ class EncodedTable(NamedTuple):
     dropped: int  # rows that were left out because of missing values
 
 
+class Problem(NamedTuple):
+    """Why a table cannot be used as it is."""
+
+    text: str
+    advice: str
+    settings: Mapping[str, str | list[str]] = {}  # keys of [data] that solve it
+
+
+class Column(NamedTuple):
+    """What was found in a column.
+
+    Attributes
+    ----------
+    codes : ndarray of int64, shape (rows,)
+        The place of each row's cell in `texts`, -1 for missing cells.
+    texts : tuple of str
+        The different cells, without surrounding spaces.
+    numbers : ndarray of float64, shape (texts,)
+        The number of each text, a truth value as 0 or 1, a date in days since 1970; NaN for other text.
+    """
+
+    name: str
+    kind: Kind
+    codes: NDArray[np.int64]
+    texts: tuple[str, ...]
+    numbers: Floats
+
+    @property
+    def missing(self) -> int:
+        """Number of missing cells."""
+        return int((self.codes < 0).sum())
+
+    @property
+    def values(self) -> Floats:
+        """The number of each row, NaN for missing cells, shape (rows,)."""
+        return np.append(self.numbers, np.nan)[self.codes]
+
+    def odd(self) -> tuple[int, int, list[str]]:
+        """Cells that are no numbers, dates or truth values: how many, the first row, and the different texts."""
+        no_number = np.append(np.isnan(self.numbers), False)[self.codes]
+        rows = np.flatnonzero(no_number)
+        texts = [self.texts[code] for code in dict.fromkeys(self.codes[rows].tolist())]
+        return len(rows), int(rows[0]) if len(rows) else -1, texts
+
+
 @dataclass(frozen=True)
 class TableEncoding:
-    """How the columns of a table become the inputs and targets of a network.
+    """How the columns of a table become the inputs and targets of a network; ``table.json`` of a run folder.
 
     Attributes
     ----------
@@ -83,23 +154,36 @@ class TableEncoding:
         Names of the classes, label 0 first; empty for regression.
     categories : mapping of str to tuple of str
         Values of each text column among the inputs; every value is one input, in this order.
-    missing : str
-        See `TableOptions`.
+    kinds : mapping of str to str
+        ``"truth"`` for columns of truth values, which become 0 and 1, and ``"date"`` for ISO dates, which become days
+        since 1970.
     means : tuple of float
         With ``missing = "mean"``, what replaces missing values, one number per feature.
+    options : TableOptions
+        How the table was read, with what was found for ``"auto"``; other tables are read in the same way.
     """
 
     columns: tuple[str, ...]
     targets: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    missing: Missing = "error"
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
     means: tuple[float, ...] = ()
+    options: TableOptions = field(default_factory=TableOptions)
 
     @property
     def features(self) -> int:
         """Inputs of the network."""
         return len(self.columns) + sum(len(values) - 1 for values in self.categories.values())
+
+    @property
+    def numbers(self) -> Numbers:
+        """How the table writes numbers."""
+        given = self.options
+        return Numbers(
+            "." if given.decimal == "auto" else given.decimal,
+            "" if given.thousands in ("auto", "none") else given.thousands,
+        )
 
     def encode(
         self, table: DataFrame, called: str = "the table", *, targets: str | Sequence[str] | None = None
@@ -119,7 +203,7 @@ class TableEncoding:
         require_columns(called, table, self.columns, "which the inputs need")
         require_columns(called, table, names, "which holds targets")
         x = self._inputs(table, called)
-        y = _encoded_targets(table, names, self.classes, called) if names else None
+        y = self._targets(table, names, called) if names else None
         x, y, dropped = self._without_missing(x, y, names, called)
         return EncodedTable(x, y, dropped)
 
@@ -135,7 +219,7 @@ class TableEncoding:
         training : callable, optional
             Takes the number of samples and returns the indices of those that means are taken of; by default all.
         """
-        if self.missing != "mean":
+        if self.options.missing != "mean":
             return self
         x = self._inputs(table, called)
         rows = x if training is None else x[training(len(x))]
@@ -164,23 +248,69 @@ class TableEncoding:
 
     def _inputs(self, table: DataFrame, called: str) -> Floats:
         """Inputs, shape (rows, features), with NaN for missing values."""
-        wanted = {*self.columns} - {*self.categories}
-        text = [name for name in _text_columns(table) if name in wanted]
-        frame, text = _with_numbers(table, text, NAMES_SHOWN + 1)
-        if text:
-            raise DataError(f"{called}: {_text_problem(frame, text)}; set {_WAYS['text']}")
-        if not self.categories:
-            x = _matrix(frame, self.columns)
-        else:
+        plain = [name for name in self.columns if name not in self.categories]
+        values = self._numbers_of(table, plain, called)
+        if self.categories:
+            place = {name: number for number, name in enumerate(plain)}
             parts = [
-                _one_hot(frame[name], self.categories[name], f"{called}: column {name!r}")
-                if name in self.categories
-                else _matrix(frame, [name])
+                self._one_hot(table, name, called) if name in self.categories else values[:, place[name], None]
                 for name in self.columns
             ]
-            x = np.concatenate(parts, axis=1)
-        _require_finite(x, self._feature_columns(), called)
-        return x
+            values = np.concatenate(parts, axis=1)
+        _require_finite(values, self._feature_columns(), called)
+        return values
+
+    def _numbers_of(self, table: DataFrame, names: Sequence[str], called: str) -> Floats:
+        """Columns of numbers, truth values and dates, shape (rows, columns), with NaN for missing values."""
+        if (block := _plain_numbers(table, names, self.numbers)) is not None:
+            return block
+        values = np.empty((len(table), len(names)), order="F")
+        problems = []
+        for number, name in enumerate(names):
+            if (one := _plain_numbers(table, [name], self.numbers)) is not None:
+                values[:, number] = one[:, 0]
+                continue
+            column = read_column(table[name], self.options.words, self.numbers, called, self.kinds.get(name, "number"))
+            if column.odd()[0]:
+                problems.append(_not_numbers(column))
+            values[:, number] = column.values
+        require_no_problem(called, problems)
+        return values
+
+    def _one_hot(self, table: DataFrame, name: str, called: str) -> Floats:
+        """One column per value, NaN where the value is missing."""
+        values, unknown = self.categories[name], self.options.unknown_categories
+        codes = self._codes(table, name, values, called, unknown_is_zero=unknown == "zeros")
+        encoded: Floats = (codes[:, None] == np.arange(len(values))).astype(np.float64)
+        encoded[codes == -1] = np.nan
+        return encoded
+
+    def _codes(
+        self, table: DataFrame, name: str, values: Sequence[str], called: str, *, unknown_is_zero: bool = False
+    ) -> NDArray[np.int64]:
+        """The place of each row's value among `values`, -1 for missing values; `DataError` for unknown ones, or -2."""
+        column = read_column(table[name], self.options.words, self.numbers, called, "text")
+        place = {value: number for number, value in enumerate(values)}
+        texts = [_label_text(text, self.numbers) for text in column.texts]
+        found = np.array([*(place.get(text, -2) for text in texts), -1], np.int64)[column.codes]
+        unknown = sorted({text for text in texts if text not in place})
+        if unknown and not unknown_is_zero:
+            rows = counted(int((found == -2).sum()), "row")
+            shown = column_list([repr(text) for text in unknown])
+            raise DataError(
+                f"{called}: column {name!r} has values that the training data did not have: {shown} ({rows})"
+            )
+        return found
+
+    def _targets(self, table: DataFrame, names: Sequence[str], called: str) -> NDArray[Any]:
+        """Labels, -1 for missing ones, or targets of regression, NaN for missing ones."""
+        if self.classes:
+            if len(names) > 1:
+                raise SettingError("data.targets", list(names[:NAMES_SHOWN]), "classification needs one target column")
+            return self._codes(table, names[0], self.classes, called)
+        targets = self._numbers_of(table, names, called)
+        _require_finite(targets, names, called)
+        return targets
 
     def _feature_columns(self) -> list[str]:
         """The column of every feature."""
@@ -190,165 +320,148 @@ class TableEncoding:
         self, x: Floats, y: NDArray[Any] | None, targets: Sequence[str], called: str
     ) -> tuple[Floats, NDArray[Any] | None, int]:
         """Samples without missing values; those are NaN in inputs and targets, and -1 in labels."""
-        in_x = np.isnan(x)
-        in_y = np.zeros((len(x), 0), bool)
+        in_x, in_y = np.isnan(x), np.zeros((len(x), 0), bool)
         if y is not None:
             in_y = (y < 0)[:, None] if self.classes else np.isnan(y)
-        bad = in_x.any(axis=1) | in_y.any(axis=1)
-        if not bad.any():
-            return x, y, 0
-        if self.missing != "drop" and in_y.any():
-            which = _counts(targets, in_y)
-            how = 'only inputs can be filled in; set data.missing to "drop" to leave these rows out'
-            raise DataError(f"{called}: missing values in the target {which}: {how}")
-        if self.missing == "mean" and self.means:
-            return np.where(in_x, self.means, x), y, 0
-        if self.missing == "drop" and y is not None:
-            if bad.all():
-                raise DataError(f"{called}: every row has a missing value: none is left")
-            return x[~bad], y[~bad], int(bad.sum())
-        which = _counts([*self._feature_columns(), *targets], np.concatenate([in_x, in_y], axis=1))
-        rows = f"in {int(bad.sum()):,} of {len(x):,} rows"
-        how = _WAYS["missing"]
-        if self.missing != "error":
-            how = "the run was trained without such samples; only training and evaluation leave them out"
-        raise DataError(f"{called}: missing values {rows}: {which}; {how}")
+        drops_x = self.options.missing == "drop" and y is not None
+        drops_y = self.options.missing == "drop" or self.options.missing_targets == "drop"
+        left_out = in_y.any(axis=1) if drops_y else np.zeros(len(x), bool)
+        left_out |= in_x.any(axis=1) & drops_x
+        if left_out.all() and len(x):
+            raise DataError(f"{called}: every row has a missing value: none is left")
+        if left_out.any():
+            kept = ~left_out
+            x, in_x, in_y, y = x[kept], in_x[kept], in_y[kept], None if y is None else y[kept]
+        if self.means and in_x.any():
+            x, in_x = np.where(in_x, self.means, x), np.zeros_like(in_x)
+        bad = np.concatenate([in_x, in_y], axis=1)
+        if bad.any():
+            which = _counts([*self._feature_columns(), *targets], bad)
+            how = MISSING_ADVICE
+            if self.options.missing != "error":
+                how = "the run was trained without such samples; only training and evaluation leave them out"
+            if in_y.any():
+                how = TARGET_ADVICE
+            rows = f"in {int(bad.any(axis=1).sum()):,} of {len(bad):,} rows"
+            raise DataError(f"{called}: missing values {rows}: {which}; {how}")
+        return x, y, int(left_out.sum())
 
 
-_WAYS = {
-    "text": 'data.categories = "one-hot" to make an input of each value, or data.drop_columns to leave columns out',
-    "missing": 'set data.missing to "drop" to leave out these rows or to "mean" to fill in means, '
-    "or data.drop_columns to leave columns out",
-}
+MISSING_ADVICE = (
+    'set data.missing to "drop" to leave out these rows or to "mean" to fill in means, or data.drop_columns to leave '
+    "columns out"
+)
+TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop" to leave out these rows'
+TEXT_ADVICE = (
+    'set data.categories to "one-hot" to make an input of each value, or data.drop_columns to leave the column out'
+)
 
 
-def fit_encoding(
-    table: DataFrame,
-    called: str,
-    columns: Sequence[str],
-    targets: Sequence[str],
-    task: Task | None,
-    options: TableOptions,
-) -> TableEncoding:
-    """Find the encoding of a table, without means; see `TableEncoding.with_means`.
+# -- cells -------------------------------------------------------------------------------------------------------------
 
-    Parameters
-    ----------
-    columns, targets : sequence of str
-        Input and target columns; they exist.
-    task : {'classification', 'regression'}, optional
-        By default, one target column of text, truth values or whole numbers holds labels.
 
-    Raises
-    ------
-    DataError
-        If text columns are refused, or a column has too many values to be categories or classes.
+def is_native(column: Series[Any]) -> bool:
+    """Whether a column holds numbers or truth values by its dtype, as in data frames."""
+    return column.dtype.kind in "biuf"
+
+
+def read_column(
+    column: Series[Any], words: frozenset[str], numbers: Numbers, called: str, kind: Kind | None = None
+) -> Column:
+    """The cells of a column as text, and as numbers; its kind, unless given, is decided by all cells.
+
+    Raises `DataError` for cells that are no texts and cannot be compared.
     """
-    classes = _fit_classes(table, called, targets, task)
-    categories: dict[str, tuple[str, ...]] = {}
-    if options.categories == "one-hot":
-        frame = table[list(columns)]
-        for name in _with_numbers(frame, _text_columns(frame))[1]:
-            values = _values(frame[name], f"{called}: column {name!r}")
-            if len(values) > MOST_CATEGORIES:
-                limit = f"more than {MOST_CATEGORIES:,} inputs; data.drop_columns leaves columns out"
-                raise DataError(f"{called}: column {name!r} has {len(values):,} different values, {limit}")
-            categories[name] = values
-    return TableEncoding(tuple(columns), tuple(targets), classes, categories, options.missing)
-
-
-# -- columns -----------------------------------------------------------------------------------------------------------
-
-
-def _text_columns(frame: DataFrame) -> list[str]:
-    """Columns that do not hold numbers or truth values by their dtype."""
-    return [name for name, dtype in zip(frame.columns, frame.dtypes, strict=True) if dtype.kind not in "biuf"]
-
-
-def _with_numbers(frame: DataFrame, text: Sequence[str], enough: float = math.inf) -> tuple[DataFrame, list[str]]:
-    """Convert those of the `text` columns in which all values are numbers; the frame, and the other columns.
-
-    Stops after `enough` other columns.
-    """
-    found: dict[str, Any] = {}
-    others: list[str] = []
-    for name in text:
-        column = frame[name]
-        numbers = _as_numbers(column)
-        if numbers.count() == column.count():
-            found[name] = numbers
-        else:
-            others.append(name)
-            if len(others) >= enough:
-                break
-    return (frame.assign(**found) if found else frame), others
-
-
-def _as_numbers(column: Series[Any]) -> Series[Any]:
-    """Numbers in a column of objects or texts as floats, NaN for the rest; NaN for categories, dates and the like."""
     import pandas
 
-    if column.dtype.kind not in "mMc" and not isinstance(column.dtype, pandas.CategoricalDtype):
-        with contextlib.suppress(TypeError, ValueError, OverflowError):  # objects of any class
-            return pandas.to_numeric(column, errors="coerce").astype(np.float64)
-    return pandas.Series(np.nan, column.index, np.float64)
+    name = str(column.name)
+    try:
+        codes, cells = pandas.factorize(column)
+    except TypeError as error:  # lists, for example
+        raise DataError(f"{called}: column {name!r} holds objects that cannot be compared: {error}") from None
+    texts = [_cell_text(cell) for cell in cells]
+    distinct = [text for text in dict.fromkeys(texts) if text not in words]
+    place = {text: number for number, text in enumerate(distinct)}
+    places = np.array([*(place.get(text, -1) for text in texts), -1], np.int64)[codes]
+    if kind is None and isinstance(column.dtype, pandas.CategoricalDtype):
+        kind = "text"
+    kind, values = _kind_of(distinct, numbers, kind)
+    return Column(name, kind, places, tuple(distinct), values)
 
 
-def _matrix(frame: DataFrame, columns: Sequence[str]) -> Floats:
-    """Some columns, which hold numbers, shape (rows, columns), with NaN for missing values."""
-    if 2 * len(columns) < frame.shape[1] or _text_columns(frame):
-        few: Floats = frame[list(columns)].to_numpy(np.float64, na_value=np.nan)
+def _cell_text(cell: object) -> str:
+    """A cell as text; whole numbers have no decimal point, and times are in ISO's form."""
+    if isinstance(cell, str):
+        return cell.strip()
+    if isinstance(cell, float | np.floating) and float(cell).is_integer():
+        return str(int(cell))
+    return cell.isoformat() if isinstance(cell, datetime) else str(cell).strip()
+
+
+def _kind_of(texts: Sequence[str], numbers: Numbers, kind: Kind | None) -> tuple[Kind, Floats]:
+    """What texts are, and the number of each, NaN where it has none."""
+    readers: dict[Kind, Callable[[str], float | None]] = {
+        "number": numbers.parse,
+        "truth": lambda text: TRUTH.get(text.casefold()),
+        "date": _days,
+    }
+    for name, read in readers.items():
+        if kind in (None, name):
+            found = [read(text) for text in texts]
+            values = np.array([np.nan if value is None else value for value in found], np.float64)
+            if kind == name or not np.isnan(values).any():
+                return name, values
+            if name == "number":
+                as_numbers = values
+    return "text", as_numbers if kind is None else np.full(len(texts), np.nan)
+
+
+def _days(text: str) -> float | None:
+    """Days since 1970 of an ISO date, with or without a time."""
+    if not DATE.fullmatch(text):
+        return None
+    with contextlib.suppress(ValueError):
+        time = datetime.fromisoformat(re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text.replace("Z", "+00:00")))
+        return ((time if time.tzinfo else time.replace(tzinfo=timezone.utc)) - EPOCH).total_seconds() / 86400
+    return None
+
+
+def _label_text(text: str, numbers: Numbers) -> str:
+    """A label as text: a whole number with decimals has none."""
+    if numbers.decimal in text and (value := numbers.parse(text)) is not None and value.is_integer():
+        return str(int(value))
+    return text
+
+
+def _plain_numbers(table: DataFrame, names: Sequence[str], numbers: Numbers) -> Floats | None:
+    """Some columns, shape (rows, columns), if all are numbers by dtype, or texts of plain numbers; else None."""
+    dtypes = table.dtypes.to_numpy()
+    kinds = {dtype.kind for dtype in dtypes}
+    if len(kinds) > 1:
+        kinds = {dtype.kind for dtype in dtypes[table.columns.get_indexer(list(names))]}
+        table = table[list(names)]
+    if kinds <= set("biuf"):
+        return _matrix(table, names, np.float64)
+    if kinds != {"O"} or numbers != Numbers():
+        return None
+    cells = _matrix(table, names, object)
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if not PLAIN.search("\n".join(cells.ravel())):
+            found: Floats = cells.astype(np.float64)
+            return found
+    return None
+
+
+def _matrix(frame: DataFrame, columns: Sequence[str], dtype: Any) -> NDArray[Any]:
+    """Some columns, shape (rows, columns), with NaN for the missing values of columns of numbers."""
+    options = {} if dtype is object else {"na_value": np.nan}
+    if 2 * len(columns) < frame.shape[1]:
+        few: NDArray[Any] = frame[list(columns)].to_numpy(dtype, **options)
         return few
     # pandas selects columns one by one, and NumPy a million at once.
-    values: Floats = frame.to_numpy(np.float64, na_value=np.nan)
-    chosen: Floats = np.take(values, frame.columns.get_indexer(list(columns)), axis=1)
+    values: NDArray[Any] = frame.to_numpy(dtype, **options)
+    chosen: NDArray[Any] = np.take(values, frame.columns.get_indexer(list(columns)), axis=1)
     return chosen
-
-
-def _factorized(column: Series[Any], called: str) -> tuple[NDArray[np.int64], list[str]]:
-    """The different values as text without surrounding spaces, and the place of each row's among them, or -1.
-
-    Whole numbers have no decimal point. Two values may have the same text.
-    """
-    import pandas
-
-    try:
-        codes, values = pandas.factorize(column)
-    except TypeError as error:  # lists, for example
-        raise DataError(f"{called} holds objects that cannot be compared: {error}") from None
-    whole = (isinstance(value, float | np.floating) and float(value).is_integer() for value in values)
-    texts = [str(int(value) if is_whole else value).strip() for value, is_whole in zip(values, whole, strict=True)]
-    return codes.astype(np.int64), texts
-
-
-def _values(column: Series[Any], called: str) -> tuple[str, ...]:
-    """The different values as text, in order; numbers by size."""
-    texts = set(_factorized(column, called)[1])
-    try:
-        return tuple(sorted(texts, key=int))
-    except ValueError:
-        return tuple(sorted(texts))
-
-
-def _codes(column: Series[Any], values: Sequence[str], called: str) -> NDArray[np.int64]:
-    """The place of each row's value among `values`, -1 for missing ones; `DataError` if one is not among them."""
-    codes, texts = _factorized(column, called)
-    place = {value: number for number, value in enumerate(values)}
-    found = np.array([*(place.get(text, -2) for text in texts), -1], np.int64)[codes]
-    unknown = sorted({text for text in texts if text not in place})
-    if unknown:
-        rows = counted(int((found == -2).sum()), "row")
-        shown = column_list([repr(text) for text in unknown])
-        raise DataError(f"{called} has values that the training data did not have: {shown} ({rows})")
-    return found
-
-
-def _one_hot(column: Series[Any], values: Sequence[str], called: str) -> Floats:
-    """One column per value, NaN where the value is missing."""
-    codes = _codes(column, values, called)
-    encoded: Floats = (codes[:, None] == np.arange(len(values))).astype(np.float64)
-    encoded[codes == -1] = np.nan
-    return encoded
 
 
 def _require_finite(values: Floats, columns: Sequence[str], called: str) -> None:
@@ -369,70 +482,290 @@ def _counts(columns: Sequence[str], bad: NDArray[np.bool_]) -> str:
     return f"{', '.join(texts)}{more}, first in row {first:,}"
 
 
-def _text_problem(frame: DataFrame, text: Sequence[str]) -> str:
-    """Text columns with the number of rows that hold text, and an example, for a message."""
-    shown, hints = [], []
-    for name in text[:NAMES_SHOWN]:
-        column = frame[name]
-        is_text = (_as_numbers(column).isna() & column.notna()).to_numpy()
-        row = int(is_text.argmax())
-        example = str(column.iloc[row])
-        hints += [hint for form, hint in _FORMS_OF_NUMBERS if re.fullmatch(form, example)][:1]
-        rows = counted(int(is_text.sum()), "row")
-        shown.append(f"{printable(name, 40)} ({rows}, {printable(repr(example), 40)} in row {row + 1:,})")
-    more = " and more columns" if len(text) > NAMES_SHOWN else ""
-    return f"text in {', '.join(shown)}{more}{''.join(f'; {hint}' for hint in dict.fromkeys(hints))}"
+# -- problems ----------------------------------------------------------------------------------------------------------
 
 
-_FORMS_OF_NUMBERS = (
-    (r"[+-]?\d+,\d+", 'decimal commas are read with data.decimal = ","'),
-    (r"[+-]?\d{1,3}([.,' ]\d{3})+([.,]\d+)?", "numbers must have no separators of thousands"),
-)
+def require_no_problem(called: str, problems: Sequence[Problem], hint: str = "") -> None:
+    """Raise one `DataError` of all problems, with the settings that solve them."""
+    if not problems:
+        return
+    if len(problems) == 1:
+        raise DataError(f"{called}: {problems[0].text}; {problems[0].advice}")
+    shown = [f"({number}) {problem.text}" for number, problem in enumerate(problems[:NAMES_SHOWN], 1)]
+    more = f" and {len(problems) - NAMES_SHOWN:,} more" if len(problems) > NAMES_SHOWN else ""
+    advice = options_text(settings_of(problems))
+    ways = f"; what may solve them: {advice[:500]}" if advice else ""
+    raise DataError(f"{called}: {len(problems)} problems: {', '.join(shown)}{more}{ways}{hint}")
 
 
-# -- targets -----------------------------------------------------------------------------------------------------------
+def settings_of(problems: Sequence[Problem]) -> dict[str, str | list[str]]:
+    """The settings that solve problems; lists of several problems are joined."""
+    found: dict[str, str | list[str]] = {}
+    for problem in problems:
+        for key, value in problem.settings.items():
+            before = found.get(key, [])
+            found[key] = [*before, *value] if isinstance(value, list) and isinstance(before, list) else value
+    return found
 
 
-def _fit_classes(table: DataFrame, called: str, targets: Sequence[str], task: Task | None) -> tuple[str, ...]:
-    """Names of the classes; empty for regression."""
-    frame, text = _with_numbers(table[list(targets)], _text_columns(table[list(targets)]))
+def options_text(settings: Mapping[str, str | list[str]]) -> str:
+    """Settings of ``[data]`` as options of a command."""
+    texts = {key: value if isinstance(value, str) else _list_text(value) for key, value in settings.items()}
+    return " ".join(f"--set {command_argument(f'data.{key}={text}')}" for key, text in texts.items())
+
+
+def _list_text(values: Sequence[str]) -> str:
+    is_simple = not any("," in value or value != value.strip() for value in values)
+    return ",".join(values) if is_simple else to_json(list(values))
+
+
+def column_problem(column: Column, options: TableOptions) -> Problem | None:
+    """Why an input column cannot be used with these options, or None."""
+    if column.kind == "text":
+        if column.name not in options.text_columns and _is_mostly_numbers(column):
+            return _not_numbers(column)
+        if options.categories != "one-hot" or len(column.texts) > MOST_CATEGORIES:
+            return _text_column(column)
+    if column.missing and options.missing == "error":
+        row = int((column.codes < 0).argmax()) + 1
+        shown = (
+            f"missing values in {printable(column.name, 40)} ({counted(column.missing, 'row')}, first in row {row:,})"
+        )
+        return Problem(shown, MISSING_ADVICE, {"missing": "mean"})
+    return None
+
+
+def _is_mostly_numbers(column: Column) -> bool:
+    """Whether a column of text is one of numbers with some other cells; leading zeros are those of codes."""
+    if any(re.match(r"0\d", text) for text in column.texts):
+        return False
+    return column.odd()[0] <= MOST_ODD * (len(column.codes) - column.missing)
+
+
+def _not_numbers(column: Column) -> Problem:
+    """Some cells of a column of numbers are none."""
+    count, row, texts = column.odd()
+    rows, name = len(column.codes) - column.missing, printable(column.name, 40)
+    cells = f"{count:,} of {rows:,} cells are no numbers" if count < rows else "no cell is a number"
+    shown = f"{name}: {cells} ({printable(repr(texts[0]), 40)} in row {row + 1:,})"
+    if advice := _sign_advice(texts):
+        return Problem(shown, advice)
+    if not _is_mostly_numbers(column):
+        return Problem(shown, "the column must hold numbers")
+    if len(texts) > 5 or any(letter.isdigit() for text in texts for letter in text):
+        return Problem(shown, "correct these cells, or add the column to data.text_columns if it holds codes")
+    words = column_list([repr(text) for text in texts])
+    how = f"if {words} stands for a missing value, add it to data.missing_words, and set data.missing"
+    return Problem(shown, how, {"missing_words": texts, "missing": "mean"})
+
+
+def _sign_advice(texts: Sequence[str]) -> str:
+    """What to do about signs in numbers, or an empty text."""
+    for sign, advice in _SIGNS.items():
+        if any(letter in text for text in texts for letter in sign if any(map(str.isdigit, text))):
+            return advice
+    if any(Numbers(",").pattern.fullmatch(text) for text in texts):
+        return 'numbers with decimal commas are read with data.decimal = ",", and then all must have them'
+    return ""
+
+
+_SIGNS = {
+    "%\u2030": "numbers must have no percent signs: remove them from the column",
+    "$\u20ac\u00a3\u00a5": "numbers must have no currency signs: remove them from the column",
+    "\u00a0\u202f": 'a space between digits is no part of a number; set data.thousands = " " if it separates thousands',
+}
+
+
+def _text_column(column: Column) -> Problem:
+    rows, texts = len(column.codes) - column.missing, column.texts
+    count, first, odd = column.odd()
+    if not count:  # codes, such as postcodes
+        count, first, odd = rows, int((column.codes >= 0).argmax()), list(texts)
+    example = f"{printable(repr(odd[0]), 40)} in row {first + 1:,}"
+    shown = f"text in {printable(column.name, 40)} ({counted(count, 'row')}, {example})"
+    drop = {"drop_columns": [column.name]}
+    if advice := _sign_advice(odd):
+        return Problem(shown, advice)
+    if all(OTHER_DATE.fullmatch(text) for text in texts):
+        return Problem(shown, "dates must be written as 2020-12-31, or left out with data.drop_columns", drop)
+    if len(texts) > MOST_CATEGORIES or (rows >= FEW_ROWS and 2 * len(texts) > rows):
+        why = f"{len(texts):,} different values in {rows:,} rows, as of an id"
+        return Problem(f"{shown[:-1]}, {why})", "leave it out with data.drop_columns", drop)
+    return Problem(shown, TEXT_ADVICE, {"categories": "one-hot"})
+
+
+# -- fitting -----------------------------------------------------------------------------------------------------------
+
+
+class Examination(NamedTuple):
+    """What a table holds: its columns that are not numbers alone, and why it cannot be used.
+
+    Attributes
+    ----------
+    columns : dict of str to Column
+        Columns that were read cell by cell; the others are numbers without missing values.
+    """
+
+    encoding: TableEncoding
+    columns: dict[str, Column]
+    problems: list[Problem]
+
+
+def examine(
+    table: DataFrame,
+    called: str,
+    columns: Sequence[str],
+    targets: Sequence[str],
+    task: Task | None,
+    options: TableOptions,
+) -> Examination:
+    """Decide what every column of a table is; means are left to `TableEncoding.with_means`.
+
+    Parameters
+    ----------
+    columns, targets : sequence of str
+        Input and target columns; they exist. Without targets only the inputs are examined.
+    task : {'classification', 'regression'}, optional
+        By default, one target column of text, truth values or whole numbers holds labels.
+    """
+    words = options.words
+    unread = _not_plain(table, [*columns, *(targets if len(targets) > 1 else ())], options)
+    unread += [name for name in targets if name not in unread]
+    unread += [name for name in columns if name in options.text_columns and name not in unread]
+    given: dict[str, Kind] = dict.fromkeys(options.text_columns, "text")
+    raw = {name: read_column(table[name], words, Numbers(), called, given.get(name)) for name in unread}
+    if any(re.search(r"\d,\d", text) for column in raw.values() for text in column.texts):  # points may be of thousands
+        others = [name for name in columns if name not in raw and not is_native(table[name])]
+        raw |= {name: read_column(table[name], words, Numbers(), called) for name in others}
+    numbers, ambiguous = decide_numbers((text for column in raw.values() for text in column.texts), options)
+    found = raw
+    if numbers != Numbers():
+        found = {name: read_column(table[name], words, numbers, called, given.get(name)) for name in raw}
+    problems = []
+    if ambiguous:
+        how = 'set data.thousands = "," if the comma separates thousands'
+        problems.append(Problem(f"{ambiguous!r} may be read in two ways", how, {"thousands": ","}))
+    inputs = [found[name] for name in columns if name in found]
+    problems += [problem for column in inputs if (problem := column_problem(column, options))]
+    known = replace(options, decimal=numbers.decimal, thousands=numbers.thousands or "none")  # type: ignore[arg-type]
+    kinds = {name: column.kind for name, column in found.items() if column.kind in ("truth", "date")}
+    inputs_wanted = {*columns}
+    dtypes = zip(table.columns, table.dtypes, strict=True)
+    kinds |= dict.fromkeys((name for name, dtype in dtypes if dtype.kind == "b" and name in inputs_wanted), "truth")
+    categories = {column.name: _sorted(column.texts) for column in inputs if column.kind == "text"}
+    encoding = TableEncoding(tuple(columns), tuple(targets), (), categories, kinds, options=known)
+    if not targets:
+        return Examination(encoding, found, problems)
+    classes, more = _fit_classes([found[name] for name in targets], table, task, encoding)
+    return Examination(replace(encoding, classes=classes), found, problems + more)
+
+
+def _not_plain(table: DataFrame, names: Sequence[str], options: TableOptions) -> list[str]:
+    """The columns that are not numbers alone, found by halving."""
+    plain = Numbers() if options.decimal in ("auto", ".") else Numbers(options.decimal)
+    if not names or _is_plain(_plain_numbers(table, names, plain)):
+        return []
+    if len(names) == 1:
+        return list(names)
+    half = len(names) // 2
+    few = table[list(names)] if 2 * len(names) <= table.shape[1] else table
+    return _not_plain(few, names[:half], options) + _not_plain(few, names[half:], options)
+
+
+def _is_plain(values: Floats | None) -> bool:
+    return values is not None and not np.isnan(values).any()
+
+
+def _sorted(texts: Iterable[str]) -> tuple[str, ...]:
+    """Texts in order; whole numbers by size."""
+    distinct = set(texts)
+    try:
+        return tuple(sorted(distinct, key=lambda text: (int(text), text)))
+    except ValueError:
+        return tuple(sorted(distinct))
+
+
+def _fit_classes(
+    targets: Sequence[Column], table: DataFrame, task: Task | None, encoding: TableEncoding
+) -> tuple[tuple[str, ...], list[Problem]]:
+    """Names of the classes, empty for regression, and what is wrong with the targets."""
+    options, problems = encoding.options, []
+    for column in targets:
+        if column.missing and options.missing != "drop" and options.missing_targets != "drop":
+            row = int((column.codes < 0).argmax()) + 1
+            rows = f"{counted(column.missing, 'row')}, first in row {row:,}"
+            problems.append(
+                Problem(
+                    f"missing values in the target {printable(column.name, 40)} ({rows})",
+                    _target_advice(column, table),
+                    {"missing_targets": "drop"},
+                )
+            )
     if task == "regression" or (task is None and len(targets) > 1):
-        if text:
-            raise DataError(f"{called}: regression needs numbers as targets; {_text_problem(frame, text)}")
-        return ()
+        text = [column for column in targets if column.odd()[0] and column.kind == "text"]
+        return (), problems + [_regression_problem(column) for column in text]
     if len(targets) > 1:
-        raise DataError(f"{called}: classification needs one target column, not {len(targets)}")
-    name, about = targets[0], f"{called}: column {targets[0]!r}"
-    numbers = np.empty(0) if text else _matrix(frame, targets)[:, 0]
-    there = numbers[~np.isnan(numbers)]
-    broken = there[there != np.rint(there)]
-    if broken.size or table[name].dtype.kind == "f":
-        # pandas makes whole numbers floats where values are missing
-        if task is None and (broken.size or there.size == numbers.size):
-            return ()
+        return (), [
+            *problems,
+            Problem(f"classification needs one target column, not {len(targets)}", "give one name in data.targets"),
+        ]
+    column = targets[0]
+    if task is None and (column.kind == "date" or (column.kind == "number" and _has_decimals(column, table, encoding))):
+        return (), problems
+    classes = _sorted(_label_text(text, encoding.numbers) for text in column.texts)
+    problem = _label_problem(column, classes, task, options)
+    return classes, [*problems, problem] if problem else problems
+
+
+def _target_advice(column: Column, table: DataFrame) -> str:
+    """What to do about missing targets: words such as None may be a class."""
+    cells = {str(cell).strip() for cell in table[column.name][column.codes < 0] if isinstance(cell, str)} - {""}
+    if cells and column.kind == "text":
+        word = sorted(cells)[0]
+        return f'if {word!r} is a class, set data.missing_words = "not {word}"; else {TARGET_ADVICE}'
+    return TARGET_ADVICE
+
+
+def _has_decimals(column: Column, table: DataFrame, encoding: TableEncoding) -> bool:
+    """Whether numbers have decimals, as those of a regression."""
+    if (column.numbers != np.rint(column.numbers)).any():
+        return True
+    series = table[column.name]
+    if is_native(series):  # pandas makes whole numbers floats where values are missing
+        return series.dtype.kind == "f" and not column.missing
+    return any(encoding.numbers.decimal in text or "e" in text.casefold() for text in column.texts)
+
+
+def _regression_problem(column: Column) -> Problem:
+    problem = _not_numbers(column)
+    return problem._replace(text=f"regression needs numbers as targets; {problem.text}")
+
+
+def _label_problem(column: Column, classes: Sequence[str], task: Task | None, options: TableOptions) -> Problem | None:
+    """Why a column cannot hold labels."""
+    name, rows = f"column {column.name!r}", len(column.codes) - column.missing
+    if (
+        column.kind == "text"
+        and task is None
+        and column.name not in options.text_columns
+        and _is_mostly_numbers(column)
+    ):
+        problem = _not_numbers(column)
+        return problem._replace(settings={**problem.settings, "missing_targets": "drop"} if problem.settings else {})
+    if column.kind == "number":
+        broken = column.numbers[column.numbers != np.rint(column.numbers)]
         if broken.size:
-            raise DataError(f"{about} holds {broken[0]:g}: classification needs labels")
-    if there.size and np.abs(there).max() >= EXACT:
-        raise DataError(f"{about} has the label {there[np.abs(there).argmax()]:.0f}, too large")
-    values = _values(table[name], about)
-    if task is None and there.size and len(values) > max(FEW_CLASSES, there.size // 4):
-        how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
-        raise DataError(f"{about} has {len(values):,} different whole numbers in {there.size:,} rows: {how}")
-    if len(values) < 2:
-        only = f"all labels are {column_list(values)}" if values else "has no label"
-        raise DataError(f"{about}: {only}: classification needs at least 2 classes")
-    return values
-
-
-def _encoded_targets(table: DataFrame, names: Sequence[str], classes: Sequence[str], called: str) -> NDArray[Any]:
-    """Labels, -1 for missing ones, or targets of regression, NaN for missing ones."""
-    if classes:
-        if len(names) > 1:
-            raise SettingError("data.targets", list(names[:NAMES_SHOWN]), "classification needs one target column")
-        return _codes(table[names[0]], classes, f"{called}: column {names[0]!r}")
-    frame, text = _with_numbers(table[list(names)], _text_columns(table[list(names)]))
-    if text:
-        raise DataError(f"{called}: regression needs numbers as targets; {_text_problem(frame, text)}")
-    targets = _matrix(frame, names)
-    _require_finite(targets, names, called)
-    return targets
+            return Problem(f"{name} holds {broken[0]:g}", "classification needs labels")
+        largest = column.numbers[np.abs(column.numbers).argmax()] if column.numbers.size else 0
+        if abs(largest) >= EXACT:
+            return Problem(f"{name} has the label {largest:.0f}", "it is too large")
+        if task is None and len(classes) > max(FEW_CLASSES, rows // 4):
+            how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
+            return Problem(f"{name} has {len(classes):,} different whole numbers in {rows:,} rows", how)
+    elif task is None and rows >= FEW_ROWS and len(classes) > max(2, rows // 2):
+        how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"
+        return Problem(f"{name} has {len(classes):,} different texts in {rows:,} rows", how)
+    if len(classes) < 2:
+        only = f"all labels are {column_list(classes)}" if classes else "has no label"
+        return Problem(f"{name}: {only}", "classification needs at least 2 classes")
+    return None

@@ -1,32 +1,154 @@
-"""Tables of a user, read with pandas: ``.csv`` and ``.parquet`` files, and data frames."""
+"""Tables of a user, read with pandas: ``.csv`` files, whose cells are text, ``.parquet`` files, and data frames."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
+import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from hybridnn.errors import DataError, one_line
+from hybridnn.errors import DataError, SettingError, one_line
+from hybridnn.utils.checks import require_choice
 from hybridnn.utils.files import memory_bytes, open_regular
-from hybridnn.utils.text import command_argument, printable, shown_path
+from hybridnn.utils.text import printable, shown_path
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 NAMES_SHOWN = 12  # limit of column names in a message
-SEPARATORS = (",", ";", "\t")
+SEPARATORS = (",", ";", "\t", "|")
 LINE_CHARACTERS = 1 << 28  # limit of the header line, enough for ten million columns
-PANDAS_INDEX = "pandas writes its index so; df.to_csv(file, index=False) leaves it out"
+SAMPLE_CHARACTERS = 1 << 16  # after the header line, from which the separator is found
+SAMPLE_RECORDS = 50
+MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+"""Byte-order marks at the beginning of a file, and the encodings that they announce."""
+
+MISSING_WORDS = frozenset(
+    {"", "#N/A", "#NA", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "-nan", "-NaN"}
+)
+"""Texts that count as missing values, as in pandas."""
+
+Decimal = Literal["auto", ".", ","]
+Thousands = Literal["auto", "none", ".", ",", " ", "'"]
+Missing = Literal["error", "drop", "mean"]
+Refused = Literal["error", "drop"]
+Categories = Literal["error", "one-hot"]
+Unknown = Literal["error", "zeros"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How a table is read; the fields are those of ``[data]`` with the same names.
+
+    Parameters
+    ----------
+    separator : str
+        One character between the columns of a ``.csv`` file, or a space for any number of spaces; ``"auto"`` finds
+        comma, semicolon, tab and vertical bar.
+    encoding : str
+        Encoding of a ``.csv`` file, as Python calls it; ``"auto"`` is UTF-8, or what a byte-order mark announces.
+    header : {"auto", True, False}
+        Whether the first line names the columns; ``"auto"`` refuses a first line that holds numbers. Without a header
+        line the names are ``column 1``, ``column 2`` and so on.
+    names : str or sequence of str
+        Names of the columns of a file without a header line.
+    skip_lines : int
+        Lines to leave out before the header line.
+    comment : str
+        One character, from which on the rest of a line is left out; empty for none.
+    decimal : {'auto', '.', ','}
+        Decimal separator; ``"auto"`` decides by all cells.
+    thousands : {'auto', 'none', '.', ',', ' ', "'"}
+        Separator of thousands; ``"auto"`` decides by all cells, and refuses cells that may be read in two ways.
+    missing_words : str or sequence of str
+        Texts that count as missing values too, such as ``"?"``; ``"not None"`` takes a text out of `MISSING_WORDS`.
+    text_columns : str or sequence of str
+        Columns that hold text although their cells are numbers, such as postcodes.
+    drop_columns : str or sequence of str
+        Columns that are left out.
+    missing : {'error', 'drop', 'mean'}
+        Missing values are refused, or their rows are left out, or those of inputs are replaced by the mean of the
+        training samples.
+    missing_targets : {'error', 'drop'}
+        Rows without a target are refused or left out; ``missing = "drop"`` leaves them out too.
+    categories : {'error', 'one-hot'}
+        Input columns of text are refused, or become one input per value: 1 where the column has the value, else 0.
+    unknown_categories : {'error', 'zeros'}
+        A value that the training data did not have is refused, or all inputs of its column are 0.
+    """
+
+    separator: str = "auto"
+    encoding: str = "auto"
+    header: Literal["auto"] | bool = "auto"
+    names: str | Sequence[str] = ()
+    skip_lines: int = 0
+    comment: str = ""
+    decimal: Decimal = "auto"
+    thousands: Thousands = "auto"
+    missing_words: str | Sequence[str] = ()
+    text_columns: str | Sequence[str] = ()
+    drop_columns: str | Sequence[str] = ()
+    missing: Missing = "error"
+    missing_targets: Refused = "error"
+    categories: Categories = "error"
+    unknown_categories: Unknown = "error"
+
+    def __post_init__(self) -> None:
+        choices = {
+            "decimal": Decimal,
+            "thousands": Thousands,
+            "missing": Missing,
+            "missing_targets": Refused,
+            "categories": Categories,
+            "unknown_categories": Unknown,
+        }
+        for name, choice in choices.items():
+            require_choice(f"data.{name}", getattr(self, name), get_args(choice))
+        if self.header not in ("auto", True, False):
+            raise SettingError("data.header", self.header, "must be true, false or 'auto'")
+        if self.separator != "auto" and (len(self.separator) != 1 or self.separator in '"\r\n'):
+            raise SettingError("data.separator", self.separator, "must be one character, or 'auto'")
+        if len(self.comment) > 1:
+            raise SettingError("data.comment", self.comment, "must be one character")
+        if self.decimal == self.thousands != "auto":
+            raise SettingError("data.thousands", self.thousands, "must not be the decimal separator")
+        if self.encoding != "auto":
+            try:
+                "".encode(self.encoding)
+            except LookupError:
+                raise SettingError("data.encoding", self.encoding, "no such encoding; try 'cp1252'") from None
+        for name in ("names", "missing_words", "text_columns", "drop_columns"):
+            object.__setattr__(self, name, as_names(getattr(self, name)))
+
+    @property
+    def words(self) -> frozenset[str]:
+        """All texts that count as missing values."""
+        cut = {word.removeprefix("not ") for word in self.missing_words if word.startswith("not ")}
+        return MISSING_WORDS - cut | {word.strip() for word in self.missing_words if not word.startswith("not ")}
+
+
+class Table(NamedTuple):
+    """A table that was read."""
+
+    frame: DataFrame  # cells of a file are text
+    options: TableOptions  # with the separator and the encoding that were found
+    notes: tuple[str, ...] = ()  # what was left out, one line each
 
 
 def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of columns; a text is one name, and not a sequence of letters."""
-    return (names,) if isinstance(names, str) else tuple(names)
+    """Names of columns in Unicode's form NFC; a text is one name, and not a sequence of letters."""
+    return tuple(unicodedata.normalize("NFC", name) for name in ((names,) if isinstance(names, str) else names))
+
+
+def column_names(text: str | None) -> tuple[str, ...]:
+    """The names in a text that separates them by commas."""
+    return as_names([name.strip() for name in (text or "").split(",") if name.strip()])
 
 
 def column_list(names: Sequence[str]) -> str:
@@ -36,42 +158,35 @@ def column_list(names: Sequence[str]) -> str:
     return f"{shown} and {more:,} more" if more > 0 else shown or "none"
 
 
-def read_table(path: Path, decimal: str = ".") -> DataFrame:
+def read_table(path: Path, options: TableOptions | None = None) -> Table:
     """Read a ``.csv`` or ``.parquet`` file.
 
-    A ``.csv`` file is UTF-8 text with a header line; the separator is the one of comma, semicolon and tab that divides
-    the header line into the most names.
+    The separator is that of `SEPARATORS` which divides all of the first lines into the same number of cells.
 
     Raises `DataError`: the file cannot be read, is no table, or its columns have no names or equal ones.
-
-    Parameters
-    ----------
-    decimal : str
-        Decimal separator of a ``.csv`` file, ``"."`` or ``","``.
     """
-    called = shown_path(path)
+    called, options = shown_path(path), options or TableOptions()
     try:
         with open_regular(path) as file:
             _require_memory(called, file)
-            table = _read_parquet(called, file) if path.suffix == ".parquet" else _read_csv(called, file, decimal)
+            if path.suffix == ".parquet":
+                return Table(_read_parquet(called, file), options)
+            return _read_csv(called, file, options)
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
-    except UnicodeDecodeError as error:
-        problem = f"byte {error.object[error.start]:#04x} ({error.reason})"
-        remedy = f"iconv -f latin1 -t utf-8 {command_argument(path)} > NEW.csv converts one in Latin-1"
-        raise DataError(f"{called} is not a text file in UTF-8: {problem}; {remedy}") from error
+    except UnicodeError as error:
+        raise DataError(f"{called} {_encoding_problem(error, options)}") from error
     except MemoryError:
         raise DataError(f"{called}: the table does not fit into the memory") from None
-    return table
 
 
 def named_frame(frame: DataFrame, called: str) -> DataFrame:
     """A copy of `frame` whose columns have names without surrounding spaces, and an index with names as columns."""
     if any(name is not None for name in frame.index.names):
         frame = frame.reset_index()
-    names = [str(name).strip() for name in frame.columns]
+    names = as_names([str(name).strip() for name in frame.columns])
     _require_names(called, names)
-    return frame.set_axis(names, axis=1)
+    return frame.set_axis(list(names), axis=1)
 
 
 def _require_memory(called: str, file: io.BufferedReader) -> None:
@@ -92,76 +207,115 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
         raise DataError(f"{called}: is not a readable .parquet file: {one_line(str(error))[:200]}") from error
 
 
-def _read_csv(called: str, file: io.BufferedReader, decimal: str) -> DataFrame:
-    import pandas
+# -- text of columns ---------------------------------------------------------------------------------------------------
 
-    # utf-8-sig: spreadsheets write a byte-order mark
-    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        header = _header_record(called, text)
-        try:
-            separator, cells = _divided(header)
-        except csv.Error as error:
-            raise DataError(f"{called} is not a text file of columns: {error}") from error
-        names = [name.strip() for name in cells]
-        if not any(names):
+
+def _read_csv(called: str, file: io.BufferedReader, options: TableOptions) -> Table:
+    start = file.read(4)
+    file.seek(0)
+    marked = next((encoding for mark, encoding in MARKS.items() if start.startswith(mark)), "utf-8")
+    options = replace(options, encoding=marked if options.encoding == "auto" else options.encoding)
+    with io.TextIOWrapper(file, encoding=options.encoding, newline="") as text:
+        lines = options.skip_lines
+        for _ in range(options.skip_lines):
+            text.readline(LINE_CHARACTERS)
+        has_header = options.header is not False and not options.names
+        first = _record(called, text) if has_header else ""
+        if found := re.fullmatch(r'"?sep=(.)"?\s*', first):  # Excel announces the separator so
+            options = replace(options, separator=found[1]) if options.separator == "auto" else options
+            lines, first = lines + 1, _record(called, text)
+        while has_header and options.comment and first.startswith(options.comment):
+            lines, first = lines + 1, _record(called, text)
+        separator, names, records = _header(called, text, first, options)
+        options = replace(options, separator=separator)
+        if has_header and not any(names):
             raise DataError(f"{called}: the first line is empty; it must name the columns")
-        _require_names(called, names)
-        table = _read_rows(called, text, separator, decimal, len(header.splitlines()))
+        table = _read_rows(called, text, options, lines + len(first.splitlines()))
     if table is None:
         raise DataError(f"{called}: no line of data after the header line")
-    if table.shape[1] != len(names):
-        which = f"its columns are separated by {separator!r}"
-        raise DataError(
-            f"{called}: the first row has {table.shape[1]} cells, the header line has {len(names)} ({which})"
-        )
-    table.columns = pandas.Index(names, dtype=object)  # `set_axis` would copy a million columns one by one
-    return table
+    if not has_header:
+        wanted = options.names or [f"column {number + 1}" for number in range(table.shape[1])]
+        if len(wanted) != table.shape[1]:
+            raise SettingError("data.names", list(wanted)[:NAMES_SHOWN], f"{called} has {table.shape[1]} columns")
+        return Table(_renamed(table, wanted), options)
+    if options.header == "auto" and _are_data(names):
+        how = "set data.header to false if these are data, and columns get numbered names, or to true if they are names"
+        raise DataError(f"{called}: the first line holds numbers ({column_list(names)}); {how}")
+    frame, notes = _with_names(called, table, names, [names, *records], separator)
+    _require_names(called, list(frame.columns), _header_hint([names, *records]))
+    return Table(frame, options, notes)
 
 
-def _header_record(called: str, text: io.TextIOWrapper) -> str:
-    """The header line; several lines if a quoted name contains line breaks."""
-    header = ""
+def _record(called: str, text: io.TextIOWrapper) -> str:
+    """The next record; several lines if a quoted cell contains line breaks."""
+    record = ""
     while line := text.readline(LINE_CHARACTERS):
-        header += line
-        if len(header) >= LINE_CHARACTERS:
+        record += line
+        if len(record) >= LINE_CHARACTERS:
             raise DataError(f"{called}, line 1: longer than {LINE_CHARACTERS:,} characters")
-        if header.count('"') % 2 == 0:
+        if record.count('"') % 2 == 0:
             break
-    return header
+    return record
 
 
-def _divided(record: str) -> tuple[str, list[str]]:
-    """The separator that divides `record` into the most cells, and these; ``csv.Error`` if none divides it."""
-    found: dict[str, list[str]] = {}
-    for separator in SEPARATORS:
+def _header(
+    called: str, text: io.TextIOWrapper, first: str, options: TableOptions
+) -> tuple[str, list[str], list[list[str]]]:
+    """The separator, the names in the header line `first`, and the first of the records that follow."""
+    position = text.tell()
+    sample = text.read(SAMPLE_CHARACTERS)
+    text.seek(position)
+    if len(sample) == SAMPLE_CHARACTERS:
+        sample = sample[: sample.rfind("\n") + 1]
+    found: dict[str, tuple[list[str], list[list[str]]]] = {}
+    for separator in SEPARATORS if options.separator == "auto" else (options.separator,):
         try:
-            found[separator] = next(csv.reader(io.StringIO(record, newline=""), delimiter=separator), [])
+            found[separator] = next(iter(_records(first, separator)), []), _records(sample, separator)
         except csv.Error as error:
             problem = error
     if not found:
-        raise problem
-    return max(found.items(), key=lambda item: len(item[1]))
+        raise DataError(f"{called} is not a text file of columns: {problem}") from problem
+
+    def fits(separator: str) -> tuple[bool, int]:
+        header, records = found[separator]
+        sizes = {len(record) for record in records}
+        size = max(sizes, default=0)
+        return len(sizes) == 1 and size > 1 and (not first or len(header) in (size, size - 1)), len(header) or size
+
+    separator = max(found, key=fits)
+    header, records = found[separator]
+    return separator, list(as_names([name.strip() for name in header])), records
 
 
-def _read_rows(
-    called: str, text: io.TextIOWrapper, separator: str, decimal: str, header_lines: int
-) -> DataFrame | None:
-    """The rows after the header line, with columns 0, 1, …; None if there are none."""
+def _records(text: str, separator: str) -> list[list[str]]:
+    """Some of the first records of a text that are not blank; the last one may be cut."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+    records: list[list[str]] = []
+    for record in reader:
+        if any(cell.strip() for cell in record):
+            records.append(record)
+        if len(records) >= SAMPLE_RECORDS:
+            break
+    return records
+
+
+def _read_rows(called: str, text: io.TextIOWrapper, options: TableOptions, header_lines: int) -> DataFrame | None:
+    """The rows after the header line as text, with columns 0, 1, …; None if there are none."""
     import pandas
 
-    # Before pandas 3.1 the last bit of a number could be wrong by default; since then the option is deprecated.
-    exact = {"float_precision": "round_trip"} if tuple(map(int, pandas.__version__.split(".")[:2])) < (3, 1) else {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)
             return pandas.read_csv(
                 text,
                 header=None,
-                sep=separator,
-                decimal=decimal,
+                sep=r"\s+" if options.separator == " " else options.separator,
+                dtype=object,
+                keep_default_na=False,
+                na_filter=False,
                 skipinitialspace=True,
+                comment=options.comment or None,
                 low_memory=False,
-                **exact,
             )
     except pandas.errors.EmptyDataError:
         return None
@@ -169,6 +323,76 @@ def _read_rows(
         raise
     except (ValueError, OverflowError, pandas.errors.ParserWarning) as error:
         raise DataError(f"{called}{_parser_problem(str(error), header_lines)}") from error
+
+
+def _with_names(
+    called: str, table: DataFrame, names: list[str], records: list[list[str]], separator: str
+) -> tuple[DataFrame, tuple[str, ...]]:
+    """The table with its names, without a column of row names or empty last column, and a line about each of these."""
+    columns, notes = table.shape[1], list[str]()
+    if len(names) == columns - 1 and names[-1]:
+        if _is_empty(table, columns - 1):
+            names, notes = [*names, ""], []
+        elif table[0].is_unique and len(table) > 1:  # as R writes row names
+            names = ["", *names]
+    if len(names) != columns:
+        which = f"its columns are separated by {separator!r}"
+        raise DataError(
+            f"{called}: the first row has {columns} cells, the header line has {len(names)} ({which})"
+            f"{_header_hint(records)}"
+        )
+    left_out = []
+    if columns > 1 and not names[0]:
+        left_out.append(0)
+        notes.append("the first column has no name, as that of row names: left out")
+    if columns > 2 and not names[-1] and _is_empty(table, columns - 1):
+        left_out.append(columns - 1)
+        notes.append("the last column has no name and no cells: left out")
+    frame = _renamed(table, names)
+    return (frame.iloc[:, [i for i in range(columns) if i not in left_out]] if left_out else frame), tuple(notes)
+
+
+def _is_empty(table: DataFrame, column: int) -> bool:
+    return bool((table.iloc[:, column].fillna("").str.strip() == "").all())
+
+
+def _renamed(table: DataFrame, names: Sequence[str]) -> DataFrame:
+    import pandas
+
+    table.columns = pandas.Index(list(names), dtype=object)  # `set_axis` would copy a million columns one by one
+    return table
+
+
+def _are_data(names: Sequence[str]) -> bool:
+    """Whether the header line seems to hold data: half of it are numbers, and they do not count the columns."""
+    numbers = [
+        float(name) for name in names if re.fullmatch(r"[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?", name.replace(",", "."))
+    ]
+    is_count = len(numbers) > 1 and sorted(numbers) == [min(numbers) + number for number in range(len(numbers))]
+    return 2 * len(numbers) >= len(names) > 0 and not is_count
+
+
+def _header_hint(records: Sequence[Sequence[str]]) -> str:
+    """The advice to skip lines, if a later one has a name for every column."""
+    sizes = Counter(len(record) for record in records)
+    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    for number, record in enumerate(records[:20]):
+        if len(record) == size > 1 and all(cell.strip() for cell in record) and not _are_data(record):
+            return f"; if line {number + 1} names the columns, set data.skip_lines = {number}" if number else ""
+    return ""
+
+
+def _encoding_problem(error: UnicodeError, options: TableOptions) -> str:
+    """What cannot be decoded, and the encoding that would."""
+    tried = "UTF-8" if options.encoding in ("auto", "utf-8", "utf-8-sig") else options.encoding
+    if not isinstance(error, UnicodeDecodeError):
+        return f"is not a text file in {tried}: {one_line(str(error))}"
+    before, after = error.object[: error.start], error.object[error.start :]
+    word = before.rpartition(b"\n")[2][-12:] + after.partition(b"\n")[0][:12]
+    shown = printable(word.decode("cp1252", "replace").strip(), 40)
+    problem = f"byte {error.object[error.start]:#04x} ({error.reason})"
+    remedy = f'set data.encoding = "cp1252" if {shown} is text with the letters of Windows or Latin-1'
+    return f"is not a text file in {tried}: {problem}; {remedy}"
 
 
 def _parser_problem(message: str, header_lines: int) -> str:
@@ -183,22 +407,36 @@ def _parser_problem(message: str, header_lines: int) -> str:
     return f" is not a text file of columns: {one_line(message)[:200]}"
 
 
-def _require_names(called: str, names: Sequence[str]) -> None:
+def _require_names(called: str, names: Sequence[str], hint: str = "") -> None:
     """Raise DataError for columns without a name, or with equal names."""
-    if len(names) > 1 and "" in names:
-        column = names.index("")
-        why = PANDAS_INDEX if column == 0 else "every column needs one"
-        raise DataError(f"{called}: column {column + 1} has no name ({why})")
+    if "" in names:
+        raise DataError(f"{called}: column {list(names).index('') + 1} has no name (every column needs one){hint}")
     doubled = sorted(name for name, times in Counter(names).items() if times > 1)
     if doubled:
         quoted = column_list([repr(name) for name in doubled])
-        raise DataError(f"{called}: several columns are named {quoted}")
+        raise DataError(f"{called}: several columns are named {quoted}{hint}")
 
 
 def require_columns(called: str, table: Any, wanted: Sequence[str], what: str) -> None:
     """Raise DataError unless the table has all the `wanted` columns."""
     there = set(table.columns)
-    missing = [repr(name) for name in wanted if name not in there]
+    missing = [name for name in wanted if name not in there]
     if missing:
-        which = f"column{'s' if len(missing) > 1 else ''} {column_list(missing)}"
-        raise DataError(f"{called}: no {which}, {what}; it has {column_list(list(table.columns))}")
+        which = f"column{'s' if len(missing) > 1 else ''} {column_list([repr(name) for name in missing])}"
+        raise DataError(
+            f"{called}: no {which}, {what}; it has {column_list(list(table.columns))}{alike(missing[0], there)}"
+        )
+
+
+def alike(name: str, names: Iterable[str]) -> str:
+    """The end of a message that names the column that differs from `name` by letters that are hard to see."""
+    for other in names:
+        if _plain(other) == _plain(name) and other != name:
+            how = "its quotation marks" if other.strip("'\"`") != other else "capitals or invisible letters"
+            return f"; {ascii(other) if other.isprintable() is False else repr(other)} differs from it by {how}"
+    return ""
+
+
+def _plain(name: str) -> str:
+    visible = "".join(letter for letter in name if unicodedata.category(letter) not in ("Cf", "Zs"))
+    return unicodedata.normalize("NFKC", visible).strip("'\"`").casefold()

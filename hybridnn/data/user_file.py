@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,22 @@ from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.files import open_regular, read_npz
-from hybridnn.utils.text import shown_path
+from hybridnn.utils.text import command_argument, shown_path
 
 from .dataset import Dataset
 from .rows import ArrayRows, Task, as_rows, class_count, constant_targets
-from .table_encoding import FEW_CLASSES, TableEncoding, TableOptions, fit_encoding
-from .table_file import NAMES_SHOWN, as_names, column_list, named_frame, read_table, require_columns
+from .table_encoding import FEW_CLASSES, TableEncoding, examine, require_no_problem
+from .table_file import (
+    NAMES_SHOWN,
+    Table,
+    TableOptions,
+    alike,
+    as_names,
+    column_list,
+    named_frame,
+    read_table,
+    require_columns,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -80,16 +90,14 @@ def load_file(
         if not targets:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
-        table = read_table(path, options.decimal)
-        return _dataset_from_table(
-            table, path.name, shown_path(path), targets, inputs, task, options, encoding, training
-        )
+        table = read_table(path, options if encoding is None else encoding.options)
+        return _dataset_from_table(table, path.name, shown_path(path), targets, inputs, task, encoding, training)
     for setting, value, array in (("data.targets", targets, "y_train"), ("data.inputs", inputs, "x_train")):
         if value:
             raise SettingError(setting, list(value[:NAMES_SHOWN]), f"only for tables; an .npz file has {array}")
-    for field in fields(options):
-        if (given := getattr(options, field.name)) != field.default:
-            raise SettingError(f"data.{field.name}", given, "only for tables, which an .npz file is not")
+    for option in fields(options):
+        if (given := getattr(options, option.name)) != option.default:
+            raise SettingError(f"data.{option.name}", given, "only for tables, which an .npz file is not")
     return _dataset_from_npz(path, task)
 
 
@@ -108,10 +116,8 @@ def load_frame(
     names the classes.
     """
     called = "the frame"
-    table, options = named_frame(frame, called), options or TableOptions()
-    return _dataset_from_table(
-        table, "frame", called, as_names(targets), as_names(inputs), task, options, None, training
-    )
+    table = Table(named_frame(frame, called), options or TableOptions())
+    return _dataset_from_table(table, "frame", called, as_names(targets), as_names(inputs), task, None, training)
 
 
 def _require_readable(path: Path, called: str) -> None:
@@ -148,23 +154,26 @@ def _dataset_from_npz(path: Path, task: Task | None) -> Dataset:
 
 
 def _dataset_from_table(
-    table: DataFrame,
+    table: Table,
     name: str,
     called: str,
     targets: Sequence[str],
     inputs: Sequence[str],
     task: Task | None,
-    options: TableOptions,
     encoding: TableEncoding | None,
     training: Training | None,
 ) -> Dataset:
+    frame, options = table.frame, table.options
     is_fitted = encoding is not None
     if encoding is None:
-        columns = _choose_columns(table, called, targets, inputs, options.drop_columns)
-        encoding = fit_encoding(table, called, columns, targets, task, options).with_means(table, called, training)
+        columns = choose_columns(frame, called, targets, inputs, options.drop_columns)
+        found = examine(frame, called, columns, targets, task, options)
+        hint = f"; hybridnn data check {command_argument(called)} shows every column" if name != "frame" else ""
+        require_no_problem(called, found.problems, hint)
+        encoding = found.encoding.with_means(frame, called, training)
     else:
-        _require_targets(table, called, targets)
-    x, y, dropped = encoding.encode(table, called, targets=targets)
+        _require_targets(frame, called, targets)
+    x, y, dropped = encoding.encode(frame, called, targets=targets)
     used = {*encoding.columns, *targets, *options.drop_columns}
     outputs = len(encoding.classes) or len(targets)
     is_guessed = task is None and not is_fitted and not encoding.classes
@@ -176,11 +185,24 @@ def _dataset_from_table(
         _table_rows(x, y, called, targets, checks_targets=not is_fitted),
         None,
         inputs=encoding.columns,
-        ignored=tuple(column for column in table.columns if column not in used),
-        task_reason=_reason(table, encoding, targets, task, dropped),
+        ignored=tuple(column for column in frame.columns if column not in used),
+        task_reason="; ".join([_reason(frame, encoding, targets, task, dropped), *table.notes, *_notes(encoding)]),
         encoding=encoding,
         warnings=_label_warnings(called, targets[0], y, "set model.loss to cross_entropy") if is_guessed else (),
     )
+
+
+def _notes(encoding: TableEncoding) -> list[str]:
+    """What was decided about the cells of a table."""
+    notes, numbers = [], encoding.numbers
+    if numbers.decimal == ",":
+        notes.append("numbers have decimal commas")
+    if numbers.thousands:
+        notes.append(f"{numbers.thousands!r} separates thousands")
+    for kind, text in (("date", "dates become days since 1970"), ("truth", "truth values become 0 and 1")):
+        names = [name for name, of in encoding.kinds.items() if of == kind and name not in encoding.targets]
+        notes += [f"{text}: {column_list(names)}"] if names else []
+    return notes
 
 
 def _label_warnings(called: str, name: str, y: NDArray[Any] | None, remedy: str) -> tuple[str, ...]:
@@ -207,7 +229,7 @@ def _table_rows(
     return ArrayRows(x, y)
 
 
-def _choose_columns(
+def choose_columns(
     table: DataFrame, called: str, targets: Sequence[str], inputs: Sequence[str], dropped: Sequence[str]
 ) -> list[str]:
     """Input columns, in order: `inputs`, or all that are no targets and not dropped."""
@@ -231,16 +253,8 @@ def _require_targets(table: DataFrame, called: str, targets: Sequence[str]) -> N
     for name in targets:
         if name not in there:
             names = list(table.columns)
-            hint = "; its first line holds numbers, and must name the columns" if _are_numbers(names) else ""
-            raise SettingError("data.targets", name, f"{called} has no such column; it has {column_list(names)}{hint}")
-
-
-def _are_numbers(names: Sequence[str]) -> bool:
-    """Whether all names are numbers, as in a file without a header line."""
-    try:
-        return bool([float(name) for name in names])
-    except ValueError:
-        return False
+            has = f"it has {column_list(names)}{alike(name, names)}"
+            raise SettingError("data.targets", name, f"{called} has no such column; {has}")
 
 
 def _reason(table: DataFrame, encoding: TableEncoding, targets: Sequence[str], task: Task | None, dropped: int) -> str:
@@ -252,10 +266,14 @@ def _reason(table: DataFrame, encoding: TableEncoding, targets: Sequence[str], t
         return f"classification: {len(encoding.classes)} classes{names}{left}"
     if len(targets) > 1:
         why = f"{len(targets)} target columns"
-    elif task == "regression" and table[targets[0]].dtype.kind in "iub":
+    elif task == "regression":
         why = LOSS_DECIDES
     else:
-        why = f"{targets[0]} has decimal points"
+        why = (
+            f"{targets[0]} holds dates"
+            if encoding.kinds.get(targets[0]) == "date"
+            else f"{targets[0]} has decimal points"
+        )
     return f"regression: {why}{left}"
 
 
@@ -304,6 +322,24 @@ class InputSamples:
 
     x: NDArray[Any]
     ignored: tuple[str, ...] = ()
+    table: DataFrame | None = None  # with all columns
+
+    def kept(self, names: Sequence[str] | None) -> dict[str, list[str]]:
+        """The cells of some columns as text; by default of the first one, if it is no input and identifies the rows.
+
+        `DataError` if the file has no such column.
+        """
+        if self.table is None:
+            if names:
+                raise SettingError("--keep", ",".join(names), "goes with tables, which an .npz file is not")
+            return {}
+        if names is None:
+            first = str(self.table.columns[0])
+            names = [first] if first in self.ignored and self.table[first].is_unique else []
+        require_columns("the table", self.table, names, "which --keep names")
+        return {
+            name: ["" if cell is None or cell != cell else str(cell) for cell in self.table[name]] for name in names
+        }
 
 
 def load_samples(
@@ -328,7 +364,7 @@ def load_samples(
         Encoding of the table that the network was trained on; without it, all columns but the targets are inputs, in
         their order.
     options : TableOptions, optional
-        How a table is read: its decimal separator, and columns that are left out.
+        Without `encoding`, how a table is read.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
@@ -344,7 +380,7 @@ def load_samples(
         raise DataError(f"{path}: {error}") from error
     if checked.shape[1] != features:
         raise DataError(f"{path}: samples of {checked.shape[1]} features; the network takes {features}")
-    return InputSamples(checked, samples.ignored)
+    return replace(samples, x=checked)
 
 
 def _samples_from_npz(path: Path) -> NDArray[Any]:
@@ -358,14 +394,11 @@ def _samples_from_npz(path: Path) -> NDArray[Any]:
 def _samples_from_table(
     path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
 ) -> InputSamples:
-    table = read_table(path, options.decimal)
-    called = shown_path(path)
+    table, called = read_table(path, options if encoding is None else encoding.options).frame, shown_path(path)
     names = list(table.columns)
-    if _are_numbers(names) and not (encoding and {*names} & {*encoding.columns}):
-        raise DataError(f"{called}: the first line holds numbers; it must name the columns")
     if encoding is None:
         left_out = {*targets, *options.drop_columns}
-        encoding = TableEncoding(tuple(name for name in names if name not in left_out))
+        encoding = TableEncoding(tuple(name for name in names if name not in left_out), options=options)
     x, _, _ = encoding.encode(table, called, targets=())
-    used = {*encoding.columns, *targets, *options.drop_columns}
-    return InputSamples(x, tuple(name for name in names if name not in used))
+    used = {*encoding.columns, *targets, *encoding.options.drop_columns}
+    return InputSamples(x, tuple(name for name in names if name not in used), table)

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from hybridnn.comm.agreement import agree, broadcast_text, lowest_rank
 from hybridnn.comm.group import Group
-from hybridnn.comm.mpi import is_in_process
-from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_loading import load_cupy
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
@@ -38,18 +37,12 @@ def choose_device(name: str, node_rank: int, load: Callable[[], Any] = load_cupy
 
     Parameters
     ----------
-    name : {"auto", "cpu", "gpu"}
+    name : {"auto", "gpu"}
         ``"auto"`` is a GPU if a usable one is found, else the CPU.
     node_rank : int
         Rank within the node; GPUs are assigned to the ranks of a node round-robin, and shared if there are fewer GPUs
         than ranks.
     """
-    if name == "cpu":
-        return _cpu("as requested")
-    if is_in_process():
-        if name == "gpu":
-            raise SettingError("device.name", name, "ranks of one process compute on the CPU: 'auto' or 'cpu'")
-        return _cpu("ranks of one process")
     try:
         cupy = load()
         return _gpu(cupy, node_rank % cupy.cuda.runtime.getDeviceCount())
@@ -98,7 +91,7 @@ def prepare_device(
     make: Callable[..., Any] | None = None,
 ) -> TrainingDevice:
     """Choose the device of all ranks and attach its transport to the grid, as `resolve_device`; collective."""
-    if grid.size > 1 and options.name != "cpu":
+    if grid.size > 1:
         # CUDA would load a kernel, also of cuBLAS, at its first launch, and may wait for the device meanwhile. If NCCL
         # waits there for a rank that waits for this one in MPI, neither goes on. Has an effect before CUDA has started.
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")

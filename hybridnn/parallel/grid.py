@@ -20,7 +20,6 @@ from hybridnn.comm.agreement import unequal_values
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
 from hybridnn.comm.mpi import detect_launch, import_mpi, ranks_within, require_communicator
 from hybridnn.comm.recorder import Recorder
-from hybridnn.diagnostics.failsafe import wait_for_ranks
 from hybridnn.errors import GridError, SettingError
 from hybridnn.parallel.places import StageShapes, place_ranks
 from hybridnn.utils.checks import require_whole
@@ -204,7 +203,7 @@ class ProcessGrid:
 def all_ranks_group(comm: MPI.Intracomm | None = None) -> Group:
     """Group of the ranks of `comm`, by default all of the job, before they are arranged as a grid; collective.
 
-    A rank that exits instead ends the job: see `wait_for_ranks`.
+    A rank that exits instead ends the job: see `hybridnn.diagnostics.failsafe.wait_for_ranks`.
 
     Raises
     ------
@@ -220,7 +219,10 @@ def all_ranks_group(comm: MPI.Intracomm | None = None) -> Group:
 
         require_complete_launch()
     ranks = comm if comm is not None else import_mpi().COMM_WORLD
-    wait_for_ranks(ranks)
+    if ranks.Get_size() > 1:
+        from hybridnn.diagnostics.failsafe import wait_for_ranks
+
+        wait_for_ranks(ranks)
     return Group(ranks, "world", Recorder())
 
 

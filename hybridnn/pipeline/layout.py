@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain
 from math import prod
-from typing import Any
 
 from hybridnn.comm.blocks import block_size, block_sizes
 from hybridnn.nn.mlp import MLP, DenseLayer
@@ -95,26 +94,6 @@ class Layout:
         schedule = partial(self.schedule, messages=False)
         programs = [make_program(schedule, stage, stages, minibatches) for stage in range(stages)]
         return tuple(program.mean_staleness(minibatches) for program in programs)
-
-    def parallel_settings(self) -> dict[str, Any]:
-        """Keys and values of the settings section ``[parallel]``, for a layout whose stages have one shape."""
-        batch, model = self.stages[0]
-        keys: dict[str, Any] = {
-            "pipeline": len(self.stages),
-            "batch": batch,
-            "model": model,
-            "model_split": self.model_split,
-        }
-        if model > 1 or (batch > 1 and not self.shared_replicas):
-            keys["overlap"] = self.overlap  # without effect elsewhere
-        if len(self.stages) == 1:
-            return keys
-        return keys | {
-            "method": self.method,
-            "microbatches": self.microbatches,
-            "chunks": self.chunks,
-            "partition": list(self.layers),
-        }
 
     # -- pipeline ----------------------------------------------------------------------------------------------------
 

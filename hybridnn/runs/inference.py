@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -215,20 +215,19 @@ class Predictions:
     values: NDArray[np.float64]  # probabilities of the classes, or targets in their original units
     classes: NDArray[np.int64] | None  # label of the most probable class; None for regression
     names: NDArray[np.str_] | None = None  # name of that class
-    ignored: tuple[str, ...] = ()  # columns of the file that are neither inputs nor targets of the run
+    ignored: tuple[str, ...] = ()  # columns of the file that are neither inputs, targets nor kept
+    kept: Mapping[str, list[str]] = field(default_factory=dict)  # cells of columns of the file, which come first
 
     def to_csv(self) -> bytes:
         """A header line and a line per sample, with all digits of the numbers."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        if self.classes is None:
-            writer.writerow(self.columns)
-            writer.writerows(self.values.tolist())
-        else:
-            writer.writerow(("class", *self.columns))
-            names = self.classes if self.names is None else self.names
-            rows = zip(names.tolist(), self.values.tolist(), strict=True)
-            writer.writerows((name, *values) for name, values in rows)
+        names = None if self.classes is None else (self.classes if self.names is None else self.names).tolist()
+        heads, before = list(self.kept), list(self.kept.values())
+        if names is not None:
+            heads, before = [*heads, "class"], [*before, names]
+        writer.writerow((*heads, *self.columns))
+        writer.writerows((*cells, *values) for *cells, values in zip(*before, self.values.tolist(), strict=True))
         return text.getvalue().encode()
 
     def to_npz(self) -> bytes:
@@ -239,7 +238,9 @@ class Predictions:
         return npz_bytes({"classes": self.classes, **names, "probabilities": self.values})
 
 
-def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions | None:
+def predict_file(
+    run: TrainedRun, grid: ProcessGrid, path: Path, keep: Sequence[str] | None = None
+) -> Predictions | None:
     """Predict from the samples of a file, which rank 0 reads; collective over `grid`.
 
     Raises `HybridnnError` on every rank: the file cannot be used, or the network does not fit the grid.
@@ -249,6 +250,9 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
     path : Path
         As for `load_samples`. Input columns of a table are found by the names of the run's columns, or if these
         have no names by position, without the run's targets.
+    keep : sequence of str, optional
+        Columns of the table that come before the predictions; by default a first column that is no input and identifies
+        the rows.
 
     Returns
     -------
@@ -263,6 +267,7 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
         return load_samples(path, run.features, data.targets, encoding=run.encoding, options=data.table_options)
 
     samples = agree(grid.world, load)
+    kept = agree(grid.world, lambda: {} if samples is None else samples.kept(keep))
     trainer = run.trainer_on(grid)
     count = value_of_first(grid.world, lambda: 0 if samples is None else len(samples.x))
     rows: Rows | None = None if samples is None else ArrayRows(samples.x, np.zeros(count, np.int64))
@@ -272,7 +277,10 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
     for part, predicted in _predicted(run, grid, trainer, rows, count, None):
         if samples is not None:
             outputs[part] = predicted
-    return None if samples is None else replace(_predictions(run, outputs), ignored=samples.ignored)
+    if samples is None:
+        return None
+    ignored = tuple(name for name in samples.ignored if name not in kept)
+    return replace(_predictions(run, outputs), ignored=ignored, kept=kept)
 
 
 def _predictions(run: TrainedRun, outputs: NDArray[Any]) -> Predictions:

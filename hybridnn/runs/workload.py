@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.agreement import agree, value_of_first
 from hybridnn.comm.mpi import running_ranks
-from hybridnn.config.settings import DataSettings, ParallelSettings, Settings, stage_shapes, with_stages
+from hybridnn.config.settings import DataSettings, ParallelSettings, Settings, keys_of_layout, stage_shapes, with_stages
 from hybridnn.cost.machine_lookup import find_machine
 from hybridnn.data import Dataset, DatasetInfo, count_split
 from hybridnn.errors import SettingError
@@ -212,4 +212,4 @@ def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
     if parallel.shared_replicas is False:
         wanted |= kept
     best = best_exact(workload_from_settings(settings), require_machine(), ranks, wanted)
-    return best.layout.parallel_settings() | kept
+    return keys_of_layout(best.layout) | kept

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hybridnn.comm.agreement import agree
+from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import SettingError
-from hybridnn.nn.kernels import Kernels
+from hybridnn.nn.kernels import NUMPY, Kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import DeviceOptions, TrainConfig
@@ -79,6 +80,12 @@ def resolve_device(
     if isinstance(device, TrainingDevice):
         return device
     options = DeviceOptions(device) if isinstance(device, str) else device
+    if options.name == "cpu":
+        return TrainingDevice(NUMPY, "cpu", "as requested")
+    if is_in_process():
+        if options.name == "gpu":
+            raise SettingError("device.name", options.name, "ranks of one process compute on the CPU: 'auto' or 'cpu'")
+        return TrainingDevice(NUMPY, "cpu", "ranks of one process")
     from hybridnn.gpu.device_choice import prepare_device  # above this package
 
     return prepare_device(options, grid, load, make)

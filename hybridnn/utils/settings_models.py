@@ -102,6 +102,18 @@ def list_as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _texts_as_tuple(value: object) -> object:
+    """Lists of texts as people type them: ``a,b``, and numbers as their text."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    items = [value] if _is_number(value) else value
+    return tuple(str(item) if _is_number(item) else item for item in items) if isinstance(items, list) else items
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 SECONDS = re.compile(r"(\d+(?:\.\d*)?) *s")  # seconds in a settings file: ``90 s``
 
 
@@ -127,7 +139,7 @@ def _without_nul(text: str) -> str:
 Text = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
 Interval = Annotated[int | str, BeforeValidator(_steps_or_seconds)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(list_as_tuple)]
-Texts = Annotated[tuple[Text, ...], BeforeValidator(list_as_tuple)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_texts_as_tuple)]
 
 
 class Section(BaseModel):

@@ -75,7 +75,7 @@ def test_order_of_columns_and_unused_ones_change_nothing(trained: Run, table: Ca
     np.savez("x.npz", np.array(table("plain.csv", ["age", "income"]), float))
     assert trained("predict", "run", "plain.csv", "--out", "expected.csv")[::2] == (0, "")
     for file, printed in (("swapped.csv", ""), ("named.csv", warning), ("x.npz", "")):
-        assert trained("predict", "run", file, "--force")[::2] == (0, printed)
+        assert trained("predict", "run", file, "--force", "--keep", "")[::2] == (0, printed)
         assert Path("predictions.csv").read_bytes() == Path("expected.csv").read_bytes()
 
 
@@ -84,7 +84,6 @@ def test_order_of_columns_and_unused_ones_change_nothing(trained: Run, table: Ca
     [
         (["name", "churn"], None, "x.csv: no columns 'age', 'income', which the inputs need; it has name, churn"),
         (["age", "income", "churn"], ["Age", "income", "churn"], "x.csv: no column 'age', which the inputs need"),
-        (["", "age", "income", "churn"], None, "x.csv: column 1 has no name (pandas writes its "),
         (["age", "income", "churn"], ["age", "income", ""], "x.csv: column 3 has no name (every column "),
         (["age", "income", "churn"], ["44", "38000", "1"], "x.csv: the first line holds numbers"),
     ],
@@ -245,7 +244,7 @@ def test_whole_numbers_are_targets_of_a_regression_if_the_loss_says_so(run_hybri
     assert evaluated[0]["loss"] == evaluated[1]["loss"]
     assert evaluated[0]["targets"][0]["target"] == "price"
     refused = run_hybridnn("train", "--file", "whole.csv", *named, *SMALL)
-    assert "60 different whole numbers in 60 rows: set model.loss to mse for regression" in error_line(refused)
+    assert "60 different whole numbers in 60 rows; set model.loss to mse for regression" in error_line(refused)
     labels = ("--set", "model.loss=cross_entropy", "--hidden", "6", "--epochs", "1")
     code, text, _ = run_hybridnn("train", "--file", "whole.csv", *named, *labels)
     assert (code, "classification: 60 classes (" in text) == (0, True)
@@ -365,7 +364,7 @@ def test_truth_values_are_given_back(run_hybridnn: Run, people: pd.DataFrame) ->
     ("changes", "message"),
     [
         ({"city": "Paris"}, "column 'city' has values that the training data did not have: 'Paris' (150 rows)"),
-        ({"age": "old"}, "new.csv: text in age (150 rows, 'old' in row 1)"),
+        ({"age": "old"}, "new.csv: age: no cell is a number ('old' in row 1)"),
         ({"age": None}, "new.csv: no column 'age', which the inputs need; it has city, note, answer"),
     ],
 )
@@ -438,6 +437,6 @@ def test_a_wide_table_that_cannot_be_used_is_refused_in_one_line(run_hybridnn: R
     header = ",".join(f"column {number}" for number in range(columns))
     Path("wide.csv").write_text(f"{header},y\n{'x,' * columns}0\n{'1,' * columns}1\n")
     line = error_line(run_hybridnn("train", "--file", "wide.csv", "--targets", "y"))
-    assert "column 0 (1 row, 'x' in row 1), column 1" in line
-    assert " and more columns; set data.categories" in line
+    assert "(1) text in column 0 (1 row, 'x' in row 1), (2) text in column 1" in line
+    assert " and 19,988 more; what may solve them: --set data.categories=one-hot" in line
     assert len(line) < 1500

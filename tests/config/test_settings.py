@@ -52,7 +52,6 @@ WRONG = {
     "model.hidden=[3,-1]": "model.hidden[1] = -1: must be at least 1",
     "model.hidden=5": f"model.hidden = 5: {LIST}",
     "model.activation=gelu": "model.activation = 'gelu': must be 'relu', 'identity', 'tanh', 'sigmoid' or 'selu'",
-    "data.drop_columns=note": f"data.drop_columns = 'note': {LIST}",
     "data.test_fraction=1": "data.test_fraction = 1: must be less than 1",
     "data.file=3": "data.file = 3: must be text in quotes",
     "data.targets=['y']": "data.targets = ['y']: does not belong to name = 'digits'",

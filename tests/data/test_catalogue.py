@@ -13,9 +13,8 @@ import pytest
 
 from hybridnn.config.settings import load_settings
 from hybridnn.data import catalogue, dataset_info, load
-from hybridnn.data.dataset import Dataset
+from hybridnn.data.dataset import Dataset, DatasetInfo, Member, RemoteFile
 from hybridnn.data.download import open_members
-from hybridnn.data.info import DatasetInfo, Member, RemoteFile
 from hybridnn.data.rows import ArrayRows
 from hybridnn.errors import DataError
 

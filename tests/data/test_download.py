@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from hybridnn.data import DatasetInfo, RemoteFile, dataset_info, fetch, load_dataset, locate
+from hybridnn.data.dataset import Member
 from hybridnn.data.download import open_members
-from hybridnn.data.info import Member
 from hybridnn.errors import DataError
 
 CONTENT = b"1 2 3\n"
@@ -67,19 +67,11 @@ def test_file_on_disk_is_used_as_it_is(
     assert locate(toy(plain()), plain()) == path
 
 
-def test_given_folder_is_the_only_one_searched(tmp_path: Path, no_files_of_this_machine: Path) -> None:
-    (tmp_path / "toy.txt").write_bytes(CONTENT)
-    assert locate(toy(plain()), plain(), tmp_path) == tmp_path / "toy.txt"
-    no_files_of_this_machine.mkdir()
-    (tmp_path / "toy.txt").rename(no_files_of_this_machine / "toy.txt")
-    with pytest.raises(DataError, match="cannot download"):
-        locate(toy(plain()), plain(), tmp_path)
-
-
-def test_file_on_disk_with_another_checksum(tmp_path: Path) -> None:
+def test_file_on_disk_with_another_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
     (tmp_path / "toy.txt").write_bytes(b"damaged")
     with pytest.raises(DataError) as caught:
-        locate(toy(plain()), plain(), tmp_path)
+        locate(toy(plain()), plain())
     for part in (str(tmp_path / "toy.txt"), checksum(b"damaged"), checksum(CONTENT), "delete it to download again"):
         assert part in str(caught.value)
     info = dataset_info("digits")  # which is part of the package
@@ -142,31 +134,33 @@ def archive_of(path: Path, kind: str, names: tuple[str, ...] = ("in/a.txt", "in/
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_members_come_out_of_the_verified_archive(tmp_path: Path, kind: str) -> None:
+def test_members_come_out_of_the_verified_archive(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
     file = archive_of(tmp_path / f"toy.{kind}", kind)
-    read = {path: stream.read() for path, stream in open_members(toy(file), file, tmp_path)}
+    read = {path: stream.read() for path, stream in open_members(toy(file), file)}
     assert read == {"in/a.txt": b"in/a.txt", "in/b.txt": b"in/b.txt"}
-    assert fetch(toy(file), tmp_path) == [tmp_path / f"toy.{kind}"]
+    assert fetch(toy(file)) == [tmp_path / f"toy.{kind}"]
     wrong = replace(file, members=(Member("in/a.txt", checksum(b"else")),))
     with pytest.raises(DataError, match=r"member in/a\.txt: sha256"):
-        fetch(toy(wrong), tmp_path)
+        fetch(toy(wrong))
     lacking = archive_of(tmp_path / f"toy.{kind}", kind, names=("in/b.txt",))
     with pytest.raises(DataError, match=r"not the expected archive.*in/a\.txt"):
-        fetch(toy(lacking), tmp_path)
+        fetch(toy(lacking))
     (tmp_path / f"toy.{kind}").write_bytes(b"<html>not found</html>")
     with pytest.raises(DataError, match="not the expected archive"):
-        fetch(toy(replace(file, sha256=None)), tmp_path)
+        fetch(toy(replace(file, sha256=None)))
 
 
-def test_unpacked_members_are_preferred_and_verified(tmp_path: Path) -> None:
+def test_unpacked_members_are_preferred_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
     file = replace(archive_of(tmp_path / "toy.zip", "zip"), sha256="0" * 64)  # opening the archive would fail
     for name in ("a.txt", "b.txt"):
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_text(f"in/{name}")
-    assert sorted(fetch(toy(file), tmp_path)) == [tmp_path / "in" / "a.txt", tmp_path / "in" / "b.txt"]
+    assert sorted(fetch(toy(file))) == [tmp_path / "in" / "a.txt", tmp_path / "in" / "b.txt"]
     (tmp_path / "in" / "a.txt").write_text("changed")
     with pytest.raises(DataError, match=r"a\.txt: sha256 is"):
-        fetch(toy(file), tmp_path)
+        fetch(toy(file))
 
 
 def test_fetch_of_official_shipped_and_generated_sets(real_files: Path) -> None:

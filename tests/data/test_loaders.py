@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from hybridnn.data import Dataset, SyntheticSpec, dataset_info, load_dataset
 from hybridnn.data.cifar10 import read_batch
+from hybridnn.data.dataset import Member
 from hybridnn.data.ethylene import INFO as ETHYLENE
-from hybridnn.data.info import Member
 from hybridnn.data.mnist import FASHION_INFO, read_idx
 from hybridnn.errors import DataError, SettingError
 

@@ -77,8 +77,7 @@ def write_csv(frame: pd.DataFrame, path: Path, **options: Any) -> Path:
 )
 def test_csv_in_every_form_has_the_same_samples(tmp_path: Path, people: pd.DataFrame, options: dict[str, Any]) -> None:
     path = write_csv(people, tmp_path / "people.csv", **options)
-    decimal = TableOptions(options.get("decimal", "."), categories="one-hot")  # type: ignore[arg-type]
-    x, y = arrays(load_file(path, ["answer"], options=decimal))
+    x, y = arrays(load_file(path, ["answer"], options=ONE_HOT))
     np.testing.assert_array_equal(x, expected_inputs(people))  # to the last bit
     np.testing.assert_array_equal(y, people["answer"].map({"later": 0, "no": 1, "yes": 2}))
 
@@ -173,7 +172,7 @@ def test_rows_with_missing_values_are_left_out(gaps: pd.DataFrame, people: pd.Da
     data = load_frame(gaps, ["answer"], options=TableOptions(missing="drop", categories="one-hot"))
     kept = people.drop(index=[3, 7, 9, 50, 120])
     np.testing.assert_array_equal(arrays(data)[0], expected_inputs(people)[kept.index])
-    assert data.task_reason.endswith("; 5 of 200 rows have missing values and are left out")
+    assert "; 5 of 200 rows have missing values and are left out" in data.task_reason
 
 
 def test_means_of_the_training_samples_alone_replace_missing_values(gaps: pd.DataFrame) -> None:
@@ -199,7 +198,7 @@ def test_encoding_is_the_same_after_json(gaps: pd.DataFrame) -> None:
     again = TableEncoding.from_dict(json.loads(json.dumps(encoding.to_dict())))
     assert again == encoding
     np.testing.assert_array_equal(again.encode(gaps).x, encoding.encode(gaps).x)
-    for damaged in ({}, [], {"columns": 3}, {"columns": ["a"], "missing": "guess"}):
+    for damaged in ({}, [], {"columns": 3}, {"columns": ["a"], "kinds": {"a": "guess"}}):
         with pytest.raises(DataError, match="not the columns of a table: "):
             TableEncoding.from_dict(damaged)
 
@@ -210,24 +209,27 @@ def test_columns_are_left_out(people: pd.DataFrame) -> None:
     np.testing.assert_array_equal(arrays(data)[0], people[["age", "income", "member"]].astype(float))
 
 
-CITY = "text in city \\(200 rows, '.*' in row 1\\); set data.categories = \"one-hot\" .* or data.drop_columns to"
+CITY = "text in city \\(200 rows, '.*' in row 1\\); set data.categories to \"one-hot\" .* or data.drop_columns to"
 
 
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
         ({}, {"categories": "error"}, CITY),
-        ({"age": lambda f: f["age"].where(f.index != 4)}, {}, r"age \(1 row\), first in row 5;"),
+        ({"age": lambda f: f["age"].where(f.index != 4)}, {}, r"missing values in age \(1 row, first in row 5\);"),
         ({"age": lambda f: f["age"] * np.nan}, {"missing": "mean"}, "no value in the training samples of age: no mean"),
         ({"age": lambda f: f["age"] * np.nan}, {"missing": "drop"}, "every row has a missing value: none is left"),
-        ({"answer": lambda f: f["answer"].where(f.index > 2)}, {"missing": "mean"}, r"in the target answer \(3 rows\)"),
+        (
+            {"answer": lambda f: f["answer"].where(f.index > 2)},
+            {"missing": "mean"},
+            r"in the target answer \(3 rows, first in row 1\); only inputs",
+        ),
         ({"age": lambda f: f["age"] / (f.index - 7)}, {}, "infinite values: age \\(1 row\\), first in row 8"),
-        ({"z": lambda f: pd.Timestamp("2020-05-05")}, {"categories": "error"}, r"z \(200 rows, '2020-05-05 00:00"),
-        ({"z": lambda f: f["age"] * 1j}, {"categories": "error"}, "text in .*z \\(200 rows"),
+        ({"z": lambda f: f["age"] * 1j}, {"categories": "error"}, "problems: .* text in z \\(200 rows"),
         ({"z": lambda f: [[1]] * len(f)}, {}, "column 'z' holds objects that cannot be compared"),
-        ({"answer": lambda f: "yes"}, {}, "all labels are yes: classification needs at least 2 classes"),
+        ({"answer": lambda f: "yes"}, {}, "all labels are yes; classification needs at least 2 classes"),
         ({"answer": lambda f: 1.5}, {}, "target 'answer' is 1.5 in every row: there is nothing to learn"),
-        ({"answer": lambda f: f.index}, {}, "column 'answer' has 200 different whole numbers in 200 rows: set model"),
+        ({"answer": lambda f: f.index}, {}, "column 'answer' has 200 different whole numbers in 200 rows; set model"),
     ],
 )
 def test_one_line_says_what_is_wrong(
@@ -243,7 +245,7 @@ def test_one_line_says_what_is_wrong(
     ("changes", "message"),
     [
         ({"city": "Oslo"}, "column 'city' has values that the training data did not have: 'Oslo' \\(200 rows\\)"),
-        ({"age": "old"}, "text in age \\(200 rows, 'old' in row 1\\)"),
+        ({"age": "old"}, "age: no cell is a number \\('old' in row 1\\); the column must hold numbers"),
         ({"answer": "perhaps"}, "column 'answer' has values that the training data did not have: 'perhaps'"),
         ({"age": None}, "no column 'age', which the inputs need; it has city, income, member, answer"),
         ({"answer": None}, "no column 'answer', which holds targets"),
@@ -300,7 +302,7 @@ def test_one_name_of_a_column_needs_no_list(tmp_path: Path, people: pd.DataFrame
     [
         ("categories", "onehot", "must be 'error' or 'one-hot'"),
         ("missing", "median", "must be 'error', 'drop' or 'mean'"),
-        ("decimal", ";", "must be '.' or ','"),
+        ("decimal", ";", "must be 'auto', '.' or ','"),
     ],
 )
 def test_options_that_do_not_exist(option: str, value: str, allowed: str) -> None:
@@ -312,8 +314,12 @@ def test_options_that_do_not_exist(option: str, value: str, allowed: str) -> Non
 @pytest.mark.parametrize(
     ("targets", "request_", "message"),
     [
-        ("answer", {"task": "regression", "options": ONE_HOT}, r"needs numbers as targets; text in answer \(200 rows"),
-        (["answer", "age"], {"options": ONE_HOT}, r"needs numbers as targets; text in answer \(200 rows"),
+        (
+            "answer",
+            {"task": "regression", "options": ONE_HOT},
+            r"needs numbers as targets; answer: no cell is a number",
+        ),
+        (["answer", "age"], {"options": ONE_HOT}, r"needs numbers as targets; answer: no cell is a number"),
         (["answer", "age"], {"task": "classification"}, "classification needs one target column, not 2"),
         ("answer", {"options": TableOptions(drop_columns="shoe")}, r"no column 'shoe', which data\.drop_columns names"),
         ("answer", {"options": TableOptions(drop_columns="answer")}, r"\['answer'\]: also in data\.targets"),
@@ -327,7 +333,7 @@ def test_requests_that_do_not_fit(people: pd.DataFrame, targets: Any, request_: 
 def test_more_categories_than_inputs_are_allowed() -> None:
     frame = pd.DataFrame({"name": [f"Mx {number}" for number in range(1001)], "y": np.arange(1001) / 2})
     assert load_frame(frame[:1000], ["y"], options=ONE_HOT).features == 1000
-    with pytest.raises(DataError, match=r"'name' has 1,001 different values, more than 1,000 inputs; data\.drop"):
+    with pytest.raises(DataError, match=r"text in name .*, 1,001 different values in 1,001 rows, as of an id"):
         load_frame(frame, ["y"], options=ONE_HOT)
     with pytest.raises(DataError, match=r"^the frame: several columns are named 'name'$"):
         load_frame(frame.rename(columns={"y": "name"}), ["name"])

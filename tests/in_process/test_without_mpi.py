@@ -13,8 +13,8 @@ import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import GridError, SettingError
-from hybridnn.gpu.device_choice import choose_device
 from hybridnn.in_process import run_ranks
+from hybridnn.training.device import resolve_device
 from mpi_runner.launch import job_environment
 from mpi_runner.slowness import deadline
 
@@ -136,7 +136,7 @@ def test_ranks_of_one_process_compute_on_the_cpu(comm: Any) -> None:
     def load() -> Any:
         raise AssertionError("no GPU is looked for")
 
-    assert choose_device("auto", comm.rank, load).kind == "cpu"
-    assert choose_device("cpu", comm.rank, load).why == "as requested"
+    assert resolve_device("auto", ProcessGrid(comm), load).kind == "cpu"
+    assert resolve_device("cpu", ProcessGrid(comm), load).why == "as requested"
     with pytest.raises(SettingError, match=r"^device.name = 'gpu': ranks of one process compute on the CPU"):
         Trainer(MLP([2, 3, 1]), grid=ProcessGrid(comm), device="gpu")

@@ -78,10 +78,6 @@ def test_a_requested_gpu_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device("gpu", 0, lambda: cupy_with(["a"], answers=False))
 
 
-def test_the_cpu_is_chosen_without_importing_cupy() -> None:
-    assert choose_device("cpu", 0, missing).why == "as requested"
-
-
 @pytest.mark.mpi(ranks=[2, 3])
 def test_all_ranks_compute_on_the_same_kind_of_device(comm: MPI.Intracomm) -> None:
     world, last = ProcessGrid(comm).world, comm.size - 1

@@ -23,7 +23,8 @@ from weakref import finalize
 
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.comm.recorder import Call, CollectiveProgress, Recorder
-from hybridnn.diagnostics.failsafe import describe_exit, end_job
+from hybridnn.diagnostics.departure import describe_exit
+from hybridnn.diagnostics.failsafe import end_job
 from hybridnn.diagnostics.stalls.diagnosis import StallRecord, stall_report
 from hybridnn.diagnostics.stalls.files import SharedFolder, StallFiles, create_shared_folder
 from hybridnn.diagnostics.stalls.processes import Process, ProcessWatchdog, processes_of, start_of

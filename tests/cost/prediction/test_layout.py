@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridnn.config.settings import ParallelSettings
+from hybridnn.config.settings import ParallelSettings, keys_of_layout
 from hybridnn.pipeline.checks.lint import audit
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -63,12 +63,12 @@ def test_staleness_in_updates() -> None:
     assert pipeline("pipedream", 1).describe_staleness() == "exact"
 
 
-def test_parallel_settings() -> None:
+def test_keys_of_a_layout() -> None:
     layout = Layout(((4, 2),) * 2, (3, 1), "alternating", False, "gpipe", 8, merges=True)
-    chosen = ParallelSettings.model_validate(layout.parallel_settings())
+    chosen = ParallelSettings.model_validate(keys_of_layout(layout))
     assert (chosen.pipeline, chosen.batch, chosen.model, chosen.model_split) == (2, 4, 2, "alternating")
     assert (chosen.overlap, chosen.method, chosen.microbatches, chosen.partition) == (False, "gpipe", 8, (3, 1))
-    assert "method" not in Layout(((4, 2),), (4,)).parallel_settings()
+    assert "method" not in keys_of_layout(Layout(((4, 2),), (4,)))
 
 
 @pytest.mark.parametrize(("minibatches", "of_first_stage"), [(12, 65 / 12), (391, 3855 / 391)])

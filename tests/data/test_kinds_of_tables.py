@@ -1,0 +1,245 @@
+"""Tables as people have them: what each column is decided to hold, what is refused, and advice that leads on."""
+
+from __future__ import annotations
+
+import shlex
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hybridnn.config.settings import load_settings
+from hybridnn.data import ArrayRows, Dataset, TableOptions, load_file
+from hybridnn.data.table_check import check_table
+from hybridnn.data.user_file import load_samples
+from hybridnn.errors import DataError, HybridnnError
+
+ONE_HOT = TableOptions(categories="one-hot")
+
+
+def table(folder: Path, text: str | bytes, name: str = "mine.csv") -> Path:
+    content = text if isinstance(text, bytes) else text.encode()
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+def rows(head: str, *patterns: str, times: int = 10) -> str:
+    """A table whose rows repeat; ``#`` in a pattern is the number of the row."""
+    lines = [pattern.replace("#", str(n)) for n, pattern in enumerate(list(patterns) * times)]
+    return "\n".join([head, *lines]) + "\n"
+
+
+def x_of(data: Dataset) -> NDArray[Any]:
+    assert isinstance(data.train, ArrayRows)
+    return data.train.x
+
+
+def classes_of(data: Dataset) -> tuple[str, ...]:
+    assert data.encoding is not None
+    return data.encoding.classes
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------
+
+READ: dict[str, tuple[str | bytes, dict[str, Any], list[float]]] = {
+    "decimal commas": (rows("a;y", "1,5;p", "2,25;q"), {}, [1.5, 2.25]),
+    "decimal commas and points of thousands": (rows("a;b;y", "7,5;1.200;p", "8,5;1.340;q"), {}, [7.5, 1200]),
+    "thousands, one without doubt": (rows("a;y", '"1,200.5";p', '"1,250";q'), {}, [1200.5, 1250]),
+    "thousands that are stated": (rows("a;y", "1,200;p", "1,250;q"), {"thousands": ","}, [1200, 1250]),
+    "spaces of thousands": (rows("a;y", "1\u202f200;p", "1 250;q"), {"thousands": " "}, [1200, 1250]),
+    "minus of Unicode": (rows("a,y", "\u22124,p", "2,q"), {}, [-4, 2]),
+    "dates": (rows("a,y", "1970-01-11,p", "1970-01-02T12:00:00,q"), {}, [10, 1.5]),
+    "truth values": (rows("a,y", "TRUE,p", "false,q"), {}, [1, 0]),
+    "vertical bars": (rows("a|y", "3|p", "4|q"), {}, [3, 4]),
+    "a separator that is stated": (rows("a:y", "3:p", "4:q"), {"separator": ":"}, [3, 4]),
+    "spaces": (rows("a   y", "3  p", "4 q"), {"separator": " "}, [3, 4]),
+    "Excel's line": ("\ufeffsep=;\r\n" + rows("a;y", "3;p", "4;q"), {}, [3, 4]),
+    "commas in names": (rows("size, cm;y", "3;p", "4;q"), {}, [3, 4]),
+    "lines before the header": ("made by hand\n\n" + rows("a,y", "3,p", "4,q"), {"skip_lines": 2}, [3, 4]),
+    "comments": ("% units: m\n" + rows("a,y", "3,p % good", "4,q"), {"comment": "%"}, [3, 4]),
+    "UTF-16": (rows("größe;y", "3;p", "4;q").encode("utf-16"), {}, [3, 4]),
+    "Windows-1252": (rows("größe;y", "3;p", "4;q").encode("cp1252"), {"encoding": "cp1252"}, [3, 4]),
+    "row names of R": (rows('"","a","y"', '"#",3,"p"', '"#",4,"q"'), {}, [3, 4]),
+    "a header that is one short": (rows('"a","y"', '"#",3,"p"', '"#",4,"q"'), {}, [3, 4]),
+    "trailing separators": (rows("a,y,", "3,p,", "4,q,"), {}, [3, 4]),
+    "trailing separators of rows": (rows("a,y", "3,p,", "4,q,"), {}, [3, 4]),
+    "names that are numbers in order": (rows("0,1,y", "3,5,p", "4,6,q"), {}, [3, 5]),
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_table_is_read(kind: str, tmp_path: Path) -> None:
+    text, options, expected = READ[kind]
+    data = load_file(table(tmp_path, text), "y", options=TableOptions(**options))
+    assert (data.task, classes_of(data)) == ("classification", ("p", "q"))
+    x = x_of(data)
+    found = x[:2, 0] if x.shape[1] == 1 else x[0]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_table_without_header_line_has_numbered_names(tmp_path: Path) -> None:
+    text = rows("5.1,3.5,setosa", "4.9,3.0,virginica")
+    data = load_file(table(tmp_path, text), "column 3", options=TableOptions(header=False))
+    assert (data.inputs, data.train.samples) == (("column 1", "column 2"), 11)
+    data = load_file(table(tmp_path, text), "kind", options=TableOptions(names=["a", "b", "kind"]))
+    assert (data.inputs, data.train.samples) == (("a", "b"), 11)
+
+
+def test_names_are_compared_in_one_form_of_unicode(tmp_path: Path) -> None:
+    path = table(tmp_path, rows(unicodedata.normalize("NFD", "größe,übung"), "3,p", "4,q"))
+    data = load_file(path, "übung", inputs=[unicodedata.normalize("NFC", "größe")])
+    np.testing.assert_array_equal(x_of(data)[:2, 0], [3, 4])
+
+
+def test_labels_keep_their_text(tmp_path: Path) -> None:
+    assert classes_of(load_file(table(tmp_path, rows("a,y", "1,01", "2,02", "3,10")), "y")) == ("01", "02", "10")
+    none = table(tmp_path, rows("a,y", "1,None", "2,Major"))
+    assert classes_of(load_file(none, "y", options=TableOptions(missing_words="not None"))) == ("Major", "None")
+    codes = table(tmp_path, rows("zip,y", "01234,p", "99,q"))
+    data = load_file(codes, "y", options=TableOptions(text_columns="zip", categories="one-hot"))
+    assert data.encoding is not None
+    assert data.encoding.categories == {"zip": ("99", "01234")}
+
+
+def test_words_for_missing_values_are_extended(tmp_path: Path) -> None:
+    text = rows("hp,y", "60,p", "-999,q", times=6) + rows("61,q", "?,p")
+    options = TableOptions(missing_words=("?", "-999"), missing="mean")
+    x = x_of(load_file(table(tmp_path, text), "y", options=options))
+    assert (x[:2, 0].tolist(), np.isnan(x).any()) == ([x[0, 0], x[1, 0]], False)
+    assert 60 < x[1, 0] < 61
+
+
+def test_rows_without_target_are_left_out_while_inputs_are_filled(tmp_path: Path) -> None:
+    text = rows("a,y", "1,p", ",q", "5,", "3,q", times=3)
+    data = load_file(table(tmp_path, text), "y", options=TableOptions(missing="mean", missing_targets="drop"))
+    assert data.train.samples == 9
+    assert x_of(data)[1, 0] == pytest.approx((3 * 1 + 3 * 5 + 3 * 3) / 9)
+
+
+def test_unknown_categories_are_all_zero_if_that_is_stated(tmp_path: Path) -> None:
+    path = table(tmp_path, rows("city,a,y", "Rome,1,p", "Oslo,2,q"))
+    new = table(tmp_path, "city,a\nBern,3\n", "new.csv")
+    for options, refused in ((ONE_HOT, True), (TableOptions(categories="one-hot", unknown_categories="zeros"), False)):
+        encoding = load_file(path, "y", options=options).encoding
+        if refused:
+            with pytest.raises(DataError, match="column 'city' has values that the training data did not have: 'Bern'"):
+                load_samples(new, 3, encoding=encoding)
+        else:
+            np.testing.assert_array_equal(load_samples(new, 3, encoding=encoding).x, [[0, 0, 3]])
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[str | bytes, str]] = {
+    "odd cells": (
+        rows("a,y", *["#,p"] * 9, "n.a.,q"),
+        "a: 10 of 100 cells are no numbers .'n.a.' in row 10.; if 'n.a.'",
+    ),
+    "odd targets": (rows("a,y", *["#,#.5"] * 9, "#,?"), "y: 10 of 100 cells are no numbers .'.' in row 10.; if "),
+    "two readings": (rows("a;y", "1,018;p", "700;q"), "'1,018' may be read in two ways; set data.thousands = \",\" "),
+    "percent signs": (rows("a,y", "5%,p", "7%,q"), "must have no percent signs"),
+    "currency": (rows("a,y", "€5,p", "€7,q"), "must have no currency signs"),
+    "spaces of thousands": (rows("a,y", "1\u00a0200,p", "7,q"), 'set data.thousands = " " if it separates thousands'),
+    "labels that differ": (rows("a,y", "#,name #", times=20), "different texts in .* a class needs several rows"),
+    "None": (
+        rows("a,y", "1,None", "2,Major", "3,Minor"),
+        "if 'None' is a class, set data.missing_words = \"not None\"",
+    ),
+    "no header": (rows("5.1,3.5,setosa", "4.9,3.0,virginica"), "the first line holds numbers .* data.header to false"),
+    "zeros as header": (rows("0,0,0,7", "1,2,0,4"), "the first line holds numbers .* data.header to false"),
+    "a title": ("Sales of 2020\n" + rows("a,y", "1,p", "2,q"), "if line 2 names the columns, set data.skip_lines = 1"),
+    "quoted names": (rows("'a','y'", "1,p", "2,q"), "\"'y'\" differs from it by its quotation marks"),
+    "invisible letters": (rows("a,\u200by", "1,p", "2,q"), "differs from it by capitals or invisible letters"),
+    "other dates": (rows("a,y", "31.12.2020,p", "1.2.2021,q"), "dates must be written as 2020-12-31"),
+    "an id": (rows("a,y", "c#,p", "c#,q", times=20), "40 different values in 40 rows, as of an id"),
+    "bytes": (rows("a,y", "größer,p", "b,q").encode("cp1252"), 'set data.encoding = "cp1252" if größer,p is text'),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_table_is_refused_with_advice(kind: str, tmp_path: Path) -> None:
+    text, message = REFUSED[kind]
+    with pytest.raises(HybridnnError, match=message) as raised:
+        load_file(table(tmp_path, text), "y")
+    assert str(raised.value).isprintable()
+    assert "one-hot" not in str(raised.value) or kind in ("an id",)
+
+
+def test_all_problems_are_named_at_once_with_settings_that_solve_them(tmp_path: Path) -> None:
+    text = rows("id,city,age,since,y", "c#,Rome,,2020-01-01,p", "c#,Oslo,30,2021-01-01,q", times=20)
+    path = table(tmp_path, text)
+    with pytest.raises(DataError, match=r"3 problems: \(1\) text in id .* \(2\) text in city .* \(3\) missing .* age"):
+        load_file(path, "y")
+    found = check_table(path, "y")
+    assert [line.becomes for line in found.columns] == ["?", "?", "input", "input, days since 1970", "target"]
+    assert [(line.missing, line.different) for line in found.columns[:3]] == [(0, 40), (0, 2), (20, 1)]
+    assert found.settings == {"drop_columns": ["id"], "categories": "one-hot", "missing": "mean"}
+    data = load_file(path, "y", options=TableOptions(**found.settings))  # type: ignore[arg-type]
+    assert (data.inputs, data.features) == (("city", "age", "since"), 4)
+
+
+def test_settings_are_typed_as_people_type_them(tmp_path: Path) -> None:
+    overrides = ["data.file=a.csv", "data.targets=y", "data.drop_columns=id,since", "data.missing_words=-999"]
+    options = load_settings(None, overrides).data.table_options
+    assert (options.drop_columns, options.missing_words) == (("id", "since"), ("-999",))
+
+
+# -- predictions -------------------------------------------------------------------------------------------------------
+
+CELLS = {
+    "number": st.sampled_from(["1", "2.5", "-3", "1e2", ""]),
+    "comma": st.sampled_from(["1,5", "2", "-3,25", ""]),
+    "code": st.sampled_from(["01", "1", "x", "K1A"]),
+    "truth": st.sampled_from(["True", "False", ""]),
+    "date": st.sampled_from(["2020-01-01", "1999-12-31", ""]),
+    "label": st.sampled_from(["01", "1", "None?"]),
+}
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["number", "comma", "code", "truth", "date"]), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_a_row_is_encoded_alone_as_among_all_others(
+    kinds: list[str], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    lines = data.draw(st.lists(st.tuples(*(CELLS[kind] for kind in kinds), CELLS["label"]), min_size=2, max_size=8))
+    head = ";".join([*(f"c{number}" for number in range(len(kinds))), "y"])
+    path = table(folder, "\n".join([head, *(";".join(line) for line in lines)]) + "\n")
+    try:
+        encoding = load_file(path, "y", options=TableOptions(categories="one-hot", missing="mean")).encoding
+    except HybridnnError:
+        return
+    assert encoding is not None
+    together = load_samples(path, encoding.features, ["y"], encoding=encoding).x
+    for number, line in enumerate(lines):
+        one = table(folder, "\n".join([head, ";".join(line)]) + "\n", "one.csv")
+        np.testing.assert_array_equal(
+            load_samples(one, encoding.features, ["y"], encoding=encoding).x[0], together[number]
+        )
+
+
+def test_kept_columns_come_before_the_predictions(tmp_path: Path) -> None:
+    path = table(tmp_path, rows("id,a,city,y", "c#,1,Rome,p", "c#,2,Oslo,q"))
+    encoding = load_file(path, "y", options=TableOptions(drop_columns="city"), inputs="a").encoding
+    samples = load_samples(path, 1, ["y"], encoding=encoding)
+    assert samples.kept(None) == {"id": [f"c{n}" for n in range(20)]}
+    assert samples.kept(["city", "y"]) == {"city": ["Rome", "Oslo"] * 10, "y": ["p", "q"] * 10}
+    with pytest.raises(DataError, match="no column 'key', which --keep names; it has id, a, city, y"):
+        samples.kept(["key"])
+
+
+def test_commands_that_messages_print_can_be_typed(tmp_path: Path) -> None:
+    path = table(tmp_path, rows("my id,a b,y", "c#,,p", "c#,2,q", times=20))
+    with pytest.raises(DataError) as raised:
+        load_file(path, "y")
+    command = str(raised.value).partition("what may solve them: ")[2].partition("; hybridnn")[0]
+    overrides = [text for text in shlex.split(command) if text != "--set"]
+    options = load_settings(None, ["data.file=a.csv", "data.targets=y", *overrides]).data.table_options
+    assert load_file(path, "y", options=options).inputs == ("a b",)
