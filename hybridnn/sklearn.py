@@ -5,11 +5,12 @@ Parameters that ``sklearn.neural_network`` has too mean the same there. scikit-l
 
 from __future__ import annotations
 
+import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
+from hybridnn.comm.mpi import is_child
 from hybridnn.data import ArrayRows
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.in_process import run_ranks
@@ -48,6 +50,12 @@ SOLVERS: Mapping[str, Callable[..., Optimizer]] = MappingProxyType(
     {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
 )
 LARGEST_AUTO_BATCH = 200
+
+KEPT_FOR_PARTIAL_FIT = (
+    *("solver", "momentum", "nesterovs_momentum", "weight_decay", "batch_size", "shuffle", "clip_norm"),
+    *("batch", "model", "pipeline", "method", "microbatches"),
+)
+"""Parameters with which a trainer is made. Between two calls of `partial_fit` another value makes a new one."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         validation_fraction: float = 0.1,
         residual: bool = False,
         clip_norm: float | None = None,
+        verbose: bool = False,
         ranks: int | None = None,
         batch: int | None = None,
         model: int = 1,
@@ -107,6 +116,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self.validation_fraction = validation_fraction
         self.residual = residual
         self.clip_norm = clip_norm
+        self.verbose = verbose
         self.ranks = ranks
         self.batch = batch
         self.model = model
@@ -151,8 +161,10 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             y = parts[2]
         trained = self._train(X, y, seed, self.max_iter, validation)
         self._keep(trained, reset=True)
-        if not trained.stopped:
-            self._warn_of_convergence()
+        # Processes of a pool leave the warning to the one that reports their scores, and ranks to the first.
+        if not trained.stopped and not is_child() and (self._trainer is None or self._trainer.grid.rank == 0):
+            text = f"the training did not converge in max_iter={self.max_iter} epochs"
+            _warn_of_convergence(text, *_line_of_caller())
         return self
 
     def _partial_fit(self, X: Any, y: Any, encode_first: Callable[[Array], Array]) -> Self:
@@ -170,6 +182,8 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
         def prepare() -> tuple[Array, Array]:
             samples, targets = self._validated(X, y, reset=is_first)
+            if not is_first:
+                self._require_fitted_network()
             return samples, encode(targets)
 
         if self.ranks is not None or (world := all_ranks_group()).size == 1:
@@ -194,6 +208,13 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         X, y = validate_data(self, X, y, dtype=floats, multi_output=True, y_numeric=numeric, reset=reset)
         return X, y
 
+    def _require_fitted_network(self) -> None:
+        network = self._network()
+        for name in ("sizes", "activation", "residual"):
+            before, now = getattr(self._fitted, name), getattr(network, name)
+            if before != now:
+                raise ValueError(f"{name} = {now!r}: the network was fitted with {before!r}; call fit, or use a clone")
+
     def _seed(self) -> int:
         """A seed that is the same on every rank, also without a random state."""
         seed = np.array([check_random_state(self.random_state).randint(2**31 - 1)], np.int64)
@@ -214,7 +235,8 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         widths = list(hidden) if isinstance(hidden, Sequence | np.ndarray) else [hidden]
         loss = "cross_entropy" if self._score_of_epochs == "test_accuracy" else "mse"
         sizes = [self.n_features_in_, *widths, self._outputs_of_network]
-        return MLP(sizes, self.activation, residual=self.residual, loss=loss)
+        activation = "sigmoid" if self.activation == "logistic" else self.activation
+        return MLP(sizes, activation, residual=self.residual, loss=loss)
 
     def _make_trainer(self, X: Array, seed: int, weights: Mapping[str, Array] | None) -> Trainer:
         grid = ProcessGrid(batch=self.batch, model=self.model, pipeline=self.pipeline)
@@ -237,6 +259,8 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
         A trainer of the job's ranks is kept for `partial_fit`, with the state of its optimizer.
         """
+        if is_first:
+            self._fitted = self._network()
         if self.ranks is not None:
             weights = None if is_first else self.weights_
 
@@ -249,9 +273,15 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
             trained: _Trained = run_ranks(self.ranks, on_rank).results[0]
             return trained
-        if getattr(self, "_trainer", None) is None:
-            self._trainer: Trainer | None = self._make_trainer(X, seed, None if is_first else self.weights_)
-        assert self._trainer is not None
+        made_with = [getattr(self, name) for name in KEPT_FOR_PARTIAL_FIT]
+        if getattr(self, "_made_with", None) != made_with:
+            self._drop_trainer()
+        if self._trainer is None:
+            self._trainer = self._make_trainer(X, seed, None if is_first else self.weights_)
+            self._made_with = made_with
+        config = self._trainer.config
+        if config.optimizer.lr != self.learning_rate_init:  # the state of the optimizer stays
+            self._trainer.config = replace(config, optimizer=self._optimizer())
         return self._fit_on(self._trainer, X, y, epochs, validation)
 
     def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> _Trained:
@@ -260,7 +290,8 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         else:
             stopping = EarlyStopping("train_loss", self.n_iter_no_change, self.tol, restore_best_weights=False)
         before = len(trainer.history.epochs)
-        records = trainer.fit(X, y, epochs=epochs, validation=validation, callbacks=[stopping]).epochs[before:]
+        how: dict[str, Any] = {"validation": validation, "callbacks": [stopping], "progress": bool(self.verbose)}
+        records = trainer.fit(X, y, epochs=epochs, **how).epochs[before:]
         scores = [record.metric for record in records if record.metric is not None]
         return _Trained(
             trainer.weights(), [record.train_loss for record in records], scores, stopping.stopped_epoch > 0
@@ -273,10 +304,6 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self.n_iter_ = len(self.loss_curve_)
         if trained.scores:
             self.validation_scores_ = trained.scores
-
-    def _warn_of_convergence(self) -> None:
-        text = f"the training did not converge in max_iter={self.max_iter} epochs"
-        warnings.warn(text, ConvergenceWarning, stacklevel=3)
 
     @property
     def coefs_(self) -> list[Array]:
@@ -298,7 +325,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
         def predict(_: Any) -> Array:
             settings: dict[str, Any] = {"batch_size": min(LARGEST_AUTO_BATCH, len(X)), "dtype": dtype}
-            trainer = Trainer(self._network(), SGD(momentum=0.0), initial_weights=self.weights_, **settings)
+            trainer = Trainer(self._fitted, SGD(momentum=0.0), initial_weights=self.weights_, **settings)
             try:
                 return trainer.predict(X)
             finally:
@@ -307,9 +334,10 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         outputs: Array = run_ranks(1, predict).results[0]
         return outputs
 
+    _trainer: Trainer | None = None
+
     def _drop_trainer(self) -> None:
-        if getattr(self, "_trainer", None) is not None:
-            assert self._trainer is not None
+        if self._trainer is not None:
             self._trainer.free()
             self._trainer = None
 
@@ -319,6 +347,19 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return {name: value for name, value in state.items() if name != "_trainer"}
 
 
+def _line_of_caller() -> tuple[str, int]:
+    """File and line of the statement that led to a fit, perhaps through a search or a pipeline of scikit-learn."""
+    frame = sys._getframe(1)
+    while frame.f_globals["__name__"].split(".")[0] in ("hybridnn", "sklearn", "joblib") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+@cache  # Python shows a warning once for each line, but scikit-learn makes it forget that
+def _warn_of_convergence(text: str, file: str, line: int) -> None:
+    warnings.warn_explicit(text, ConvergenceWarning, file, line)
+
+
 class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
     """Classifier: a multi-layer perceptron with a softmax at its output.
 
@@ -326,8 +367,8 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
     ----------
     hidden_layer_sizes : sequence of int
         Width of every hidden layer.
-    activation : {"relu", "tanh", "sigmoid", "selu", "identity"}
-        Of the hidden layers.
+    activation : {"relu", "tanh", "sigmoid", "logistic", "selu", "identity"}
+        Of the hidden layers; ``"logistic"`` is ``"sigmoid"``.
     solver : {"adam", "sgd", "adamw", "rmsprop"}
     learning_rate_init : float
         Learning rate.
@@ -356,6 +397,8 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         Whether hidden layers of equal input and output width add their input to their output.
     clip_norm : float or None
         Largest global norm of gradients.
+    verbose : bool
+        Whether to show epochs and losses.
     ranks : int or None
         Train on so many ranks of this process, one at a time; None: on the ranks of the job, which is one process
         unless it is started by ``mpirun`` or ``srun``. Every rank then makes the same calls.
@@ -416,6 +459,7 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         """Train for one epoch on some samples, from the weights so far.
 
         The state of the optimizer is kept between calls, but for ranks of this process (`ranks`) and after pickling.
+        Parameters that were set in between take effect; with others than `learning_rate_init` the state begins anew.
 
         Parameters
         ----------
@@ -427,7 +471,8 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         Raises
         ------
         ValueError
-            If the data cannot be used, have other classes, or the first call has no `classes`.
+            If the data cannot be used, have other classes, the first call has no `classes`, or a parameter of the
+            network was changed.
         """
         return self._partial_fit(X, y, partial(self._encoded_among, classes=classes))
 

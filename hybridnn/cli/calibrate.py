@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridnn.cli.options import Format, OutputFormat, Ranks, option
-from hybridnn.cli.output import MISSING, make_console, new_table, print_table, require_new_file, write_json
+from hybridnn.cli.output import make_console, new_table, number_cell, print_table, require_new_file, write_json
 from hybridnn.cli.ranks import start_ranks
 from hybridnn.errors import SettingError
 
@@ -207,7 +207,8 @@ def _fit_table(fits: tuple[FittedOperation, ...]) -> Table:
         error, large = fit.held_out_error(), fit.held_out_error(LARGE_BYTES)
         errors = (error.mean if error else None, error.max if error else None, large.mean if large else None)
         ranks = f"{fit.cost.ranks}{' across nodes' if fit.cost.spans_nodes else ''}"
-        names, percents = (fit.operation, ranks, fit.cost.algorithm), tuple(map(_percent, errors))
+        names = (fit.operation, ranks, fit.cost.algorithm)
+        percents = tuple(number_cell(share, ".1%") for share in errors)
         for segment in fit.cost.segments:
             end = "" if segment.up_to_bytes is None else f"{segment.up_to_bytes:,.0f}"
             alpha, beta = segment.alpha_seconds * fit.factor, segment.beta_seconds_per_byte * fit.factor
@@ -220,11 +221,7 @@ def _fit_table(fits: tuple[FittedOperation, ...]) -> Table:
 def _compute_table(found: Calibration) -> Table:
     rows = []
     for error in found.compute_errors:
-        errors = (_percent(error.mean), _percent(error.largest))
+        errors = tuple(number_cell(share, ".1%") for share in (error.mean, error.largest))
         rows.append((error.what, error.dtype, str(error.busy_ranks), str(error.samples), *errors))
     titles = ("precision", "busy ranks", "held out", "mean\nerror", "largest\nerror")
     return new_table(("pass",), titles, rows, show_edge=False)
-
-
-def _percent(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.1%}"

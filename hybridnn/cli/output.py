@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -100,6 +101,11 @@ def new_table(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def number_cell(number: float | None, form: str) -> str:
+    """A number in a format such as ``.2f`` for a table; `MISSING` for None and NaN."""
+    return MISSING if number is None or isnan(number) else format(number, form)
 
 
 def new_grid(rows: Iterable[tuple[str, str]]) -> Table:

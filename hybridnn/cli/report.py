@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridnn.cli.options import Format, OutputFormat, option
-from hybridnn.cli.output import MISSING, make_console, new_table, require_picture, write_json
+from hybridnn.cli.output import MISSING, make_console, new_table, number_cell, require_picture, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.utils.text import format_milliseconds
 
@@ -95,14 +95,20 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
     console.print()
     console.print(_step_table(figures, instructions))
     if run.prediction is not None:
-        parts = ", ".join(f"{name.replace('_', ' ')} {_ms(seconds)}" for name, seconds in run.prediction.parts.items())
+        parts = ", ".join(
+            f"{name.replace('_', ' ')} {_milliseconds(seconds)}" for name, seconds in run.prediction.parts.items()
+        )
         console.print(f"predicted for {run.prediction.machine}, ms per step: {parts}")
     if run.diverged is not None:
         console.print(f"diverged in epoch {run.diverged.epoch}: {run.diverged.reason}", soft_wrap=True)
     if run.untimed:
         console.print(f"no times: {run.untimed}")
         return
-    shares = f"communication {_percent(figures.shares.communication)}, waiting {_percent(figures.shares.waiting)}"
+    communication, waiting = (
+        number_cell(figures.shares.communication, ".0%"),
+        number_cell(figures.shares.waiting, ".0%"),
+    )
+    shares = f"communication {communication}, waiting {waiting}"
     console.print(f"{figures.seconds_per_epoch:.4g} s per epoch, {figures.samples_per_second:,.0f} samples/s; {shares}")
     console.print(f"limited by: {figures.verdict.text}")
 
@@ -160,11 +166,10 @@ def _step_table(figures: RunFigures, instructions: Sequence[InstructionFigures])
     step = (figures.seconds_per_step, figures.predicted_seconds_per_step, figures.prediction_error)
     items = [(item.kind, item.seconds_per_step, item.predicted_seconds_per_step, item.error) for item in instructions]
     rows = [
-        (name, _ms(measured), _ms(predicted), _signed(error))
+        (name, _milliseconds(measured), _milliseconds(predicted), number_cell(error, "+.0%"))
         for name, measured, predicted, error in [("whole step", *step), *items]
     ]
-    predicted = figures.predicted_bytes_per_step
-    sent = (_count(figures.bytes_per_step), MISSING if predicted is None else _count(predicted))
+    sent = tuple(number_cell(number, ",.0f") for number in (figures.bytes_per_step, figures.predicted_bytes_per_step))
     titles = ("measured", "predicted", "error")
     return new_table(("ms per step",), titles, [*rows, ("bytes per step", *sent, "")], show_edge=False)
 
@@ -176,13 +181,13 @@ def _scaling_table(group: ScalingGroup) -> Table:
             row.figures.grid,
             row.figures.method or MISSING,
             str(row.figures.batch_size),
-            _digits(row.figures.seconds_per_epoch),
-            _ratio(row.speed_up),
-            _percent(row.efficiency),
-            MISSING if row.predicted_speed_up is None else _ratio(row.predicted_speed_up),
-            _signed(row.figures.prediction_error),
-            _percent(row.figures.shares.communication),
-            _percent(row.figures.shares.waiting),
+            number_cell(row.figures.seconds_per_epoch, ".4g"),
+            number_cell(row.speed_up, ".2f"),
+            number_cell(row.efficiency, ".0%"),
+            number_cell(row.predicted_speed_up, ".2f"),
+            number_cell(row.figures.prediction_error, "+.0%"),
+            number_cell(row.figures.shares.communication, ".0%"),
+            number_cell(row.figures.shares.waiting, ".0%"),
         )
         for row in group.rows
     ]
@@ -190,25 +195,5 @@ def _scaling_table(group: ScalingGroup) -> Table:
     return new_table(("ranks",), (*titles, "step\nerror", "comm.", "idle"), rows, show_edge=False)
 
 
-def _ms(seconds: float | None) -> str:
+def _milliseconds(seconds: float | None) -> str:
     return MISSING if seconds is None or isnan(seconds) else format_milliseconds(seconds)
-
-
-def _count(number: float) -> str:
-    return MISSING if isnan(number) else f"{number:,.0f}"
-
-
-def _digits(seconds: float) -> str:
-    return MISSING if isnan(seconds) else f"{seconds:.4g}"
-
-
-def _ratio(value: float) -> str:
-    return MISSING if isnan(value) else f"{value:.2f}"
-
-
-def _percent(share: float | None) -> str:
-    return MISSING if share is None or isnan(share) else f"{share:.0%}"
-
-
-def _signed(error: float | None) -> str:
-    return MISSING if error is None else f"{error:+.0%}"

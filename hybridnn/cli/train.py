@@ -147,7 +147,6 @@ def train(
 ) -> None:
     """Train a multi-layer perceptron; -n or --in-process starts it on several ranks, as mpirun and srun do."""
     require_one_way(ranks, in_process)
-    _require_one_source(overrides or (), data, file)
     numbers = (hidden, epochs, batch_size, seed, lr, pipeline, batch, model)
     names = (data, file, targets, optimizer, method, out)
     changes = [*(overrides or ()), *filter(None, (*numbers, *names))]
@@ -191,18 +190,3 @@ def _require_fitting_layout(settings: Settings | None, resume: str | None, chang
 
         settings = settings_of_run(Path(resume or ""), changes, ranks)
     require_fitting_layout(settings, ranks)
-
-
-def _require_one_source(overrides: Sequence[str], data: Override, file: Override) -> None:
-    """Refuse ``--data`` or ``--file`` beside the other source; that of the settings file may be replaced."""
-    if data is None and file is None:
-        return
-    changed = {
-        key.strip(): value.strip()
-        for key, equals, value in (text.partition("=") for text in (*overrides, data or "", file or ""))
-        if equals
-    }
-    name, path = changed.get("data.name"), changed.get("data.file")
-    if name is not None and path is not None:
-        name, path = (value if given is None else json.loads(value) for value, given in ((name, data), (path, file)))
-        raise SettingError("data.file", path, f"give either data.name (now {name!r}) or data.file, not both")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -54,13 +55,23 @@ def is_in_process() -> bool:
     return _substitute.get() is not None
 
 
+def is_child() -> bool:
+    """Whether this is a process of a pool, of ``multiprocessing`` or of joblib: it is no rank, though it may look so.
+
+    It inherits the environment of the process that started the pool, and MPI, if that is a rank, would take it for the
+    same rank: a crash, or a wait without end. So it works alone, without MPI.
+    """
+    module = sys.modules.get("multiprocessing.process")  # loaded in every such process
+    return module is not None and module.parent_process() is not None
+
+
 def import_mpi() -> ModuleType:
-    """``mpi4py.MPI``, initialized, or its substitute: in a rank of `run_ranks`, and in a single process without MPI.
+    """``mpi4py.MPI``, initialized, or a substitute: for ranks of `run_ranks`, pools, and one process without MPI.
 
     Raises `EnvironmentProblem` if a launcher started several processes and there is no MPI library; the message names
     the extras with one.
     """
-    return cast("ModuleType", _substitute.get() or _mpi_of_process())
+    return cast("ModuleType", _substitute.get() or _mpi_of_process(is_child()))
 
 
 def load_mpi_library() -> ModuleType:
@@ -76,8 +87,10 @@ def load_mpi_library() -> ModuleType:
     return MPI
 
 
-@lru_cache(maxsize=1)
-def _mpi_of_process() -> object:
+@lru_cache(maxsize=2)
+def _mpi_of_process(is_child: bool) -> object:  # a forked process inherits the cache
+    if is_child and _make_single_rank is not None:
+        return _make_single_rank()
     try:
         return load_mpi_library()
     except EnvironmentProblem:

@@ -399,8 +399,8 @@ def _known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
 OVERRIDE_FORM = "must have the form section.key=value, for example training.epochs=20"
 SHORT_FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 """Numbers such as ``.01`` and ``1.``, which TOML does not allow."""
-EXCLUDED_BY = {"data.name": ("data", "file"), "data.file": ("data", "name")}
-"""Section and key that an override of another key removes."""
+REPLACED_BY = {"data.file": "data.name", "data.name": "data.file"}
+"""Settings of a file that the override of another one replaces, unless they are overridden too."""
 
 
 def load_settings(path: Path | None, overrides: Sequence[str] = (), *, ignored: Sequence[str] = ()) -> Settings:
@@ -420,7 +420,9 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), *, ignored: 
         If the file cannot be read or is not TOML, or any setting is unknown or not allowed.
     """
     values = {} if path is None else _read(path)
-    for section, key in (name.split(".") for name in ignored):
+    given = {text.partition("=")[0].strip() for text in overrides}
+    replaced = [name for name, by in REPLACED_BY.items() if by in given and name not in given]
+    for section, key in (name.split(".") for name in (*ignored, *replaced)):
         if isinstance(table := values.get(section), dict):
             table.pop(key, None)
     for text in overrides:
@@ -428,7 +430,6 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), *, ignored: 
     try:
         return settings_from(values)
     except SettingError as error:
-        given = {text.partition("=")[0].strip() for text in overrides}
         if path is None or error.setting in given:
             raise
         raise error.in_file(shown_path(path)) from None
@@ -463,8 +464,6 @@ def _apply(values: dict[str, Any], text: str) -> None:
         if not isinstance(table, dict):
             raise SettingError("--set", text, f"{section} is a value, not a section; {OVERRIDE_FORM}")
     table[key] = _value(value.strip())
-    if other := EXCLUDED_BY.get(".".join((*sections, key))):
-        values[other[0]].pop(other[1], None)
 
 
 def _value(text: str) -> Any:

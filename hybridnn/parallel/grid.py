@@ -18,7 +18,7 @@ import numpy as np
 
 from hybridnn.comm.agreement import unequal_values
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
-from hybridnn.comm.mpi import detect_launch, import_mpi, ranks_within, require_communicator
+from hybridnn.comm.mpi import detect_launch, import_mpi, is_child, ranks_within, require_communicator
 from hybridnn.comm.recorder import Recorder
 from hybridnn.errors import GridError, SettingError
 from hybridnn.parallel.places import StageShapes, place_ranks
@@ -214,7 +214,7 @@ def all_ranks_group(comm: MPI.Intracomm | None = None) -> Group:
     """
     if comm is not None:
         require_communicator(comm)
-    elif detect_launch(os.environ) is not None:
+    elif not is_child() and detect_launch(os.environ) is not None:
         from hybridnn.comm.launch_check import require_complete_launch
 
         require_complete_launch()

@@ -142,7 +142,8 @@ def test_override_of_the_source_replaces_the_other_one(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('[data]\nname = "airfoil"\n')
     assert load_settings(config, ["data.file=x.npz"]).data.name is None
-    assert load_settings(config, ["data.file=x.npz", "data.name=mnist"]).data.file is None
+    with pytest.raises(SettingError, match=r"give either data\.name"):
+        load_settings(config, ["data.file=x.npz", "data.name=mnist"])
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import copy
 import importlib
 import pickle
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from joblib import Parallel, delayed
+from joblib.externals.loky import ProcessPoolExecutor
 from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning
@@ -233,6 +235,70 @@ def test_processes_of_joblib_fit_and_unpickle_without_mpi() -> None:
     np.testing.assert_allclose(scores, cross_val_score(MLPClassifier(**QUICK, ranks=2), *IRIS, cv=2))
 
 
+def test_processes_of_a_pool_inherit_a_launch_but_are_no_ranks() -> None:
+    def fit() -> tuple[Any, bool]:
+        import sys
+
+        return MLPClassifier(**QUICK).fit(*IRIS).weights_, "mpi4py.MPI" in sys.modules
+
+    launch = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}
+    with ProcessPoolExecutor(max_workers=1, env=launch) as pool:
+        weights, used_mpi = pool.submit(fit).result(timeout=300)
+    assert_arrays_close(weights, MLPClassifier(**QUICK).fit(*IRIS).weights_, "weights")
+    assert not used_mpi
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_parameters_set_between_partial_fits_take_effect_or_are_refused(ranks: int | None) -> None:
+    def trained(**other: Any) -> Any:
+        found = MLPClassifier(**QUICK, solver="sgd", ranks=ranks).partial_fit(*IRIS, classes=[0, 1, 2])
+        return found.set_params(**other).partial_fit(*IRIS)
+
+    usual, faster, longer = trained(), trained(learning_rate_init=0.1), trained(batch_size=150)
+    change = np.abs(faster.weights_["layers.1.bias"] - usual.weights_["layers.1.bias"]).max()
+    assert change > 0.01
+    assert longer.n_iter_ == 2
+    assert not np.array_equal(longer.coefs_[0], usual.coefs_[0])
+    with pytest.raises(ValueError, match=r"^activation = 'tanh': the network was fitted with 'relu'; call fit, or"):
+        usual.set_params(activation="tanh").partial_fit(*IRIS)
+    np.testing.assert_array_equal(usual.predict(IRIS[0]), usual.set_params(activation="relu").predict(IRIS[0]))
+
+
+@pytest.mark.in_process(ranks=[1, 2])
+def test_a_learning_rate_set_between_partial_fits_keeps_the_state_of_the_optimizer(comm: MPI.Intracomm) -> None:
+    x, y = regression()
+    settings: dict[str, Any] = {"momentum": 0.5, "nesterovs_momentum": False, "batch_size": 60, "random_state": 3}
+    found = MLPRegressor((8,), solver="sgd", **settings)
+    weights = [
+        found.set_params(learning_rate_init=rate).partial_fit(x, y).coefs_[0] for rate in (1e-12, 1e-6, 1e-6, 2e-6)
+    ]
+    first, second, third = np.diff(weights, axis=0)  # of an all but constant gradient, so that the velocity is a sum
+    np.testing.assert_allclose(second, first * 1.75 / 1.5, rtol=1e-3)
+    np.testing.assert_allclose(third, first * 2 * 1.875 / 1.5, rtol=1e-3)
+
+
+def test_other_names_of_scikit_learn() -> None:
+    logistic = MLPClassifier(**QUICK, activation="logistic").fit(*IRIS)
+    assert_arrays_close(logistic.weights_, MLPClassifier(**QUICK, activation="sigmoid").fit(*IRIS).weights_, "weights")
+
+
+def test_fits_are_silent_unless_they_are_asked_to_speak(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    MLPClassifier(**QUICK, verbose=True).fit(*IRIS)
+    assert "epoch 4/4, train loss" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1)))
+    MLPClassifier(**QUICK).fit(*IRIS)
+    assert not any(capsys.readouterr())
+
+
+@pytest.mark.filterwarnings("always::sklearn.exceptions.ConvergenceWarning")
+def test_a_search_of_many_fits_warns_once_at_its_line() -> None:
+    with pytest.warns(ConvergenceWarning) as found:
+        GridSearchCV(MLPClassifier(**QUICK), {"learning_rate_init": [0.1, 0.2]}, cv=2).fit(*IRIS)
+    assert [warning.filename for warning in found] == [__file__]
+
+
 def test_early_stopping_ends_with_the_best_weights_for_the_validation_part() -> None:
     settings: dict[str, Any] = {"learning_rate_init": 0.05, "batch_size": 15, "n_iter_no_change": 4, "random_state": 0}
     found = MLPClassifier((16,), early_stopping=True, validation_fraction=0.3, **settings).fit(*IRIS)
@@ -254,7 +320,7 @@ def test_a_training_that_does_not_converge_warns_and_one_that_does_ends() -> Non
     [
         ({"solver": "lbfgs"}, IRIS[1], "solver"),
         ({"max_iter": 0}, IRIS[1], "max_iter"),
-        ({"activation": "logistic"}, IRIS[1], "activation"),
+        ({"activation": "step"}, IRIS[1], "activation"),
         ({"ranks": 3, "model": 2}, IRIS[1], "grid"),
         ({}, IRIS[1] + 0.5, "Unknown label type: continuous"),
         ({"early_stopping": True}, np.arange(150), "least populated"),
