@@ -152,7 +152,7 @@ TOML_TEXTS: dict[bytes, str] = {
     b"a = 0x" + b"f" * 5_000: "is not valid TOML: an integer of more than 64 bits",
     b"a = 9223372036854775808": "is not valid TOML: an integer of more than 64 bits",
     b"a = 1\na = 2": "is not valid TOML: ",
-    b"\xef\xbb\xbfa = 1": "is not valid TOML: ",
+    b"\xef\xbb\xbf\xef\xbb\xbfa = 1": "is not valid TOML: ",
     b"\xff": "is not text in UTF-8: ",
     "a = 1".encode("utf-16"): "is not text in UTF-8: ",
     b"\0" * 100: "is not valid TOML: ",

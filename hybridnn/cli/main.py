@@ -198,14 +198,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     ends the whole job.
     """
     skip_last_collection()
+    _open_closed_streams()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
         with _silent_unless_first_rank():
-            status = parser().main(
-                args=None if arguments is None else list(arguments), prog_name="hybridnn", standalone_mode=False
-            )
+            status = parser().main(args=words, prog_name="hybridnn", standalone_mode=False)
     except USAGE_ERROR as error:
-        message: str = error.format_message()  # type: ignore[attr-defined]  # attributes of the parser's base
-        leave(message.replace("Value error, ", ""), error.exit_code)  # type: ignore[attr-defined]
+        leave(_advice(error), error.exit_code)  # type: ignore[attr-defined]  # attribute of the parser's base
     except HybridnnError as error:
         leave(str(error), error.exit_code, together=not isinstance(error, FirstRankError))
     except (KeyboardInterrupt, typer.Abort):
@@ -213,6 +214,37 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if status == INTERRUPTED:  # the parser turns an interrupt into a status
         leave("interrupted", INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """Let a closed standard stream lead nowhere: the next file that is opened would take its place."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # takes the number of the closed one
+            os.set_inheritable(nowhere, True)
+            setattr(sys, name, os.fdopen(nowhere, "r" if name == "stdin" else "w", closefd=False))
+
+
+def _advice(error: Any) -> str:
+    """A mistake in the words of the command line, in one line, with what to do."""
+    from pydantic import ValidationError
+
+    message, cause = str(error.format_message()), error.__cause__
+    option = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    if isinstance(cause, ValidationError):
+        from hybridnn.utils.settings_models import first_problem
+
+        return message.replace(str(error.message), first_problem(cause))
+    if message.startswith("Missing ") and (text := getattr(error.param, "help", "")):
+        return f"{message.rstrip('.')}: {text}"
+    if message.startswith("Got unexpected extra"):
+        return f"{message}; write lists with commas, as in 64,64, and settings with =, as in --set optimizer.lr=0.1"
+    if message.startswith("No such option") and error.ctx and error.ctx.info_name == "train":
+        from hybridnn.config.settings import Settings, known_names
+
+        names = [name for name in known_names(Settings) if name.endswith(f".{option}") or name == f"{option}.name"]
+        return f"{message}; the setting is --set {names[0]}=VALUE" if names else message
+    return message
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from hybridnn.cli.options import (
     option,
 )
 from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
-from hybridnn.errors import SettingError
+from hybridnn.errors import SettingError, one_line
 from hybridnn.utils.collector import paused_collector
 
 with paused_collector():
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from hybridnn.runs.folder import Start
     from hybridnn.runs.records import RunSummary
 
+TABLES = (".csv", ".tsv", ".txt", ".parquet", ".npz", ".npy", ".xlsx", ".gz")
+"""Endings of files with samples, for what is given in place of a settings file."""
 Override = str | None  # a short option, parsed to the text that ``--set`` takes
 
 DEFAULTS = by_dotted_name(Settings().model_dump())
@@ -147,6 +151,7 @@ def train(
 ) -> None:
     """Train a multi-layer perceptron; -n or --in-process starts it on several ranks, as mpirun and srun do."""
     require_one_way(ranks, in_process)
+    _require_settings_file(config, overrides or (), hidden)
     numbers = (hidden, epochs, batch_size, seed, lr, pipeline, batch, model)
     names = (data, file, targets, optimizer, method, out)
     changes = [*(overrides or ()), *filter(None, (*numbers, *names))]
@@ -179,6 +184,26 @@ def train(
         ended = on_ranks(in_process, train_rank)
     if ended is None and launch_rank() in (None, 0):
         print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")
+
+
+def _require_settings_file(config: Path | None, overrides: Sequence[str], hidden: Override) -> None:
+    """Refuse what is no settings file: a table, a misspelled name, or the rest of an option that was cut by a blank."""
+    if config is None:
+        return
+    word, cut = one_line(str(config)), [text for text in overrides if "=" not in text]
+    if config.suffix.lower() in TABLES:
+        advice = f"is a table; train it with --file {word} --targets COLUMN"
+    elif os.path.lexists(config):
+        return
+    elif cut:
+        advice = f"is no settings file; write --set {cut[-1]}={word}, without a blank"
+    elif hidden is not None and word.replace(",", "").isdigit():
+        advice = f"is no settings file; write --hidden {hidden.partition('=')[2].strip('[]')},{word}, without a blank"
+    else:
+        names = [name.name for name in config.parent.glob("*.toml")] if os.path.isdir(config.parent) else []
+        near = difflib.get_close_matches(config.name, names, n=1)
+        advice = "there is no such file" + (f"; did you mean {config.with_name(near[0])}?" if near else "")
+    raise SettingError("settings file", word, advice)
 
 
 def _require_fitting_layout(settings: Settings | None, resume: str | None, changes: Sequence[str], ranks: int) -> None:

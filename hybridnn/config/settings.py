@@ -32,7 +32,7 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Range, Seed, refused
-from hybridnn.utils.files import FileError, parse_toml, read_toml
+from hybridnn.utils.files import FileError, LargeIntegerError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
     FieldsOf,
@@ -379,10 +379,11 @@ def settings_from(values: Mapping[str, Any]) -> Settings:
     try:
         return Settings.model_validate(dict(values))
     except ValidationError as error:
-        raise setting_error(error, _known_names(Settings)) from None
+        raise setting_error(error, known_names(Settings)) from None
 
 
-def _known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
+def known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
+    """Dotted names of the sections and keys below a section."""
     names: list[str] = []
     for key, info in section.model_fields.items():
         names.append(prefix + key)
@@ -390,7 +391,7 @@ def _known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
             if isinstance(item, FieldsOf):
                 names.extend(f"{prefix}{key}.{name}" for name in item.keys)
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            names.extend(_known_names(info.annotation, f"{prefix}{key}."))
+            names.extend(known_names(info.annotation, f"{prefix}{key}."))
     return tuple(names)
 
 
@@ -457,17 +458,24 @@ def _apply(values: dict[str, Any], text: str) -> None:
     name, equals, value = text.partition("=")
     *sections, key = name.strip().split(".")
     if not equals or not sections or not all((*sections, key)):
-        raise SettingError("--set", text, OVERRIDE_FORM)
+        near = [known for known in known_names(Settings) if known.partition(".")[2] == key]
+        hint = f"; did you mean {near[0]}?" if near and not sections else ""
+        raise SettingError("--set", text, OVERRIDE_FORM + hint)
     table = values
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
             raise SettingError("--set", text, f"{section} is a value, not a section; {OVERRIDE_FORM}")
-    table[key] = _value(value.strip())
+    try:
+        table[key] = _value(value.strip())
+    except LargeIntegerError as error:
+        raise SettingError(name.strip(), value.strip(), f"has {error}") from None
 
 
 def _value(text: str) -> Any:
     try:
         return parse_toml(f"value = {text}")["value"]
+    except LargeIntegerError:
+        raise
     except ValueError:
         return float(text) if SHORT_FLOAT.fullmatch(text) else text

@@ -141,10 +141,10 @@ def _download(info: DatasetInfo, file: RemoteFile, folder: Path) -> Path:
     try:  # pooch moves a temporary file into place after it has verified the checksum
         return Path(pooch.retrieve(file.url, known_hash=known, fname=file.name, path=folder))
     except OSError as error:
-        cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DataError(
-            f"{info.name}: cannot download {file.url}; put {file.name} in the folder {folder} by hand ({cause})"
-        ) from error
+        response = getattr(error, "response", None)
+        reason = error.strerror or ("no answer" if response is None else f"status {response.status_code}")
+        message = f"{info.name}: cannot download {file.url}: {reason}; put the file into the folder {folder} by hand"
+        raise DataError(message) from error
     except ValueError as error:
         raise DataError(
             f"{info.name}: what {file.url} sent is not the expected file (sha256 should be {file.sha256}): try again"

@@ -39,8 +39,26 @@ class OneOf(NamedTuple):
     choices: tuple[str, ...]
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:
-        """The schema of a `Literal`."""
-        return {"type": "literal", "expected": list(self.choices)}
+        """The schema of a `Literal`, which takes capitals as they are typed."""
+        spelled = {"type": "no-info", "function": lambda value: as_spelled(value, self.choices)}
+        return {
+            "type": "function-before",
+            "function": spelled,
+            "schema": {"type": "literal", "expected": [*self.choices]},
+        }
+
+
+OTHER_NAMES = {"cuda": "gpu"}
+"""Names of choices that other programs have."""
+
+
+def as_spelled(value: object, choices: Iterable[str]) -> object:
+    """The one of `choices` that a text is but for capitals, or by another name; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    name = value.lower()
+    names = {choice.lower(): choice for choice in choices}
+    return value if value in names.values() else names.get(OTHER_NAMES.get(name, name), value)
 
 
 REFUSED = "refused"  # type of the errors of `refused`
@@ -163,6 +181,8 @@ def _require_tuple(name: str, values: Sequence[Any], kinds: tuple[Any, ...]) -> 
 
 def require_whole(name: str, value: object, minimum: int, below: int = 2**63) -> None:
     """Refuse, by a `SettingError`, a value that is not an integer with ``minimum <= value < below``."""
+    if isinstance(value, Integral) and below == 2**63 <= int(value):
+        raise SettingError(name, value, f"must be at most {below - 1:,}")
     if not isinstance(value, Integral) or isinstance(value, bool) or not minimum <= int(value) < below:
         allowed = f", {minimum} or more" if below == 2**63 else f" from {minimum} to {below - 1:,}"
         raise SettingError(name, value, f"a whole number{allowed}")

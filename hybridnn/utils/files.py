@@ -45,6 +45,10 @@ INTEGER_LIMIT = 2**63  # integers must be below, as in TOML: many operations fai
 DEFLATE_RATIO = 1032  # most bytes that one compressed byte expands to
 
 
+class LargeIntegerError(ValueError):
+    """A text of JSON or TOML has an integer beyond `INTEGER_LIMIT`."""
+
+
 class FileError(DataError):
     """A file does not exist (`is_missing`), cannot be read, or has the wrong content: `reason`, without its name."""
 
@@ -117,7 +121,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
     """The tables in a TOML file, by `parse_toml`; errors as for `read_bytes`."""
     text = read_text(path, TOML_BYTES)
     try:
-        return parse_toml(text)
+        return parse_toml(text.removeprefix("\ufeff"))  # the mark that some editors write
     except ValueError as error:
         raise FileError(path, f"is not valid TOML: {error}") from None
 
@@ -206,7 +210,7 @@ def _check_values(value: Any, *, finite: bool) -> None:
             elif isinstance(item, list):
                 inner.extend(item)
             elif isinstance(item, int) and not -INTEGER_LIMIT <= item < INTEGER_LIMIT:
-                raise ValueError("an integer of more than 64 bits")
+                raise LargeIntegerError(f"an integer of more than 64 bits; the largest is {INTEGER_LIMIT - 1:,}")
             elif finite and isinstance(item, float) and not math.isfinite(item):
                 raise ValueError("a number that is not finite")
         level, depth = inner, depth + 1

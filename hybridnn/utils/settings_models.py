@@ -6,14 +6,23 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function, plain_serializer_function_ser_schema
 
 from hybridnn.errors import SettingError, one_line
-from hybridnn.utils.checks import REFUSED, AutoOrBoolean, Count, fields_by_key, must_be_one_of, refused
+from hybridnn.utils.checks import (
+    REFUSED,
+    AutoOrBoolean,
+    Count,
+    OneOf,
+    as_spelled,
+    fields_by_key,
+    must_be_one_of,
+    refused,
+)
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -23,15 +32,24 @@ UNKNOWN = "unknown"
 ALLOWED = {
     REFUSED: "{allowed}",
     "auto_or_boolean": AutoOrBoolean.ALLOWED,
+    "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
+    "dict_type": "must be a table of keys and values",
+    "extra_forbidden": "is not a known key",
+    "float_parsing": "must be a number",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "greater_than": "must be greater than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "has too many digits for a whole number",
     "int_type": "must be a whole number",
     "less_than": "must be less than {lt:g}",
     "less_than_equal": "must be at most {le:g}",
+    "list_type": 'must be a list, as in [3, 4] or ["a", "b"]',
     "literal_error": "must be {expected}",
+    "missing": "is missing",
     "model_type": "must be a section with keys of its own",
     "string_too_short": "must not be empty",
     "string_type": "must be text in quotes",
@@ -58,15 +76,21 @@ def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
         return SettingError(setting, value, hint, f"unknown setting {one_line(setting)}; {hint}")
     if first["type"] == "missing":
         return SettingError(setting, None, "is needed", f"{one_line(setting)} is missing{more}")
-    allowed = ALLOWED[first["type"]].format(**context) if first["type"] in ALLOWED else first["msg"]
-    return SettingError(setting, _plain(value), allowed + more)
+    return SettingError(setting, _plain(value), _allowed(first) + more)
 
 
 def first_problem(error: ValidationError) -> str:
     """The first error in data other than settings, with its location, as one line."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))
-    return one_line(f"{where}: {first['msg']}" if where else first["msg"])
+    return one_line(f"{where}: {_allowed(first)}" if where else _allowed(first))
+
+
+def _allowed(error: Mapping[str, Any]) -> str:
+    """What is allowed in place of the value of an error."""
+    if error["type"] in ALLOWED:
+        return ALLOWED[error["type"]].format(**error.get("ctx", {}))
+    return re.sub(r"^Input should |^Value error, ", lambda start: "must " if start[0][0] == "I" else "", error["msg"])
 
 
 def _plain(value: object) -> object:
@@ -192,7 +216,7 @@ class FieldsOf:
         kind, beside = self.kinds[0], ""
         if len(self.kinds) > 1:
             names = {kind.name: kind for kind in self.kinds}
-            name = values.pop("name", kind.name)
+            name = as_spelled(values.pop("name", kind.name), names)
             if not isinstance(name, str) or name not in names:
                 raise refused("name", name, must_be_one_of(names))
             kind, beside = names[name], f"name = {name!r}"
@@ -203,7 +227,8 @@ class FieldsOf:
             if key not in own:
                 raise PydanticCustomError(UNKNOWN, "unknown key", {"key": key, "value": value})
         try:
-            return kind(**{own[key].name: _converted(key, value, own[key].default) for key, value in values.items()})
+            hints = get_type_hints(kind, include_extras=True)
+            return kind(**{own[key].name: _converted(key, value, own[key], hints) for key, value in values.items()})
         except SettingError as error:
             key = error.setting.rpartition(".")[2]
             raise refused(key, values.get(key, error.value), error.allowed) from None
@@ -213,8 +238,11 @@ class FieldsOf:
         return name | {key: getattr(value, item.name) for key, item in fields_by_key(type(value)).items()}
 
 
-def _converted(key: str, value: object, default: object) -> object:
-    """A value of TOML in the type of a field's default: lists as tuples, whole numbers as floats."""
+def _converted(key: str, value: object, field: dataclasses.Field[Any], hints: Mapping[str, Any]) -> object:
+    """A value of TOML in the type of a field's default: tuples, floats, and choices as they are spelled."""
+    for limits in getattr(hints[field.name], "__metadata__", ()):
+        value = as_spelled(value, limits.choices) if isinstance(limits, OneOf) else value
+    default = field.default
     if isinstance(default, tuple):
         if not isinstance(value, list | tuple):
             raise refused(key, value, ALLOWED["tuple_type"])

@@ -256,9 +256,10 @@ WEIGHT_GRADIENTS = ("per-microbatch", "merged")
 
 
 def find_method(name: object) -> Method:
-    """The method of a name; a SettingError if there is none, with a name that is close to it."""
-    if isinstance(name, str) and name in METHODS:
-        return METHODS[name]
+    """The method of a name in any case; a SettingError if there is none, with a name that is close to it."""
+    for spelled in (name, name.lower()) if isinstance(name, str) else ():
+        if spelled in METHODS:
+            return METHODS[spelled]
     close = get_close_matches(str(name).lower(), METHODS, n=1)
     hint = f"did you mean {close[0]}? Allowed are " if close else "must be one of "
     raise SettingError("parallel.method", name, hint + ", ".join(METHODS))
@@ -304,7 +305,7 @@ def make_schedule(
     if weight_grad == "merged" and microbatches > 1:
         lists = [orders.merge_weight_gradients(order, size.chunks) for order in lists]
         activations = _complete_minibatch if chosen.exact else _complete_and_next_minibatch
-    schedule = _schedule(method, size, chosen.policy, lists, activations)
+    schedule = _schedule(chosen.name, size, chosen.policy, lists, activations)
     return _with_messages(schedule) if messages and not chosen.placed_messages else schedule
 
 
