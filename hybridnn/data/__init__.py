@@ -11,7 +11,7 @@ from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
 if TYPE_CHECKING:
     from .download import fetch, is_fetched, locate
     from .load import catalogue, dataset_info, describe_dataset, load_dataset
-    from .preparation import StandardizedRows, Standardizer, count_split, split, split_indices
+    from .preparation import StandardizedRows, Standardizer, count_split, split, split_dataset, split_indices
     from .synthetic import SyntheticRows, SyntheticSpec
     from .table_encoding import TableEncoding
     from .table_file import TableOptions
@@ -43,13 +43,14 @@ __all__ = [
     "load_frame",
     "locate",
     "split",
+    "split_dataset",
     "split_indices",
 ]
 
 _HOME = {
     "fetch is_fetched locate": "download",
     "catalogue dataset_info describe_dataset load_dataset": "load",
-    "StandardizedRows Standardizer count_split split split_indices": "preparation",
+    "StandardizedRows Standardizer count_split split split_dataset split_indices": "preparation",
     "SyntheticRows SyntheticSpec": "synthetic",
     "TableEncoding": "table_encoding",
     "TableOptions": "table_file",

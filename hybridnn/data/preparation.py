@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hybridnn.errors import DataError
 from hybridnn.utils.checks import require_number
 
+from .dataset import Dataset
 from .rows import Rows, SubsetRows
 
 Part = Literal["test", "validation"]
@@ -43,6 +44,19 @@ def split(rows: Rows, fraction: float, seed: int, part: Part = "test") -> tuple[
     """
     train, other = split_indices(rows.samples, fraction, seed, part)
     return SubsetRows(rows, train), SubsetRows(rows, other)
+
+
+def split_dataset(data: Dataset, test_fraction: float, validation_fraction: float, seed: int) -> dict[str, Rows]:
+    """The samples of a data set by their use: ``"train"``, ``"validation"`` and ``"test"``.
+
+    The test samples are those of the data set if it has some, else a share of its samples; the validation samples are a
+    share of the others. Both are chosen by `seed`, as by `split`.
+    """
+    train, test = (data.train, data.test) if data.test is not None else split(data.train, test_fraction, seed)
+    validation: Rows = SubsetRows(train, np.empty(0, np.int64))
+    if validation_fraction:
+        train, validation = split(train, validation_fraction, seed, "validation")
+    return {"train": train, "validation": validation, "test": test}
 
 
 def split_indices(

@@ -20,7 +20,7 @@ from hybridnn.data import (
     Standardizer,
     SubsetRows,
     TableEncoding,
-    split,
+    split_dataset,
 )
 from hybridnn.data.table_file import column_list
 from hybridnn.parallel.grid import ProcessGrid
@@ -123,10 +123,7 @@ def place_data(
             return None
         data = load()
         digest = b"" if generated else _digest(data)  # on every node, as the others would wait for rank 0
-        train, test = (data.train, data.test) if data.test is not None else split(data.train, test_fraction, seed)
-        validation: Rows = SubsetRows(train, np.empty(0, np.int64))
-        if validation_fraction:
-            train, validation = split(train, validation_fraction, seed, "validation")
+        train, validation, test = split_dataset(data, test_fraction, validation_fraction, seed).values()
         parts = [train, validation, test]
         sizes = train.samples, validation.samples, test.samples, train.features, data.outputs
         own_facts = _Facts(*sizes, int(bool(train.targets_shape)), int.from_bytes(digest, "big"))

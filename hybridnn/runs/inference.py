@@ -16,7 +16,7 @@ from scipy.special import softmax
 
 from hybridnn.comm.agreement import agree, value_of_first
 from hybridnn.config.settings import TABLE_KEYS, DataSettings, settings_from
-from hybridnn.data import ArrayRows, Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split
+from hybridnn.data import ArrayRows, Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split_dataset
 from hybridnn.data.user_file import SUFFIXES, TABLES, InputSamples, load_samples
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.parameters import parameter_shapes
@@ -166,11 +166,10 @@ def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> t
     """Load the data; the selected split is returned, standardized, as the training samples of a data set."""
     data = settings.load(run.task, encoding=run.encoding)
     _require_same_kind(run, data)
-    parts: dict[str, Rows] = {"train": data.train}
-    if data.test is not None:
-        parts["test"] = data.test
-    if settings is run.settings.data:
-        parts = _own_parts(parts, settings, run.settings.training.seed)
+    is_own = settings is run.settings.data  # then its splits are those of the training
+    shares = (settings.test_fraction, settings.validation_fraction) if is_own else (0.0, 0.0)
+    splits = split_dataset(data, *shares, run.settings.training.seed)
+    parts = {name: rows for name, rows in splits.items() if rows.samples}
     if wanted is not None and wanted not in parts:
         which = "; without --part all samples are taken" if len(parts) == 1 else ""
         raise SettingError("--part", wanted, f"{data.name} has no {wanted} part{which}")
@@ -180,16 +179,6 @@ def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> t
         rows = StandardizedRows(rows, run.standardizer)
     no_rows = SubsetRows(rows, np.empty(0, np.int64))
     return part, replace(data, train=rows, test=no_rows)
-
-
-def _own_parts(parts: dict[str, Rows], settings: DataSettings, seed: int) -> dict[str, Rows]:
-    """The splits of the run's own data, as in training."""
-    train = parts["train"]
-    if "test" not in parts and settings.test_fraction:
-        train, parts["test"] = split(train, settings.test_fraction, seed)
-    if settings.validation_fraction:
-        train, parts["validation"] = split(train, settings.validation_fraction, seed, "validation")
-    return parts | {"train": train}
 
 
 def _require_same_kind(run: TrainedRun, data: Dataset) -> None:
