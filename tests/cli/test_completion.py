@@ -74,7 +74,8 @@ def test_bash_completes_a_command_with_the_script(tmp_path: Path, complete: Call
     program = tmp_path / "hybridnn"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m hybridnn "$@"\n', encoding="utf-8")
     program.chmod(0o755)
-    text = f'source "{script}"; COMP_WORDS=(hybridnn eval); COMP_CWORD=1; _hybridnn_completion "{program}"; echo "$COMPREPLY"'
+    words = "COMP_WORDS=(hybridnn eval); COMP_CWORD=1"
+    text = f'source "{script}"; {words}; _hybridnn_completion "{program}"; echo "$COMPREPLY"'
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=deadline(30))
     assert (done.stdout, done.stderr) == ("evaluate\n", "")
 
