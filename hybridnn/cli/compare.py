@@ -56,7 +56,7 @@ def _results(run: RunRecord) -> dict[str, Any]:
     from hybridnn.runs.records import best_epoch
 
     last, best = (run.epochs[-1] if run.epochs else None), best_epoch(run.epochs)
-    kind = "accuracy" if best is None or best.test_accuracy is not None else "r2"
+    kind = "accuracy" if last is None else last.metric_name
     return {
         "ranks": run.header.ranks,
         "epochs": len(run.epochs),
@@ -64,7 +64,7 @@ def _results(run: RunRecord) -> dict[str, Any]:
         "train_loss": None if last is None else last.train_loss,
         "test_loss": None if last is None else last.test_loss,
         "test_accuracy": None if last is None or kind != "accuracy" else last.metric,
-        "test_r2": None if last is None or kind != "r2" else last.metric,
+        "test_r2": None if last is None or kind != "R²" else last.metric,
         "best": None if best is None else best.metric,
         "best_epoch": None if best is None else best.epoch,
         "seconds_per_epoch": None if run.untimed else run.seconds_per_epoch,

@@ -98,7 +98,8 @@ class TrainView(RunView):
             write_json({"header": asdict(self._header) if self._header else None, **figures})
             return
         pipelined = self._header is not None and len(self._header.layout.stages) > 1
-        for line in ("", epoch_table(summary.epochs, summary.evaluated, pipelined=pipelined), ""):
+        quality = summary.evaluated, summary.metric_name.partition(" ")[2]
+        for line in ("", epoch_table(summary.epochs, *quality, pipelined=pipelined), ""):
             self._console.print(line)
         takes_turns = self._header is not None and self._header.in_process and self._header.ranks > 1
         self._console.print(summary_table(summary, speed, pipelined=pipelined, takes_turns=takes_turns))
@@ -214,16 +215,17 @@ def epoch_line(record: EpochRecord, evaluated: str = "test") -> str:
     return "  ".join([*parts, f"{record.samples_per_second:,.0f} samples/s"])
 
 
-def epoch_table(epochs: Sequence[EpochRecord], evaluated: str = "test", *, pipelined: bool = False) -> Table:
+def epoch_table(
+    epochs: Sequence[EpochRecord], evaluated: str = "test", metric: str = "accuracy", *, pipelined: bool = False
+) -> Table:
     """Make a table of one row per epoch; of a long run evenly spaced ones, the best and the last.
 
-    `evaluated` is the name of the split on which the epochs were evaluated.
+    `evaluated` is the name of the split on which the epochs were evaluated, `metric` that of what was found there.
 
     In a pipeline the bubble has a column of its own.
     """
-    label = "R²" if any(record.test_r2 is not None for record in epochs) else "accuracy"
     tested = any(record.test_loss is not None for record in epochs)
-    quality = ("train\nloss", *((f"{evaluated}\nloss", f"{evaluated}\n{label}") if tested else ()))
+    quality = ("train\nloss", *((f"{evaluated}\nloss", f"{evaluated}\n{metric}") if tested else ()))
     times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns"] if pipelined else []))
     table = new_table((), ("epoch", *quality, *times, "sent"), show_edge=False)
     best = best_epoch(epochs)

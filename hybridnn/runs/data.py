@@ -25,6 +25,7 @@ from hybridnn.data import (
 from hybridnn.data.table_file import column_list
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
+from hybridnn.training.data_split import without_r2
 from hybridnn.training.rank_comparison import require_same_data, sample_blocks
 
 SHARED_BYTES = 2**30
@@ -161,8 +162,16 @@ def place_data(
         "" if generated else f"{facts.digest:0{2 * DIGEST_BYTES}x}",
         None if described is None else described.encoding,
         "" if described is None else described.task_reason,
-        () if described is None else described.warnings,
+        () if described is None else (*described.warnings, *_without_r2(described, facts)),
     )
+
+
+def _without_r2(data: Dataset, facts: _Facts) -> tuple[str, ...]:
+    part, samples = ("test", facts.test_samples)
+    if facts.validation_samples:
+        part, samples = ("validation", facts.validation_samples)
+    text = without_r2(part, data.task, samples)
+    return (f"{data.name}: {text}",) if text else ()
 
 
 def _untrained_classes(data: Dataset, train: Rows, test: Rows) -> str:

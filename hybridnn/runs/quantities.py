@@ -232,9 +232,8 @@ def conditions_of(run: RunRecord) -> dict[str, str]:
 def _metric_of(run: RunRecord) -> tuple[str, float | None]:
     """Name and value of the test metric after the last epoch; no value if the run diverged."""
     last = run.epochs[-1] if run.epochs else None
-    if last is None or last.test_r2 is None:
-        return "test accuracy", None if last is None or run.diverged else last.test_accuracy
-    return "test R²", None if run.diverged else last.test_r2
+    name = "accuracy" if last is None else last.metric_name
+    return f"test {name}", None if last is None or run.diverged else last.metric
 
 
 def instruction_figures(run: RunRecord) -> list[InstructionFigures]:

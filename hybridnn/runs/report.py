@@ -172,7 +172,7 @@ def summarize(
     if part == "validation" and data.test_samples:
         metrics = trainer.evaluate(data.test)
         part, accuracy, r2 = "test", metrics.accuracy, metrics.r2
-    name, metric = (f"{part} accuracy", accuracy) if r2 is None else (f"{part} R²", r2)
+    name, metric = (f"{part} R²", r2) if data.task == "regression" else (f"{part} accuracy", accuracy)
     return RunSummary(folder, epochs, seconds, name, metric, trainer.step, resumed_at, weights_epoch, evaluated)
 
 

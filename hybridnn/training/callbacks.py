@@ -106,8 +106,9 @@ class EarlyStopping(Callback):
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Compare the epoch with the best one."""
         value = getattr(record, self.monitor)
-        if value is None:
-            if record.epoch % trainer.config.evaluate_every == 0:
+        is_single = self.monitor == "test_r2" and record.test_loss is not None and record.test_accuracy is None
+        if value is None:  # also R² of a single sample
+            if not is_single and record.epoch % trainer.config.evaluate_every == 0:
                 allowed = "the training has no such values: give fit validation samples, or monitor 'train_loss'"
                 raise SettingError("monitor", self.monitor, allowed)
             return

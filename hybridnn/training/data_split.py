@@ -132,6 +132,13 @@ def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype
     return ArrayRows(checked.x.astype(dtype, copy=False), targets)
 
 
+def without_r2(part: str, task: str, samples: int) -> str:
+    """Why a split, on which epochs are evaluated, has no R², as text; empty if it has, or needs none."""
+    if task != "regression" or samples != 1:
+        return ""
+    return f"the {part} data are a single sample, of which there is no R²: it chooses no epoch and ends no training"
+
+
 def warn_of_constant_targets(rows: Rows) -> None:
     """Warn the caller of the caller if all samples in arrays have the same target."""
     if isinstance(rows, ArrayRows) and constant_targets(rows.y).all():

@@ -105,7 +105,8 @@ class Metrics:
     accuracy : float or None
         Fraction of samples whose largest output is that of the label; None for regression.
     r2 : float or None
-        Coefficient of determination, 1 - SS_res / SS_tot, averaged over the outputs; None for classification.
+        Coefficient of determination, 1 - SS_res / SS_tot, averaged over the outputs; None for classification, and for
+        a single sample.
     samples : int
         Samples counted.
     """
@@ -210,4 +211,4 @@ class RegressionSums:
         # A constant target has no variance: by convention R² is 1 for exact outputs, else 0 (as in scikit-learn).
         constant = self._extremes[0] == -self._extremes[1]
         r2 = np.where(constant, residual == 0, 1.0 - residual / np.where(constant, 1.0, total))
-        return Metrics(float(loss), None, float(r2.mean()), samples)
+        return Metrics(float(loss), None, float(r2.mean()) if samples > 1 else None, samples)

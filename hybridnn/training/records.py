@@ -113,8 +113,14 @@ def losses_text(record: StepRecord | EpochRecord | EvaluationRecord) -> str:
 class Evaluated:
     """A record with metrics on the test data."""
 
+    test_loss: float | None
     test_accuracy: float | None
     test_r2: float | None
+
+    @property
+    def metric_name(self) -> str:
+        """``R²``, which a single sample does not have, or ``accuracy``."""
+        return "R²" if self.test_accuracy is None and self.test_loss is not None else "accuracy"
 
     @property
     def metric(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.callbacks import Callback
 from hybridnn.training.config import DeviceOptions, TrainConfig
-from hybridnn.training.data_split import DataSplit, epoch_order, minibatches, warn_of_constant_targets
+from hybridnn.training.data_split import DataSplit, epoch_order, minibatches, warn_of_constant_targets, without_r2
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.epoch import EpochResult, train_epochs
 from hybridnn.training.layout_choice import choose_layout
@@ -172,6 +173,8 @@ class Trainer(TrainedNetwork):
         train, test = self._splits(x, y, validation)
         if y is not None and train.rows is not None and self.grid.rank == 0:
             warn_of_constant_targets(train.rows)
+            if test is not None and (text := without_r2("validation", test.task, test.samples)):
+                warnings.warn(text, stacklevel=2)
         per_epoch = ceil(train.samples / self.batch_size)
         self.last_epoch = self.progress.epoch + epochs - 1
         self.last_step = self.step - self.progress.minibatches + epochs * per_epoch

@@ -119,6 +119,23 @@ def test_a_resumed_run_stops_after_the_same_epoch(
     assert len(accuracies("run")) == stopped(complete, 20)[0] > last
 
 
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_r2_of_one_sample_steers_nothing(run_hybridnn: Run, part: str) -> None:
+    Path("four.csv").write_text("x,y\n1,2.5\n2,3.5\n3,4.5\n5,5.5\n")
+    validated = ("--set", "data.validation_fraction=0.25", "--set", "training.patience=1")
+    options = ("--file", "four.csv", "--targets", "y", "--hidden", "4", "--epochs", "5", "--out", "run")
+    code, text, err = run_hybridnn("train", *options, *(validated if part == "validation" else ()))
+    assert (code, len(records_of("run", "epoch"))) == (0, 5)
+    assert err.splitlines()[-1].startswith(f"Warning: four.csv: the {part} data are a single sample, of which there is")
+    assert "R²" in text
+    assert "R²  0." not in text
+    assert records_of("run", "epoch")[-1]["test_r2"] is None
+    assert not Path("run/best-weights.npz").exists()
+    for command in (("compare", "run", "run"), ("evaluate", "run"), ("report", "run")):
+        code, text, err = run_hybridnn(*command)
+        assert (code, "accuracy" in text) == (0, False), text + err
+
+
 def test_a_regression_and_a_run_without_test_samples(run_hybridnn: Run) -> None:
     synthetic = ("--data", "synthetic", "--set", "data.rows=256")
     text = train(run_hybridnn, *synthetic)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import hybridnn
+from hybridnn.in_process import run_ranks
 from reference import network as net
 from reference.network import Array
 from reference.sweeps import grids
@@ -65,12 +66,29 @@ def test_r2_in_float32_is_summed_in_float64() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 2.0, 0.1, 1e6 / 3])
-@pytest.mark.parametrize("samples", [1, 3, 10, 23])
+@pytest.mark.parametrize("samples", [2, 3, 10, 23])
 def test_r2_of_a_constant_target(value: float, samples: int) -> None:
     # Nothing varies, so nothing can be explained: 1 where it is met exactly, else 0.
     targets = np.full((samples, 1), value)
     assert hands_on(1).evaluate(targets, targets).r2 == 1.0
     assert hands_on(1).evaluate(targets + 0.5, targets).r2 == 0.0
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_one_sample_has_no_r2_and_steers_nothing(pipeline: int) -> None:
+    x, y = np.random.default_rng(0).standard_normal((2, 8, 2))
+
+    def on_rank(comm: MPI.Intracomm) -> None:
+        trainer = hybridnn.Trainer(hybridnn.MLP([2, 3, 2]), grid=hybridnn.ProcessGrid(comm, pipeline=pipeline))
+        stopping = hybridnn.EarlyStopping("test_r2", patience=1)
+        trainer.fit(x, y, epochs=4, validation=(x[:1], y[:1]), callbacks=[stopping])
+        assert (stopping.best_epoch, len(trainer.history.epochs)) == (0, 4)
+        assert trainer.evaluate(x[:1], y[:1]).r2 is None
+        assert trainer.evaluate(x[:2], y[:2]).r2 is not None
+
+    with pytest.warns(UserWarning, match="the validation data are a single sample, of which there is no R²") as found:
+        run_ranks(2, on_rank)
+    assert [warning.filename for warning in found] == [__file__]
 
 
 def test_accuracy_counts_the_largest_output() -> None:
