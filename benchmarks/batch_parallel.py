@@ -8,7 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 from benchmarks.cases import CASES, Case, our_run, torch_model, torch_run
-from benchmarks.harness import Comparison, Run, alternate, read_choice
+from benchmarks.harness import Run, alternate, read_choice
 from benchmarks.limits import compare_with_limits
 from benchmarks.ranks import WORLD, gloo, idle_barrier, print_row
 from hybridnn import ProcessGrid, Trainer
@@ -34,26 +34,30 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     overlapped, at_once = (
         our_run(case, ProcessGrid(WORLD), shared_replicas=False, overlap=which)[1] for which in (True, False)
     )
-    comparison = alternate(ours, torch_program(case), pairs, WORLD.Barrier)
-    overlap = alternate(overlapped, at_once, pairs, WORLD.Barrier)
-    alone = compare_with_one_rank(case, ours, pairs)
+    figures = parallel_figures(case, trainer, ours, torch_program(case), pairs, gradients=WORLD.size)
+    return figures | {"overlap_gain": median(alternate(overlapped, at_once, pairs, WORLD.Barrier).ratios)}
+
+
+def parallel_figures(
+    case: Case, trainer: Trainer, ours: Run, theirs: Run, pairs: int, *, gradients: int = 1
+) -> dict[str, Any]:
+    """Results beside PyTorch, one rank and the limits of the machine, whose `gradients` are those of `update_bytes`.
+
+    The same training on rank 0 alone, while the other ranks sleep, is timed on rank 0.
+    """
+    one: Run = our_run(case, ProcessGrid(MPI.COMM_SELF))[1] if WORLD.rank == 0 else lambda: None
+    comparison = alternate(ours, theirs, pairs, WORLD.Barrier)
+    alone = alternate(ours, one, pairs, idle_barrier)
     record = trainer.history.epochs[-1]
     return {
         "case": case.name,
         "batch_size": case.batch_size,
         "ranks": WORLD.size,
         **comparison.summary(case.batch_size * case.steps),
-        "overlap_gain": median(overlap.ratios),
         "speed_up_over_one_rank": median(alone.ratios),
         "communication_share": record.communication_seconds / (record.communication_seconds + record.compute_seconds),
-        **compare_with_limits(case, ours, pairs, WORLD, gradients=WORLD.size),
+        **compare_with_limits(case, ours, pairs, WORLD, gradients=gradients),
     }
-
-
-def compare_with_one_rank(case: Case, ours: Run, pairs: int) -> Comparison:
-    """Compare with the same training on rank 0 alone, while the other ranks sleep; the times are those of rank 0."""
-    one: Run = our_run(case, ProcessGrid(MPI.COMM_SELF))[1] if WORLD.rank == 0 else lambda: None
-    return alternate(ours, one, pairs, idle_barrier)
 
 
 def main() -> None:

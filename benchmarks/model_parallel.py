@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
-from benchmarks.batch_parallel import compare_with_one_rank
+from benchmarks.batch_parallel import parallel_figures
 from benchmarks.cases import CASES, Case, our_run, torch_model, torch_run
-from benchmarks.harness import Run, alternate, read_choice
-from benchmarks.limits import compare_with_limits
+from benchmarks.harness import Run, read_choice
 from benchmarks.ranks import WORLD, gloo, print_row
 from hybridnn import ProcessGrid, Trainer
 
@@ -42,19 +40,7 @@ def split_torch_model(case: Case) -> Any:
 def measure(case: Case, split: str, pairs: int) -> dict[str, Any]:
     """Results of one case and one split; collective."""
     trainer, ours = our_program(case, split)
-    comparison = alternate(ours, torch_program(case), pairs, WORLD.Barrier)
-    alone = compare_with_one_rank(case, ours, pairs)
-    record = trainer.history.epochs[-1]
-    return {
-        "case": case.name,
-        "batch_size": case.batch_size,
-        "way": split,
-        "ranks": WORLD.size,
-        **comparison.summary(case.batch_size * case.steps),
-        "speed_up_over_one_rank": median(alone.ratios),
-        "communication_share": record.communication_seconds / (record.communication_seconds + record.compute_seconds),
-        **compare_with_limits(case, ours, pairs, WORLD),
-    }
+    return parallel_figures(case, trainer, ours, torch_program(case), pairs) | {"way": split}
 
 
 def main() -> None:

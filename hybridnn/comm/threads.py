@@ -38,7 +38,7 @@ def threads_for(ranks_on_node: int, cores_of_node: int, cores_of_rank: int) -> i
 
 def cores_of_node(node_group: Group) -> int:
     """Number of cores that any rank of this node may use. Collective over the node."""
-    own = _own_cores()
+    own = own_cores()
     cores = np.zeros(max(os.cpu_count() or 1, max(own) + 1), np.uint8)
     cores[list(own)] = 1
     node_group.allreduce(cores, "max")
@@ -67,11 +67,12 @@ def limit_blas_threads(node_group: Group, multiply_adds: int = 0) -> BlasThreads
         why = "small products"
     else:
         ranks = node_group.size
-        pools.limit(limits=threads_for(ranks, cores, len(_own_cores())), user_api="blas")
+        pools.limit(limits=threads_for(ranks, cores, len(own_cores())), user_api="blas")
         why = f"large products, {counted(cores, 'core')} for {counted(ranks, 'rank')}"
     count = max((pool["num_threads"] for pool in pools.info() if pool["user_api"] == "blas"), default=1)
     return BlasThreads(count, why)
 
 
-def _own_cores() -> set[int]:
+def own_cores() -> set[int]:
+    """Cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

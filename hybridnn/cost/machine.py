@@ -333,6 +333,10 @@ class Machine(Section):
         copied.__dict__.pop("caches", None)  # of a machine with other costs
         return copied
 
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        return state | {"__dict__": {key: value for key, value in self.__dict__.items() if key != "caches"}}
+
     @property
     def ranks(self) -> int:
         """Ranks of the whole machine."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from hybridnn.comm.threads import THREAD_VARIABLES, threads_for
+from hybridnn.comm.threads import THREAD_VARIABLES, own_cores, threads_for
 from hybridnn.doctor.mpi_calls import run_checks
 from hybridnn.doctor.node_checks import (
     CPU_QUOTA,
@@ -62,13 +62,11 @@ class RankFacts:
 
 def gather_facts(node: int, environment: Mapping[str, str], pools: Sequence[Mapping[str, Any]]) -> RankFacts:
     """Facts about this process, with its thread pools from ``threadpoolctl``; `node` is the lowest rank on its node."""
-    machine_cores = os.cpu_count() or 1
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(machine_cores)
     return RankFacts(
         node=node,
         host=socket.gethostname(),
-        cores=tuple(sorted(cores)),
-        machine_cores=machine_cores,
+        cores=tuple(sorted(own_cores())),
+        machine_cores=os.cpu_count() or 1,
         cpu_limit=cpu_limit(environment, CPU_QUOTA),
         threads=max((pool["num_threads"] for pool in pools if pool["user_api"] == "blas"), default=1),
         threads_set_by=next((f"{name}={environment[name]}" for name in THREAD_VARIABLES if environment.get(name)), ""),

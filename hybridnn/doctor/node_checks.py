@@ -13,6 +13,7 @@ from statistics import median_low
 
 from hybridnn._version import __version__
 from hybridnn.comm.hosts import blas_library, processor_name
+from hybridnn.comm.threads import own_cores
 from hybridnn.doctor.mpi_calls import load_mpi
 from hybridnn.doctor.report import Finding, failure, ok, warning
 from hybridnn.errors import EnvironmentProblem
@@ -75,9 +76,7 @@ def package_versions(version_of: Callable[[str], str] = metadata.version) -> dic
 
 def usable_cores(environment: Mapping[str, str]) -> float:
     """Cores that this process may use, as far as affinity, container and allocation limit them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limit = cpu_limit(environment, CPU_QUOTA)
-    return cores if limit is None else min(cores, limit)
+    return min(filter(None, (len(own_cores()), cpu_limit(environment, CPU_QUOTA))))
 
 
 def cpu_limit(environment: Mapping[str, str], quota: Path) -> float | None:

@@ -12,10 +12,10 @@ from hybridnn.drawing.drawing import (
     Box,
     Drawing,
     Numbering,
-    Row,
     draw_timeline,
     numbering_of,
     version_text,
+    versions_legend,
 )
 from hybridnn.pipeline.schedules.instructions import Barrier, Forward, Instruction, Recompute, Update
 from hybridnn.pipeline.schedules.memory_plan import activation_lifetimes, input_lifetimes, plan_memory
@@ -138,7 +138,7 @@ def animate(
         drawn[row] = replace(drawn[row], boxes=story.boxes(stage, drawn[row].boxes))
     method = METHODS.get(schedule.method)
     return Animation(
-        replace(drawing, rows=tuple(drawn), versions=story.versions(drawn)),
+        replace(drawing, rows=tuple(drawn), versions=versions_legend(drawn, progress.since)),
         "" if method is None else method.summary,
         "microbatch" if numbering.microbatch else "minibatch",
         tuple(story.stage(stage, row) for stage, row in enumerate(rows)),
@@ -165,14 +165,6 @@ class _Story:
             if read is not None
         }
         return tuple(replace(box, version=versions.get((box.kind, box.label), "")) for box in boxes)
-
-    def versions(self, rows: Sequence[Row]) -> str:
-        """Meaning of the versions on the boxes, for the legend; empty if there are none."""
-        read = [box.version for row in rows for box in row.boxes if box.version]
-        legend = [f"v2: weights after 2 updates{self.progress.since}"] * bool(read)
-        if any("+" in version for version in read):
-            legend.append("v2+1: predicted 1 update ahead")
-        return "; ".join(legend)
 
     def stage(self, stage: int, row: int) -> Stage:
         """What a stage holds within the time of the drawing."""

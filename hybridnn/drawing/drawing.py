@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, NamedTuple
@@ -108,6 +110,11 @@ class Drawing:
     slot: float = 0.0  # time that is equally wide in all pictures, a stage's forward pass; 0 if it is not planned
 
     @property
+    def boxes(self) -> Iterator[Box]:
+        """The boxes of all rows."""
+        return chain.from_iterable(row.boxes for row in self.rows)
+
+    @property
     def axis_label(self) -> str:
         """Name of the time axis."""
         return f"time in {self.unit}" if self.unit else "time"
@@ -172,13 +179,17 @@ def draw_timeline(timeline: Timeline, *, versions: bool = False) -> Drawing:
         )
         for stage, items in enumerate(timeline.stages)
     )
-    legend = ["v2: weights after 2 updates"] * versions
-    if any("+" in box.version for row in rows for box in row.boxes):
-        legend.append("v2+1: predicted 1 update ahead")
     passes = (item for items in timeline.stages for item in items if item.instruction.name == "forward")
     slot = schedule.chunks * max((item.end - item.start for item in passes), default=0.0)
-    text = "; ".join(legend)
-    return Drawing(_title(schedule), rows, timeline.makespan, numbering.legend, versions=text, slot=slot)
+    legend = versions_legend(rows)
+    return Drawing(_title(schedule), rows, timeline.makespan, numbering.legend, versions=legend, slot=slot)
+
+
+def versions_legend(rows: Iterable[Row], since: str = "") -> str:
+    """Meaning of the versions on the boxes, counted `since` something; empty if there are none."""
+    read = [box.version for row in rows for box in row.boxes if box.version]
+    legend = [f"v2: weights after 2 updates{since}"] * bool(read)
+    return "; ".join(legend + ["v2+1: predicted 1 update ahead"] * any("+" in version for version in read))
 
 
 def _is_stale(item: TimedInstruction) -> bool:
@@ -193,19 +204,19 @@ def version_text(read: WeightRead) -> str:
 
 def kinds_drawn(drawing: Drawing) -> tuple[Kind, ...]:
     """Kinds of box in a drawing, in the order of the legend."""
-    found = {box.kind for row in drawing.rows for box in row.boxes}
+    found = {box.kind for box in drawing.boxes}
     return tuple(kind for kind in KINDS.values() if kind.name in found)
 
 
 def longest_label(drawing: Drawing) -> int:
     """Characters of the longest label of a computation, at least 1."""
-    labels = (box.label for row in drawing.rows for box in row.boxes if KINDS[box.kind].computes)
+    labels = (box.label for box in drawing.boxes if KINDS[box.kind].computes)
     return max((len(label) for label in labels), default=1) or 1
 
 
 def longest_version(drawing: Drawing) -> int:
     """Characters of the longest version on a box, 0 if there is none."""
-    return max((len(box.version) for row in drawing.rows for box in row.boxes), default=0)
+    return max((len(box.version) for box in drawing.boxes), default=0)
 
 
 def readable_duration(drawing: Drawing) -> float:
@@ -215,10 +226,9 @@ def readable_duration(drawing: Drawing) -> float:
     median, because a kind that takes almost no time must not either.
     """
     durations: dict[str, list[float]] = defaultdict(list)
-    for row in drawing.rows:
-        for box in row.boxes:
-            if KINDS[box.kind].computes and box.end > box.start:
-                durations[box.kind].append(box.end - box.start)
+    for box in drawing.boxes:
+        if KINDS[box.kind].computes and box.end > box.start:
+            durations[box.kind].append(box.end - box.start)
     medians = [median(values) for values in durations.values()]
     return max(min(medians), max(medians) / 10) if medians else drawing.makespan or 1.0
 

@@ -19,11 +19,10 @@ from hybridnn.drawing.figures import (
     new_figure,
     tidy,
 )
-from hybridnn.runs.quality import ClassReport, Floats, RegressionReport
+from hybridnn.runs.quality import ClassReport, RegressionReport
 from hybridnn.utils.text import printable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_LABELLED = 20  # classes whose counts are written into a picture
@@ -71,24 +70,14 @@ def _errors_figure(report: RegressionReport) -> Figure:
         zip(figure.subplots(len(report.names), 2, squeeze=False), report.names, strict=True)
     ):
         true, predicted = report.true[::step, row], report.predicted[::step, row]
-        _draw_predictions(panels[0], name, true, predicted)
-        _draw_residuals(panels[1], name, true, predicted - true)
+        low, high = min(true.min(), predicted.min()), max(true.max(), predicted.max())
+        panels[0].plot((low, high), (low, high), color=MUTED, linewidth=1, label="predicted = true")
+        panels[1].axhline(0, color=GRID)
+        shown = {f"predicted {name}": predicted, "predicted - true": predicted - true}
+        for axes, (label, values) in zip(panels, shown.items(), strict=True):
+            axes.plot(true, values, ".", color=POINT_COLOR, markersize=2)
+            axes.set_xlabel(f"true {name}")
+            axes.set_ylabel(label)
+            tidy(axes)
     legend_above(figure, figure.axes[0].get_lines()[:1])
     return figure
-
-
-def _draw_predictions(axes: Axes, name: str, true: Floats, predicted: Floats) -> None:
-    low, high = min(true.min(), predicted.min()), max(true.max(), predicted.max())
-    axes.plot((low, high), (low, high), color=MUTED, linewidth=1, label="predicted = true")
-    axes.plot(true, predicted, ".", color=POINT_COLOR, markersize=2)
-    axes.set_xlabel(f"true {name}")
-    axes.set_ylabel(f"predicted {name}")
-    tidy(axes)
-
-
-def _draw_residuals(axes: Axes, name: str, true: Floats, errors: Floats) -> None:
-    axes.axhline(0, color=GRID)
-    axes.plot(true, errors, ".", color=POINT_COLOR, markersize=2)
-    axes.set_xlabel(f"true {name}")
-    axes.set_ylabel("predicted - true")
-    tidy(axes)

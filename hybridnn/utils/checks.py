@@ -11,6 +11,7 @@ from dataclasses import Field, fields
 from functools import cache
 from math import isfinite
 from numbers import Integral, Real
+from operator import ge, gt, le, lt
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from hybridnn.errors import SettingError
@@ -205,21 +206,14 @@ def require_number(
     allowed : str
         What is allowed, for the message; by default the end of the range that the value exceeds.
     """
+    limits = (above, gt, "greater than"), (at_least, ge, "at least"), (below, lt, "less than"), (at_most, le, "at most")
     if not isinstance(value, Real) or isinstance(value, bool):
-        problem = "must be a number"
-    elif not isfinite(number := float(value)):
-        problem = "must be a finite number"
-    elif above is not None and number <= above:
-        problem = f"must be greater than {above:g}"
-    elif at_least is not None and number < at_least:
-        problem = f"must be at least {at_least:g}"
-    elif below is not None and number >= below:
-        problem = f"must be less than {below:g}"
-    elif at_most is not None and number > at_most:
-        problem = f"must be at most {at_most:g}"
-    else:
-        return
-    raise SettingError(name, value, allowed or problem)
+        raise SettingError(name, value, allowed or "must be a number")
+    if not isfinite(number := float(value)):
+        raise SettingError(name, value, allowed or "must be a finite number")
+    for limit, fits, what in limits:
+        if limit is not None and not fits(number, limit):
+            raise SettingError(name, value, allowed or f"must be {what} {limit:g}")
 
 
 def require_choice(name: str, value: object, choices: Iterable[str]) -> None:

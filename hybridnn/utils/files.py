@@ -18,9 +18,10 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal
+from typing import IO, Any, BinaryIO, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+Value = TypeVar("Value")
 
 TOML_BYTES = 64 << 20  # size limit of settings; those of a run on a table of a million columns name them all, in 15 MB
 JSON_BYTES = 16 << 20  # size limit of a file that the library writes once: a manifest of some 60,000 arrays
@@ -110,20 +113,20 @@ def read_text(path: Path | str, limit: int) -> str:
 
 def read_json(path: Path | str, limit: int = JSON_BYTES, *, finite: bool = True) -> Any:
     """The value in a JSON file, by `parse_json`; `limit` and errors as for `read_bytes`."""
-    content = read_bytes(path, limit)
-    try:
-        return parse_json(content, finite=finite)
-    except ValueError as error:
-        raise FileError(path, f"is not valid JSON: {error}") from None
+    return _parsed(path, "JSON", partial(parse_json, read_bytes(path, limit), finite=finite))
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
     """The tables in a TOML file, by `parse_toml`; errors as for `read_bytes`."""
-    text = read_text(path, TOML_BYTES)
+    text = read_text(path, TOML_BYTES).removeprefix("\ufeff")  # the mark that some editors write
+    return _parsed(path, "TOML", partial(parse_toml, text))
+
+
+def _parsed(path: Path | str, kind: str, parse: Callable[[], Value]) -> Value:
     try:
-        return parse_toml(text.removeprefix("\ufeff"))  # the mark that some editors write
+        return parse()
     except ValueError as error:
-        raise FileError(path, f"is not valid TOML: {error}") from None
+        raise FileError(path, f"is not valid {kind}: {error}") from None
 
 
 def read_lines(path: Path | str) -> Iterator[bytes]:
@@ -252,8 +255,7 @@ def write_atomically(path: Path, content: str | bytes | Iterable[bytes]) -> None
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_atomically(path, lambda file: file.writelines(pieces))
     except (OSError, ValueError) as error:  # ValueError: NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise EnvironmentProblem(f"{shown_path(path)} cannot be written: {reason}") from error
+        raise EnvironmentProblem(f"{shown_path(path)} cannot be written: {_reason_of(error)}") from error
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
@@ -261,8 +263,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=mode)
     except (OSError, ValueError) as error:  # ValueError: NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise EnvironmentProblem(f"{shown_path(path)} cannot be made as a folder: {reason}") from error
+        raise EnvironmentProblem(f"{shown_path(path)} cannot be made as a folder: {_reason_of(error)}") from error
 
 
 def discard_partial(path: Path) -> None:

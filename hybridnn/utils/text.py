@@ -64,9 +64,9 @@ def format_seconds(seconds: float, micro: str = "us") -> str:
     return f"{seconds * 1e6:.3g} {micro}"
 
 
-def format_milliseconds(seconds: float, decimals: int | None = None) -> str:
-    """Seconds as milliseconds without the unit: four significant digits, or fixed decimals for a column of a table."""
-    return f"{seconds * MILLISECONDS:.4g}" if decimals is None else f"{seconds * MILLISECONDS:.{decimals}f}"
+def format_milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds without the unit, in four significant digits."""
+    return f"{seconds * MILLISECONDS:.4g}"
 
 
 def format_numbers(numbers: Iterable[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,18 @@ def test_ranks_of_a_measured_group_that_shared_a_node_are_not_counted_twice() ->
     assert machine.collective_seconds("allreduce", 6000, 8, crossings=measured) == pytest.approx(whole)
     # Rounds of 1, 1 and 4 vectors on the way out; with a node for each rank three rounds of one.
     assert machine.collective_seconds("allreduce", 6000, 8, crossings=apart) == pytest.approx(whole * 3 / 6)
+
+
+def test_a_machine_keeps_its_costs_and_another_one_has_its_own() -> None:
+    machine = read_machine("cluster-1024")
+    seconds = machine.collective_seconds("allreduce", 1000, 8)
+    slower = machine.model_copy(
+        update={
+            "inside_node": machine.inside_node.model_copy(
+                update={"segments": (Segment(alpha_seconds=1.0, beta_seconds_per_byte=1.0),)}
+            )
+        }
+    )
+    assert slower.collective_seconds("allreduce", 1000, 8) > 100 * seconds
+    assert machine == read_machine("cluster-1024")
+    assert pickle.loads(pickle.dumps(machine)).collective_seconds("allreduce", 1000, 8) == seconds

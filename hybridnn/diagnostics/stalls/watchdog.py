@@ -79,9 +79,9 @@ class StallWatchdog:
         self._trained_in = 0
         self._idle_seconds = self._alarm_seconds = 0.0
         self._last_activity: Activity | None = None
-        self._announced: _AnnouncedWork | None = None
+        self._announced: tuple[str, float] | None = None  # work, and its deadline by ``time.monotonic``
         self._heartbeat = 0
-        self._heartbeats: dict[int, _Heartbeat] = {}
+        self._heartbeats: dict[int, tuple[int, float]] = {}  # the last one of a rank, and its age in seconds
         self._write_error = ""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -184,7 +184,7 @@ class StallWatchdog:
         """
         before = self._announced
         seconds = self._limit * BUSY_FACTOR if at_most is None else at_most
-        self._announced = _AnnouncedWork(what, monotonic() + seconds)
+        self._announced = what, monotonic() + seconds
         try:
             yield
         finally:
@@ -216,7 +216,7 @@ class StallWatchdog:
 
     def _check(self, elapsed: float, stop: threading.Event) -> None:
         activity, announced = self._current_activity(), self._announced
-        works = announced is not None and monotonic() < announced.deadline and not activity.is_waiting
+        works = announced is not None and monotonic() < announced[1] and not activity.is_waiting
         self._idle_seconds = 0.0 if works or activity != self._last_activity else self._idle_seconds + elapsed
         self._last_activity = activity
         stalled = self._idle_seconds >= self._limit
@@ -232,7 +232,7 @@ class StallWatchdog:
             heartbeat=self._heartbeat,
             idle_seconds=round(self._idle_seconds, 3),
             stalled=stalled,
-            busy_with="" if announced is None else announced.what,
+            busy_with="" if announced is None else announced[0],
             departed=format_ranks(departed),
         )
         try:
@@ -303,9 +303,9 @@ class StallWatchdog:
         state = self._files.read(rank)
         if state is None:
             return None
-        last = self._heartbeats.get(rank)
-        age = last.age + elapsed if last is not None and last.number == state.heartbeat else 0.0
-        self._heartbeats[rank] = _Heartbeat(state.heartbeat, age)
+        last, age = self._heartbeats.get(rank, (-1, 0.0))
+        age = age + elapsed if last == state.heartbeat else 0.0
+        self._heartbeats[rank] = state.heartbeat, age
         return state if age < self._answer_seconds else None
 
     def _end_job(self, states: Mapping[int, RankState], departed: Sequence[int], stop: threading.Event) -> None:
@@ -325,22 +325,6 @@ class StallWatchdog:
             self._files.write(job)
         report = stall_report(StallRecord(states, job), self._files.path, self._write_error)
         end_job(f"\n{report}\n{self._advice()}\n")
-
-
-@dataclass(frozen=True)
-class _AnnouncedWork:
-    """Work announced by `StallWatchdog.busy`, and its deadline by ``time.monotonic``."""
-
-    what: str
-    deadline: float
-
-
-@dataclass(frozen=True)
-class _Heartbeat:
-    """The last heartbeat of a rank, and seconds since it was first seen."""
-
-    number: int
-    age: float
 
 
 @dataclass
