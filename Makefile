@@ -72,15 +72,15 @@ test-cluster: $(VENV)/.installed-test
 # and must be installed into its environment (docs/use/gpus.md).
 test-gpu bench-gpu gpu-day: export PYTHONPATH := $(CURDIR):$(CURDIR)/tests:$(PYTHONPATH)
 test-gpu:
-	$(PYTHON) -m pytest -c /dev/null --rootdir . --import-mode=importlib -o timeout=300 \
+	"$(PYTHON)" -m pytest -c /dev/null --rootdir . --import-mode=importlib -o timeout=300 \
 	  -o mpi_timeout=300 -rs -m gpu tests/gpu/hardware $(ARGS)
 
 bench-gpu:
-	$(PYTHON) -m benchmarks.gpu_kernels
-	$(PYTHON) -m benchmarks.gpu_training $(ARGS)
+	"$(PYTHON)" -m benchmarks.gpu_kernels
+	"$(PYTHON)" -m benchmarks.gpu_training $(ARGS)
 
 gpu-day:
-	$(PYTHON) -m benchmarks.gpu_day $(ARGS)
+	"$(PYTHON)" -m benchmarks.gpu_day $(ARGS)
 
 # pip takes exactly the listed versions of manylinux; packages name the oldest glibc that they run on.
 GPU_PYTHON ?= 3.12
@@ -134,8 +134,8 @@ $(VENV)/.installed-%: setup.py course/setup.py papers/setup.py | $(BIN)/python
 	touch $@
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "hybridnn needs Python 3.10 or newer: make PYTHON=/path/to/python3"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	"$(PYTHON)" -m venv $(VENV)

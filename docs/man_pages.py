@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from hybridnn import __version__
-from hybridnn.cli.main import parser
+from hybridnn.cli.main import whole_parser
 
 __all__ = ["pages"]
 
@@ -26,7 +26,10 @@ EXIT_STATUS = (
 
 def pages() -> dict[str, str]:
     """Manual pages of all commands in roff, by the names of their files."""
-    return {f"{name.replace(' ', '-')}.1": _page(name, *parts) for name, parts in _commands(parser(), "hybridnn", None)}
+    return {
+        f"{name.replace(' ', '-')}.1": _page(name, *parts)
+        for name, parts in _commands(whole_parser(), "hybridnn", None)
+    }
 
 
 def _commands(command: Any, name: str, parent: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:

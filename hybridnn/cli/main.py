@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, NoReturn
@@ -126,54 +126,30 @@ def _installed(name: str, distribution: str) -> Any:
     raise EnvironmentProblem(f"hybridnn {name} is not installed; pip install {distribution} adds it")
 
 
-class _Commands(Mapping[str, Any]):
-    """Commands of the parser by their names; each is loaded when it is looked up."""
+class _Root(TyperGroup):
+    """The root of the parser: a command is only its summary, for help and completion, until the arguments name it."""
 
-    def __init__(self) -> None:
-        self.loaded: dict[str, Any] = {}
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {name: TyperCommand(name, help=entry.summary) for name, entry in COMMANDS.items()}
+        self._loaded: set[str] = set()
 
-    def __getitem__(self, name: str) -> Any:
-        if name not in COMMANDS:
-            raise KeyError(name)
-        if name not in self.loaded:
+    def load(self, name: str) -> None:
+        """Replace the summary of a command by the command."""
+        if name not in self._loaded:
             alone = typer.Typer(add_completion=False)
             alone.callback()(lambda: None)  # without one, typer makes no group of a single command
             _add(alone, name)
             group: Any = typer.main.get_command(alone)
-            self.loaded[name] = group.commands[name]
-            _hide_types_of_flags(self.loaded[name])
-        return self.loaded[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
-class _Root(TyperGroup):
-    """The root of the parser: its help and completion show the summaries of commands that are not loaded."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._lazy = _Commands()
-        self.commands = self._lazy  # type: ignore[assignment]  # nothing is added to it
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names of the commands."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command if it is loaded, else one that only has its help; None if there is no such command."""
-        if cmd_name in self._lazy.loaded or cmd_name not in COMMANDS:
-            return self._lazy.loaded.get(cmd_name)
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name].summary)
+            self.commands[name] = group.commands[name]
+            self._loaded.add(name)
+            _hide_types_of_flags(self.commands[name])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name, which is loaded."""
-        if args:
+        if args and args[0] in COMMANDS:
             with paused_collector():
-                self._lazy.get(args[0])
+                self.load(args[0])
         return super().resolve_command(ctx, args)
 
 
@@ -263,13 +239,20 @@ def parser() -> Any:
     return parser
 
 
+def whole_parser() -> Any:
+    """The parser with all commands loaded, for pages that describe them."""
+    root = parser()
+    for name in COMMANDS:
+        root.load(name)
+    return root
+
+
 def _hide_types_of_flags(command: Any) -> None:
     """Remove ``<bool>`` behind flags from the help: they take no value."""
     for option in command.get_params(typer.Context(command)):
         if getattr(option, "is_flag", False):
             option.metavar = ""
-    below = getattr(command, "commands", {})
-    for subcommand in (below.loaded if isinstance(below, _Commands) else below).values():
+    for subcommand in getattr(command, "commands", {}).values():
         _hide_types_of_flags(subcommand)
 
 

@@ -91,8 +91,8 @@ Ranks = Annotated[
 InProcess = Annotated[
     int | None,
     option(
-        "All ranks in this process, one at a time, without MPI: repeatable to the bit, for learning and debugging. "
-        "A deadlock ends with its reason.",
+        "Run N ranks in this process, one at a time, without MPI (default: none): bit-for-bit reproducible, for "
+        "learning and debugging. A deadlock ends with its reason.",
         "N",
         "--in-process",
     ),

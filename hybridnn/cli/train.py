@@ -113,7 +113,7 @@ def train(
         Override, _setting("data.file", "A .csv, .parquet or .npz file, in place of a data set", "PATH", _text)
     ] = None,
     targets: Annotated[
-        Override, _setting("data.targets", "Target columns, which a table needs", "NAME,...", _names)
+        Override, _setting("data.targets", "Target columns, required for a table", "NAME,...", _names)
     ] = None,
     drop: Annotated[
         Override,

@@ -555,14 +555,17 @@ def _not_numbers(column: Column) -> Problem:
     if len(texts) > 5 or any(letter.isdigit() for text in texts for letter in text):
         return Problem(shown, "correct these cells, or add the column to data.text_columns if it holds codes")
     words = column_list([repr(text) for text in texts])
-    how = f"if {words} stands for a missing value, add it to data.missing_words, and set data.missing"
+    how = f"if {words} stands for a missing value, add it to data.missing_words, and set data.missing; "
+    how += "if the column holds codes, add it to data.text_columns"
     return Problem(shown, how, {"missing_words": texts, "missing": "mean"})
 
 
 def _sign_advice(texts: Sequence[str]) -> str:
-    """What to do about signs in numbers, or an empty text."""
-    for sign, advice in _SIGNS.items():
-        if any(letter in text for text in texts for letter in sign if any(map(str.isdigit, text))):
+    """What to do about signs in cells that are numbers but for them, or an empty text."""
+    for signs, advice in _SIGNS.items():
+        signed = [text for text in texts if any(sign in text for sign in signs)]
+        bare = [text.translate(dict.fromkeys(map(ord, signs))).strip() for text in signed]
+        if 2 * sum(Numbers().parse(text) is not None for text in bare) >= len(texts):
             return advice
     if any(Numbers(",").pattern.fullmatch(text) for text in texts):
         return 'numbers with decimal commas are read with data.decimal = ",", and then all must have them'

@@ -230,7 +230,8 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions) -> Ta
         options = replace(options, separator=separator)
         if has_header and not any(names):
             raise DataError(f"{called}: the first line is empty; it must name the columns")
-        table = _read_rows(called, text, options, lines + len(first.splitlines()))
+        hint = _header_hint([names, *records]) if has_header else ""
+        table = _read_rows(called, text, options, lines + len(first.splitlines()), hint)
     if table is None:
         raise DataError(f"{called}: no line of data after the header line")
     if not has_header:
@@ -241,8 +242,8 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions) -> Ta
     if options.header == "auto" and _are_data(names):
         how = "set data.header to false if these are data, and columns get numbered names, or to true if they are names"
         raise DataError(f"{called}: the first line holds numbers ({column_list(names)}); {how}")
-    frame, notes = _with_names(called, table, names, [names, *records], separator)
-    _require_names(called, list(frame.columns), _header_hint([names, *records]))
+    frame, notes = _with_names(called, table, names, separator, hint)
+    _require_names(called, list(frame.columns), hint)
     return Table(frame, options, notes)
 
 
@@ -299,7 +300,9 @@ def _records(text: str, separator: str) -> list[list[str]]:
     return records
 
 
-def _read_rows(called: str, text: io.TextIOWrapper, options: TableOptions, header_lines: int) -> DataFrame | None:
+def _read_rows(
+    called: str, text: io.TextIOWrapper, options: TableOptions, header_lines: int, hint: str
+) -> DataFrame | None:
     """The rows after the header line as text, with columns 0, 1, …; None if there are none."""
     import pandas
 
@@ -322,11 +325,11 @@ def _read_rows(called: str, text: io.TextIOWrapper, options: TableOptions, heade
     except UnicodeDecodeError:
         raise
     except (ValueError, OverflowError, pandas.errors.ParserWarning) as error:
-        raise DataError(f"{called}{_parser_problem(str(error), header_lines)}") from error
+        raise DataError(f"{called}{_parser_problem(str(error), header_lines)}{hint}") from error
 
 
 def _with_names(
-    called: str, table: DataFrame, names: list[str], records: list[list[str]], separator: str
+    called: str, table: DataFrame, names: list[str], separator: str, hint: str
 ) -> tuple[DataFrame, tuple[str, ...]]:
     """The table with its names, without a column of row names or empty last column, and a line about each of these."""
     columns, notes = table.shape[1], list[str]()
@@ -338,8 +341,7 @@ def _with_names(
     if len(names) != columns:
         which = f"its columns are separated by {separator!r}"
         raise DataError(
-            f"{called}: the first row has {columns} cells, the header line has {len(names)} ({which})"
-            f"{_header_hint(records)}"
+            f"{called}: the first row has {columns} cells, the header line has {len(names)} ({which}){hint}"
         )
     left_out = []
     if columns > 1 and not names[0]:
@@ -365,9 +367,10 @@ def _renamed(table: DataFrame, names: Sequence[str]) -> DataFrame:
 
 def _are_data(names: Sequence[str]) -> bool:
     """Whether the header line seems to hold data: half of it are numbers, and they do not count the columns."""
-    numbers = [
-        float(name) for name in names if re.fullmatch(r"[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?", name.replace(",", "."))
-    ]
+    if len(names) > 1 and not names[0]:  # above row names
+        return False
+    number = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+    numbers = [float(text) for text in (name.replace(",", ".") for name in names) if number.fullmatch(text)]
     is_count = len(numbers) > 1 and sorted(numbers) == [min(numbers) + number for number in range(len(numbers))]
     return 2 * len(numbers) >= len(names) > 0 and not is_count
 
@@ -389,10 +392,10 @@ def _encoding_problem(error: UnicodeError, options: TableOptions) -> str:
         return f"is not a text file in {tried}: {one_line(str(error))}"
     before, after = error.object[: error.start], error.object[error.start :]
     word = before.rpartition(b"\n")[2][-12:] + after.partition(b"\n")[0][:12]
-    shown = printable(word.decode("cp1252", "replace").strip(), 40)
+    shown = word.decode("cp1252", "replace").strip()
     problem = f"byte {error.object[error.start]:#04x} ({error.reason})"
-    remedy = f'set data.encoding = "cp1252" if {shown} is text with the letters of Windows or Latin-1'
-    return f"is not a text file in {tried}: {problem}; {remedy}"
+    remedy = f'; set data.encoding = "cp1252" if {shown} is text with the letters of Windows or Latin-1'
+    return f"is not a text file in {tried}: {problem}{remedy if shown.isprintable() else ''}"
 
 
 def _parser_problem(message: str, header_lines: int) -> str:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.data import ArrayRows, Dataset, as_rows
+from hybridnn.data import ArrayRows, Dataset, Rows, as_rows
 from hybridnn.data.rows import as_array, constant_targets
 from hybridnn.errors import DataError
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.utils.text import counted
-
-if TYPE_CHECKING:
-    from hybridnn.data import Rows
 
 
 def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> NDArray[np.int64]:
@@ -73,11 +70,9 @@ def make_split(
 
 
 def has_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
-    """Whether there is a test split; collective.
+    """Whether there is a test split, by rank 0 if it scatters the minibatches; collective.
 
-    Rank 0 decides if it scatters the minibatches; otherwise `given` must be the same on all ranks.
-
-    Raises `DataError` on every rank, if only some ranks have validation samples.
+    Otherwise `DataError` is raised on every rank if only some have validation samples.
     """
     flag = np.array([given], np.int64)
     if distribution != "local":
@@ -90,10 +85,7 @@ def has_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
 
 
 def as_samples(x: Any, features: int) -> NDArray[Any]:
-    """Convert `x` to an array of real numbers, shape (samples, features).
-
-    Raises `DataError` if `x` has another shape or another kind of dtype.
-    """
+    """Convert `x` to an array of real numbers, shape (samples, features), or raise `DataError`."""
     samples = as_array(x, "x")
     if samples.ndim != 2 or samples.shape[1] != features or samples.dtype.kind not in "biuf":
         raise DataError(

@@ -200,8 +200,9 @@ class Engine:
         """Loss and accuracy or R² on all samples of `split`; every sample counts once."""
         grid, loss = self._grid, self._kernels.zeros((1,), self.dtype)
         batches = list(minibatches(np.arange(split.samples), self._forward_size))
+        ranked = len(batches) * ceil(self._forward_size / grid.batch) if self.config.model.sizes[-1] == 2 else 0
         sums = (
-            ClassificationSums(self._kernels, len(batches))
+            ClassificationSums(self._kernels, len(batches), ranked)
             if split.task == "classification"
             else RegressionSums(self._kernels, self.config.model.sizes[-1])
         )
@@ -216,7 +217,7 @@ class Engine:
         if grid.pipeline == 1:
             return sums.total(grid.batch_group)
         is_last = grid.pipeline_rank == grid.pipeline - 1
-        totals = sums.total(grid.batch_group).to_array() if is_last else np.empty(4)
+        totals = sums.total(grid.batch_group).to_array() if is_last else np.empty(6)
         broadcast_from_last_stage(grid, totals)
         return Metrics.from_array(totals)
 

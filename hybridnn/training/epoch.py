@@ -6,7 +6,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate
 from time import perf_counter
 
 import numpy as np
@@ -28,18 +27,18 @@ KINDS = (*(kind.name for kind in (Forward, Recompute, Backward, InputGradient, W
 class StepClock:
     """Measures the time from its construction to `stop` by kind of instruction, communication and waiting."""
 
-    def __init__(self, grid: ProcessGrid) -> None:
-        self._grid = grid
+    def __init__(self, grid: ProcessGrid, *meters: Meter) -> None:
+        self._grid, self._meters = grid, meters
         self._start = self._now()
 
     @contextmanager
-    def paused(self, *meters: Meter) -> Iterator[None]:
-        """Context of work that is no training, which this clock and the meters leave out; not collective."""
+    def paused(self) -> Iterator[None]:
+        """Context of work that is no training, which this clock and its meters leave out; not collective."""
         before, totals = self._now(), self._grid.recorder.totals
         yield
         spent = self._now() - before
         self._start += spent
-        for meter in meters:
+        for meter in self._meters:
             meter.leave_out(float(spent[0]), self._grid.recorder.totals - totals)
 
     def stop(self) -> None:
@@ -110,79 +109,113 @@ def train_epochs(
     EpochResult
         While the weights are those after the epoch.
     """
-    start = perf_counter()
-    clock = StepClock(grid)
-    since_start, since_record = Meter(grid), Meter(grid)
-    minibatches = [minibatch for epoch in epochs for minibatch in epoch]
-    inner_ends = set(accumulate(map(len, epochs[:-1]), initial=before.step))
-    last = minibatches[-1].number + 1
-    losses, exact, log_every = engine.new_losses(minibatches), engine.layout.exact, engine.config.log_every
-    evaluate_every = engine.config.evaluate_every_steps if test is not None else 0
-    pauses &= exact
-    progress, done, samples, unmarked = before, 0, 0, 0
-    diverged = None
-    copies: dict[int, list[Array]] = {}  # weights after steps, of an asynchronous method
-
-    def record(minibatch: Minibatch, loss: float) -> StepRecord:
-        speed = asdict(since_record.read())
-        return StepRecord(minibatch.number + 1, progress.epoch, loss, minibatch.rate, **speed)
-
-    def is_evaluated(step: int) -> bool:
-        return evaluate_every > 0 and step % evaluate_every == 0
-
-    def evaluation(step: int) -> EvaluationRecord:
-        assert test is not None
-        with engine.other_weights(copies.get(step)):
-            found = engine.evaluate(test)
-        return EvaluationRecord(step, progress.epoch, found.loss, found.accuracy, found.r2)
-
+    run, start = _Run(engine, grid, epochs, before, test), perf_counter()
     try:
-        for minibatch in engine.train(split, minibatches, losses):
-            step = minibatch.number + 1
-            done += 1
-            samples += minibatch.size
-            unmarked += minibatch.size
-            if not exact and step < last:
-                if step in inner_ends:
-                    since_start.mark(samples)
-                    samples = 0
-                if step in inner_ends or is_evaluated(step):
-                    with clock.paused(since_start, since_record):
-                        copies[step] = engine.copy_weights()
-            if step % log_every == 0:
-                if exact:
-                    losses.fetch(done)  # waits for the device, so that the mark is at the end of the step
-                since_record.mark(unmarked)
-                unmarked = 0
-                if exact:
-                    yield record(minibatch, losses.means[-1])
-            if exact and is_evaluated(step):
-                with clock.paused(since_start, since_record):
-                    yield evaluation(step)
-            if pauses and done < len(minibatches):
-                reached = partial(losses.progress, before, done)
-                yield StepPosition(step, before.minibatches + done, minibatch.rate, reached)
-        try:
-            losses.fetch(done)
-        except NonFiniteLossError as error:  # raised after the records of the steps before
-            diverged = error
+        if engine.layout.exact:
+            yield from run.train(split, pauses=pauses)
+        else:
+            run.train_until_drained(split)
+        run.fetch_losses()
     finally:
         grid.recorder.end_phase("training", start, before.epoch)
-    since_start.mark(samples)
-    clock.stop()
-    measured = clock.read(before.epoch, done)
-    for epoch in epochs:
-        end = epoch[-1].number + 1
-        if not exact:
-            for minibatch, loss in zip(epoch, losses.means[progress.step - before.step :], strict=False):
-                if (minibatch.number + 1) % log_every == 0:
-                    yield record(minibatch, loss)
-        if diverged is not None and len(losses.means) < end - before.step:
-            raise diverged
-        after = losses.progress(progress, len(epoch))
-        if not exact:
-            yield from map(evaluation, filter(is_evaluated, range(epoch[0].number + 1, end + 1)))
-        result = EpochResult(after, epoch[-1].rate, since_start.read(), replace(measured, epoch=after.epoch))
-        with engine.other_weights(copies.get(end)):
-            yield result
-        progress = after.next_epoch()
+    yield from run.results()
+
+
+class _Run:
+    """The minibatches of some epochs, one program, with their losses and the meters of their records."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        grid: ProcessGrid,
+        epochs: Sequence[Sequence[Minibatch]],
+        before: Progress,
+        test: DataSplit | None,
+    ) -> None:
+        self._engine, self._epochs, self._before, self._test = engine, epochs, before, test
+        self._since_start, self._since_record = Meter(grid), Meter(grid)
+        self._clock = StepClock(grid, self._since_start, self._since_record)
+        self._minibatches = [minibatch for epoch in epochs for minibatch in epoch]
+        self._losses = engine.new_losses(self._minibatches)
+        self._diverged: NonFiniteLossError | None = None
+        self._log_every = engine.config.log_every
+        self._evaluate_every = 0 if test is None else engine.config.evaluate_every_steps
+        self._copies: dict[int, list[Array]] = {}  # weights after steps, of an asynchronous method
+
+    def train(self, split: DataSplit, *, pauses: bool) -> Iterator[Event]:
+        """Train with an exact method, whose pipeline is empty between steps."""
+        losses, before, unmarked = self._losses, self._before, 0
+        for done, minibatch in enumerate(self._engine.train(split, self._minibatches, losses), 1):
+            step = minibatch.number + 1
+            unmarked += minibatch.size
+            if step % self._log_every == 0:
+                losses.fetch(done)  # waits for the device, so that the mark is at the end of the step
+                self._since_record.mark(unmarked)
+                unmarked = 0
+                yield self._record(minibatch, losses.means[-1], before.epoch)
+            if self._is_evaluated(step):
+                with self._clock.paused():
+                    yield self._evaluation(step, before.epoch)
+            if pauses and done < len(self._minibatches):
+                reached = partial(losses.progress, before, done)
+                yield StepPosition(step, before.minibatches + done, minibatch.rate, reached)
+
+    def train_until_drained(self, split: DataSplit) -> None:
+        """Train with an asynchronous method, and keep copies of the weights after epochs and steps to be evaluated."""
+        ends, last = {epoch[-1].number + 1 for epoch in self._epochs[:-1]}, self._minibatches[-1].number + 1
+        samples = unmarked = 0
+        for minibatch in self._engine.train(split, self._minibatches, self._losses):
+            step = minibatch.number + 1
+            samples += minibatch.size
+            unmarked += minibatch.size
+            if step in ends:
+                self._since_start.mark(samples)
+                samples = 0
+            if step in ends or (self._is_evaluated(step) and step < last):
+                with self._clock.paused():
+                    self._copies[step] = self._engine.copy_weights()
+            if step % self._log_every == 0:
+                self._since_record.mark(unmarked)
+                unmarked = 0
+
+    def fetch_losses(self) -> None:
+        """Fetch all losses; one that is not finite is raised by `results`, after the records of the steps before."""
+        try:
+            self._losses.fetch(len(self._minibatches))
+        except NonFiniteLossError as error:
+            self._diverged = error
+
+    def results(self) -> Iterator[Event]:
+        """End the measurement; the results of the epochs in order, with the records of an asynchronous method."""
+        self._since_start.mark(sum(minibatch.size for minibatch in self._epochs[-1]))
+        self._clock.stop()
+        measured = self._clock.read(self._before.epoch, len(self._minibatches))
+        progress, means = self._before, self._losses.means
+        for epoch in self._epochs:
+            first, end = progress.step, epoch[-1].number + 1
+            if not self._engine.layout.exact:
+                for minibatch, loss in zip(epoch, means[first - self._before.step :], strict=False):
+                    if (minibatch.number + 1) % self._log_every == 0:
+                        yield self._record(minibatch, loss, progress.epoch)
+            if self._diverged is not None and len(means) < end - self._before.step:
+                raise self._diverged
+            progress = self._losses.progress(progress, len(epoch))
+            if not self._engine.layout.exact:
+                for step in filter(self._is_evaluated, range(first + 1, end + 1)):
+                    yield self._evaluation(step, progress.epoch)
+            times = self._since_start.read(), replace(measured, epoch=progress.epoch)
+            with self._engine.other_weights(self._copies.get(end)):
+                yield EpochResult(progress, epoch[-1].rate, *times)
+            progress = progress.next_epoch()
+
+    def _record(self, minibatch: Minibatch, loss: float, epoch: int) -> StepRecord:
+        return StepRecord(minibatch.number + 1, epoch, loss, minibatch.rate, **asdict(self._since_record.read()))
+
+    def _is_evaluated(self, step: int) -> bool:
+        return self._evaluate_every > 0 and step % self._evaluate_every == 0
+
+    def _evaluation(self, step: int, epoch: int) -> EvaluationRecord:
+        assert self._test is not None
+        with self._engine.other_weights(self._copies.get(step)):
+            found = self._engine.evaluate(self._test)
+        return EvaluationRecord(step, epoch, found.loss, found.accuracy, found.r2)

@@ -26,7 +26,6 @@ from hybridnn.utils.checks import require_choice
 if TYPE_CHECKING:
     from hybridnn.parallel.replica_sharing import Sharing
 
-
 MICROBATCHES_PER_STAGE = 4  # default number of microbatches per stage: enough for a small bubble in a flushed pipeline
 
 

@@ -109,33 +109,58 @@ class Metrics:
         a single sample.
     samples : int
         Samples counted.
+    roc_auc, average_precision : float or None
+        Area under the ROC curve, and average precision, of the second of two classes, as `ranking_scores` has them;
+        None for other tasks, and where the samples are all of one class.
     """
 
     loss: float
     accuracy: float | None
     r2: float | None
     samples: int
+    roc_auc: float | None = None
+    average_precision: float | None = None
 
     def to_array(self) -> NDArray[np.float64]:
-        """The attributes as an array, shape (4,), with NaN for None."""
+        """The attributes as an array, shape (6,), with NaN for None."""
         return np.array([np.nan if value is None else value for value in asdict(self).values()])
 
     @classmethod
     def from_array(cls, values: NDArray[np.float64]) -> Metrics:
         """The inverse of `to_array`; the loss may be NaN."""
-        loss, accuracy, r2, samples = (float(value) for value in values)
-        return cls(loss, None if np.isnan(accuracy) else accuracy, None if np.isnan(r2) else r2, int(samples))
+        loss, *metrics = values.tolist()
+        accuracy, r2, samples, *ranking = (None if np.isnan(value) else value for value in metrics)
+        return cls(loss, accuracy, r2, int(samples or 0), *ranking)
+
+
+def ranking_scores(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> tuple[float, float] | tuple[None, None]:
+    """Area under the ROC curve and average precision of scores, shape (samples,), that should be high for `positive`.
+
+    Equal scores are one threshold; the precision is not interpolated (both as in scikit-learn). None if all samples are
+    positive, or none is.
+    """
+    if not positive.any() or positive.all():
+        return None, None
+    order = np.argsort(-scores)
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)  # of samples with equal scores
+    hits = np.cumsum(positive[order])[ends]
+    misses = ends + 1 - hits
+    found, before = np.diff(hits, prepend=0), np.append(0, hits[:-1])
+    area = (np.diff(misses, prepend=0) * (hits + before)).sum() / (2 * hits[-1] * misses[-1])
+    return float(area), float((found * (hits / (ends + 1))).sum() / hits[-1])
 
 
 class ClassificationSums:
     """Sums of the losses and of the samples that are classified correctly, over the samples of a rank.
 
-    `add`, called at most `blocks` times, is asynchronous on a device; `total` copies all sums to the host at once.
+    `add`, called at most `blocks` times, is asynchronous on a device; `total` copies all sums to the host at once. Of
+    two classes it keeps the outputs of at most `ranked` samples, for `ranking_scores`.
     """
 
-    def __init__(self, kernels: Kernels, blocks: int) -> None:
+    def __init__(self, kernels: Kernels, blocks: int, ranked: int = 0) -> None:
         self._kernels, self._samples, self._blocks = kernels, 0, 0
         self._sums = kernels.zeros((2, blocks), np.float64)
+        self._outputs, self._labels = kernels.empty((2, ranked), np.float64), kernels.empty((ranked,), np.int64)
 
     def add(self, outputs: Array, targets: Array, loss: Array) -> None:
         """Add a block of samples.
@@ -151,6 +176,10 @@ class ClassificationSums:
             block = slice(self._blocks, self._blocks + 1)
             self._kernels.copy(loss, self._sums[0, block])
             self._kernels.count_correct(outputs, targets, self._sums[1, block])
+            if self._labels.size:
+                part = slice(self._samples, self._samples + outputs.shape[1])
+                self._kernels.copy(outputs, self._outputs[:, part])
+                self._kernels.copy(targets, self._labels[part])
             self._samples += outputs.shape[1]
             self._blocks += 1
 
@@ -163,7 +192,22 @@ class ClassificationSums:
             counts[1:] += block
         group.allreduce(counts)
         samples, loss, correct = counts.tolist()
-        return Metrics(loss / max(samples, 1), correct / max(samples, 1), None, int(samples))
+        ranking = self._ranking(group, int(samples)) if self._labels.size else (None, None)
+        return Metrics(loss / max(samples, 1), correct / max(samples, 1), None, int(samples), *ranking)
+
+    def _ranking(self, group: Group, samples: int) -> tuple[float, float] | tuple[None, None]:
+        """`ranking_scores` of the samples of all ranks: each adds its own, in its own place."""
+        counts = np.zeros(group.size, np.int64)
+        counts[group.rank] = self._samples
+        group.allreduce(counts)
+        start = counts[: group.rank].sum()
+        outputs, labels = (
+            self._kernels.to_host(array)[..., : self._samples] for array in (self._outputs, self._labels)
+        )
+        everything = np.zeros((2, samples))
+        everything[:, start : start + self._samples] = outputs[1] - outputs[0], labels
+        group.allreduce(everything)
+        return ranking_scores(everything[0], everything[1] > 0)
 
 
 class RegressionSums:

@@ -77,13 +77,7 @@ class TrainedNetwork:
         raise TypeError(f"a {type(self).__name__} with its ranks cannot be pickled or copied: {how}")
 
     def evaluate(self, x: Any, y: HostArray | None = None) -> Metrics:
-        """Loss and accuracy or R² on samples; every sample counts once.
-
-        Parameters
-        ----------
-        x, y
-            As for `fit`.
-        """
+        """Loss and accuracy or R² on samples, given as for `fit`; every sample counts once."""
         return self.engine.evaluate(self._split(x, y, "data", cache=False))
 
     def predict(self, x: HostArray) -> HostArray:

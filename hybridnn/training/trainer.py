@@ -165,7 +165,11 @@ class Trainer(TrainedNetwork):
             raise SettingError("callbacks", callbacks, "must be a list of callbacks, for example [EarlyStopping()]")
         self._require_same_fit(epochs, callbacks, progress)
         require_whole("training.epochs", epochs, 1)
-        callbacks = [*callbacks, *self._progress_bar(epochs, progress)]
+        asks = progress is None and "IPython" in sys.modules and self.grid.size == 1 and not is_in_process()
+        if progress or asks:
+            from hybridnn.training.progress_bar import ProgressBar, in_notebook
+
+            callbacks = [*callbacks, ProgressBar(epochs)] if progress or in_notebook() else callbacks
         train, test = self._splits(x, y, validation)
         if y is not None and train.rows is not None and self.grid.rank == 0:
             warn_of_constant_targets(train.rows)
@@ -214,10 +218,7 @@ class Trainer(TrainedNetwork):
                         self.progress = event.progress()
                         return True
                 else:
-                    record = self._evaluate_epoch(event, test)
-                    for callback in callbacks:
-                        callback.on_epoch_end(self, record)
-                    stops = bool(callbacks) and self._any_stops()
+                    stops = self._end_epoch(event, test, callbacks)
                     if self.progress.epoch < drained:
                         for callback in callbacks:
                             callback.on_epoch_begin(self, self.progress.epoch)
@@ -228,23 +229,6 @@ class Trainer(TrainedNetwork):
         """Call the callbacks between two steps; whether one of them ends the training."""
         stops = [callback.between_steps(self, reached) for callback in callbacks]
         return any(stops)
-
-    def _progress_bar(self, epochs: int, asked: bool | None) -> list[Callback]:
-        """The progress bar, if it is asked for, or, without being asked, if this is one process in a notebook."""
-        shows = asked
-        if asked is None:
-            shows = "IPython" in sys.modules and self.grid.size == 1 and not is_in_process()
-        if not shows:
-            return []
-        from hybridnn.training.progress_bar import ProgressBar, in_notebook
-
-        return [ProgressBar(epochs)] if asked or in_notebook() else []
-
-    def _any_stops(self) -> bool:
-        """Whether a callback of any rank has ended the training; collective."""
-        flag = np.array([self.stop_training], np.int64)
-        self.grid.world.allreduce(flag, "max")
-        return bool(flag[0])
 
     def _require_same_fit(self, epochs: int, callbacks: Sequence[Callback], progress: bool | None) -> None:
         """Compare the arguments of `fit` between ranks."""
@@ -271,8 +255,8 @@ class Trainer(TrainedNetwork):
             require_same_rates(self.grid.world, range(start.step, start.step + len(rates)), rates)
         return epochs
 
-    def _evaluate_epoch(self, result: EpochResult, test: DataSplit | None) -> EpochRecord:
-        """Add an epoch to the history, with its evaluation if it has one."""
+    def _end_epoch(self, result: EpochResult, test: DataSplit | None, callbacks: Sequence[Callback]) -> bool:
+        """Evaluate an epoch and add it to the history; whether a callback of any rank ends the training. Collective."""
         progress, metrics = result.progress, None
         if test is not None and (progress.epoch % self.evaluate_every == 0 or progress.epoch == self.last_epoch):
             metrics = self.engine.evaluate(test)
@@ -283,7 +267,12 @@ class Trainer(TrainedNetwork):
         loss, rate = progress.loss_sum / progress.samples, result.learning_rate
         record = EpochRecord(progress.step, progress.epoch, loss, rate, *quality, **asdict(result.speed))
         self.history.epochs.append(record)
-        return record
+        for callback in callbacks:
+            callback.on_epoch_end(self, record)
+        stops = np.array([self.stop_training], np.int64)
+        if callbacks:
+            self.grid.world.allreduce(stops, "max")
+        return bool(stops[0])
 
     def _minibatches(self, train: DataSplit, start: Progress, per_epoch: int) -> list[Minibatch]:
         """The minibatches of the rest of an epoch, from `start` on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 
 from hybridnn.errors import SettingError
@@ -13,14 +13,6 @@ from hybridnn.training.callbacks import Callback
 from hybridnn.training.progress import StepPosition
 from hybridnn.training.records import StepRecord
 from hybridnn.training.trained_network import TrainedNetwork
-
-
-@dataclass(frozen=True)
-class _Version:
-    """Weights of one step, by chunk, and those predicted from them for 1, 2, ... updates later."""
-
-    weights: list[Array]
-    predicted: list[list[Array]]
 
 
 class WeightErrors(Callback):
@@ -37,12 +29,13 @@ class WeightErrors(Callback):
             needs = "an exact method and an optimizer that predicts weights, such as SGD with momentum"
             raise SettingError("training.weight_error", most, f"above 0 needs {needs}")
         self._most = most
-        self._versions: deque[_Version] = deque(maxlen=most)  # of the last updates, the newest first
+        # Of the last updates, the newest first: weights by chunk, and those predicted for 1, 2, ... updates later.
+        self._versions: deque[tuple[list[Array], list[list[Array]]]] = deque(maxlen=most)
 
     def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
         """Compare the weights with the versions before this update; collective."""
-        stale = tuple(_error(trainer, version.weights) for version in self._versions)
-        predicted = tuple(_error(trainer, version.predicted[s]) for s, version in enumerate(self._versions))
+        stale = tuple(_error(trainer, weights) for weights, _ in self._versions)
+        predicted = tuple(_error(trainer, predictions[s]) for s, (_, predictions) in enumerate(self._versions))
         trainer.history.steps[-1] = replace(record, stale_error=stale, predicted_error=predicted)
 
     def between_steps(self, trainer: TrainedNetwork, reached: StepPosition) -> bool:
@@ -53,7 +46,7 @@ class WeightErrors(Callback):
             for chunk, state, out in zip(engine.chunks, engine.states, arrays, strict=True):
                 trainer.optimizer.predict(chunk.weights, state, reached.learning_rate, updates, out)
             found.append(arrays)
-        self._versions.appendleft(_Version([chunk.weights.copy() for chunk in engine.chunks], found))
+        self._versions.appendleft(([chunk.weights.copy() for chunk in engine.chunks], found))
         return False
 
 

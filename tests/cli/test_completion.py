@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -53,7 +54,9 @@ def test_the_script_of_a_shell_parses_and_is_installed(
     script.write_text(text, encoding="utf-8")
     done = subprocess.run([*CHECKS[shell], str(script)], capture_output=True, text=True, timeout=deadline(30))
     assert (done.returncode, done.stderr) == (0, "")
-    install = f"{sys.executable} -m hybridnn --install-completion; true"  # a shell becomes its last command
+    install = (
+        f"{shlex.quote(sys.executable)} -m hybridnn --install-completion; true"  # a shell becomes its last command
+    )
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config")}
     del environment["_HYBRIDNN_COMPLETE"]
     done = subprocess.run(
@@ -69,11 +72,10 @@ def test_bash_completes_a_command_with_the_script(tmp_path: Path, complete: Call
     script = tmp_path / "completion"
     script.write_text(complete(_HYBRIDNN_COMPLETE="source_bash"), encoding="utf-8")
     program = tmp_path / "hybridnn"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m hybridnn "$@"\n', encoding="utf-8")
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m hybridnn "$@"\n', encoding="utf-8")
     program.chmod(0o755)
-    text = (
-        f'source {script}; COMP_WORDS=(hybridnn eval); COMP_CWORD=1; _hybridnn_completion {program}; echo "$COMPREPLY"'
-    )
+    words = "COMP_WORDS=(hybridnn eval); COMP_CWORD=1"
+    text = f'source "{script}"; {words}; _hybridnn_completion "{program}"; echo "$COMPREPLY"'
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=deadline(30))
     assert (done.stdout, done.stderr) == ("evaluate\n", "")
 

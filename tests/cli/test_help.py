@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from hybridnn.cli.main import COMMANDS as LAZY_COMMANDS
-from hybridnn.cli.main import parser
+from hybridnn.cli.main import parser, whole_parser
 from hybridnn.config.settings import Settings
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.checks import OneOf
@@ -25,7 +25,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
         yield from commands(child, (*path, name))
 
 
-COMMANDS = dict(commands(parser()))
+COMMANDS = dict(commands(whole_parser()))
 WITHOUT = re.compile(r"\b(default|in place of|may be given|required|instead)\b", re.IGNORECASE)
 
 

@@ -116,7 +116,7 @@ def test_dry_run_lists_cells_commands_and_skipped_combinations(study: Run, tmp_p
     assert "   1  never run    ranks-2_grid-2x1\n" in out
     settings = "out/cells/ranks-2_grid-2x1/settings.toml"
     threads = " ".join(f"{name}_NUM_THREADS=1" for name in ("OPENBLAS", "MKL", "BLIS", "OMP"))
-    assert f"env -u 2 env {threads} {sys.executable} -m hybridnn train {settings} --set" in out
+    assert f"env -u 2 env {threads} {shlex.quote(sys.executable)} -m hybridnn train {settings} --set" in out
     assert "      skipped   ranks-2_grid-1x1\n" in out
     assert "no machine file, and so no prediction of the time" in out
     assert out.endswith("2 cells, 2 skipped, in out\n")

@@ -66,6 +66,8 @@ def test_text_and_json_have_the_figures_of_the_last_epoch(evaluate: Run) -> None
         "accuracy": last["test_accuracy"],
         "r2": None,
         "samples": 359,
+        "roc_auc": None,
+        "average_precision": None,
     }
     found = json.loads(evaluate("--in-process", "3", "--format", "json")[1])
     assert found["loss"] == pytest.approx(last["test_loss"], rel=1e-12)
@@ -119,6 +121,25 @@ def test_the_report_by_class_is_that_of_scikit_learn(evaluate: Run, run: Run) ->
             assert values == pytest.approx([expected[name][key] for key in ("precision", "recall", "f1-score")])
     (mean,) = [line.split()[:3] for line in evaluate()[1].splitlines() if "macro mean" in line]
     assert mean == ["macro", "mean", f"{expected['macro avg']['precision']:.4f}"]
+
+
+def test_of_two_classes_the_ranking_is_that_of_scikit_learn(run_hybridnn: Run) -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((120, 3))
+    bought = np.where(x[:, 0] + random.standard_normal(120) > 0.7, "yes", "no")
+    rows = [f"{','.join(map(str, row))},{word}\n" for row, word in zip(x.tolist(), bought, strict=True)]
+    for name in ("shop.csv", "all.csv"):
+        Path(name).write_text("a,b,c,bought\n" + "".join(rows))
+    train(Path("run"), data={"file": "shop.csv", "targets": ["bought"]}, model={"hidden": [4]}, training={"epochs": 3})
+    assert run_hybridnn("predict", "run", "shop.csv", "--out", "found.csv")[0] == 0
+    scores = np.genfromtxt("found.csv", delimiter=",", skip_header=1, usecols=-1)
+    figures = metrics.roc_auc_score(bought == "yes", scores), metrics.average_precision_score(bought == "yes", scores)
+    for layout in ((), ("--in-process", "2"), ("--in-process", "2", "--model", "2")):
+        found = json.loads(run_hybridnn("evaluate", "run", "--data", "all.csv", "--format", "json", *layout)[1])
+        assert (found["roc_auc"], found["average_precision"]) == pytest.approx(figures, rel=1e-6)
+    text = run_hybridnn("evaluate", "run", "--data", "all.csv")[1]
+    assert f"ROC-AUC            {figures[0]:.6g} for class yes" in text
+    assert f"average precision  {figures[1]:.6g} for class yes" in text
 
 
 def test_the_report_of_a_regression_is_in_the_units_of_the_targets(run_hybridnn: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_jobs_are_submitted_with_the_report_after_them(tmp_path: Path, slurm: Fa
     # The jobs read a copy of the study, and another submission has a folder of its own.
     assert (folder / "study.toml").read_text() == STUDY
     (line,) = [line for line in Path(script).read_text().splitlines() if line.startswith("study=")]
-    assert line.split(" ")[0] == f"study={folder / 'study.toml'}"
+    assert line.startswith(f"study={shlex.quote(str(folder / 'study.toml'))} ")
     assert _plan(tmp_path).job_folder == tmp_path / "out" / "slurm" / "2"
 
 

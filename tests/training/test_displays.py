@@ -253,7 +253,7 @@ def test_progress_in_a_notebook_without_widgets_is_one_output(monkeypatch: pytes
     from reference.notebooks import executed, printed, quiet_kernel, with_cells
 
     quiet_kernel(monkeypatch, tmp_path)
-    command = "!{sys.executable} -m hybridnn train --epochs 3 --hidden 4 --out {FOLDER}"
+    command = "!'{sys.executable}' -m hybridnn train --epochs 3 --hidden 4 --out '{FOLDER}'"
     cells = ("fit()", "fit(progress=False)", "run_ranks(1, lambda comm: fit())", command)
     empty = json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
     first = f"{IN_A_NOTEBOOK}FOLDER = {str(tmp_path / 'run')!r}"

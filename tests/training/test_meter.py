@@ -85,9 +85,10 @@ def test_steps_are_measured_as_means_and_with_the_rank_that_computes_most(clock:
 
 def test_a_pause_is_no_part_of_a_span(clock: Clock) -> None:
     grid = ProcessGrid(recorder=Recorder())
-    steps, span = StepClock(grid), Meter(grid)
+    span = Meter(grid)
+    steps = StepClock(grid, span)
     clock.now += 2.0
-    with steps.paused(span):
+    with steps.paused():
         start = clock.now
         clock.now += 5.0
         grid.recorder.end_communication("receive.wait", "pipeline", start, 40)

@@ -100,6 +100,21 @@ def test_accuracy_counts_the_largest_output() -> None:
     assert found.loss == pytest.approx(np.mean(losses), rel=1e-13)
 
 
+@pytest.mark.in_process(ranks=[1, 2, 3])
+@pytest.mark.parametrize("step", [1e-9, 0.5, 2.0])
+def test_ranking_of_two_classes_is_that_of_scikit_learn(comm: MPI.Intracomm, step: float) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    random = np.random.default_rng(3)
+    labels = (random.random(60) < 0.3).astype(int)
+    margins = np.round((random.standard_normal(60) + labels) / step) * step  # the larger the step, the more are equal
+    trainer = hands_on(2, hybridnn.ProcessGrid(comm), batch_size=7)
+    found = trainer.evaluate(np.stack([0 * margins, margins], axis=1), labels)
+    assert found.roc_auc == pytest.approx(metrics.roc_auc_score(labels, margins), rel=1e-13)
+    assert found.average_precision == pytest.approx(metrics.average_precision_score(labels, margins), rel=1e-13)
+    one_class = trainer.evaluate(np.zeros((5, 2)), np.ones(5, int))
+    assert (one_class.roc_auc, one_class.average_precision) == (None, None)
+
+
 @pytest.mark.in_process(ranks=[1, 3, 5])
 def test_every_sample_counts_once_for_every_grid_and_minibatch(comm: MPI.Intracomm) -> None:
     random = np.random.default_rng(3)

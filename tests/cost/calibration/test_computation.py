@@ -26,6 +26,7 @@ from hybridnn.cost.calibration.computation import (
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds
 from hybridnn.runs.step_timer import TrainingTimer
+from mpi_runner.slowness import deadline
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -126,7 +127,7 @@ def test_known_costs_are_recovered_without_the_held_out_networks(
         return fit_pass(samples, kind, cache)
 
     monkeypatch.setattr(computation, "_fit_pass", counting)
-    (found,), errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, synthetic_step)
+    (found,), errors = calibrate_compute(ProcessGrid(), ["float32"], deadline(0.3), 0, synthetic_step)
     assert {error.samples for error in errors} == {3 * 37}
     assert set(fitted) == {3 * (150 - 37)}
     assert found.cache_bytes == 2**20
