@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, command_group, count, option, study_names
+from hybridnn.cli.completion import study_names
+from hybridnn.cli.options import Format, OutputFormat, command_group, count, option
 from hybridnn.cli.output import make_console, new_table, print_table, write_json
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
+from hybridnn.cli.settings import Key, chosen, print_rows
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.text import counted
 
@@ -91,6 +93,19 @@ def _form_text(form: Mapping[str, Any]) -> str:
     return f"{name}{minutes}: {form['state']}"
 
 
+@app.command("keys")
+def list_keys(key: Key = None, output_format: OutputFormat = Format.text) -> None:
+    """List the keys and axes of a study file, with what each allows and its default."""
+    from hybridnn.config.reference import Setting, keys_of
+    from hybridnn.study.axes import AXES
+    from hybridnn.study.study_file import StudyFile
+
+    axes = [Setting(f"axes.{axis.name}", axis.label, "", axis.description) for axis in AXES.values()]
+    with first_rank_alone():
+        rows = chosen([*keys_of(StudyFile.model_json_schema()), *axes], key)
+    print_rows(rows, "key", output_format)
+
+
 @app.command("run")
 def run(
     file: StudyName,
@@ -104,13 +119,13 @@ def run(
     reduced: Reduced = False,
     only: Annotated[
         str | None,
-        option("Run only cells whose id contains this, where * and ? are wildcards; without, all.", "PATTERN"),
+        option("Run only cells whose id contains this, where * and ? are wildcards (default: all).", "PATTERN"),
     ] = None,
     cell: Annotated[
-        int | None, option("Run only the cell of this number, from 0 (see --dry-run); without, all.", "N")
+        int | None, option("Run only the cell of this number, from 0 as --dry-run lists them (default: all).", "N")
     ] = None,
     limit: Annotated[
-        float | None, option("End a cell after so many seconds; without, no limit.", "SECONDS", least=0.1)
+        float | None, option("End a cell after so many seconds (default: no limit).", "SECONDS", least=0.1)
     ] = None,
     jobs: Annotated[int, count("Run N cells at once, where the study does not compare times.", "--jobs")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and commands, and run nothing.")] = False,
@@ -146,10 +161,10 @@ def submit(
     file: StudyName,
     out: OutFolder = None,
     reduced: Reduced = False,
-    partition: Annotated[str | None, option("Partition of the jobs; without, Slurm decides.", "NAME")] = None,
+    partition: Annotated[str | None, option("Partition of the jobs (default: Slurm decides).", "NAME")] = None,
     time: Annotated[
         str | None,
-        option("Time limit of each cell, as sbatch reads it; without, Slurm decides.", "TIME"),
+        option("Time limit of each cell, as sbatch reads it (default: Slurm decides).", "TIME"),
     ] = None,
     more: Annotated[
         list[str] | None, option("Another option of sbatch; may be given many times.", "OPTION", "--sbatch")
