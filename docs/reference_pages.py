@@ -1,26 +1,32 @@
-"""Parts of the site that are generated from the package, as Markdown: settings, study files, commands, algorithms."""
+"""Parts of the pages that are generated from the package: settings, study files, commands, Python, algorithms.
+
+``python docs/reference_pages.py`` writes them into the pages, between lines ``<!-- generated: NAME -->`` and
+``<!-- end of NAME -->``, and the example of settings into its page.
+"""
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from enum import Enum
+from importlib import import_module
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 from typer.models import ArgumentInfo
 
+from hybridnn.config.reference import EXAMPLE, Setting, keys_of, settings
+
 __all__ = [
     "ANIMATIONS",
-    "MARKERS",
+    "PAGES",
     "Setting",
     "algorithms",
     "animation",
     "command_line",
+    "rewritten",
     "settings",
     "settings_table",
     "statement_keys",
@@ -28,120 +34,23 @@ __all__ = [
     "study_table",
 ]
 
-SETTINGS_PAGE = Path(__file__).resolve().parent / "use" / "settings.md"
-COMMENT = re.compile(r"^(?:# )?(?P<key>\w+) = .*? +# (?P<text>.*)$|^(?:# )?\[(?P<section>[\w.]+)\]")
-CHOICES = re.compile(r'; "\w[\w", -]*$')
-"""Other values at the end of a comment, which the table has in a column of its own."""
-UNLIKELY = "?"
-"""A text that no setting accepts which does not accept every text."""
 ANIMATIONS = {
     "pictures/animations/1f1b.html": {"microbatches": 8},
     "pictures/animations/pipedream.html": {"minibatches": 8},
     "pictures/animations/spectrain.html": {"minibatches": 8},
 }
 """Pages that play a schedule of four stages, by their place in the site."""
+DOCS = Path(__file__).resolve().parent
+PAGES = (
+    *(DOCS / "reference" / f"{name}.md" for name in ("command-line", "python", "settings", "studies")),
+    *(DOCS.parent / "papers" / "docs" / f"{name}.md" for name in ("index", "statements")),
+    DOCS / "use" / "settings.md",
+)
+"""Pages with generated parts."""
+MARKED = re.compile(
+    r"(?P<begin><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end of (?P=name) -->)", re.DOTALL
+)
 CODE = re.compile(r"``(.+?)``|`(.+?)`")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting of a run, or a key of a study file.
-
-    Attributes
-    ----------
-    name : str
-        With its section: ``training.epochs``.
-    allowed, default, description : str
-        As Markdown.
-    """
-
-    name: str
-    allowed: str
-    default: str
-    description: str
-
-
-def settings() -> list[Setting]:
-    """All settings: names, allowed values and defaults by the program, descriptions of the page of settings."""
-    from hybridnn.config.settings import settings_from
-    from hybridnn.utils.settings_models import by_dotted_name
-
-    comments = _comments()
-    rows: dict[str, Setting] = {}
-    for variant, values in _variants():
-        for name, default in by_dotted_name(settings_from(values).model_dump()).items():
-            is_given = name.rpartition(".")[2] in values.get(name.partition(".")[0], {})
-            shown = "" if default in (None, ()) or (is_given and variant) else f"`{json.dumps(default)}`"
-            known = rows.get(name)
-            if known is None:
-                rows[name] = Setting(name, _allowed(name, values), shown, comments.get(name, ""))
-            elif name.endswith(".name") or shown in known.default:
-                continue
-            else:
-                rows[name] = replace(known, default=f"{known.default}; {variant}: {shown}".removeprefix("; "))
-    order = list(dict.fromkeys(name.rpartition(".")[0] for name in rows))
-    return sorted(rows.values(), key=lambda row: order.index(row.name.rpartition(".")[0]))
-
-
-def _variants() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Settings that together have every key: those without any value, and those with each optimizer and schedule."""
-    from hybridnn.nn.learning_rates import SCHEDULES
-    from hybridnn.nn.optimizers import OPTIMIZERS
-
-    needed = {"step": {"milestones": [1]}, "warmup-linear": {"warmup_epochs": 1}}
-    yield "", {}
-    for optimizer in OPTIMIZERS:
-        yield optimizer.name, {"optimizer": {"name": optimizer.name}}
-    for schedule in SCHEDULES:
-        yield schedule.name, {"schedule": {"name": schedule.name, **needed.get(schedule.name, {})}}
-
-
-def _allowed(name: str, values: Mapping[str, Any]) -> str:
-    """What the program names as allowed when it refuses wrong values of a setting."""
-    texts = _refusals(name, values, lambda value: value)
-    if "a list" in texts:
-        elements = ", ".join(_refusals(name, values, lambda value: [value]))
-        texts = [f"a list of {elements}" if elements.endswith("numbers") else f"a list; each element {elements}"]
-    return ", ".join(texts).replace("'", "`")
-
-
-def _refusals(name: str, values: Mapping[str, Any], given: Callable[[object], object]) -> list[str]:
-    first = _refusal(name, given(UNLIKELY), values)
-    first = "" if "does not belong to" in first else first
-    tried: tuple[object, ...] = (-(10**9), 10**30) if "number" in first else () if first else (5, True)
-    texts = [first, *(_refusal(name, given(value), values) for value in tried)]
-    around = r"^.*?Allowed are |^must be (one of )?|, as in .*$| \(and \d+ more\)$| = 10$"
-    texts = [re.sub(around, "", text) for text in texts]
-    return list(dict.fromkeys(text for text in texts if text and "does not belong to" not in text))
-
-
-def _refusal(name: str, value: object, values: Mapping[str, Any]) -> str:
-    from hybridnn.config.settings import settings_from
-    from hybridnn.errors import SettingError
-
-    section, *path, key = name.split(".")
-    inner: dict[str, Any] = {key: value}
-    for part in reversed(path):
-        inner = {part: inner}
-    base = {"name": "synthetic"} if path else {"file": "a.csv"} if name in ("data.targets", "data.inputs") else {}
-    try:
-        settings_from({**values, section: {**values.get(section, base), **inner}})
-    except SettingError as error:
-        return error.allowed if error.setting.partition("[")[0] == name else ""
-    return ""
-
-
-def _comments() -> dict[str, str]:
-    """The comments behind the settings in the file of the page of settings."""
-    found, section = {}, ""
-    for line in SETTINGS_PAGE.read_text(encoding="utf-8").splitlines():
-        if match := COMMENT.match(line):
-            if match["section"]:
-                section = match["section"]
-            else:
-                text = CHOICES.sub("", match["text"])
-                found[f"{section}.{match['key']}"] = f"{text[0].upper()}{text[1:]}."
-    return found
 
 
 def settings_table() -> str:
@@ -158,62 +67,14 @@ def study_keys() -> list[Setting]:
     """All keys of a study file, by the schema that checks it; ``NAME`` stands for a name and ``[]`` for elements."""
     from hybridnn.study.study_file import StudyFile
 
-    return _keys_of(StudyFile.model_json_schema())
+    return keys_of(StudyFile.model_json_schema())
 
 
 def statement_keys() -> list[Setting]:
     """The keys of a study file that hybridnn-papers checks."""
     from hybridnn_papers.statements import Conclusions
 
-    return _keys_of(Conclusions.model_json_schema())
-
-
-def _keys_of(schema: Mapping[str, Any]) -> list[Setting]:
-    return list(_study_rows("", schema, schema.get("$defs", {}), set()))
-
-
-def _study_rows(
-    prefix: str, section: Mapping[str, Any], models: Mapping[str, Any], shown_models: set[str]
-) -> Iterator[Setting]:
-    for key, field in section["properties"].items():
-        default = field.get("default")
-        shown = "required" if key in section.get("required", ()) else f"`{json.dumps(default)}`" if default else ""
-        allowed = " or ".join(dict.fromkeys(_study_values(field, models)))
-        yield Setting(prefix + key, allowed, shown, field.get("description", ""))
-        for suffix, name in _models_in(field):
-            if name not in shown_models:  # the keys of [reduced] that are those of the file have the same models
-                shown_models.add(name)
-                yield from _study_rows(f"{prefix}{key}{suffix}.", models[name], models, shown_models)
-
-
-def _models_in(field: Mapping[str, Any], suffix: str = "") -> Iterator[tuple[str, str]]:
-    """Names of the models of a key's value, or of its elements, and what stands between their keys and the key."""
-    if reference := field.get("$ref"):
-        yield suffix, reference.rpartition("/")[2]
-    for choice in (*field.get("anyOf", ()), *field.get("oneOf", ())):
-        yield from _models_in(choice, suffix)
-    for inner, between in (("items", "[]"), ("additionalProperties", ".NAME")):
-        if isinstance(field.get(inner), dict):
-            yield from _models_in(field[inner], suffix + between)
-
-
-def _study_values(field: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[str]:
-    """What a key accepts, as text."""
-    if "enum" in field or "const" in field:
-        yield from (f"`{json.dumps(value)}`" for value in field.get("enum", [field.get("const")]))
-    elif choices := [*field.get("anyOf", ()), *field.get("oneOf", ())]:
-        for choice in choices:
-            yield from _study_values(choice, models)
-    elif "$ref" in field:
-        yield from _study_values(models[field["$ref"].rpartition("/")[2]], models)
-    elif field.get("type") == "array":
-        elements = " or ".join(_study_values(field.get("items", {}), models))
-        yield f"a list of {elements.replace('a table', 'tables') or 'values'}"
-    elif (kind := field.get("type")) != "null":
-        names = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
-        limits = {"minimum": "at least", "exclusiveMinimum": "greater than", "maximum": "at most"}
-        bounds = "".join(f", {text} {field[name]}" for name, text in limits.items() if name in field)
-        yield names.get(str(kind), "a table" if kind == "object" else "a value") + bounds
+    return keys_of(Conclusions.model_json_schema())
 
 
 def study_table() -> str:
@@ -276,6 +137,16 @@ def _values(kind: Any) -> Iterator[str]:
             yield {int: "N", float: "X", str: "TEXT", Path: "PATH"}[choice]
 
 
+def python_names() -> str:
+    """The names on the page of the Python API, each with the first sentence of its docstring."""
+    lines = ["| name | what it is |", "|---|---|"]
+    for name in re.findall(r"^::: ([\w.]+)$", (DOCS / "reference" / "python.md").read_text(encoding="utf-8"), re.M):
+        module, _, attribute = name.rpartition(".")
+        text = inspect.getdoc(getattr(import_module(module), attribute)) or ""
+        lines.append(f"| `{name}` | {_code(_words(text.partition(chr(10) * 2)[0]))} |")
+    return "\n".join(lines)
+
+
 def algorithms() -> str:
     """The table of algorithms in the docstring of `hybridnn_papers.laugier_algorithms`, with the text around it."""
     from hybridnn_papers import laugier_algorithms
@@ -314,6 +185,18 @@ MARKERS = {
     "study-file": study_table,
     "statements": lambda: _key_table(statement_keys()),
     "command-line": command_line,
+    "python": python_names,
+    "settings-example": lambda: f"```toml\n{EXAMPLE.read_text(encoding='utf-8')}```",
     "algorithms": algorithms,
 }
-"""What a line ``<!-- generated: NAME -->`` of a page is replaced by."""
+"""What stands between the two lines of a name."""
+
+
+def rewritten(text: str) -> str:
+    """The text of a page with its generated parts as they should be."""
+    return MARKED.sub(lambda found: f"{found['begin']}\n{MARKERS[found['name']]()}\n\n{found['end']}", text)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,8 +1,7 @@
 """Hooks of MkDocs: what the site contains besides the pages of docs/.
 
 The start page is README.md, notebooks become pages, and three schedules are pages that play. Files outside docs/ that a
-page links are copied to the folder ``repository`` of the site. A marker in the pages of docs/reference/ is replaced by
-what is generated from the package.
+page links are copied to the folder ``repository`` of the site.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(DOCS))
 
-from reference_pages import ANIMATIONS, MARKERS, animation  # noqa: E402  # beside this file, which MkDocs loads by its path
+from reference_pages import ANIMATIONS, animation  # noqa: E402  # beside this file, which MkDocs loads by its path
 
 LINK = re.compile(r"(?P<start>\]\()(?P<target>[^)#\s:]+)(?P<end>(?:#[^)]*)?\))")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
@@ -37,7 +36,6 @@ LOADED = re.compile(
     r"""|@import\s+["']?|url\(\s*["']?)(?P<address>(?:https?:)?//[^"'\s)>]+)"""
 )
 """What a browser loads by itself from another site."""
-MARKER = re.compile(r"^<!-- generated: (?P<name>[\w-]+) -->$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -68,8 +66,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in the reference, and redirect links to files outside docs/."""
-    markdown = MARKER.sub(lambda found: MARKERS[found["name"]](), markdown)
+    """Redirect links to files outside docs/."""
     place = page.file.src_uri
     source = DOCS / place
     return _relinked(markdown, source.parent, place) if source.exists() else markdown

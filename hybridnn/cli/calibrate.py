@@ -34,7 +34,7 @@ def calibrate(
     ] = None,
     plot: Annotated[
         Path | None,
-        option("Draw the samples and the fits into this file; without, nothing is drawn.", "FILE.png|.svg|.pdf"),
+        option("Draw the samples and the fits into this file (default: nothing is drawn).", "FILE.png|.svg|.pdf"),
     ] = None,
     force: Annotated[
         bool,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from hybridnn.cli.completion import join_at_equals
 from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
 from hybridnn.errors import INTERRUPTED, EnvironmentProblem, HybridnnError
 from hybridnn.utils.collector import paused_collector, skip_last_collection
@@ -86,6 +87,9 @@ COMMANDS = {
     "course": CommandEntry("", "Assignments for a class: work on them, hand them out, grade them.", "hybridnn-course"),
     "data": CommandEntry("data:app", "List, describe and download data sets."),
     "formulas": CommandEntry("", "Evaluate the formulas of the papers, section by section.", "hybridnn-papers"),
+    "settings": CommandEntry(
+        "settings:settings", "List the settings of a training, with what each allows and its default."
+    ),
     "study": CommandEntry("study:app", "Run and report a study: many runs along a few axes."),
 }
 
@@ -175,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     skip_last_collection()
     _open_closed_streams()
+    join_at_equals(os.environ)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]

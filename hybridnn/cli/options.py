@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from hybridnn.cli.completion import changes, machine_names
 
-def option(text: str, metavar: str, *names: str, least: float | None = None) -> Any:
+
+def option(
+    text: str,
+    metavar: str,
+    *names: str,
+    least: float | None = None,
+    complete: Callable[[str], list[str]] | None = None,
+) -> Any:
     """Declare an option by its help and the name of its value; without `names`, that of its parameter is used."""
-    return typer.Option(*names, help=text, metavar=metavar, min=least)
+    return typer.Option(*names, help=text, metavar=metavar, min=least, autocompletion=complete)
 
 
 def count(text: str, *names: str) -> Any:
     """Declare an option that is a whole number from 1."""
     return option(text, "N", *names, least=1)
-
-
-def method_names(incomplete: str) -> list[str]:
-    """Pipeline methods that begin so, for the completion of shells."""
-    from hybridnn.pipeline.schedules.methods import METHODS
-
-    return [method.name for method in METHODS.values() if method.name.startswith(incomplete)]
-
-
-def dataset_names(incomplete: str) -> list[str]:
-    """Data sets that begin so, for the completion of shells."""
-    from hybridnn.data import catalogue
-
-    return [name for name in catalogue() if name.startswith(incomplete)]
-
-
-def study_names(incomplete: str) -> list[str]:
-    """Ready studies that begin so, for the completion of shells."""
-    from hybridnn.study.study_file import ready_studies
-
-    return [name for name in ready_studies() if name.startswith(incomplete)]
 
 
 def command_group(text: str) -> typer.Typer:
@@ -75,34 +63,36 @@ OutputPicture = Annotated[
     PictureFormat | None,
     typer.Option("--format", help="By default what the file's name says, or text. JSON counts from 0."),
 ]
-PictureFile = Annotated[Path | None, option("A file for the result; without, it is printed.", "FILE", "--out")]
+PictureFile = Annotated[Path | None, option("A file for the result (default: it is printed).", "FILE", "--out")]
 
 Config = Annotated[Path | None, typer.Argument(help="A settings file.", metavar="CONFIG.toml")]
 Overrides = Annotated[
-    list[str] | None, option("Change any setting; may be given many times.", "SECTION.KEY=VALUE", "--set")
+    list[str] | None,
+    option("Change any setting; may be given many times.", "SECTION.KEY=VALUE", "--set", complete=changes),
 ]
 MachineFile = Annotated[
     str | None,
     option(
-        "A machine file, or the name of a machine that ships with hybridnn; without, $HYBRIDNN_MACHINE or machine.toml "
-        "in the working folder.",
+        "A machine file, or the name of a machine that ships with hybridnn (default: $HYBRIDNN_MACHINE or machine.toml "
+        "in the working folder).",
         "FILE",
         "--machine",
+        complete=machine_names,
     ),
 ]
 
 Ranks = Annotated[
     int | None,
     count(
-        "Start this command on N ranks, with mpirun, or in a Slurm job with srun; without, it runs as it was started.",
+        "Start this command on N ranks, with mpirun, or in a Slurm job with srun (default: it runs as it was started).",
         "-n",
     ),
 ]
 InProcess = Annotated[
     int | None,
     option(
-        "All ranks in this process, one at a time, without MPI: repeatable to the bit, for learning and debugging. "
-        "A deadlock ends with its reason.",
+        "Run N ranks in this process, one at a time, without MPI (default: none): bit-for-bit reproducible, for "
+        "learning and debugging. A deadlock ends with its reason.",
         "N",
         "--in-process",
     ),
@@ -112,11 +102,11 @@ RunFolder = Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")]
 Checkpoint = Annotated[
     str | None,
     option(
-        "Take the weights of this checkpoint; without, those at the end of the run, else the newest checkpoint.",
+        "Take the weights of this checkpoint (default: those at the end of the run, else the newest checkpoint).",
         "step-N",
         "--checkpoint",
     ),
 ]
 Best = Annotated[bool, typer.Option("--best", help="Take the weights of the epoch with the best test metric.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-ModelRanks = Annotated[int | None, count("Ranks that every layer is split over; without, 1.", "--model")]
+ModelRanks = Annotated[int | None, count("Ranks that every layer is split over (default: 1).", "--model")]

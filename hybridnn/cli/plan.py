@@ -30,7 +30,7 @@ def plan(
         typer.Argument(help="A settings file; its section parallel is ignored.", metavar="CONFIG.toml"),
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[int | None, count("Ranks to use; without, all of the machine's.")] = None,
+    ranks: Annotated[int | None, count("Ranks to use (default: all of the machine's).")] = None,
     machine: MachineFile = None,
     top: Annotated[int, count("Layouts to list.")] = 10,
     output_format: OutputFormat = Format.text,

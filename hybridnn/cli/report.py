@@ -31,7 +31,7 @@ def report(
     out: Annotated[
         Path | None,
         option(
-            "Draw measured beside predicted times into this file; without, they are only printed.",
+            "Draw measured beside predicted times into this file (default: they are only printed).",
             "FILE.png|.svg|.pdf",
         ),
     ] = None,

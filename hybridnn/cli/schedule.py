@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import OutputPicture, PictureFile, PictureFormat, count, method_names, option
+from hybridnn.cli.completion import method_names
+from hybridnn.cli.options import OutputPicture, PictureFile, PictureFormat, count, option
 from hybridnn.cli.output import (
     choose_format,
     make_console,
@@ -39,7 +40,7 @@ def schedule(
     method: Annotated[
         str | None,
         typer.Argument(
-            help="A pipeline method, or a .json file with a schedule of your own; without one, methods are listed.",
+            help="A pipeline method, or a .json file with a schedule of your own (default: methods are listed).",
             metavar="METHOD",
             autocompletion=method_names,
         ),

@@ -81,8 +81,8 @@ def simulate(
     curve: Annotated[
         ScalingKind | None,
         typer.Option(
-            help="Simulate 1, 2, 4, ... replicas up to --ranks: strong keeps the minibatch, weak lets it grow; "
-            "without, only --ranks."
+            help="Simulate 1, 2, 4, ... replicas up to --ranks: strong keeps the minibatch, weak lets it grow "
+            "(default: only --ranks)."
         ),
     ] = None,
     output_format: OutputPicture = None,

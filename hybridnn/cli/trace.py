@@ -52,12 +52,12 @@ class TimeWindow(NamedTuple):
 
 def trace(
     run: Annotated[Path, typer.Argument(help="A run folder, or its trace.json.", metavar="RUN")],
-    epoch: Annotated[int | None, option("Number of the epoch, from 1; without, the last.", "N")] = None,
+    epoch: Annotated[int | None, option("Number of the epoch, from 1 (default: the last).", "N")] = None,
     minibatches: Annotated[
         str | None,
         option(
-            "Show the time of these minibatches, numbered as the steps of the run; without, the first few are drawn "
-            "and all are counted.",
+            "Show the time of these minibatches, numbered as the steps of the run (default: the first few are drawn "
+            "and all are counted).",
             "A-B",
         ),
     ] = None,

@@ -8,10 +8,11 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from hybridnn.cli.completion import dataset_names, method_names, setting_values
 from hybridnn.cli.options import (
     Config,
     Format,
@@ -19,8 +20,6 @@ from hybridnn.cli.options import (
     OutputFormat,
     Overrides,
     Ranks,
-    dataset_names,
-    method_names,
     option,
 )
 from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
@@ -29,6 +28,7 @@ from hybridnn.utils.collector import paused_collector
 
 with paused_collector():
     from hybridnn.config.settings import Settings, load_settings
+    from hybridnn.data.table_file import Categories, Missing
     from hybridnn.nn.optimizers import OPTIMIZERS
     from hybridnn.training.config import OPTIONS
     from hybridnn.utils.settings_models import by_dotted_name
@@ -51,6 +51,7 @@ def _setting(
     metavar: str = "N",
     value: Callable[[str], str] = str,
     names: Callable[[str], list[str]] | None = None,
+    default: str = "",
 ) -> Any:
     """Declare a short option of a setting, with the default of the setting.
 
@@ -62,21 +63,19 @@ def _setting(
         Makes TOML of the option's text.
     names : callable, optional
         Completes the text in a shell.
+    default : str
+        What holds without the option, of a setting without a default.
     """
 
     def parse(given: str) -> str:
         return f"{setting}={value(given)}"
 
     text = text or OPTIONS[setting.rpartition(".")[2]].metadata["help"].rstrip(".")
-    default = DEFAULTS.get(setting)
-    shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
-    return typer.Option(
-        help=f"{text} ({setting}).",
-        metavar=metavar,
-        parser=parse,
-        autocompletion=names,
-        show_default=default not in (None, ()) and shown,
-    )
+    value_of = DEFAULTS.get(setting)
+    if value_of not in (None, ()):
+        default = ",".join(map(str, value_of)) if isinstance(value_of, tuple) else str(value_of)
+    text += f" ({setting}; default: {default})." if default else f" ({setting})."
+    return typer.Option(help=text, metavar=metavar, parser=parse, autocompletion=names, show_default=False)
 
 
 def _text(text: str) -> str:
@@ -114,32 +113,63 @@ def train(
         Override, _setting("data.file", "A .csv, .parquet or .npz file, in place of a data set", "PATH", _text)
     ] = None,
     targets: Annotated[
-        Override, _setting("data.targets", "Target columns of a table; required for one", "NAME,...", _names)
+        Override, _setting("data.targets", "Target columns, required for a table", "NAME,...", _names)
+    ] = None,
+    drop: Annotated[
+        Override,
+        _setting("data.drop_columns", "Columns of a table that are left out", "NAME,...", _names, default="none"),
+    ] = None,
+    missing: Annotated[
+        Override,
+        _setting(
+            "data.missing",
+            f"Missing values of a table: {', '.join(get_args(Missing))}",
+            "NAME",
+            _text,
+            setting_values("data.missing"),
+        ),
+    ] = None,
+    categories: Annotated[
+        Override,
+        _setting(
+            "data.categories",
+            f"Input columns of text: {', '.join(get_args(Categories))}",
+            "NAME",
+            _text,
+            setting_values("data.categories"),
+        ),
     ] = None,
     hidden: Annotated[Override, _setting("model.hidden", "Widths of the hidden layers", "SIZES", _sizes)] = None,
     epochs: Annotated[Override, _setting("training.epochs", "Passes over the training samples")] = None,
     batch_size: Annotated[Override, _setting("training.batch_size")] = None,
     seed: Annotated[Override, _setting("training.seed")] = None,
     optimizer: Annotated[
-        Override, _setting("optimizer.name", f"Optimizer: {', '.join(kind.name for kind in OPTIMIZERS)}", "NAME", _text)
+        Override,
+        _setting(
+            "optimizer.name",
+            f"Optimizer: {', '.join(kind.name for kind in OPTIMIZERS)}",
+            "NAME",
+            _text,
+            setting_values("optimizer.name"),
+        ),
     ] = None,
     lr: Annotated[Override, _setting("optimizer.lr", "Learning rate; other optimizers have others", "RATE")] = None,
     pipeline: Annotated[
-        Override, _setting("parallel.pipeline", "Stages of a pipeline; with --method alone all ranks")
+        Override, _setting("parallel.pipeline", "Stages of a pipeline, with --method alone all ranks")
     ] = None,
     method: Annotated[Override, _setting("parallel.method", "", "NAME", _text, method_names)] = None,
     batch: Annotated[
-        Override, _setting("parallel.batch", "Ranks that share the samples; without, all remaining ranks")
+        Override, _setting("parallel.batch", "Ranks that share the samples", default="all remaining ranks")
     ] = None,
     model: Annotated[Override, _setting("parallel.model", "Ranks that every layer is split over")] = None,
     out: Annotated[
-        Override, _setting("output.folder", "The run folder; without, a new one in runs/", "FOLDER", _text)
+        Override, _setting("output.folder", "The run folder", "FOLDER", _text, default="a new one in runs/")
     ] = None,
     resume: Annotated[
         str | None,
         option(
             "Resume the run in this folder from its newest valid checkpoint, on this layout or another; auto: the run "
-            "in output.folder, if it has checkpoints; without, a new run begins.",
+            "in output.folder, if it has checkpoints (default: a new run begins).",
             "FOLDER",
         ),
     ] = None,
@@ -153,7 +183,7 @@ def train(
     require_one_way(ranks, in_process)
     _require_settings_file(config, overrides or (), hidden)
     numbers = (hidden, epochs, batch_size, seed, lr, pipeline, batch, model)
-    names = (data, file, targets, optimizer, method, out)
+    names = (data, file, targets, drop, missing, categories, optimizer, method, out)
     changes = [*(overrides or ()), *filter(None, (*numbers, *names))]
     with paused_collector():
         settings = None if resume not in (None, "auto") and config is None else load_settings(config, changes)
@@ -190,7 +220,7 @@ def _require_settings_file(config: Path | None, overrides: Sequence[str], hidden
     """Refuse what is no settings file: a table, a misspelled name, or the rest of an option that was cut by a blank."""
     if config is None:
         return
-    word, cut = one_line(str(config)), [text for text in overrides if "=" not in text]
+    word, cut = one_line(str(config)), [text.rstrip("=") for text in overrides if "=" not in text.rstrip("=")]
     if config.suffix.lower() in TABLES:
         advice = f"is a table; train it with --file {word} --targets COLUMN"
     elif os.path.lexists(config):

@@ -53,14 +53,14 @@ def evaluate(
         str | None,
         option(
             "A table (.csv, .parquet) that has the input columns of the run, in any order, a .npz file or the name of "
-            "a data set; without, the data of the run.",
+            "a data set (default: the data of the run).",
             "FILE|NAME",
         ),
     ] = None,
-    targets: Annotated[str | None, option("Target columns of a table; without, those of the run.", "NAME,...")] = None,
+    targets: Annotated[str | None, option("Target columns of a table (default: those of the run).", "NAME,...")] = None,
     part: Annotated[
         SplitName | None,
-        typer.Option(help="Data split to evaluate on; without, test, or all samples of data without splits."),
+        typer.Option(help="Data split to evaluate on (default: test, or all samples of data without splits)."),
     ] = None,
     checkpoint: Checkpoint = None,
     best: Best = False,
@@ -70,7 +70,7 @@ def evaluate(
         Path | None,
         option(
             "Draw the confusion matrix, or for a regression predicted against true values, to this .png, .svg or .pdf "
-            "file; without, nothing is drawn.",
+            "file (default: nothing is drawn).",
             "FILE",
             "--picture",
         ),

@@ -55,21 +55,17 @@ def abort_job(error: BaseException, where: str = "") -> None:
         return
     rank, size = world.Get_rank(), world.Get_size()
     lines = traceback.format_exception(type(error), error, error.__traceback__)
-    _start_last_resort()
-    header = f"\n=== rank {rank} of {size} failed{where}; ending the job ===\n"
-    _write_error_output(header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n")
-    report_failure(1)
+    text = f"=== rank {rank} of {size} failed{where}; ending the job ===\n{''.join(lines)}"
     # Open MPI may crash where ranks that fail together end the job at the same moment.
-    time.sleep(FORWARDING_SECONDS + min(rank * TURN_SECONDS, FORWARDING_SECONDS))
-    world.Abort(1)
+    end_job(f"\n{text}=== end of rank {rank}'s traceback ===\n", min(rank * TURN_SECONDS, FORWARDING_SECONDS))
 
 
-def end_job(message: str) -> NoReturn:
+def end_job(message: str, delay: float = 0.0) -> NoReturn:
     """Print `message` and end every rank of the job with exit code 1, from any thread, also where MPI hangs."""
     _start_last_resort()
     _write_error_output(message)
     report_failure(1)
-    time.sleep(FORWARDING_SECONDS)
+    time.sleep(FORWARDING_SECONDS + delay)
     world = running_world()
     if world is not None:
         world.Abort(1)

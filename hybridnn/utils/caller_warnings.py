@@ -18,11 +18,13 @@ def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and (module := frame.f_globals.get("__name__", "")).partition(".")[0] in SKIPPED:
         in_estimator |= module == "hybridnn.sklearn" or not module.startswith("hybridnn.")
         frame = frame.f_back
-    where = text, category, frame.f_code.co_filename, frame.f_lineno
+    file, line = frame.f_code.co_filename, frame.f_lineno
     if in_estimator:
-        _warn_once(*where)
+        _warn_once(text, category, file, line)
     else:
-        warnings.warn_explicit(*where, registry=frame.f_globals.setdefault("__warningregistry__", {}))
+        warnings.warn_explicit(
+            text, category, file, line, registry=frame.f_globals.setdefault("__warningregistry__", {})
+        )
 
 
 @cache

@@ -291,12 +291,12 @@ def map_grids(
     machine: Annotated[
         str | None,
         option(
-            "Map the whole step too, by this machine file or machine of the package; without, only the formulas.",
+            "Map the whole step too, by this machine file or machine of the package (default: only the formulas).",
             "FILE",
         ),
     ] = None,
     plot: Annotated[
-        Path | None, option("Draw the maps into this file; without, they are only printed.", "FILE.png|.svg|.pdf")
+        Path | None, option("Draw the maps into this file (default: they are only printed).", "FILE.png|.svg|.pdf")
     ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:

@@ -92,8 +92,32 @@ def test_bash_completes_a_command_with_the_script(tmp_path: Path, complete: Call
         ("hybridnn train --data ", set(catalogue())),
         ("hybridnn data info mn", {"mnist"}),
         ("hybridnn study run ", set(ready_studies())),
+        ("hybridnn train --optimizer ", {"sgd", "adam", "adamw", "rmsprop"}),
+        ("hybridnn train --missing ", {"error", "drop", "mean"}),
+        ("hybridnn plan --machine clu", {"cluster-1024"}),
+        ("hybridnn settings training.ba", {"training.batch_size"}),
+        ("hybridnn train --set schedule.m", {"schedule.milestones="}),
+        ("hybridnn train --set device.name = ", {"auto", "cpu", "gpu"}),
+        (
+            "hybridnn train --set data.name = mnist --set parallel.method = pipedream-",
+            {"pipedream-vsync", "pipedream-2bw"},
+        ),
+        ("hybridnn train --set data.standardize = t", {"true"}),
     ],
 )
 def test_commands_options_and_names_are_completed(line: str, expected: set[str], complete: Callable[..., str]) -> None:
-    word = str(len(line.split(" ")) - 1)
-    assert set(complete(_HYBRIDNN_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=word).split()) == expected
+    words = line.replace(" ", "\n")  # bash ends words at "=", too
+    word = str(words.count("\n"))
+    assert set(complete(_HYBRIDNN_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=word).split()) == expected
+
+
+def test_values_of_a_setting_are_completed_where_it_is_one_word(complete: Callable[..., str]) -> None:
+    text = complete(
+        _HYBRIDNN_COMPLETE="complete_fish",
+        _TYPER_COMPLETE_FISH_ACTION="get-args",
+        _TYPER_COMPLETE_ARGS="hybridnn train --set model.activation=s",
+    )
+    assert {line.partition("\t")[0] for line in text.splitlines()} == {
+        "model.activation=sigmoid",
+        "model.activation=selu",
+    }

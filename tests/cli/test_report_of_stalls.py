@@ -79,7 +79,7 @@ def test_a_rank_without_a_file_or_listed_as_unresponsive_gave_no_sign(run_hybrid
     [
         (lambda text: text[:100], "EOF while parsing"),
         (lambda text: text.replace('"idle_seconds": 60.0', '"idle_seconds": "long"'), "idle_seconds: "),
-        (lambda text: "{}", "rank: Field required"),
+        (lambda text: "{}", "rank: is missing"),
     ],
 )
 def test_a_damaged_file_is_named(

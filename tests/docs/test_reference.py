@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from importlib import import_module
@@ -52,6 +53,31 @@ def test_every_setting_key_and_axis_is_described() -> None:
 )
 def test_types_and_defaults_are_those_of_the_program(name: str, allowed: str, default: str) -> None:
     assert (ROWS[name].allowed, ROWS[name].default) == (allowed, default)
+
+
+@pytest.mark.parametrize("page", reference_pages.PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_generated_parts_of_pages_are_those_of_the_program(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "<!-- generated: " in text
+    assert text == reference_pages.rewritten(text), "python docs/reference_pages.py writes them anew"
+
+
+def test_settings_and_keys_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, rows in ((("settings",), ROWS.values()), (("study", "keys"), reference_pages.study_keys())):
+        with pytest.raises(SystemExit):
+            main((*arguments, "--format", "json"))
+        printed = json.loads(capsys.readouterr().out)
+        assert [vars(row) for row in rows] == printed[: len(rows)]
+    with pytest.raises(SystemExit):
+        main(("settings", "epochs"))
+    assert re.findall(r"^\w+ +(.*?) *$", capsys.readouterr().out, re.MULTILINE)[:3] == [
+        "training.epochs",
+        "a whole number, at least 1",
+        "10",
+    ]
+    with pytest.raises(SystemExit):
+        main(("settings", "trainig"))
+    assert capsys.readouterr().err == "Error: KEY = 'trainig': did you mean training?\n"
 
 
 def test_the_settings_file_of_the_page_has_every_default() -> None:

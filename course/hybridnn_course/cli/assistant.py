@@ -28,8 +28,8 @@ Isolation = Annotated[
 Roster = Annotated[
     Path | None,
     option(
-        "CSV file with a column student: who has to hand in, and who may be named; without, nobody is missed or "
-        "refused.",
+        "CSV file with a column student: who has to hand in, and who may be named (default: nobody is missed or "
+        "refused).",
         "FILE",
         "--roster",
     ),
@@ -97,7 +97,7 @@ def similar(
     course: Annotated[
         Path | None,
         option(
-            "Folder of the course, where it allows further modules; without, the usual ones are allowed.",
+            "Folder of the course, where it allows further modules (default: the usual ones are allowed).",
             "FOLDER",
             "--course",
         ),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hybridnn_course.assignment import Assignment
     from hybridnn_course.term import Course
 
-Assignments = Annotated[list[str] | None, typer.Argument(help="Assignments: a1, a2, …; without, all.", metavar="A…")]
+Assignments = Annotated[list[str] | None, typer.Argument(help="Assignments: a1, a2, … (default: all).", metavar="A…")]
 CourseFolder = Annotated[Path, option("Folder of the course.", "FOLDER", "--course")]
 HERE = Path()
 
@@ -29,7 +29,7 @@ def new(
     previous: Annotated[
         Path | None,
         option(
-            "An earlier course, so that every assignment gets another variant; without, any variant.",
+            "An earlier course, so that every assignment gets another variant (default: any variant).",
             "FOLDER",
             "--previous",
         ),
@@ -59,12 +59,12 @@ def make(
     assignment: Annotated[str, typer.Argument(help="An assignment of the course.", metavar="A")],
     course: CourseFolder = HERE,
     out: Annotated[
-        Path | None, option("Folder of the result; without, build in the course's.", "FOLDER", "--out")
+        Path | None, option("Folder of the result (default: build in the course's).", "FOLDER", "--out")
     ] = None,
     roster: Annotated[
         Path | None,
         option(
-            "CSV file with a column student, for a zip file for each of them; without, there is one for all.",
+            "CSV file with a column student, for a zip file for each of them (default: there is one for all).",
             "FILE",
             "--roster",
         ),
@@ -73,7 +73,7 @@ def make(
         bool, typer.Option("--gradescope", help="Make the autograder to upload to Gradescope instead.")
     ] = False,
     pip: Annotated[
-        str, option("What pip installs on Gradescope; without, wheels of this installation.", "TEXT", "--pip")
+        str, option("What pip installs on Gradescope (default: wheels of this installation).", "TEXT", "--pip")
     ] = "",
     hidden_cases: Annotated[
         str,

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from hybridnn_course.work_folder import WorkFolder
 
 TaskName = Annotated[str, typer.Argument(help="A task of the assignment.", metavar="TASK")]
-Folder = Annotated[Path | None, option("Folder of the assignment; without, the current one.", "FOLDER", "--folder")]
-CaseNumber = Annotated[int | None, count("Number of a public case; without, the one with the most ranks.", "--case")]
-CaseRanks = Annotated[int | None, count("Take a public case on N ranks; without, the one on most ranks.", "--ranks")]
+Folder = Annotated[Path | None, option("Folder of the assignment (default: the current one).", "FOLDER", "--folder")]
+CaseNumber = Annotated[int | None, count("Number of a public case (default: the one with the most ranks).", "--case")]
+CaseRanks = Annotated[int | None, count("Take a public case on N ranks (default: the one on most ranks).", "--ranks")]
 
 WATCH_SECONDS = 0.5
 MISSING = 0
@@ -37,7 +37,7 @@ FAILED = 1  # exit code of a failed check
 def start(
     source: Annotated[Path, typer.Argument(help="The zip file of an assignment, or its name: a2.", metavar="ZIP")],
     folder: Annotated[
-        Path | None, typer.Argument(help="A new folder; without, named after the assignment.", metavar="FOLDER")
+        Path | None, typer.Argument(help="A new folder (default: named after the assignment).", metavar="FOLDER")
     ] = None,
 ) -> None:
     """Make the folder of an assignment: the handout, and files with the functions to write."""
@@ -58,7 +58,7 @@ def start(
 
 
 def check(
-    task: Annotated[str | None, typer.Argument(help="A task; without, all.", metavar="TASK")] = None,
+    task: Annotated[str | None, typer.Argument(help="A task (default: all).", metavar="TASK")] = None,
     folder: Folder = None,
     watch: Annotated[bool, typer.Option("--watch", help="Check again after every change of a file.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only the points.")] = False,
@@ -170,7 +170,7 @@ def picture(
     ranks: CaseRanks = None,
     out: Annotated[
         Path | None,
-        option("Write the picture to this SVG file; without, it is printed as text.", "FILE", "--out"),
+        option("Write the picture to this SVG file (default: it is printed as text).", "FILE", "--out"),
     ] = None,
 ) -> None:
     """Draw a public case: its messages, up to the deadlock where there is one, or the order of a pipeline."""
@@ -234,7 +234,7 @@ def _run_under_mpi(work: WorkFolder, task: Task, ranks: int | None) -> None:
 
 def submit(
     folder: Folder = None,
-    out: Annotated[Path | None, option("The zip file; without, ASSIGNMENT-submission.zip.", "FILE", "--out")] = None,
+    out: Annotated[Path | None, option("The zip file (default: ASSIGNMENT-submission.zip).", "FILE", "--out")] = None,
 ) -> None:
     """Pack the files to hand in; what the grader would refuse is refused."""
     from hybridnn_course.submission import read_submission

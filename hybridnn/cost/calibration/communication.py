@@ -52,6 +52,11 @@ def sleeping_barrier(group: Group) -> None:
         sleep(POLL_SECONDS)
 
 
+def before(end: float, group: Group) -> bool:
+    """Whether it is earlier than `end` by every rank's clock, so that all stop after the same round; also a barrier."""
+    return not _slowest(group, float(perf_counter() >= end))[0]
+
+
 # -- groups, operations and sizes ------------------------------------------------------------------------------------
 
 
@@ -199,26 +204,24 @@ def _time_cases(
     """Median seconds of every case on the slowest rank, over as many rounds as fit the time."""
     buffer = np.zeros(max(case.nbytes for case in cases) // ITEMSIZE, np.float32)
     buffer.fill(0)  # touches every page: unwritten pages of zeros share memory
-    repeats, rounds = [1] * len(cases), []
-    start = perf_counter()
-    while True:
-        elapsed = np.zeros(len(cases) + 1)
+    repeats, end = [1] * len(cases), perf_counter() + seconds
+    rounds: list[NDArray[np.float64]] = []
+    while len(rounds) <= LEAST_ROUNDS or before(end, group):
+        elapsed = np.zeros(len(cases))
         for index in generator.permutation(len(cases)):
             case = cases[index]
             elapsed[index] = _time_turn(group, case.operation, buffer[: case.nbytes // ITEMSIZE], repeats[index])
-        elapsed[-1] = perf_counter() - start
-        group.allreduce(elapsed, "max")  # so that all ranks stop after the same round
-        rounds.append(elapsed[:-1])
+        group.allreduce(elapsed, "max")
+        rounds.append(elapsed)
         if len(rounds) == 1:
             # A root could begin its next broadcast before the others have ended the last.
             repeats = [
                 1 if case.operation == "broadcast" else min(MOST_REPEATS, ceil(TURN_SECONDS / time))
-                for case, time in zip(cases, elapsed.tolist(), strict=False)
+                for case, time in zip(cases, elapsed.tolist(), strict=True)
             ]
-        if len(rounds) > LEAST_ROUNDS and elapsed[-1] >= seconds:
-            # The first round opened connections and touched memory.
-            result: NDArray[np.float64] = np.median(rounds[1:], axis=0)
-            return result
+    # The first round opened connections and touched memory.
+    result: NDArray[np.float64] = np.median(rounds[1:], axis=0)
+    return result
 
 
 def _time_turn(group: Group, operation: str, array: Array, repeats: int) -> float:
@@ -301,14 +304,12 @@ def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:
     trial.time(computes=True, communicates=True)  # opens connections and touches memory
     (compute, _), (_, messages) = trial.time(computes=True), trial.time(communicates=True)
     trial.balance(*_slowest(group, compute, messages))
-    start = perf_counter()
     rounds: list[list[float]] = []
-    while len(rounds) < LEAST_ROUNDS or rounds[-1][-1] < seconds:
+    end = perf_counter() + seconds
+    while len(rounds) < LEAST_ROUNDS or before(end, group):
         (compute, _), (_, messages) = trial.time(computes=True), trial.time(communicates=True)
-        both = trial.time(computes=True, communicates=True)
-        # The elapsed time is part of it, so that all ranks stop after the same round.
-        rounds.append(_slowest(group, compute, messages, *both, perf_counter() - start))
-    compute, messages, compute_overlapped, total, _ = np.median(rounds, axis=0).tolist()
+        rounds.append(_slowest(group, compute, messages, *trial.time(computes=True, communicates=True)))
+    compute, messages, compute_overlapped, total = np.median(rounds, axis=0).tolist()
     # Each of the slowest rank: waiting for a rank that computes longer is no communication.
     hidden = 1 - (total - compute_overlapped) / messages
     slowed = compute_overlapped if hidden >= 0 else total - messages
@@ -393,16 +394,15 @@ class _OverheadTrial:
     def measure(self, seconds: float) -> list[float]:
         """Seconds that a message of each size takes from a rank, the median over as many rounds as fit the time."""
         products = [self._products_during(nbytes) for nbytes in OVERHEAD_BYTES]
-        start, elapsed = perf_counter(), 0.0
         rounds: list[list[list[float]]] = []
-        while len(rounds) < LEAST_ROUNDS or elapsed < seconds:
+        end = perf_counter() + seconds
+        while len(rounds) < LEAST_ROUNDS or before(end, self._group):
             rounds.append(
                 [
                     [self._time(nbytes, count, communicates) for communicates in (True, False)]
                     for nbytes, count in zip(OVERHEAD_BYTES, products, strict=True)
                 ]
             )
-            elapsed = _slowest(self._group, perf_counter() - start)[0]  # so that both ranks stop after the same round
         with_messages, alone = np.median(rounds, axis=0).T
         # Each rank sends and receives.
         lost: list[float] = (np.maximum(with_messages - alone, 0.0) / (2 * MESSAGES)).tolist()

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.cost.calibration.communication import sleeping_barrier
+from hybridnn.cost.calibration.communication import before, sleeping_barrier
 from hybridnn.cost.calibration.fit import LinearFit, fit_linear
 from hybridnn.cost.machine import (
     ActivationCost,
@@ -81,13 +81,6 @@ def _log_uniform(generator: np.random.Generator, low: int, high: int) -> int:
     return round(float(np.exp(generator.uniform(np.log(low), np.log(high)))))
 
 
-def _before(end: float, ranks: Group) -> bool:
-    """Whether it is earlier than `end` by every rank's clock; also a barrier."""
-    is_late = np.array([perf_counter() >= end], np.float64)
-    ranks.allreduce(is_late, "max")
-    return not is_late[0]
-
-
 def _rounds(measure: Callable[[], Any], seconds: float) -> Iterator[Any]:
     """Results of repeated measurements, after a first one that does not count."""
     measure()
@@ -124,10 +117,10 @@ def measure_passes(
     """Time the passes of random networks without activations until the budget is spent; collective."""
     networks: list[TimedNetwork] = []
     end = perf_counter() + budget_seconds
-    while not networks or _before(end, ranks):
+    while not networks or before(end, ranks):
         sizes, samples = draw_shape(generator)
         time_passes = layer_timer(MLP(sizes, "identity"), samples, dtype)
-        _before(end, ranks)
+        before(end, ranks)
         rounds = list(_rounds(time_passes, PASS_SECONDS))
         medians = [LayerSeconds(*map(median, zip(*layer, strict=True))) for layer in zip(*rounds, strict=True)]
         layers = tuple(
@@ -152,7 +145,7 @@ def measure_elements(
     """
     found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     end, count = perf_counter() + budget_seconds, 0
-    while count < len(ELEMENT_KINDS) * len(SIZE_CLASSES) or _before(end, ranks):
+    while count < len(ELEMENT_KINDS) * len(SIZE_CLASSES) or before(end, ranks):
         kind = ELEMENT_KINDS[count % len(ELEMENT_KINDS)]
         elements = _log_uniform(generator, *SIZE_CLASSES[count // len(ELEMENT_KINDS) % len(SIZE_CLASSES)])
         if kind == "joining":
@@ -258,7 +251,7 @@ def measure_steps(
     """
     found: list[StepSample] = []
     end = perf_counter() + budget_seconds
-    while len(found) < LEAST_STEPS or _before(end, ranks):
+    while len(found) < LEAST_STEPS or before(end, ranks):
         sizes, batch_size = draw_shape(generator)
         if _multiply_adds(sizes, batch_size) > MOST_STEP_MULTIPLY_ADDS:
             continue

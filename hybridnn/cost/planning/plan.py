@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import NamedTuple
 
 from hybridnn.cost.machine import Machine, kept
 from hybridnn.cost.planning.layouts import ANY, Wanted, feasible_layouts
@@ -90,15 +89,6 @@ def best_exact(workload: Workload, machine: Machine, ranks: int, wanted: Wanted 
 # -- search ----------------------------------------------------------------------------------------------------------
 
 
-class _Candidate(NamedTuple):
-    """A layout, ordered by a bound on its time, or by its time and then its memory."""
-
-    seconds: float
-    memory_bytes: int
-    number: int
-    refine: Callable[[int], _Candidate | None] | None
-
-
 class _Search:
     """Best-first search over layouts: rough bound, tight bound, prediction; each is kept."""
 
@@ -110,14 +100,20 @@ class _Search:
 
     def fastest_first(self, accept: Callable[[Layout], bool]) -> Iterator[Prediction]:
         """Predictions of the layouts that fit the memory, each computed when no other can be faster."""
-        heap = [self._rough(number) for number, layout in enumerate(self.layouts) if accept(layout)]
+        chosen = (number for number, layout in enumerate(self.layouts) if accept(layout))
+        # A bound or the time, the memory, the number, and which of them it is.
+        heap = [(_nine_digits(self._bounds[number].rough), 0, number, "rough bound") for number in chosen]
         heapify(heap)
         while heap:
-            first = heappop(heap)
-            if first.refine is None:
-                yield self._predictions[first.number]
-            elif (refined := first.refine(first.number)) is not None:
-                heappush(heap, refined)
+            _, _, number, known = heappop(heap)
+            if known == "time":
+                yield self._predictions[number]
+            elif known == "rough bound":
+                heappush(heap, (_nine_digits(self._bounds[number].tight), 0, number, "tight bound"))
+            elif (memory := self._memory(number)) <= self._machine.memory_bytes_per_rank:
+                if number not in self._predictions:
+                    self._predictions[number] = predict(self._workload, self.layouts[number], self._machine)
+                heappush(heap, (_nine_digits(self._predictions[number].seconds_per_step), memory, number, "time"))
 
     def nothing_fits(self, ranks: int) -> SettingError:
         """The error if no layout fits the memory."""
@@ -129,20 +125,6 @@ class _Search:
             f"no layout of {counted(ranks, 'rank')} fits; the smallest, {self.layouts[number].describe()}, "
             f"needs {least:,} bytes per rank, {least - available:,.0f} more than there are",
         )
-
-    def _rough(self, number: int) -> _Candidate:
-        return _Candidate(_nine_digits(self._bounds[number].rough), 0, number, self._tight)
-
-    def _tight(self, number: int) -> _Candidate:
-        return _Candidate(_nine_digits(self._bounds[number].tight), 0, number, self._predicted)
-
-    def _predicted(self, number: int) -> _Candidate | None:
-        memory = self._memory(number)
-        if memory > self._machine.memory_bytes_per_rank:
-            return None
-        if number not in self._predictions:
-            self._predictions[number] = predict(self._workload, self.layouts[number], self._machine)
-        return _Candidate(_nine_digits(self._predictions[number].seconds_per_step), memory, number, None)
 
     def _memory(self, number: int) -> int:
         return largest_memory(self._workload, self.layouts[number]).total
