@@ -40,12 +40,17 @@ def docs() -> list[Path]:
     return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
+def words_of(paths: Iterable[Path]) -> int:
+    """Number of words of pages."""
+    return sum(len(re.findall(r"\S+", path.read_text(encoding="utf-8"))) for path in paths)
+
+
 def main() -> None:
     """Print the figures, one in a line."""
     sources, tests = list(LIBRARY.rglob("*.py")), list((ROOT / "tests").rglob("*.py"))
     core = [path for name in CORE for path in (LIBRARY / name).rglob("*.py")]
     step, without = imported("with MPI"), imported("without MPI")
-    words = sum(len(re.findall(r"\S+", path.read_text(encoding="utf-8"))) for path in docs())
+    written, generated = words_of(docs()), words_of((ROOT / "docs/reference").glob("*.md"))
     rows: list[tuple[str, list[Path]]] = [
         ("hybridnn/", sources),
         (", ".join(CORE), core),
@@ -57,7 +62,7 @@ def main() -> None:
         print(f"{what}: {len(paths)} files, {lines_of(paths):,} lines")
     cost = sorted({str(path.relative_to(LIBRARY)) for path in {*step, *without} if "cost" in path.parts})
     print(f"cost models among them: {', '.join(cost) or 'none'}")
-    print(f"words of README and docs: {words:,}")
+    print(f"words of README and docs: {written - generated:,}, and {generated:,} of the generated reference")
 
 
 if __name__ == "__main__":

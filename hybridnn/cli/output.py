@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hybridnn.cli.options import PictureFormat
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
@@ -28,6 +29,7 @@ NOTEBOOK = "JPY_PARENT_PID"  # environment variable that Jupyter sets for its ke
 BINARY = (PictureFormat.png, PictureFormat.pdf)  # formats that cannot be printed
 PLAIN_WIDTH = 100
 UNKNOWN_TERMINAL_WIDTH = 80
+PADDING = re.compile(r"[ \t]+$", re.MULTILINE)
 MISSING = "-"  # cell of a table without a value
 
 
@@ -39,8 +41,25 @@ def make_console(stream: TextIO | None = None) -> Console:
     width = terminal_width(stream)
     # Without a terminal rich would take the width of a window that does not exist.
     return Console(
-        file=stream, width=width or _plain_width(), force_terminal=width is not None, markup=False, highlight=False
+        file=stream if width else cast("TextIO", _Unpadded(stream)),
+        width=width or _plain_width(),
+        force_terminal=width is not None,
+        markup=False,
+        highlight=False,
     )
+
+
+class _Unpadded:
+    """A stream whose lines have no blanks at their ends, which rich fills up to the widest one."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(PADDING.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def terminal_width(stream: TextIO) -> int | None:

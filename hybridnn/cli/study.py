@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,12 +21,10 @@ from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from hybridnn.study.cells import Cell
     from hybridnn.study.prices import CellPrice
     from hybridnn.study.results import StudyResults
-    from hybridnn.study.runner import CellOutcome, StudyRun
+    from hybridnn.study.runner import StudyRun
     from hybridnn.study.submit import Submission
 
 
@@ -137,6 +133,7 @@ def run(
 
     study = load_study(file, reduced=reduced)
 
+    from hybridnn.cli.study_view import StudyProgress
     from hybridnn.comm.launcher import in_job
     from hybridnn.study.prices import require_own_processor
     from hybridnn.study.runner import default_folder, plan_study, run_study
@@ -149,7 +146,7 @@ def run(
     if launcher is None:  # which may place the ranks on other nodes
         require_own_processor(study)
     on_this_node = launcher is None and not study.keys.in_process and not in_job(os.environ)
-    with _StudyProgress(planned, on_this_node=on_this_node) as view:
+    with StudyProgress(planned, on_this_node=on_this_node) as view:
         outcomes = run_study(planned, view, limit=limit, jobs=jobs)
         view.summarize(outcomes)
     if any(outcome.status in FAILURES for outcome in outcomes):
@@ -343,86 +340,3 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
 def _print_rows(rows: Sequence[Mapping[str, str]]) -> None:
     titles = [title.replace(" ", "\n") for title in rows[0]]
     print_table(make_console(), new_table((), titles, (tuple(row.values()) for row in rows), show_edge=False))
-
-
-class _StudyProgress:
-    """Callbacks of a study: a progress bar on a terminal, else a line for each cell."""
-
-    def __init__(self, run: StudyRun, *, on_this_node: bool) -> None:
-        self._run, self._on_this_node = run, on_this_node
-        self._console = make_console()
-        self._progress: Progress | None = None
-        self._cells = self._done = 0
-        self._start = monotonic()
-
-    def __enter__(self) -> _StudyProgress:
-        """Return the view itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Remove the progress bar, after errors too."""
-        self._stop()
-
-    def on_start(self, cells: int) -> None:
-        """Print the number of cells to run, and start the bar."""
-        from hybridnn.study.hardware import planned_crowding
-
-        self._cells = cells
-        chosen, skipped = len(self._run.chosen), len(self._run.plan.skipped)
-        self._print(f"{cells} of {chosen} cells to run, {skipped} skipped as impossible, in {self._run.folder.path}")
-        if cells and self._on_this_node and (crowded := planned_crowding(self._run.chosen, os.cpu_count() or 1)):
-            self._print(f"warning: {crowded}")
-        if cells and self._console.is_terminal:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            # The rate of all cells so far: they differ too much for a window of the last seconds.
-            remaining = TimeRemainingColumn(elapsed_when_finished=True)
-            columns = TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), remaining
-            self._progress = Progress(*columns, console=self._console, refresh_per_second=2, speed_estimate_period=1e9)
-            self._progress.add_task("", total=cells)
-            self._progress.start()
-
-    def on_cell_start(self, cell: Cell) -> None:
-        """Show the cell in the bar."""
-        if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], description=cell.id)
-
-    def on_cell_end(self, outcome: CellOutcome) -> None:
-        """Advance, and print the outcome of the cell."""
-        self._done += 1
-        reason = f": {outcome.reason}" if outcome.reason else ""
-        left = (monotonic() - self._start) / self._done * (self._cells - self._done)
-        if self._progress is not None:
-            self._progress.advance(self._progress.task_ids[0])
-            if outcome.status != "finished":
-                self._print(f"{outcome.status}  {outcome.cell.id}{reason}")
-        else:
-            time = f"{outcome.seconds:.1f} s, {left:.0f} s left"
-            self._print(f"[{self._done}/{self._cells}] {outcome.status} {outcome.cell.id} {time}{reason}")
-
-    def summarize(self, outcomes: Sequence[CellOutcome]) -> None:
-        """Print the numbers of finished and held cells, and the failed cells with their folders."""
-        from hybridnn.study.study_folder import FAILURES
-
-        self._stop()
-        folder = self._run.folder
-        states = [folder.state(cell.id).status for cell in self._run.chosen]
-        finished, diverged = states.count("finished"), states.count("diverged")
-        text = f"{finished + diverged} of {len(states)} cells are finished"
-        text += f", {diverged} of them diverged" if diverged else ""
-        if finished + diverged == len(self._run.plan.cells):
-            text += f"; {shlex.join(['hybridnn', 'study', 'report', str(folder.path)])} writes the report"
-        self._print(text)
-        for outcome in outcomes:
-            if outcome.status in FAILURES:
-                self._print(f"{outcome.status}: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
-        if held := sum(outcome.status == "held" for outcome in outcomes):
-            self._print(f"{held} cells are being run by another process")
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True)
-
-    def _stop(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hybridnn.training.trained_network import TrainedNetwork
 
 
+ROW_WIDTH = 8  # of a column that is printed row by row, without knowing what follows
 MOST_ROWS = 20  # rows of the table of epochs, but for the first, the best and the last
 
 
@@ -38,6 +39,7 @@ class TrainView(RunView):
         self._silent = as_json or quiet
         self._header: RunHeader | None = None
         self._progress: Progress | None = None
+        self._has_rows = False  # whether the epochs are printed as they end
 
     @cached_property
     def _console(self) -> Console:
@@ -82,10 +84,10 @@ class TrainView(RunView):
         self._advance(record.step, record.train_loss)
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
-        """Show the result of an epoch: in the progress bar, or as a line where there is no terminal."""
+        """Show the result of an epoch: in the progress bar, or as a row of the table where there is no terminal."""
         self._advance(record.step, record.train_loss)
         if not self._silent and self._header is not None and not self._console.is_terminal:
-            self._console.print(epoch_line(record, "validation" if self._header.validation_samples else "test"))
+            self._print_row(record, self._header)
 
     def on_end(self, summary: RunSummary) -> None:
         """Print the final tables, or the JSON object."""
@@ -99,10 +101,25 @@ class TrainView(RunView):
             return
         pipelined = self._header is not None and len(self._header.layout.stages) > 1
         quality = summary.evaluated, summary.metric_name.partition(" ")[2]
-        for line in ("", epoch_table(summary.epochs, *quality, pipelined=pipelined), ""):
+        tables = [] if self._has_rows else ["", epoch_table(summary.epochs, *quality, pipelined=pipelined)]
+        for line in (*tables, ""):
             self._console.print(line)
         takes_turns = self._header is not None and self._header.in_process and self._header.ranks > 1
         self._console.print(summary_table(summary, speed, pipelined=pipelined, takes_turns=takes_turns))
+
+    def _print_row(self, record: EpochRecord, header: RunHeader) -> None:
+        """Print the row of an epoch of the final table as soon as it has ended, the first with the titles."""
+        table = epoch_table(
+            [record],
+            "validation" if header.validation_samples else "test",
+            "metric" if record.test_loss is None else record.metric_name,
+            pipelined=len(header.layout.stages) > 1,
+            tested=bool(header.validation_samples or header.test_samples),
+        )
+        for column in table.columns:
+            column.min_width = ROW_WIDTH
+        table.show_header, self._has_rows = not self._has_rows, True
+        self._console.print(table)
 
     def _start_progress(self, steps: int) -> Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -203,28 +220,21 @@ def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
     return rows
 
 
-def epoch_line(record: EpochRecord, evaluated: str = "test") -> str:
-    """One epoch, evaluated on the split of this name, as a line of plain text."""
-    parts = [f"epoch {record.epoch:>3}", f"train loss {record.train_loss:.4g}"]
-    if record.test_loss is not None:
-        parts.append(f"{evaluated} loss {record.test_loss:.4g}")
-    if record.test_accuracy is not None:
-        parts.append(f"{evaluated} accuracy {record.test_accuracy:.4f}")
-    if record.test_r2 is not None:
-        parts.append(f"{evaluated} R² {record.test_r2:.4f}")
-    return "  ".join([*parts, f"{record.samples_per_second:,.0f} samples/s"])
-
-
 def epoch_table(
-    epochs: Sequence[EpochRecord], evaluated: str = "test", metric: str = "accuracy", *, pipelined: bool = False
+    epochs: Sequence[EpochRecord],
+    evaluated: str = "test",
+    metric: str = "accuracy",
+    *,
+    pipelined: bool = False,
+    tested: bool = False,
 ) -> Table:
     """Make a table of one row per epoch; of a long run evenly spaced ones, the best and the last.
 
     `evaluated` is the name of the split on which the epochs were evaluated, `metric` that of what was found there.
 
-    In a pipeline the bubble has a column of its own.
+    In a pipeline the bubble has a column of its own. Data that are `tested` have columns even where no epoch is.
     """
-    tested = any(record.test_loss is not None for record in epochs)
+    tested = tested or any(record.test_loss is not None for record in epochs)
     quality = ("train\nloss", *((f"{evaluated}\nloss", f"{evaluated}\n{metric}") if tested else ()))
     times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns"] if pipelined else []))
     table = new_table((), ("epoch", *quality, *times, "sent"), show_edge=False)

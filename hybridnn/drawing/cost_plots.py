@@ -36,6 +36,7 @@ TITLES = {
 }
 LINE_POINTS = 200
 LINE_CHARACTERS = 48  # of a line of the title
+PERCENT = "{x:.0%}"
 PANEL = 1.9  # inches, height of a panel
 
 
@@ -45,43 +46,30 @@ PANEL = 1.9  # inches, height of a panel
 def draw_scaling(curve: ScalingCurve, title: str) -> Figure:
     """Draw a scaling curve: speed-up and efficiency against ranks, and a breakdown of the ranks' time."""
     figure, (speed_up, efficiency, shares) = column_figure(PANEL, 0.7 * PANEL, 1.2 * PANEL)
-    _draw_speed_up(speed_up, curve, textwrap.fill(title, LINE_CHARACTERS))
-    _draw_efficiency(efficiency, curve)
+    ranks = [point.ranks for point in curve.points]
+    line: dict[str, Any] = {"color": SPEED_UP_COLOR, "linewidth": 1.3, "marker": "o", "markersize": 2.5}
+    speed_up.plot(ranks, ranks, color=MUTED, linestyle="--", linewidth=1.0, label="ideal")
+    speed_up.plot(ranks, [point.speed_up for point in curve.points], label="simulated", **line)
+    speed_up.set_yscale("log", base=2)
+    speed_up.yaxis.set_major_formatter(ratio_tick)
+    minibatch = "one minibatch for all" if curve.kind == "strong" else "minibatch grows with ranks"
+    text = textwrap.fill(title, LINE_CHARACTERS)
+    speed_up.set_title(f"{text}\n{curve.kind.capitalize()} scaling: {minibatch}")
+    speed_up.set_ylabel("speed-up over one rank")
+    efficiencies = [point.efficiency for point in curve.points]
+    efficiency.axhline(1, color=MUTED, linestyle="--", linewidth=1.0)
+    efficiency.plot(ranks, efficiencies, **line)
+    efficiency.set_ylim(0, 1.1 * max(1.0, *efficiencies))
+    efficiency.yaxis.set_major_formatter(PERCENT)
+    efficiency.set_ylabel("speed-up per rank")
+    for axes in (speed_up, efficiency):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("ranks")
+        tidy(axes)
     _draw_shares(shares, curve)
     legend_above(figure, [*speed_up.get_legend_handles_labels()[0], *shares.get_legend_handles_labels()[0]])
     return figure
-
-
-def _draw_speed_up(axes: Axes, curve: ScalingCurve, title: str) -> None:
-    ranks = [point.ranks for point in curve.points]
-    axes.plot(ranks, ranks, color=MUTED, linestyle="--", linewidth=1.0, label="ideal")
-    speed_ups = [point.speed_up for point in curve.points]
-    axes.plot(ranks, speed_ups, color=SPEED_UP_COLOR, linewidth=1.3, marker="o", markersize=2.5, label="simulated")
-    _rank_axis(axes)
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(ratio_tick)
-    minibatch = "one minibatch for all" if curve.kind == "strong" else "minibatch grows with ranks"
-    axes.set_title(f"{title}\n{curve.kind.capitalize()} scaling: {minibatch}")
-    axes.set_ylabel("speed-up over one rank")
-    tidy(axes)
-
-
-def _draw_efficiency(axes: Axes, curve: ScalingCurve) -> None:
-    efficiencies = [point.efficiency for point in curve.points]
-    axes.axhline(1, color=MUTED, linestyle="--", linewidth=1.0)
-    ranks = [point.ranks for point in curve.points]
-    axes.plot(ranks, efficiencies, color=SPEED_UP_COLOR, linewidth=1.3, marker="o", markersize=2.5)
-    _rank_axis(axes)
-    axes.set_ylim(0, 1.1 * max(1.0, *efficiencies))
-    axes.yaxis.set_major_formatter(lambda share, position: f"{share:.0%}")
-    axes.set_ylabel("speed-up per rank")
-    tidy(axes)
-
-
-def _rank_axis(axes: Axes) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("ranks")
 
 
 def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
@@ -93,13 +81,12 @@ def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
     for name, color in SHARE_COLORS.items():
         axes.bar(positions, shares[name], bottom=bottom, color=color, label=name, width=0.8)
         bottom = bottom + shares[name]
-    axes.set_xticks(
-        list(positions), [str(point.ranks) for point in curve.points], rotation=90 if len(curve.points) > 8 else 0
-    )
+    labels = [str(point.ranks) for point in curve.points]
+    axes.set_xticks(list(positions), labels, rotation=90 if len(labels) > 8 else 0)
     axes.set_title("Where the ranks' time goes")
     axes.set_xlabel("ranks")
     axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(lambda share, position: f"{share:.0%}")
+    axes.yaxis.set_major_formatter(PERCENT)
     tidy(axes, grid=False)
 
 

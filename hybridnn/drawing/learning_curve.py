@@ -43,7 +43,6 @@ class Panel(NamedTuple):
     title: str
     series: Sequence[Series]
     is_log: bool = False  # whether the vertical axis is logarithmic
-    is_percent: bool = False  # whether its numbers are shown as percentages
     marked: Point | None = None  # a point with a ring around it
 
 
@@ -78,9 +77,8 @@ def _panels(epochs: Sequence[EpochRecord], evaluated: str) -> list[Panel]:
     metric = accuracy or _points((record.epoch, record.test_r2) for record in epochs)
     if metric:
         best = max(metric, key=lambda point: point[1])
-        text = f"{best[1]:.2%}" if accuracy else f"{best[1]:.4f}"
-        title = f"{evaluated.capitalize()} {'accuracy' if accuracy else 'R²'}: best {text} in epoch {best[0]}"
-        panels.append(Panel(title, [Series(evaluated, TEST_COLOR, metric)], is_percent=bool(accuracy), marked=best))
+        title = f"{evaluated.capitalize()} {'accuracy' if accuracy else 'R²'}: best {best[1]:.4f} in epoch {best[0]}"
+        panels.append(Panel(title, [Series(evaluated, TEST_COLOR, metric)], marked=best))
     return panels
 
 
@@ -106,8 +104,7 @@ def _vertical_axis(panel: Panel) -> _Axis:
         return _Axis(lambda value: (log10(value) - low) / (high - low), [(tick, f"{tick:g}") for tick in ticks])
     low, high = _widened(min(values), max(values))
     ticks = linear_ticks(low, high)
-    labels = _labels([100 * tick for tick in ticks], "%") if panel.is_percent else _labels(ticks)
-    return _Axis(lambda value: (value - low) / (high - low), list(zip(ticks, labels, strict=True)))
+    return _Axis(lambda value: (value - low) / (high - low), list(zip(ticks, _labels(ticks), strict=True)))
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
@@ -139,13 +136,13 @@ def logarithmic_ticks(low: float, high: float) -> list[float]:
     return inside
 
 
-def _labels(ticks: Sequence[float], unit: str = "") -> list[str]:
+def _labels(ticks: Sequence[float]) -> list[str]:
     """Numbers with as many decimals as the finest needs."""
     largest = max(map(abs, ticks), default=0.0)
     if largest and not 1e-4 <= largest < 1e6:
-        return [f"{tick:.3g}{unit}" for tick in ticks]
+        return [f"{tick:.3g}" for tick in ticks]
     decimals = next((n for n in range(8) if all(abs(round(t, n) - t) < 1e-9 * largest for t in ticks)), 8)
-    return [f"{tick:.{decimals}f}{unit}" for tick in ticks]
+    return [f"{tick:.{decimals}f}" for tick in ticks]
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------

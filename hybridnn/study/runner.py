@@ -18,7 +18,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import FrameType
-from typing import Literal, Protocol
+from typing import Literal
 
 from hybridnn.comm.launcher import dead_ranks
 from hybridnn.comm.threads import THREAD_VARIABLES
@@ -59,8 +59,8 @@ class CellOutcome:
     reason: str = ""
 
 
-class StudyView(Protocol):
-    """Callbacks of `run_study`."""
+class StudyView:
+    """What `run_study` calls; the methods do nothing. The trainings are processes with callbacks of their own."""
 
     def on_start(self, cells: int) -> None:
         """Called first, with the number of missing cells."""

@@ -89,23 +89,13 @@ class Checked(NamedTuple):
         return {"type": "function-plain", "function": {"type": "no-info", "function": validate}}
 
 
-class AutoOrBoolean:
-    """Annotation of what is true, false or ``"auto"``."""
-
-    ALLOWED = "must be 'auto', true or false"
-
-    def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:
-        """The schema of a `Literal` or a bool."""
-        choices = [{"type": "bool", "strict": True}, {"type": "literal", "expected": ["auto"]}]
-        return {
-            "type": "union",
-            "choices": choices,
-            "custom_error_type": "auto_or_boolean",
-            "custom_error_message": self.ALLOWED,
-        }
+def _auto_or_boolean(value: object) -> object:
+    if not isinstance(value, bool) and value != "auto":
+        raise SettingError("", value, "must be 'auto', true or false")
+    return value
 
 
-AutoOrBool = Annotated[bool | str, AutoOrBoolean()]
+AutoOrBool = Annotated[bool | str, Checked(_auto_or_boolean)]
 Count = Annotated[int, Range(at_least=1)]
 Seed = Annotated[int, Range(at_least=0, below=2**63)]
 Positive = Annotated[float, Range(above=0)]
@@ -145,8 +135,8 @@ def _type_hints(kind: Any) -> dict[str, Any]:
 def require_type(name: str, value: Any, kind: Any) -> None:
     """Refuse, by a `SettingError`, a value that is not of a type.
 
-    Types are bool, float, float and int with a `Range`, `OneOf`, `AutoOrBool`, `Checked`, tuples of such types, and one
-    of them or None.
+    Types are bool, float, float and int with a `Range`, `OneOf`, `Checked`, tuples of such types, and one of them or
+    None.
     """
     if type(None) in get_args(kind):
         if value is None:
@@ -154,10 +144,12 @@ def require_type(name: str, value: Any, kind: Any) -> None:
         kind = next(other for other in get_args(kind) if other is not type(None))
     kind, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     if limits and isinstance(limits[0], Checked):
-        limits[0].check(value)
-    elif limits and isinstance(limits[0], AutoOrBoolean):
-        if not isinstance(value, bool) and value != "auto":
-            raise SettingError(name, value, AutoOrBoolean.ALLOWED)
+        try:
+            limits[0].check(value)
+        except SettingError as error:
+            if error.setting:
+                raise
+            raise SettingError(name, value, error.allowed) from None
     elif get_origin(kind) is tuple:
         _require_tuple(name, value, get_args(kind))
     elif kind is bool:

@@ -15,7 +15,6 @@ from pydantic_core.core_schema import no_info_plain_validator_function, plain_se
 from hybridnn.errors import SettingError, one_line
 from hybridnn.utils.checks import (
     REFUSED,
-    AutoOrBoolean,
     Count,
     OneOf,
     as_spelled,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 ALLOWED = {
     REFUSED: "{allowed}",
-    "auto_or_boolean": AutoOrBoolean.ALLOWED,
     "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
     "dict_type": "must be a table of keys and values",

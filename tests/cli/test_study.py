@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.cli.study import _StudyProgress
+from hybridnn.cli.study_view import StudyProgress
 from hybridnn.config.settings import to_toml
 from hybridnn.runs.run_files import read_run, run_status
 from hybridnn.study.cells import make_cells
@@ -90,7 +90,7 @@ def test_study_says_that_ranks_will_share_cores(
     planned = plan_study(load_study(tmp_path / "tiny.toml"), tmp_path / "out", "env {ranks}")
     for cores, on_this_node, expected in ((1, True, True), (2, True, False), (1, False, False)):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
-        with _StudyProgress(planned, on_this_node=on_this_node) as view:
+        with StudyProgress(planned, on_this_node=on_this_node) as view:
             view.on_start(2)
         warning = "warning: 2 ranks of 1 thread share 1 core of a node and take turns"
         assert (warning in capsys.readouterr().out) == expected

@@ -90,7 +90,11 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
     ):
         assert fact in header
     assert "runs/[odd] name" in header
-    assert "epoch   1  train loss 1  test loss 1.1  test accuracy 0.7500  1,000 samples/s" in rest
+    rows = [line.split() for line in rest.splitlines() if line.startswith("     ")]
+    assert rows[0] == ["train", "test", "test", "samples", "compute", "comm."]
+    epochs = [row[:4] for row in rows if row[0] in ("1", "2")]
+    assert epochs == [["1", "1.0000", "1.1000", "0.7500"], ["2", "0.5000", "0.5500", "0.6250"]]
+    assert [line for line in text.splitlines() if line != line.rstrip()] == []
     assert "0.6250, best 0.7500 in epoch 1" in rest
     assert "75% compute, 25% communication" in rest
     assert "3.0 MB by all ranks" in rest

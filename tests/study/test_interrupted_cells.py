@@ -29,10 +29,6 @@ axes = {{seeds = [0]}}
 CELL = "seed-0"
 
 
-class View(StudyView):
-    """Callbacks that do nothing."""
-
-
 def _plan(tmp_path: Path, epochs: int, key: str = "", more: str = "") -> StudyRun:
     file = tmp_path / "s.toml"
     file.write_text(STUDY.format(key=key, epochs=epochs, more=more))
@@ -66,10 +62,10 @@ def test_interrupted_cell_starts_again(tmp_path: Path, number: int, more: str) -
     cell = plan.folder.cell(CELL)
     thread = _interrupt_when_it_trains(cell, number)
     if number == signal.SIGUSR1:
-        assert [outcome.status for outcome in run_study(plan, View())] == ["timed out"]
+        assert [outcome.status for outcome in run_study(plan, StudyView())] == ["timed out"]
     else:
         with pytest.raises(KeyboardInterrupt):
-            run_study(plan, View())
+            run_study(plan, StudyView())
     thread.join()
     state = plan.folder.state(CELL)
     assert state.status == ("timed out" if number == signal.SIGUSR1 else "interrupted")
@@ -77,7 +73,7 @@ def test_interrupted_cell_starts_again(tmp_path: Path, number: int, more: str) -
     assert list((cell / "checkpoints").iterdir())  # with which a run could not start again
 
     again = _plan(tmp_path, 2)
-    assert [outcome.status for outcome in run_study(again, View(), train=_without_picture)] == ["finished"]
+    assert [outcome.status for outcome in run_study(again, StudyView(), train=_without_picture)] == ["finished"]
     assert [record["epoch"] for record in records_of(cell, "epoch")] == [1, 2]
     assert records_of(cell, "resumed") == []
     assert again.folder.state(CELL).status == "finished"
@@ -90,7 +86,7 @@ def test_interrupted_cell_of_a_resuming_study_is_resumed(tmp_path: Path, number:
     cell = plan.folder.cell(CELL)
     thread = _interrupt_when_it_trains(cell, number)
     with pytest.raises(StoppedBySignal if number == signal.SIGUSR1 else KeyboardInterrupt) as stopped:
-        run_study(plan, View())
+        run_study(plan, StudyView())
     thread.join()
     if number == signal.SIGUSR1:
         assert str(stopped.value).startswith(f"cell {CELL}: ended by SIGUSR1, before the time limit of its job: ")
@@ -98,6 +94,6 @@ def test_interrupted_cell_of_a_resuming_study_is_resumed(tmp_path: Path, number:
     last_step = max(int(path.name.removeprefix("step-")) for path in (cell / "checkpoints").glob("step-*"))
 
     again = _plan(tmp_path, done[-1] + 2, key)
-    assert [outcome.status for outcome in run_study(again, View(), train=_without_picture)] == ["finished"]
+    assert [outcome.status for outcome in run_study(again, StudyView(), train=_without_picture)] == ["finished"]
     assert [record["step"] for record in records_of(cell, "resumed")] == [last_step]
     assert [record["epoch"] for record in records_of(cell, "epoch")] == list(range(1, done[-1] + 3))

@@ -183,12 +183,11 @@ def test_run_that_outlives_its_study_still_holds_its_cell(tmp_path: Path) -> Non
     plan = _plan(tmp_path)
     code = (
         "import sys; from pathlib import Path\n"
-        "from hybridnn.study.runner import plan_study, run_study\n"
+        "from hybridnn.study.runner import StudyView, plan_study, run_study\n"
         "from hybridnn.study.study_file import load_study\n"
-        "class View:\n    on_start = on_cell_start = on_cell_end = lambda self, x: None\n"
         "run = plan_study(load_study(sys.argv[1] + '/study.toml'), Path(sys.argv[1]) / 'out', "
         f"{ENV!r}, 'seed-1')\n"
-        "run_study(run, View(), train=lambda s, f: [sys.executable, sys.argv[2], str(s), str(f)])\n"
+        "run_study(run, StudyView(), train=lambda s, f: [sys.executable, sys.argv[2], str(s), str(f)])\n"
     )
     here = plan.folder.cell("seed-1") / "here"
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(tmp_path / "fake_train.py")])

@@ -12,7 +12,7 @@ from typing import Any
 
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
-from hybridnn.cost.prediction.layer_costs import chunk_costs
+from hybridnn.cost.prediction.layer_costs import chunk_costs, of_shapes
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import DenseLayer
@@ -215,10 +215,11 @@ def balanced_layers(
 
 def _running_sums(workload: Workload, groups: Groups, stage: int, samples: int) -> list[float]:
     """Seconds of the passes through the first 0, 1, … layers on a stage."""
-    model, busy_ranks = groups.model(stage), groups.busy_ranks
+    model = groups.model(stage)
+    shared = model.ranks, model.crossings, workload.dtype, groups.busy_ranks, 1.0, True
 
     def passes(layer: DenseLayer) -> float:
-        costs = chunk_costs((layer,), "columns", model, workload.dtype, busy_ranks, overlaps=True)
+        costs = chunk_costs(groups.machine, of_shapes([layer]), "columns", *shared)
         return (costs.forward(samples) + costs.backward(samples, accumulate=False)).total
 
     return list(accumulate(map(passes, workload.model.layers), initial=0.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 
@@ -138,7 +138,7 @@ class ChunkCosts:
 
 
 @kept(1 << 12)
-def _chunk_costs(
+def chunk_costs(
     machine: Machine,
     layers: tuple[DenseLayer, ...],
     split: str,
@@ -149,26 +149,10 @@ def _chunk_costs(
     pace: float,
     overlaps: bool,
 ) -> ChunkCosts:
+    """Costs of consecutive layers, from `of_shapes`, in model groups with these ranks; `pace` as for `compute_at`."""
     groups, compute = RankGroups(machine, "model", ranks, crossings), compute_at(machine, dtype, busy_ranks, pace)
     itemsize = np.dtype(dtype).itemsize
     return ChunkCosts(layers, split, groups, compute, itemsize, machine.overlap if overlaps else None)
-
-
-def chunk_costs(
-    layers: Sequence[DenseLayer],
-    split: str,
-    groups: RankGroups,
-    dtype: str,
-    busy_ranks: int,
-    pace: float = 1.0,
-    *,
-    overlaps: bool,
-) -> ChunkCosts:
-    """Costs of consecutive layers, the same object for layers of the same shapes; `pace` as for `compute_at`."""
-    shapes = tuple(map(_of_shape, layers))
-    return _chunk_costs(
-        groups.machine, shapes, split, groups.ranks, groups.crossings, dtype, busy_ranks, pace, overlaps
-    )
 
 
 @kept(128)
@@ -177,9 +161,9 @@ def compute_at(machine: Machine, dtype: str, busy_ranks: int, pace: float) -> Co
     return machine.compute_for(dtype, busy_ranks).scaled(pace)
 
 
-def _of_shape(layer: DenseLayer) -> DenseLayer:
+def of_shapes(layers: Iterable[DenseLayer]) -> tuple[DenseLayer, ...]:
     """The same object for all layers of a shape; only the network's first layer costs less than others."""
-    return _layer(min(layer.index, 1), layer.inputs, layer.outputs, layer.activation, layer.residual, "")
+    return tuple(_layer(min(at.index, 1), at.inputs, at.outputs, at.activation, at.residual, "") for at in layers)
 
 
 _layer = lru_cache(1 << 12)(DenseLayer)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hybridnn.cost.machine import Compute, Machine, MessageOverhead, kept
 from hybridnn.cost.prediction.groups import Collective, Groups
-from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, compute_at, overlapped
+from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, compute_at, of_shapes, overlapped
 from hybridnn.cost.prediction.places import Placement, has_own_replicas, replica_groups
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
@@ -374,12 +374,9 @@ def _unscheduled_costs(machine: Machine, workload: Workload, layout: Layout) -> 
     chunks, overheads, equal, last = [], [], [], len(layout.stages) - 1
     for stage in range(len(layout.stages)):
         model = groups.model(stage)
-        chunks.append(
-            tuple(
-                chunk_costs(layers, layout.model_split, model, dtype, busy_ranks, pace, overlaps=layout.overlap)
-                for layers in layout.layers_of(workload.model, stage)
-            )
-        )
+        shared = layout.model_split, model.ranks, model.crossings, dtype, busy_ranks, pace, layout.overlap
+        parts = layout.layers_of(workload.model, stage)
+        chunks.append(tuple(chunk_costs(machine, of_shapes(layers), *shared) for layers in parts))
         overheads.append(_neighbour_overheads(groups, stage, last + 1))
         known = tuple(item is not None for item in overheads[-1])
         key = chunks[-1], stage == 0, stage == last, groups.like(stage), known

@@ -1,0 +1,98 @@
+"""Output of a study that runs: a progress bar or a line for each cell, and what became of them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hybridnn.cli.output import make_console
+from hybridnn.study.cells import Cell
+from hybridnn.study.hardware import planned_crowding
+from hybridnn.study.runner import CellOutcome, StudyRun, StudyView
+from hybridnn.study.study_folder import FAILURES
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+class StudyProgress(StudyView):
+    """Shows how far a study is: a progress bar on a terminal, else a line for each cell."""
+
+    def __init__(self, run: StudyRun, *, on_this_node: bool) -> None:
+        self._run, self._on_this_node = run, on_this_node
+        self._console = make_console()
+        self._progress: Progress | None = None
+        self._cells = self._done = 0
+        self._start = monotonic()
+
+    def __enter__(self) -> StudyProgress:
+        """Return the view itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Remove the progress bar, after errors too."""
+        self._stop()
+
+    def on_start(self, cells: int) -> None:
+        """Print the number of cells to run, and start the bar."""
+        self._cells = cells
+        chosen, skipped = len(self._run.chosen), len(self._run.plan.skipped)
+        self._print(f"{cells} of {chosen} cells to run, {skipped} skipped as impossible, in {self._run.folder.path}")
+        if cells and self._on_this_node and (crowded := planned_crowding(self._run.chosen, os.cpu_count() or 1)):
+            self._print(f"warning: {crowded}")
+        if cells and self._console.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            # The rate of all cells so far: they differ too much for a window of the last seconds.
+            remaining = TimeRemainingColumn(elapsed_when_finished=True)
+            columns = TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), remaining
+            self._progress = Progress(*columns, console=self._console, refresh_per_second=2, speed_estimate_period=1e9)
+            self._progress.add_task("", total=cells)
+            self._progress.start()
+
+    def on_cell_start(self, cell: Cell) -> None:
+        """Show the cell in the bar."""
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], description=cell.id)
+
+    def on_cell_end(self, outcome: CellOutcome) -> None:
+        """Advance, and print the outcome of the cell."""
+        self._done += 1
+        reason = f": {outcome.reason}" if outcome.reason else ""
+        left = (monotonic() - self._start) / self._done * (self._cells - self._done)
+        if self._progress is not None:
+            self._progress.advance(self._progress.task_ids[0])
+            if outcome.status != "finished":
+                self._print(f"{outcome.status}  {outcome.cell.id}{reason}")
+        else:
+            time = f"{outcome.seconds:.1f} s, {left:.0f} s left"
+            self._print(f"[{self._done}/{self._cells}] {outcome.status} {outcome.cell.id} {time}{reason}")
+
+    def summarize(self, outcomes: Sequence[CellOutcome]) -> None:
+        """Print the numbers of finished and held cells, and the failed cells with their folders."""
+        self._stop()
+        folder = self._run.folder
+        states = [folder.state(cell.id).status for cell in self._run.chosen]
+        finished, diverged = states.count("finished"), states.count("diverged")
+        text = f"{finished + diverged} of {len(states)} cells are finished"
+        text += f", {diverged} of them diverged" if diverged else ""
+        if finished + diverged == len(self._run.plan.cells):
+            text += f"; {shlex.join(['hybridnn', 'study', 'report', str(folder.path)])} writes the report"
+        self._print(text)
+        for outcome in outcomes:
+            if outcome.status in FAILURES:
+                self._print(f"{outcome.status}: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
+        if held := sum(outcome.status == "held" for outcome in outcomes):
+            self._print(f"{held} cells are being run by another process")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
