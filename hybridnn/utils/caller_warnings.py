@@ -20,7 +20,7 @@ def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
         frame = frame.f_back
     file, line = frame.f_code.co_filename, frame.f_lineno
     if in_estimator:
-        _warn_once(text, category, file, line)
+        _warn_once(text, category, file, line)  # type: ignore[arg-type]  # a type has a hash
     else:
         warnings.warn_explicit(
             text, category, file, line, registry=frame.f_globals.setdefault("__warningregistry__", {})
