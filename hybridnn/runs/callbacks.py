@@ -16,7 +16,6 @@ import numpy as np
 
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.comm.agreement import agree
-from hybridnn.config.settings import TrainingSettings
 from hybridnn.errors import DataError, EnvironmentProblem, StoppedBySignal
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.runs.folder import RunFolder
@@ -40,6 +39,8 @@ class Checkpoints(Callback):
 
     Parameters
     ----------
+    every : int, str or None
+        Steps between two checkpoints, or seconds as text.
     trainer : Trainer
         Its current step counts as saved: step 0, or that of the checkpoint it was resumed from.
     writer : CheckpointWriter
@@ -51,13 +52,8 @@ class Checkpoints(Callback):
     """
 
     def __init__(
-        self,
-        settings: TrainingSettings,
-        trainer: Trainer,
-        writer: CheckpointWriter,
-        signals: StopSignals,
+        self, every: int | str | None, trainer: Trainer, writer: CheckpointWriter, signals: StopSignals
     ) -> None:
-        every = settings.checkpoint_every
         self._every_seconds = None if every is None else seconds_of(every)
         self._every_steps = every if isinstance(every, int) else None
         self.trainer, self.writer, self._signals = trainer, writer, signals

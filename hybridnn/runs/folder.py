@@ -21,7 +21,6 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from hybridnn.checkpoints.folder import checkpoint_folders
-from hybridnn.config.settings import Settings, to_toml
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.runs.lock import FolderLock
 from hybridnn.runs.records import DivergedRecord, EndRecord, ResumeRecord, RunSummary
@@ -95,9 +94,9 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
                 run._open_history("w")
             return run
 
-    def write_config(self, settings: Settings) -> None:
-        """Write the resolved settings as ``config.toml``, atomically."""
-        self._write(CONFIG, lambda file: file.write((to_toml(settings) + CONFIG_END).encode()))
+    def write_config(self, settings: str) -> None:
+        """Write the resolved settings, which are TOML, as ``config.toml``, atomically."""
+        self._write(CONFIG, lambda file: file.write((settings + CONFIG_END).encode()))
 
     def resume(self, progress: Progress, checkpoint: str) -> None:
         """Continue the history from `checkpoint`: records after its `progress`, and damaged ones, are removed."""

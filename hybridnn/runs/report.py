@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hybridnn._version import __version__
 from hybridnn.comm.hosts import describe_hosts
 from hybridnn.comm.mpi import is_in_process, library_version
-from hybridnn.config.settings import Settings
+from hybridnn.config.settings import Settings, to_toml
 from hybridnn.data import TableEncoding
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.runs.data import PlacedData
@@ -64,7 +64,7 @@ class RunReport(Callback):
         if resumed is not None:
             folder.resume(progress, resumed.checkpoint.path.name)
         folder.append(header)
-        folder.write_config(_with_absolute_paths(self._settings, self._data.encoding))
+        folder.write_config(to_toml(_with_absolute_paths(self._settings, self._data.encoding)))
         if self._data.encoding is not None:
             folder.write_json(TABLE, self._data.encoding.to_dict())
         if self._data.standardizer is not None:  # checkpoints need it too

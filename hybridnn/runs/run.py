@@ -84,7 +84,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         writer = checkpoint_writer(
             trainer, path / CHECKPOINTS, identity, settings.training.keep, training_settings(settings)
         )
-        checkpoints = Checkpoints(settings.training, trainer, writer, signals)
+        checkpoints = Checkpoints(settings.training.checkpoint_every, trainer, writer, signals)
         agree(grid.world, lambda: report.start(resumed))
         first_step = trainer.step
         with _with_resume_advice(path):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridnn.config.settings import Settings, load_settings
+from hybridnn.config.settings import Settings, load_settings, to_toml
 from hybridnn.drawing.learning_curve import linear_ticks, logarithmic_ticks
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.folder import RunFolder
@@ -55,7 +55,7 @@ SUMMARY = RunSummary("folder", [EPOCH], 1.5, "test accuracy", 0.75, 15)
 def test_a_complete_run_can_be_read(tmp_path: Path) -> None:
     weights = {"layers.0.weight": np.arange(6.0).reshape(2, 3), "layers.0.bias": np.zeros(2, np.float32)}
     with RunFolder.create(tmp_path / "run", "digits") as folder:
-        folder.write_config(Settings())
+        folder.write_config(to_toml(Settings()))
         folder.append(STEP)
         line = (folder.path / "history.jsonl").read_text()  # on disk at once
         folder.append(EPOCH)
@@ -80,7 +80,7 @@ def test_a_complete_run_can_be_read(tmp_path: Path) -> None:
 
 def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunFolder.create(tmp_path, "x") as folder:
-        folder.write_config(Settings())
+        folder.write_config(to_toml(Settings()))
         folder.append(STEP)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
@@ -90,7 +90,7 @@ def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monk
     with RunFolder.create(tmp_path, "x", "resume") as folder:
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
-            folder.write_config(Settings())
+            folder.write_config(to_toml(Settings()))
         with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
             folder.resume(Progress(step=0), "step-00000000")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
