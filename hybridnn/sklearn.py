@@ -5,12 +5,10 @@ Parameters that ``sklearn.neural_network`` has too mean the same there. scikit-l
 
 from __future__ import annotations
 
-import sys
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +25,7 @@ from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer, RMSprop
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.training.callbacks import EarlyStopping
 from hybridnn.training.trainer import Trainer
+from hybridnn.utils.caller_warnings import warn_caller
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:
@@ -163,8 +162,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self._keep(trained, reset=True)
         # Processes of a pool leave the warning to the one that reports their scores, and ranks to the first.
         if not trained.stopped and not is_child() and (self._trainer is None or self._trainer.grid.rank == 0):
-            text = f"the training did not converge in max_iter={self.max_iter} epochs"
-            _warn_of_convergence(text, *_line_of_caller())
+            warn_caller(f"the training did not converge in max_iter={self.max_iter} epochs", ConvergenceWarning)
         return self
 
     def _partial_fit(self, X: Any, y: Any, encode_first: Callable[[Array], Array]) -> Self:
@@ -345,19 +343,6 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         """Settings, weights and results, without the ranks: what is unpickled predicts anywhere."""
         state: dict[str, Any] = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_trainer"}
-
-
-def _line_of_caller() -> tuple[str, int]:
-    """File and line of the statement that led to a fit, perhaps through a search or a pipeline of scikit-learn."""
-    frame = sys._getframe(1)
-    while frame.f_globals["__name__"].split(".")[0] in ("hybridnn", "sklearn", "joblib") and frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
-
-
-@cache  # Python shows a warning once for each line, but scikit-learn makes it forget that
-def _warn_of_convergence(text: str, file: str, line: int) -> None:
-    warnings.warn_explicit(text, ConvergenceWarning, file, line)
 
 
 class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]

@@ -10,13 +10,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import UPDATE_BLOCK, Array, Kernels
-from hybridnn.utils.checks import AtLeastZero, BelowOne, Fraction, Positive, require_fields
+from hybridnn.utils.checks import AtLeastZero, BelowOne, Fraction, Positive, must_be_one_of, require_fields, with_advice
+
+OTHER_NAMES = MappingProxyType({"learning_rate": "did you mean lr?"})
+"""Names of other libraries for arguments of optimizers."""
 
 
 @dataclass
@@ -121,6 +125,7 @@ class Optimizer(ABC):
         raise NotImplementedError
 
 
+@with_advice(OTHER_NAMES)
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum; PyTorch's update, with the velocity starting at zero.
@@ -194,6 +199,7 @@ class SGD(Optimizer):
         state.kernels.sgd_prediction(weights, state.slots["velocity"], out, steps * lr)
 
 
+@with_advice(OTHER_NAMES)
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015, Algorithm 1); weight decay is added to the gradient.
@@ -263,6 +269,7 @@ class Adam(Optimizer):
         return lr / (1.0 - beta1**step), sqrt(1.0 - beta2**step), keep
 
 
+@with_advice(OTHER_NAMES)
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, Algorithm 2)."""
@@ -274,6 +281,7 @@ class AdamW(Adam):
     decoupled = True
 
 
+@with_advice(OTHER_NAMES)
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
     """RMSprop (Tieleman and Hinton 2012, lecture 6.5); PyTorch's update.
@@ -316,3 +324,11 @@ class RMSprop(Optimizer):
 
 
 OPTIMIZERS = (SGD, Adam, AdamW, RMSprop)  # the optimizers that settings can name; the first is the default
+
+
+def find_optimizer(name: str) -> Optimizer:
+    """An optimizer of a name, such as ``"adam"``, with its default settings."""
+    kinds = {kind.name: kind for kind in OPTIMIZERS}
+    if name.lower() not in kinds:
+        raise SettingError("optimizer", name, must_be_one_of(kinds))
+    return kinds[name.lower()]()

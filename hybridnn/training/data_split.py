@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,11 @@ from hybridnn.errors import DataError
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.utils.text import counted
+
+LARGE_INPUT = 1e3
+"""Inputs beyond this size are taken for columns that nobody has standardized."""
+
+LOOKED_AT = 1000  # samples that are looked at for them
 
 
 def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> NDArray[np.int64]:
@@ -139,8 +143,21 @@ def without_r2(part: str, task: str, samples: int) -> str:
     return f"the {part} data are a single sample, of which there is no R²: it chooses no epoch and ends no training"
 
 
-def warn_of_constant_targets(rows: Rows) -> None:
-    """Warn the caller of the caller if all samples in arrays have the same target."""
-    if isinstance(rows, ArrayRows) and constant_targets(rows.y).all():
-        value = rows.y[0].tolist()
-        warnings.warn(f"all {rows.samples:,} samples have the target {value}: there is nothing to learn", stacklevel=3)
+def constant_target(rows: Rows) -> str:
+    """That all samples in arrays have the same target, as text; empty if not."""
+    if not isinstance(rows, ArrayRows) or not constant_targets(rows.y).all():
+        return ""
+    return f"all {rows.samples:,} samples have the target {rows.y[0].tolist()}: there is nothing to learn"
+
+
+def large_inputs(rows: Rows) -> str:
+    """That a column of inputs in arrays is far larger than a network can use, as text; empty if not."""
+    if not isinstance(rows, ArrayRows):
+        return ""
+    sample = rows.x[:: -(-rows.samples // LOOKED_AT)]
+    largest = np.abs(sample).max(axis=0)
+    column = int(largest.argmax())
+    if largest[column] <= LARGE_INPUT:
+        return ""
+    advice = "standardize the inputs, or they will hardly be learned: (x - x.mean(axis=0)) / x.std(axis=0)"
+    return f"column {column} of x has inputs beyond {LARGE_INPUT:,.0f}: {advice}"

@@ -286,10 +286,11 @@ class History:
         return picture
 
     def to_frame(self) -> DataFrame:
-        """A row for each epoch, with the attributes of `EpochRecord`, as a DataFrame of pandas."""
+        """A row for each epoch, with the attributes of `EpochRecord`, NaN for None, as a DataFrame of pandas."""
         from pandas import DataFrame
 
-        return DataFrame([asdict(record) for record in self.epochs])
+        rows = [asdict(record) for record in self.epochs]
+        return DataFrame([{name: nan if value is None else value for name, value in row.items()} for row in rows])
 
     def _repr_svg_(self) -> str | None:
         return self.plot().svg() if self.epochs else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybridnn.comm.agreement import agree
@@ -19,10 +20,22 @@ from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.progress import Progress
 from hybridnn.training.records import History
+from hybridnn.utils.checks import nearest
 
 if TYPE_CHECKING:
     from hybridnn.data import Rows
     from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
+
+OTHER_METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        "save": "numpy.savez('weights.npz', **trainer.weights()) writes its weights",
+        "load": "trainer.load_weights(numpy.load('weights.npz')) reads its weights",
+        "score": "did you mean evaluate?",
+        "train": "did you mean fit?",
+        "compile": "Trainer(model, optimizer) is ready to fit",
+    }
+)
+"""What to call in place of methods that other libraries have."""
 
 
 class TrainedNetwork:
@@ -64,7 +77,8 @@ class TrainedNetwork:
         """An option of the training."""
         if name in OPTIONS or name == "schedule":
             return getattr(self.config, name)
-        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+        hint = OTHER_METHODS.get(name) or ("" if name.startswith("_") else nearest(name, (*OPTIONS, *dir(type(self)))))
+        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}" + (f": {hint}" if hint else ""))
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute that is no option of the training: `AttributeError` for those."""

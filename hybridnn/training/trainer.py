@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from math import ceil
+from numbers import Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,19 +18,27 @@ from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
-from hybridnn.nn.optimizers import SGD, Optimizer
+from hybridnn.nn.optimizers import SGD, Optimizer, find_optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.callbacks import Callback
-from hybridnn.training.config import DeviceOptions, TrainConfig
-from hybridnn.training.data_split import DataSplit, epoch_order, minibatches, warn_of_constant_targets, without_r2
+from hybridnn.training.config import OPTIONS, DeviceOptions, TrainConfig
+from hybridnn.training.data_split import (
+    DataSplit,
+    constant_target,
+    epoch_order,
+    large_inputs,
+    minibatches,
+    without_r2,
+)
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.epoch import EpochResult, train_epochs
 from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.progress import Progress, StepPosition
 from hybridnn.training.records import EpochRecord, EvaluationRecord, History, StepRecord
 from hybridnn.training.trained_network import TrainedNetwork
-from hybridnn.utils.checks import require_fields, require_whole
+from hybridnn.utils.caller_warnings import warn_caller
+from hybridnn.utils.checks import require_fields, require_whole, with_advice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,6 +46,29 @@ if TYPE_CHECKING:
     from hybridnn.data import Rows
     from hybridnn.nn.optimizers import OptimizerState
     from hybridnn.parallel.model_chunk import ModelChunk
+
+
+ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("loss", "activation", "residual", "initializer"), "give it to MLP"),
+        **dict.fromkeys(("lr", "learning_rate"), "give it to the optimizer, as in Adam(lr=0.01)"),
+        **dict.fromkeys(("momentum", "weight_decay"), "give it to the optimizer, as in SGD(momentum=0.5)"),
+        **dict.fromkeys(("epochs", "validation", "callbacks", "progress"), "give it to fit"),
+        "validation_data": "give fit validation=(x, y)",
+        "metrics": "epochs have the validation loss, and accuracy or R²",
+    }
+)
+"""What to write in place of arguments of `Trainer` that are none."""
+ADVICE_ON_FIT: Mapping[str, str] = MappingProxyType(
+    {
+        **{name: f"give it to Trainer, as in Trainer(model, {name}=…)" for name in OPTIONS},
+        **{name: text for name, text in ADVICE.items() if "give it to fit" not in text},
+        "validation_data": "did you mean validation?",
+        "validation_split": "give validation=(x, y), samples that are not trained on",
+        "verbose": "did you mean progress?",
+    }
+)
+"""What to write in place of arguments of `Trainer.fit` that are none."""
 
 
 class Trainer(TrainedNetwork):
@@ -47,8 +79,8 @@ class Trainer(TrainedNetwork):
     Parameters
     ----------
     model : MLP
-    optimizer : Optimizer
-        By default `SGD()`.
+    optimizer : Optimizer or str
+        By default `SGD()`; a name, such as ``"adam"``, stands for its default settings.
     grid : ProcessGrid, optional
         By default all ranks of the job as batch ranks.
     device : str, DeviceOptions or TrainingDevice
@@ -77,17 +109,19 @@ class Trainer(TrainedNetwork):
     True
     """
 
+    @with_advice(ADVICE, (*OPTIONS, "schedule"))
     def __init__(
         self,
         model: MLP,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | str | None = None,
         *,
         grid: ProcessGrid | None = None,
         device: str | DeviceOptions | TrainingDevice = "auto",
         initial_weights: Mapping[str, HostArray] | None = None,
         **options: Any,
     ) -> None:
-        config = TrainConfig(model, SGD() if optimizer is None else optimizer, **options)
+        rule = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+        config = TrainConfig(model, SGD() if rule is None else rule, **options)
         config.require_kinds()
         require_fields("output", config, ("stall_seconds",))
         grid = grid if grid is not None else ProcessGrid()
@@ -120,6 +154,7 @@ class Trainer(TrainedNetwork):
     def __repr__(self) -> str:
         return f"<Trainer of {self.model!r} with {self.optimizer!r} on {self.grid!r}, step {self.step}>"
 
+    @with_advice(ADVICE_ON_FIT)
     def fit(
         self,
         x: Any,
@@ -163,6 +198,9 @@ class Trainer(TrainedNetwork):
         """
         if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
             raise SettingError("callbacks", callbacks, "must be a list of callbacks, for example [EarlyStopping()]")
+        if isinstance(validation, Real):
+            allowed = "must be samples and targets, (x, y), or rows of a data set: split them off first"
+            raise SettingError("validation", validation, allowed)
         self._require_same_fit(epochs, callbacks, progress)
         require_whole("training.epochs", epochs, 1)
         asks = progress is None and "IPython" in sys.modules and self.grid.size == 1 and not is_in_process()
@@ -172,9 +210,11 @@ class Trainer(TrainedNetwork):
             callbacks = [*callbacks, ProgressBar(epochs)] if progress or in_notebook() else callbacks
         train, test = self._splits(x, y, validation)
         if y is not None and train.rows is not None and self.grid.rank == 0:
-            warn_of_constant_targets(train.rows)
-            if test is not None and (text := without_r2("validation", test.task, test.samples)):
-                warnings.warn(text, stacklevel=2)
+            doubts = [constant_target(train.rows), large_inputs(train.rows) if self.step == 0 else ""]
+            if test is not None:
+                doubts.append(without_r2("validation", test.task, test.samples))
+            for doubt in filter(None, doubts):
+                warn_caller(doubt)
         per_epoch = ceil(train.samples / self.batch_size)
         self.last_epoch = self.progress.epoch + epochs - 1
         self.last_step = self.step - self.progress.minibatches + epochs * per_epoch

@@ -6,18 +6,22 @@ the setting, the value and what is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
-from functools import cache
+from difflib import get_close_matches
+from functools import cache, wraps
+from inspect import Parameter, signature
 from math import isfinite
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
     from pydantic_core import PydanticCustomError
+
+Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 class Range(NamedTuple):
@@ -219,3 +223,45 @@ def must_be_one_of(choices: Iterable[str]) -> str:
     """``must be 'a', 'b' or 'c'``, for messages."""
     *others, last = map(repr, choices)
     return f"must be {', '.join(others)} or {last}" if others else f"must be {last}"
+
+
+def with_advice(advice: Mapping[str, str], more: Collection[str] = ()) -> Callable[[Called], Called]:
+    """Decorator of a function or of a dataclass, which refuses unknown and missing keywords by a `SettingError`.
+
+    Parameters
+    ----------
+    advice : mapping
+        What to write in place of keywords that are likely to be tried.
+    more : collection of str
+        Keywords that it takes beside those in its signature.
+    """
+
+    def decorate(target: Called) -> Called:
+        called: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+        name = target.__qualname__.removesuffix(".__init__")
+        _, *taken = signature(called).parameters.values()  # after `self`
+        needed = [item.name for item in taken if (item.kind, item.default) == (Parameter.KEYWORD_ONLY, Parameter.empty)]
+        known = [*(item.name for item in taken if item.kind != Parameter.VAR_KEYWORD), *more]
+
+        @wraps(called)
+        def checked(*values: Any, **given: Any) -> Any:
+            for keyword in (keyword for keyword in given if keyword not in known):
+                hint = advice.get(keyword) or nearest(keyword, known) or f"it takes {', '.join(known)}"
+                raise SettingError(keyword, given[keyword], hint, f"{name} takes no argument {keyword!r}: {hint}")
+            for keyword in needed:
+                if keyword not in given:
+                    raise SettingError(keyword, None, "is needed", f"{name} needs the argument {keyword}")
+            return called(*values, **given)
+
+        if not isinstance(target, type):
+            return checked  # type: ignore[return-value]
+        target.__init__ = checked  # type: ignore[misc]
+        return target
+
+    return decorate
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``did you mean …?`` with the most similar name; empty if none is similar."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else ""

@@ -314,6 +314,6 @@ def test_a_method_that_is_set_is_refused_on_one_stage(given: list[str], ranks: i
     for method in ("pipedream", "gpipe"):
         settings = load_settings(None, [f"parallel.{text}" for text in (f"method={method}", *given)])
         with pytest.raises(
-            SettingError, match=rf"^parallel.method = '{method}': needs at least 2 stages, and there is 1"
+            SettingError, match=rf"^parallel.method = '{method}': needs a pipeline of at least 2 stages"
         ):
             with_stages(settings.parallel, ranks)

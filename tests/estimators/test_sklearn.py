@@ -295,8 +295,11 @@ def test_fits_are_silent_unless_they_are_asked_to_speak(
 @pytest.mark.filterwarnings("always::sklearn.exceptions.ConvergenceWarning")
 def test_a_search_of_many_fits_warns_once_at_its_line() -> None:
     with pytest.warns(ConvergenceWarning) as found:
-        GridSearchCV(MLPClassifier(**QUICK), {"learning_rate_init": [0.1, 0.2]}, cv=2).fit(*IRIS)
-    assert [warning.filename for warning in found] == [__file__]
+        GridSearchCV(MLPClassifier(**QUICK), {"learning_rate_init": [0.1, 0.2]}, cv=2).fit(1e4 * IRIS[0], IRIS[1])
+    assert [(warning.filename, warning.category) for warning in found] == [
+        (__file__, UserWarning),
+        (__file__, ConvergenceWarning),
+    ]
 
 
 def test_early_stopping_ends_with_the_best_weights_for_the_validation_part() -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hybridnn import MLP, SGD, Trainer
+from hybridnn import MLP, SGD, Adam, Trainer
+from hybridnn.config.settings import Settings
 from hybridnn.data import as_rows, load_dataset
 from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.in_process import run_ranks
@@ -136,7 +137,7 @@ def test_the_first_rank_warns_of_a_constant_target(ranks: int, kind: str, distri
 
     def fit(comm: Any, targets: Array) -> None:
         it = Trainer(MLP([3, 1 if kind == "a number" else 2]), distribution=distribution)
-        it.fit(x, targets, epochs=1, validation=(x[:1], y[:1]))
+        it.fit(x, targets, epochs=1, validation=(x[:2], y[:2]))
 
     with pytest.warns(UserWarning, match=message) as caught:
         run_ranks(ranks, fit, y)
@@ -144,6 +145,65 @@ def test_the_first_rank_warns_of_a_constant_target(ranks: int, kind: str, distri
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run_ranks(ranks, fit, np.arange(20) % 2 if kind == "labels" else y + x[:, : y.ndim].reshape(y.shape))
+
+
+def test_the_first_fit_warns_of_large_inputs() -> None:
+    x, y = np.random.default_rng(0).normal(size=(2000, 2)), np.arange(2000) % 2
+    it = Trainer(MLP([2, 2]), SGD(lr=1e-12))
+    with pytest.warns(UserWarning, match="column 1 of x has inputs beyond 1,000: standardize") as found:
+        it.fit(x * [1, 2e4], y, epochs=1)
+    assert [warning.filename for warning in found] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        it.fit(x * [1, 2e4], y, epochs=1)
+        Trainer(MLP([2, 2])).fit(255 * np.abs(np.tanh(x)), y, epochs=1)
+
+
+@pytest.mark.parametrize("name", ["sgd", "Adam", "adamw", "rmsprop"])
+def test_the_name_of_an_optimizer_stands_for_its_defaults(name: str) -> None:
+    assert (
+        Trainer(MLP([2, 2]), name).optimizer == Settings.model_validate({"optimizer": {"name": name.lower()}}).optimizer
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: trainer().fit(X, Y), "Trainer.fit needs the argument epochs"),
+        (
+            lambda: trainer().fit(X, Y, epochs=1, batch_size=8),
+            "Trainer.fit takes no argument 'batch_size': give it to Trainer, as in Trainer(model, batch_size=…)",
+        ),
+        (
+            lambda: trainer().fit(X, Y, epochs=1, validation_data=(X, Y)),
+            "Trainer.fit takes no argument 'validation_data': did you mean validation?",
+        ),
+        (lambda: trainer().fit(X, Y, epoch=1), "Trainer.fit takes no argument 'epoch': did you mean epochs?"),
+        (
+            lambda: trainer().fit(X, Y, epochs=1, validation=0.2),
+            "validation = 0.2: must be samples and targets, (x, y), or rows of a data set: split them off first",
+        ),
+        (lambda: Adam(learning_rate=0.1), "Adam takes no argument 'learning_rate': did you mean lr?"),
+        (lambda: SGD(momentun=0.1), "SGD takes no argument 'momentun': did you mean momentum?"),
+        (lambda: SGD(rho=1), "SGD takes no argument 'rho': it takes lr, momentum, dampening, nesterov, weight_decay"),
+        (lambda: Trainer(MLP([2, 2]), loss="mse"), "Trainer takes no argument 'loss': give it to MLP"),
+        (lambda: Trainer(MLP([2, 2]), batchsize=3), "Trainer takes no argument 'batchsize': did you mean batch_size?"),
+    ],
+)
+def test_wrong_arguments_are_one_line_with_advice(wrong: Callable[[], Any], message: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        wrong()
+    assert str(raised.value) == message
+
+
+def test_methods_of_other_libraries_are_named() -> None:
+    for name, words in (
+        ("save", r"numpy.savez\('weights.npz'"),
+        ("evaluat", "did you mean evaluate?"),
+        ("_x", "'_x'$"),
+    ):
+        with pytest.raises(AttributeError, match=f"a Trainer has no attribute '{name}'.*{words}|{words}"):
+            getattr(trainer(), name)
 
 
 @pytest.mark.parametrize(
@@ -296,6 +356,7 @@ def test_the_norms_of_a_diverged_network_are_told_though_their_squares_overflow(
     assert "layer 0: inf" not in str(caught.value), str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:column")
 def test_clipping_works_where_the_squares_of_the_gradient_overflow() -> None:
     # float32: squares above 3.4e38 are infinite, and a scale of clip / infinity would stop the training without a word.
     found, expected = (
