@@ -50,7 +50,7 @@ WRONG = {
     "training.dtype=float16": "training.dtype = 'float16': must be 'float32' or 'float64'",
     "training.clip_norm=0": "training.clip_norm = 0: must be greater than 0",
     "model.hidden=[3,-1]": "model.hidden[1] = -1: must be at least 1",
-    "model.hidden=5": f"model.hidden = 5: {LIST}",
+    "model.hidden=5.5": f"model.hidden = 5.5: {LIST}",
     "model.activation=gelu": "model.activation = 'gelu': must be 'relu', 'identity', 'tanh', 'sigmoid' or 'selu'",
     "data.test_fraction=1": "data.test_fraction = 1: must be less than 1",
     "data.file=3": "data.file = 3: must be text in quotes",
