@@ -35,7 +35,7 @@ def list_data(output_format: OutputFormat = Format.text) -> None:
     if output_format is Format.json:
         write_json([_facts(info) for info in infos])
         return
-    table = new_table(("name", "task"), ("features", "outputs", "train", "test"))
+    table = new_table(("name", "task"), ("features", "outputs", "train", "test"), wraps=True)
     table.add_column("title")
     for info in infos:
         sizes = (info.features, info.outputs, info.train_samples, info.test_samples)

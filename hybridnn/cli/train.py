@@ -155,7 +155,7 @@ def train(
     ] = None,
     lr: Annotated[Override, _setting("optimizer.lr", "Learning rate; other optimizers have others", "RATE")] = None,
     pipeline: Annotated[
-        Override, _setting("parallel.pipeline", "Stages of a pipeline, with --method alone all ranks")
+        Override, _setting("parallel.pipeline", "Pipeline stages, or all ranks if only --method is given")
     ] = None,
     method: Annotated[Override, _setting("parallel.method", "", "NAME", _text, method_names)] = None,
     batch: Annotated[

@@ -459,6 +459,7 @@ def _apply(values: dict[str, Any], text: str) -> None:
     *sections, key = name.strip().split(".")
     if not equals or not sections or not all((*sections, key)):
         near = [known for known in known_names(Settings) if known.partition(".")[2] == key]
+        near += [known for known in known_names(Settings) if known == f"{key}.name"]
         hint = f"; did you mean {near[0]}?" if near and not sections else ""
         raise SettingError("--set", text, OVERRIDE_FORM + hint)
     table = values

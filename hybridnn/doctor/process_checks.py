@@ -158,7 +158,7 @@ def check_clock(
         return warning(f"steps of {format_seconds(finest)}", "too coarse to time layers and messages")
     if date() < EARLIEST_TIME:
         return warning("the date is wrong", "set it: files and downloads rely on it")
-    return ok("goes forward, in steps finer than 10 us")
+    return ok("monotonic, resolution better than 10 us")
 
 
 def free_bytes(path: Path) -> int:

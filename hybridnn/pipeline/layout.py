@@ -76,7 +76,7 @@ class Layout:
         if any(forward.ahead or backward.ahead for forward, backward in reads):
             return "weights predicted"
         if any(forward != backward for forward, backward in reads):
-            return "inconsistent"
+            return "replayed" if METHODS[self.method].recomputes else "inconsistent"
         ages = {full - forward.version for forward, _ in reads}
         return f"stale by {'up to ' * (len(ages) > 1)}{counted(max(ages), 'update')}"
 

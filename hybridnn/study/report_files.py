@@ -38,7 +38,7 @@ BREAKDOWN = (
     "Flatt."
 )
 
-FOLDERS = "Times as fast: seconds per epoch of the first folder that has the point over those of the named one."
+FOLDERS = "Times as fast: time per epoch in the first folder divided by the time in the named one."
 
 FIGURES = (
     "ranks",

@@ -77,8 +77,8 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
     plots: dict[str, tuple[str, Figure]] = {}
     if lines := strong_lines(results):
         plots["strong_scaling"] = (
-            f"Strong scaling: the same work on more ranks. Of several grids the fastest; {INTERVALS}; dashed: "
-            f"predicted; grey: ideal. Speed-up against {baseline_text(results)}.",
+            "Strong scaling: the same work on more ranks. Where several grids ran, the line shows the fastest; "
+            f"{INTERVALS}; dashed: predicted; grey: ideal. Speed-up against {baseline_text(results)}.",
             _draw_strong(lines, compare_points(results)),
         )
     if lines := weak_lines(results):

@@ -289,8 +289,11 @@ def warnings_of(results: StudyResults) -> list[str]:
     warnings += hardware_warnings([cell.run for point in curve for cell in point.cells] for curve in curves)
     warnings += crowding_warnings(cell.run for cell in results.cells)
     warnings += prediction_warnings([cell.run for cell in results.cells])
-    without_base = sum(point.is_timed and point.cells[0].id not in comparisons for point in results.points)
+    without_base = [point for point in results.points if point.is_timed and point.cells[0].id not in comparisons]
     if without_base:
-        points = f"{without_base} of {len(results.points)} points"
-        warnings.append(f"{points} have no speed-up: no finished cell of the baseline has their other values")
+        rows = f"{len(without_base)} of {len(results.points)} rows have no speed-up"
+        name = point_name(results, without_base[0], without=LAYOUT | results.manifest.baseline.keys())
+        warnings.append(
+            f"{rows}: the baseline was not run, or has not finished, with their other values, such as {name}"
+        )
     return [text for text in warnings if text]

@@ -124,6 +124,13 @@ def list_as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _counts_as_tuple(value: object) -> object:
+    """Lists of whole numbers as people type them: ``64,64``, and ``64``."""
+    if isinstance(value, str) and re.fullmatch(r"\d+(\s*,\s*\d+)*", value):
+        return tuple(map(int, value.split(",")))
+    return (value,) if type(value) is int else list_as_tuple(value)
+
+
 def _texts_as_tuple(value: object) -> object:
     """Lists of texts as people type them: ``a,b``, and numbers as their text."""
     if isinstance(value, str):
@@ -160,7 +167,7 @@ def _without_nul(text: str) -> str:
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
 Interval = Annotated[int | str, BeforeValidator(_steps_or_seconds)]
-Counts = Annotated[tuple[Count, ...], BeforeValidator(list_as_tuple)]
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_counts_as_tuple)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_texts_as_tuple)]
 
 

@@ -64,6 +64,7 @@ CASES: dict[str, Case] = {
     "a longer list with blanks": (["--hidden", "32", "16", "8"], ["write lists with commas, as in 64,64"]),
     "a setting with a blank": (["--set", "optimizer.momentum", "0.4"], ["write --set optimizer.momentum=0.4"]),
     "a setting without its section": (["--set", "patience=3"], ["did you mean training.patience?"]),
+    "a section without a key": (["--set", "optimizer=adam"], ["did you mean optimizer.name?"]),
     "a setting as an option": (
         ["--device", "cuda"],
         ["No such option: --device; the setting is --set device.name=VALUE"],
@@ -158,6 +159,18 @@ def test_sizes_may_be_a_list_of_toml(run_hybridnn: Run) -> None:
         code, text, err = run_hybridnn("train", "--hidden", sizes, "--epochs", "1", "--format", "json")
         assert code == 0, err
         assert json.loads(text)["header"]["sizes"][1:-1] == expected
+    for sizes, widths in (("5,4", (5, 4)), ("7", (7,))):
+        assert load_settings(None, [f"model.hidden={sizes}"]).model.hidden == widths
+
+
+def test_a_table_is_described_by_short_options(run_hybridnn: Run) -> None:
+    Path("t.csv").write_text(
+        "id,size,city,sold\n" + "".join(f"{n},{n or ''},{'AB'[n % 2]},{n % 3}\n" for n in range(40))
+    )
+    options = ("--drop", "id", "--missing", "mean", "--categories", "one-hot", "--epochs", "1", "--format", "json")
+    code, text, err = run_hybridnn("train", "--file", "t.csv", "--targets", "sold", *options)
+    assert code == 0, err
+    assert json.loads(text)["header"]["sizes"][0] == 3  # size, city A, city B
 
 
 @pytest.mark.filterwarnings("error")

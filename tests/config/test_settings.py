@@ -50,7 +50,7 @@ WRONG = {
     "training.dtype=float16": "training.dtype = 'float16': must be 'float32' or 'float64'",
     "training.clip_norm=0": "training.clip_norm = 0: must be greater than 0",
     "model.hidden=[3,-1]": "model.hidden[1] = -1: must be at least 1",
-    "model.hidden=5": f"model.hidden = 5: {LIST}",
+    "model.hidden=5.5": f"model.hidden = 5.5: {LIST}",
     "model.activation=gelu": "model.activation = 'gelu': must be 'relu', 'identity', 'tanh', 'sigmoid' or 'selu'",
     "data.test_fraction=1": "data.test_fraction = 1: must be less than 1",
     "data.file=3": "data.file = 3: must be text in quotes",
@@ -314,6 +314,6 @@ def test_a_method_that_is_set_is_refused_on_one_stage(given: list[str], ranks: i
     for method in ("pipedream", "gpipe"):
         settings = load_settings(None, [f"parallel.{text}" for text in (f"method={method}", *given)])
         with pytest.raises(
-            SettingError, match=rf"^parallel.method = '{method}': needs at least 2 stages, and there is 1"
+            SettingError, match=rf"^parallel.method = '{method}': needs a pipeline of at least 2 stages"
         ):
             with_stages(settings.parallel, ranks)

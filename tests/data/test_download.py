@@ -67,6 +67,18 @@ def test_file_on_disk_is_used_as_it_is(
     assert locate(toy(plain()), plain()) == path
 
 
+def test_a_failed_download_is_a_short_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYBRIDNN_CACHE", str(tmp_path))
+
+    def retrieve(*arguments: object, **options: object) -> str:
+        raise ConnectionError("HTTPSConnectionPool(host='x', port=443): Max retries exceeded " * 9)
+
+    monkeypatch.setattr("pooch.retrieve", retrieve)
+    with pytest.raises(DataError, match="no answer; put the file into the folder") as caught:
+        locate(toy(plain()), plain())
+    assert "retries" not in str(caught.value)
+
+
 def test_file_on_disk_with_another_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
     (tmp_path / "toy.txt").write_bytes(b"damaged")

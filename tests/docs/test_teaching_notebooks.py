@@ -47,6 +47,16 @@ print(json.dumps(pictures))
 """A cell that sets every slider to its two ends and prints the number of different pictures."""
 
 
+def test_methods_of_pipelines_are_called_the_same_on_all_pages() -> None:
+    pages = [
+        (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("learn/stale-pipelines.md", "use/pipelines.md")
+    ]
+    rows = [re.findall(r"^\| `(?:fr|vanilla)`.*$", page, re.MULTILINE) for page in pages]
+    for found in rows:
+        for row in found:
+            assert ("replayed" in row, "inconsistent" in row) == ("`fr`" in row, "`vanilla`" in row), row
+
+
 def digits() -> Any:
     return load_dataset("digits").train
 
@@ -175,6 +185,8 @@ def test_stored_notebooks_have_pictures_and_questions() -> None:
             pictured = pictured or any("image/svg+xml" in output.get("data", {}) for output in cell.get("outputs", ()))
             assert pictured or "interactive(" not in "".join(cell["source"]), "sliders before the first picture"
         questions, _, ideas = "".join(cells[-1]["source"]).partition("## What to try")
-        assert 2 <= len(re.findall(r"^\d\. ", questions, re.MULTILINE)) <= 4
+        questions, _, answers = questions.partition("<summary>Answers</summary>")
+        numbered = [re.findall(r"^\d\. ", part, re.MULTILINE) for part in (questions, answers)]
+        assert 2 <= len(numbered[0]) <= 4
+        assert numbered[0] == numbered[1]
         assert len(re.findall(r"^\* ", ideas, re.MULTILINE)) >= 3
-        assert "<details" not in text

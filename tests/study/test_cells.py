@@ -258,9 +258,7 @@ def test_methods_without_a_grid_have_the_ranks_as_stages(plan_of: PlanOf) -> Non
         "ranks-3_method-fr": (3, "fr"),
     }
     assert set(plan.skipped) == {"ranks-1_method-1f1b", "ranks-1_method-fr"}
-    assert plan.skipped["ranks-1_method-fr"].startswith(
-        "parallel.method = 'fr': needs at least 2 stages, and there is 1"
-    )
+    assert plan.skipped["ranks-1_method-fr"].startswith("parallel.method = 'fr': needs a pipeline of at least 2 stages")
 
 
 def test_methods_on_a_grid_of_one_stage_are_left_out(plan_of: PlanOf) -> None:
@@ -286,7 +284,7 @@ def test_methods_on_a_grid_of_one_stage_are_left_out(plan_of: PlanOf) -> None:
         ),
         (
             'axes = {methods = ["fr", "ddg"]}',
-            r"no cell of this study can run: parallel\.method = 'fr': needs at least 2",
+            r"no cell of this study can run: parallel\.method = 'fr': needs a pipeline of at least 2",
         ),
         ("base.training.epoch = 1\naxes = {ranks = [1]}", r"unknown setting training\.epoch"),
         ("axis = {ranks = [1]}", r"axis; did you mean axes\?|axes is missing|axes"),

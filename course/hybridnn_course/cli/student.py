@@ -23,7 +23,20 @@ if TYPE_CHECKING:
     from hybridnn_course.outcome import CheckOutcome, TaskOutcome
     from hybridnn_course.work_folder import WorkFolder
 
-TaskName = Annotated[str, typer.Argument(help="A task of the assignment.", metavar="TASK")]
+
+def _task_names(incomplete: str) -> list[str]:
+    """Tasks of the assignment in the current folder that begin so, for the completion of shells."""
+    from hybridnn.errors import HybridnnError
+    from hybridnn_course.work_folder import WorkFolder
+
+    try:
+        tasks = WorkFolder.open(Path()).assignment.tasks
+    except HybridnnError:
+        return []
+    return [task.name for task in tasks if task.name.startswith(incomplete)]
+
+
+TaskName = Annotated[str, typer.Argument(help="A task of the assignment.", metavar="TASK", autocompletion=_task_names)]
 Folder = Annotated[Path | None, option("Folder of the assignment (default: the current one).", "FOLDER", "--folder")]
 CaseNumber = Annotated[int | None, count("Number of a public case (default: the one with the most ranks).", "--case")]
 CaseRanks = Annotated[int | None, count("Take a public case on N ranks (default: the one on most ranks).", "--ranks")]
@@ -58,7 +71,9 @@ def start(
 
 
 def check(
-    task: Annotated[str | None, typer.Argument(help="A task (default: all).", metavar="TASK")] = None,
+    task: Annotated[
+        str | None, typer.Argument(help="A task (default: all).", metavar="TASK", autocompletion=_task_names)
+    ] = None,
     folder: Folder = None,
     watch: Annotated[bool, typer.Option("--watch", help="Check again after every change of a file.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only the points.")] = False,

@@ -267,8 +267,8 @@ def find_method(name: object) -> Method:
 
 def too_few_stages(method: str) -> SettingError:
     """The error of an asynchronous method on one stage, where training would not be asynchronous."""
-    more = "start it on more ranks, for example with -n 2, with parallel.pipeline at least 2 where that is set"
-    return SettingError("parallel.method", method, f"needs at least 2 stages, and there is 1: {more}")
+    advice = "use -n 2 or more, and parallel.pipeline = 2 or more, if it is set"
+    return SettingError("parallel.method", method, f"needs a pipeline of at least 2 stages: {advice}")
 
 
 def make_schedule(
