@@ -730,8 +730,9 @@ def _target_advice(column: Column, table: DataFrame) -> str:
 
 
 def _has_decimals(column: Column, table: DataFrame, encoding: TableEncoding) -> bool:
-    """Whether numbers have decimals, as those of a regression."""
-    if (column.numbers != np.rint(column.numbers)).any():
+    """Whether numbers have decimals or separators of thousands, as those of a regression."""
+    thousands = encoding.numbers.thousands
+    if (column.numbers != np.rint(column.numbers)).any() or (thousands and any(thousands in t for t in column.texts)):
         return True
     series = table[column.name]
     if is_native(series):  # pandas makes whole numbers floats where values are missing
@@ -742,6 +743,11 @@ def _has_decimals(column: Column, table: DataFrame, encoding: TableEncoding) -> 
 def _regression_problem(column: Column) -> Problem:
     problem = _not_numbers(column)
     return problem._replace(text=f"regression needs numbers as targets; {problem.text}")
+
+
+def _are_too_many(classes: int, rows: int) -> bool:
+    """Whether most values of a target differ."""
+    return rows >= FEW_ROWS and classes > rows // 2
 
 
 def _label_problem(column: Column, classes: Sequence[str], task: Task | None, options: TableOptions) -> Problem | None:
@@ -762,10 +768,10 @@ def _label_problem(column: Column, classes: Sequence[str], task: Task | None, op
         largest = column.numbers[np.abs(column.numbers).argmax()] if column.numbers.size else 0
         if abs(largest) >= EXACT:
             return Problem(f"{name} has the label {largest:.0f}", "it is too large")
-        if task is None and len(classes) > max(FEW_CLASSES, rows // 4):
+        if task is None and (len(classes) > max(FEW_CLASSES, rows // 4) or _are_too_many(len(classes), rows)):
             how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
             return Problem(f"{name} has {len(classes):,} different whole numbers in {rows:,} rows", how)
-    elif task is None and rows >= FEW_ROWS and len(classes) > max(2, rows // 2):
+    elif task is None and _are_too_many(len(classes), rows):
         how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"
         return Problem(f"{name} has {len(classes):,} different texts in {rows:,} rows", how)
     if len(classes) < 2:

@@ -269,11 +269,8 @@ def _reason(table: DataFrame, encoding: TableEncoding, targets: Sequence[str], t
     elif task == "regression":
         why = LOSS_DECIDES
     else:
-        why = (
-            f"{targets[0]} holds dates"
-            if encoding.kinds.get(targets[0]) == "date"
-            else f"{targets[0]} has decimal points"
-        )
+        holds = "holds dates" if encoding.kinds.get(targets[0]) == "date" else "has decimal points"
+        why = f"{targets[0]} {holds}{' or thousands' if encoding.numbers.thousands else ''}"
     return f"regression: {why}{left}"
 
 

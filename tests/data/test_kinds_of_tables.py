@@ -106,6 +106,11 @@ def test_labels_keep_their_text(tmp_path: Path) -> None:
     assert data.encoding.categories == {"zip": ("99", "01234")}
 
 
+def test_a_target_with_separators_of_thousands_is_a_quantity(tmp_path: Path) -> None:
+    data = load_file(table(tmp_path, rows("a;y", "1;2,400", "2;3,600")), "y", options=TableOptions(thousands=","))
+    assert (data.task, data.train.y[:2, 0].tolist()) == ("regression", [2400, 3600])  # type: ignore[attr-defined]
+
+
 def test_words_for_missing_values_are_extended(tmp_path: Path) -> None:
     text = rows("hp,y", "60,p", "-999,q", times=6) + rows("61,q", "?,p")
     options = TableOptions(missing_words=("?", "-999"), missing="mean")
@@ -149,6 +154,10 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "None": (
         rows("a,y", "1,None", "2,Major", "3,Minor"),
         "if 'None' is a class, set data.missing_words = \"not None\"",
+    ),
+    "numbers that differ": (
+        rows("a,y", "#,1#", times=20),
+        "20 different whole numbers in 20 rows; set model.loss to mse",
     ),
     "no header": (rows("5.1,3.5,setosa", "4.9,3.0,virginica"), "the first line holds numbers .* data.header to false"),
     "zeros as header": (rows("0,0,0,7", "1,2,0,4"), "the first line holds numbers .* data.header to false"),
