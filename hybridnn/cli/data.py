@@ -84,13 +84,14 @@ def check_data(
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Show what every column of a table holds and becomes, and the settings with which the table can be used."""
-    from hybridnn.config.settings import load_settings
+    from hybridnn.config.settings import TABLE_OPTIONS, load_settings
     from hybridnn.data.table_check import check_table
-    from hybridnn.data.table_encoding import options_text
+    from hybridnn.data.table_encoding import Problem, options_text, settings_of
     from hybridnn.utils.text import command_argument
 
     with first_rank_alone():
-        overrides = [f"data.file={to_json(str(file))}", f"data.targets={to_json(targets)}", *(set_ or ())]
+        overrides = [f"data.file={to_json(str(file))}", *(set_ or ())]
+        overrides += [f"data.targets={to_json(targets)}"] if targets else []
         settings = load_settings(None, overrides)
         data = settings.data
         found = check_table(
@@ -111,11 +112,14 @@ def check_data(
     lines += [("note", note) for note in found.notes]
     lines += [("problem", f"{problem.text}; {problem.advice}") for problem in found.problems]
     console.print(new_grid(lines))
-    changes = " ".join(f"--set {command_argument(text)}" for text in set_ or ())
+    given: dict[str, str | list[str]] = {
+        key: list(value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in data.model_dump(include={*TABLE_OPTIONS}, exclude_defaults=True).items()
+    }
     command = ["hybridnn train --file", command_argument(file), f"--targets {','.join(data.targets) or 'NAME'}"]
-    command += [changes] if changes else []
-    command += [options_text(found.settings)] if found.settings else []
-    print(" ".join(command))
+    command.append(options_text(settings_of([Problem("", "", given), *found.problems])))
+    command += [f"--set {command_argument(text)}" for text in set_ or () if not text.startswith("data.")]
+    print(" ".join(filter(None, command)))
 
 
 def _facts(info: DatasetInfo) -> dict[str, object]:

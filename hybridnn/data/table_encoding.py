@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -17,7 +18,7 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.text import command_argument, counted, printable, to_json
 
 from .rows import Task
-from .table_file import NAMES_SHOWN, TableOptions, as_names, column_list, require_columns
+from .table_file import NAMES_SHOWN, TableOptions, as_names, column_list, named_frame, require_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -26,6 +27,7 @@ EXACT = 2**53  # from here on, float64 does not represent all integers
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
 FEW_CLASSES = 50  # different whole numbers that are taken for labels in any table
 MOST_ODD = 0.2  # share of the cells of a column of numbers that may be something else, by mistake
+MOST_ODD_TARGETS = 0.5
 FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
 
 Floats = NDArray[np.float64]
@@ -84,7 +86,11 @@ def decide_numbers(texts: Iterable[str], options: TableOptions) -> tuple[Numbers
     scores = [sum(form.pattern.fullmatch(text) is not None for text in unsure) for form in forms]
     best = [form for form, score in zip(forms, scores, strict=True) if score == max(scores)]
     is_unsure = len({form.decimal for form in best}) > 1 and best[0].thousands == ","
-    return best[0], next((text for text in unsure if "," in text), "") if is_unsure else ""
+    grouped = [text for text in unsure if Numbers(".", ",").pattern.fullmatch(text) and "," in text]
+    if best[0].decimal == "," and options.decimal == options.thousands == "auto":
+        # a few other cells among those that look like thousands
+        is_unsure = 0 < 10 * (sum("," in text for text in unsure) - len(grouped)) < len(grouped)
+    return best[0], next(iter(grouped), "") if is_unsure else ""
 
 
 class EncodedTable(NamedTuple):
@@ -100,7 +106,7 @@ class Problem(NamedTuple):
 
     text: str
     advice: str
-    settings: Mapping[str, str | list[str]] = {}  # keys of [data] that solve it
+    settings: Mapping[str, str | list[str]] = {}  # keys of [data], or with their section, that solve it
 
 
 class Column(NamedTuple):
@@ -150,6 +156,8 @@ class TableEncoding:
         Input columns, in order.
     targets : tuple of str
         Target columns.
+    key : str
+        A first column that is no input or target and identifies the rows, or an empty text.
     classes : tuple of str
         Names of the classes, label 0 first; empty for regression.
     categories : mapping of str to tuple of str
@@ -165,6 +173,7 @@ class TableEncoding:
 
     columns: tuple[str, ...]
     targets: tuple[str, ...] = ()
+    key: str = ""
     classes: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kinds: Mapping[str, Kind] = field(default_factory=dict)
@@ -200,6 +209,8 @@ class TableEncoding:
             Target columns, in place of `targets`; empty for samples without targets.
         """
         names = self.targets if targets is None else as_names(targets)
+        if not all(isinstance(name, str) for name in table.columns):
+            table = named_frame(table, called)
         require_columns(called, table, self.columns, "which the inputs need")
         require_columns(called, table, names, "which holds targets")
         x = self._inputs(table, called)
@@ -262,15 +273,18 @@ class TableEncoding:
 
     def _numbers_of(self, table: DataFrame, names: Sequence[str], called: str) -> Floats:
         """Columns of numbers, truth values and dates, shape (rows, columns), with NaN for missing values."""
-        if (block := _plain_numbers(table, names, self.numbers)) is not None:
+        words = self.options.words
+        of_cells = {*self.kinds} & {*names}
+        if not of_cells and (block := _plain_numbers(table, names, self.numbers, words)) is not None:
             return block
         values = np.empty((len(table), len(names)), order="F")
         problems = []
         for number, name in enumerate(names):
-            if (one := _plain_numbers(table, [name], self.numbers)) is not None:
+            is_number = name not in of_cells or (self.kinds[name] == "truth" and table[name].dtype.kind == "b")
+            if is_number and (one := _plain_numbers(table, [name], self.numbers, words)) is not None:
                 values[:, number] = one[:, 0]
                 continue
-            column = read_column(table[name], self.options.words, self.numbers, called, self.kinds.get(name, "number"))
+            column = read_column(table[name], words, self.numbers, called, self.kinds.get(name, "number"))
             if column.odd()[0]:
                 problems.append(_not_numbers(column))
             values[:, number] = column.values
@@ -291,7 +305,8 @@ class TableEncoding:
         """The place of each row's value among `values`, -1 for missing values; `DataError` for unknown ones, or -2."""
         column = read_column(table[name], self.options.words, self.numbers, called, "text")
         place = {value: number for number, value in enumerate(values)}
-        texts = [_label_text(text, self.numbers) for text in column.texts]
+        are_numbers = name not in self.categories and all(self.numbers.parse(value) is not None for value in values)
+        texts = [_label_text(text, self.numbers) if are_numbers else text for text in column.texts]
         found = np.array([*(place.get(text, -2) for text in texts), -1], np.int64)[column.codes]
         unknown = sorted({text for text in texts if text not in place})
         if unknown and not unknown_is_zero:
@@ -381,6 +396,8 @@ def read_column(
         raise DataError(f"{called}: column {name!r} holds objects that cannot be compared: {error}") from None
     texts = [_cell_text(cell) for cell in cells]
     distinct = [text for text in dict.fromkeys(texts) if text not in words]
+    if kind != "text" and (missing := _numbers_among(words, numbers)):
+        distinct = [text for text in distinct if numbers.parse(text) not in missing]
     place = {text: number for number, text in enumerate(distinct)}
     places = np.array([*(place.get(text, -1) for text in texts), -1], np.int64)[codes]
     if kind is None and isinstance(column.dtype, pandas.CategoricalDtype):
@@ -392,7 +409,8 @@ def read_column(
 def _cell_text(cell: object) -> str:
     """A cell as text; whole numbers have no decimal point, and times are in ISO's form."""
     if isinstance(cell, str):
-        return cell.strip()
+        text = cell.strip()
+        return text if text.isascii() else unicodedata.normalize("NFC", text)
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return cell.isoformat() if isinstance(cell, datetime) else str(cell).strip()
@@ -433,8 +451,25 @@ def _label_text(text: str, numbers: Numbers) -> str:
     return text
 
 
-def _plain_numbers(table: DataFrame, names: Sequence[str], numbers: Numbers) -> Floats | None:
-    """Some columns, shape (rows, columns), if all are numbers by dtype, or texts of plain numbers; else None."""
+def _plain_numbers(table: DataFrame, names: Sequence[str], numbers: Numbers, words: frozenset[str]) -> Floats | None:
+    """Some columns, shape (rows, columns), if all are numbers by dtype, or texts of plain numbers; else None.
+
+    Numbers that `words` call missing are NaN.
+    """
+    found = _as_floats(table, names, numbers)
+    if found is not None:
+        for value in _numbers_among(words, numbers):
+            found = np.where(found == value, np.nan, found)
+    return found
+
+
+def _numbers_among(words: frozenset[str], numbers: Numbers) -> list[float]:
+    """The words that are numbers, such as ``-999``."""
+    return [value for value in map(numbers.parse, words) if value is not None]
+
+
+def _as_floats(table: DataFrame, names: Sequence[str], numbers: Numbers) -> Floats | None:
+    """As `_plain_numbers`, but for the words."""
     dtypes = table.dtypes.to_numpy()
     kinds = {dtype.kind for dtype in dtypes}
     if len(kinds) > 1:
@@ -510,8 +545,11 @@ def settings_of(problems: Sequence[Problem]) -> dict[str, str | list[str]]:
 
 def options_text(settings: Mapping[str, str | list[str]]) -> str:
     """Settings of ``[data]`` as options of a command."""
-    texts = {key: value if isinstance(value, str) else _list_text(value) for key, value in settings.items()}
-    return " ".join(f"--set {command_argument(f'data.{key}={text}')}" for key, text in texts.items())
+    texts = {
+        key if "." in key else f"data.{key}": value if isinstance(value, str) else _list_text(value)
+        for key, value in settings.items()
+    }
+    return " ".join(f"--set {command_argument(f'{key}={text}')}" for key, text in texts.items())
 
 
 def _list_text(values: Sequence[str]) -> str:
@@ -522,10 +560,9 @@ def _list_text(values: Sequence[str]) -> str:
 def column_problem(column: Column, options: TableOptions) -> Problem | None:
     """Why an input column cannot be used with these options, or None."""
     if column.kind == "text":
-        if column.name not in options.text_columns and _is_mostly_numbers(column):
-            return _not_numbers(column)
-        if options.categories != "one-hot" or len(column.texts) > MOST_CATEGORIES:
-            return _text_column(column)
+        problem = _text_column(column, is_stated=column.name in options.text_columns)
+        if options.categories != "one-hot" or problem.settings != USUAL_TEXT:
+            return problem
     if column.missing and options.missing == "error":
         row = int((column.codes < 0).argmax()) + 1
         shown = (
@@ -535,11 +572,11 @@ def column_problem(column: Column, options: TableOptions) -> Problem | None:
     return None
 
 
-def _is_mostly_numbers(column: Column) -> bool:
-    """Whether a column of text is one of numbers with some other cells; leading zeros are those of codes."""
+def _is_mostly_numbers(column: Column, odd: float = MOST_ODD) -> bool:
+    """Whether a column of text is one of numbers but for a share `odd` of its cells; leading zeros are of codes."""
     if any(re.match(r"0\d", text) for text in column.texts):
         return False
-    return column.odd()[0] <= MOST_ODD * (len(column.codes) - column.missing)
+    return column.odd()[0] <= odd * (len(column.codes) - column.missing)
 
 
 def _not_numbers(column: Column) -> Problem:
@@ -550,7 +587,7 @@ def _not_numbers(column: Column) -> Problem:
     shown = f"{name}: {cells} ({printable(repr(texts[0]), 40)} in row {row + 1:,})"
     if advice := _sign_advice(texts):
         return Problem(shown, advice)
-    if not _is_mostly_numbers(column):
+    if not _is_mostly_numbers(column, MOST_ODD_TARGETS):
         return Problem(shown, "the column must hold numbers")
     if len(texts) > 5 or any(letter.isdigit() for text in texts for letter in text):
         return Problem(shown, "correct these cells, or add the column to data.text_columns if it holds codes")
@@ -565,9 +602,10 @@ def _sign_advice(texts: Sequence[str]) -> str:
     for signs, advice in _SIGNS.items():
         signed = [text for text in texts if any(sign in text for sign in signs)]
         bare = [text.translate(dict.fromkeys(map(ord, signs))).strip() for text in signed]
-        if 2 * sum(Numbers().parse(text) is not None for text in bare) >= len(texts):
+        forms = Numbers(), Numbers(".", ","), Numbers(",", ".")
+        if 2 * sum(any(form.parse(text) is not None for form in forms) for text in bare) >= len(texts):
             return advice
-    if any(Numbers(",").pattern.fullmatch(text) for text in texts):
+    if any("," in text and Numbers(",").pattern.fullmatch(text) for text in texts):
         return 'numbers with decimal commas are read with data.decimal = ",", and then all must have them'
     return ""
 
@@ -575,11 +613,18 @@ def _sign_advice(texts: Sequence[str]) -> str:
 _SIGNS = {
     "%\u2030": "numbers must have no percent signs: remove them from the column",
     "$\u20ac\u00a3\u00a5": "numbers must have no currency signs: remove them from the column",
-    "\u00a0\u202f": 'a space between digits is no part of a number; set data.thousands = " " if it separates thousands',
+    " \u00a0\u202f": 'a number must have no spaces; set data.thousands = " " if they separate thousands',
+    "'": 'a number must have no apostrophes; set data.thousands = "\'" if they separate thousands',
 }
 
 
-def _text_column(column: Column) -> Problem:
+USUAL_TEXT = {"categories": "one-hot"}
+
+
+def _text_column(column: Column, *, is_stated: bool) -> Problem:
+    """What to do about a column of text; codes, ids and the like only if `data.text_columns` has it."""
+    if not is_stated and _is_mostly_numbers(column):
+        return _not_numbers(column)
     rows, texts = len(column.codes) - column.missing, column.texts
     count, first, odd = column.odd()
     if not count:  # codes, such as postcodes
@@ -587,14 +632,16 @@ def _text_column(column: Column) -> Problem:
     example = f"{printable(repr(odd[0]), 40)} in row {first + 1:,}"
     shown = f"text in {printable(column.name, 40)} ({counted(count, 'row')}, {example})"
     drop = {"drop_columns": [column.name]}
-    if advice := _sign_advice(odd):
+    if not is_stated and (advice := _sign_advice(odd)):
         return Problem(shown, advice)
-    if all(OTHER_DATE.fullmatch(text) for text in texts):
+    if not is_stated and all(OTHER_DATE.fullmatch(text) for text in texts):
         return Problem(shown, "dates must be written as 2020-12-31, or left out with data.drop_columns", drop)
-    if len(texts) > MOST_CATEGORIES or (rows >= FEW_ROWS and 2 * len(texts) > rows):
+    if len(texts) > MOST_CATEGORIES or (not is_stated and _are_too_many(len(texts), rows)):
         why = f"{len(texts):,} different values in {rows:,} rows, as of an id"
-        return Problem(f"{shown[:-1]}, {why})", "leave it out with data.drop_columns", drop)
-    return Problem(shown, TEXT_ADVICE, {"categories": "one-hot"})
+        how = "leave it out with data.drop_columns"
+        how += "" if is_stated else ", or add it to data.text_columns to make an input of each value"
+        return Problem(f"{shown[:-1]}, {why})", how, drop)
+    return Problem(shown, TEXT_ADVICE, USUAL_TEXT)
 
 
 # -- fitting -----------------------------------------------------------------------------------------------------------
@@ -612,6 +659,7 @@ class Examination(NamedTuple):
     encoding: TableEncoding
     columns: dict[str, Column]
     problems: list[Problem]
+    frame: DataFrame  # the table with its columns of numbers as floats
 
 
 def examine(
@@ -632,7 +680,8 @@ def examine(
         By default, one target column of text, truth values or whole numbers holds labels.
     """
     words = options.words
-    unread = _not_plain(table, [*columns, *(targets if len(targets) > 1 else ())], options)
+    require_columns(called, table, options.text_columns, "which data.text_columns names")
+    plain, unread = _plain_parts(table, [*columns, *(targets if len(targets) > 1 else ())], options)
     unread += [name for name in targets if name not in unread]
     unread += [name for name in columns if name in options.text_columns and name not in unread]
     given: dict[str, Kind] = dict.fromkeys(options.text_columns, "text")
@@ -656,27 +705,50 @@ def examine(
     dtypes = zip(table.columns, table.dtypes, strict=True)
     kinds |= dict.fromkeys((name for name, dtype in dtypes if dtype.kind == "b" and name in inputs_wanted), "truth")
     categories = {column.name: _sorted(column.texts) for column in inputs if column.kind == "text"}
-    encoding = TableEncoding(tuple(columns), tuple(targets), (), categories, kinds, options=known)
+    encoding = TableEncoding(
+        tuple(columns), tuple(targets), _key(table, columns, targets), (), categories, kinds, options=known
+    )
+    of_numbers = {column.name: column.values for column in inputs if column.kind == "number"}
+    if numbers == Numbers():
+        of_numbers |= {name: block[:, n] for names, block in plain for n, name in enumerate(names) if name not in found}
+    floats = {name: of_numbers[name] for name in columns if name in of_numbers and name not in kinds}
+    frame = _with_floats(table, floats)
     if not targets:
-        return Examination(encoding, found, problems)
+        return Examination(encoding, found, problems, frame)
     classes, more = _fit_classes([found[name] for name in targets], table, task, encoding)
-    return Examination(replace(encoding, classes=classes), found, problems + more)
+    return Examination(replace(encoding, classes=classes), found, problems + more, frame)
 
 
-def _not_plain(table: DataFrame, names: Sequence[str], options: TableOptions) -> list[str]:
-    """The columns that are not numbers alone, found by halving."""
+def _key(table: DataFrame, columns: Sequence[str], targets: Sequence[str]) -> str:
+    first = str(table.columns[0])
+    return first if first not in {*columns, *targets} and table[first].is_unique else ""
+
+
+def _with_floats(table: DataFrame, columns: Mapping[str, Floats]) -> DataFrame:
+    """The table with some columns replaced, which come first."""
+    import pandas
+
+    values = np.column_stack(list(columns.values())) if columns else np.empty((len(table), 0))
+    floats = pandas.DataFrame(values, table.index, pandas.Index(list(columns), dtype=object))
+    return pandas.concat([floats, table.loc[:, ~table.columns.isin(list(columns))]], axis=1)
+
+
+Parts = list[tuple[Sequence[str], Floats]]
+"""Names of columns, and their numbers, shape (rows, columns)."""
+
+
+def _plain_parts(table: DataFrame, names: Sequence[str], options: TableOptions) -> tuple[Parts, list[str]]:
+    """The columns that are numbers alone, and the names of the others, found by halving."""
     plain = Numbers() if options.decimal in ("auto", ".") else Numbers(options.decimal)
-    if not names or _is_plain(_plain_numbers(table, names, plain)):
-        return []
-    if len(names) == 1:
-        return list(names)
+    values = _plain_numbers(table, names, plain, options.words) if names else None
+    if values is not None and not np.isnan(values).any():
+        return [(names, values)], []
+    if len(names) <= 1:
+        return [], list(names)
     half = len(names) // 2
     few = table[list(names)] if 2 * len(names) <= table.shape[1] else table
-    return _not_plain(few, names[:half], options) + _not_plain(few, names[half:], options)
-
-
-def _is_plain(values: Floats | None) -> bool:
-    return values is not None and not np.isnan(values).any()
+    first, second = _plain_parts(few, names[:half], options), _plain_parts(few, names[half:], options)
+    return first[0] + second[0], first[1] + second[1]
 
 
 def _sorted(texts: Iterable[str]) -> tuple[str, ...]:
@@ -715,7 +787,8 @@ def _fit_classes(
     column = targets[0]
     if task is None and (column.kind == "date" or (column.kind == "number" and _has_decimals(column, table, encoding))):
         return (), problems
-    classes = _sorted(_label_text(text, encoding.numbers) for text in column.texts)
+    is_number = column.kind == "number"
+    classes = _sorted(_label_text(text, encoding.numbers) if is_number else text for text in column.texts)
     problem = _label_problem(column, classes, task, options)
     return classes, [*problems, problem] if problem else problems
 
@@ -753,12 +826,8 @@ def _are_too_many(classes: int, rows: int) -> bool:
 def _label_problem(column: Column, classes: Sequence[str], task: Task | None, options: TableOptions) -> Problem | None:
     """Why a column cannot hold labels."""
     name, rows = f"column {column.name!r}", len(column.codes) - column.missing
-    if (
-        column.kind == "text"
-        and task is None
-        and column.name not in options.text_columns
-        and _is_mostly_numbers(column)
-    ):
+    is_free = column.kind == "text" and task is None and column.name not in options.text_columns
+    if is_free and (_is_mostly_numbers(column, MOST_ODD_TARGETS) or _sign_advice(column.texts)):
         problem = _not_numbers(column)
         return problem._replace(settings={**problem.settings, "missing_targets": "drop"} if problem.settings else {})
     if column.kind == "number":
@@ -770,7 +839,8 @@ def _label_problem(column: Column, classes: Sequence[str], task: Task | None, op
             return Problem(f"{name} has the label {largest:.0f}", "it is too large")
         if task is None and (len(classes) > max(FEW_CLASSES, rows // 4) or _are_too_many(len(classes), rows)):
             how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
-            return Problem(f"{name} has {len(classes):,} different whole numbers in {rows:,} rows", how)
+            shown = f"{name} has {len(classes):,} different whole numbers in {rows:,} rows"
+            return Problem(shown, how, {"model.loss": "mse"})
     elif task is None and _are_too_many(len(classes), rows):
         how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"
         return Problem(f"{name} has {len(classes):,} different texts in {rows:,} rows", how)

@@ -158,12 +158,17 @@ def column_list(names: Sequence[str]) -> str:
     return f"{shown} and {more:,} more" if more > 0 else shown or "none"
 
 
-def read_table(path: Path, options: TableOptions | None = None) -> Table:
+def read_table(path: Path, options: TableOptions | None = None, *, is_known: bool = False) -> Table:
     """Read a ``.csv`` or ``.parquet`` file.
 
     The separator is that of `SEPARATORS` which divides all of the first lines into the same number of cells.
 
     Raises `DataError`: the file cannot be read, is no table, or its columns have no names or equal ones.
+
+    Parameters
+    ----------
+    is_known : bool
+        The options are those of a table that was read: a single row may have a name.
     """
     called, options = shown_path(path), options or TableOptions()
     try:
@@ -171,7 +176,7 @@ def read_table(path: Path, options: TableOptions | None = None) -> Table:
             _require_memory(called, file)
             if path.suffix == ".parquet":
                 return Table(_read_parquet(called, file), options)
-            return _read_csv(called, file, options)
+            return _read_csv(called, file, options, is_known)
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
     except UnicodeError as error:
@@ -210,16 +215,16 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
 # -- text of columns ---------------------------------------------------------------------------------------------------
 
 
-def _read_csv(called: str, file: io.BufferedReader, options: TableOptions) -> Table:
+def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, is_known: bool) -> Table:
     start = file.read(4)
     file.seek(0)
-    marked = next((encoding for mark, encoding in MARKS.items() if start.startswith(mark)), "utf-8")
-    options = replace(options, encoding=marked if options.encoding == "auto" else options.encoding)
-    with io.TextIOWrapper(file, encoding=options.encoding, newline="") as text:
+    given = "utf-8" if options.encoding == "auto" else options.encoding
+    encoding = next((encoding for mark, encoding in MARKS.items() if start.startswith(mark)), given)
+    with io.TextIOWrapper(file, encoding=encoding, newline="") as text:
         lines = options.skip_lines
         for _ in range(options.skip_lines):
             text.readline(LINE_CHARACTERS)
-        has_header = options.header is not False and not options.names
+        has_header = options.header is True or (options.header == "auto" and not options.names)
         first = _record(called, text) if has_header else ""
         if found := re.fullmatch(r'"?sep=(.)"?\s*', first):  # Excel announces the separator so
             options = replace(options, separator=found[1]) if options.separator == "auto" else options
@@ -238,11 +243,16 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions) -> Ta
         wanted = options.names or [f"column {number + 1}" for number in range(table.shape[1])]
         if len(wanted) != table.shape[1]:
             raise SettingError("data.names", list(wanted)[:NAMES_SHOWN], f"{called} has {table.shape[1]} columns")
+        if options.header == "auto" and _names_columns(table):
+            how = "set data.header to true to replace these names, or to false if it is data"
+            raise DataError(f"{called}: the first line seems to name the columns; {how}")
         return Table(_renamed(table, wanted), options)
     if options.header == "auto" and _are_data(names):
         how = "set data.header to false if these are data, and columns get numbered names, or to true if they are names"
         raise DataError(f"{called}: the first line holds numbers ({column_list(names)}); {how}")
-    frame, notes = _with_names(called, table, names, separator, hint)
+    if options.names and len(options.names) != len(names):
+        raise SettingError("data.names", list(options.names)[:NAMES_SHOWN], f"{called} has {len(names)} columns")
+    frame, notes = _with_names(called, table, list(options.names or names), separator, hint, is_known)
     _require_names(called, list(frame.columns), hint)
     return Table(frame, options, notes)
 
@@ -254,9 +264,22 @@ def _record(called: str, text: io.TextIOWrapper) -> str:
         record += line
         if len(record) >= LINE_CHARACTERS:
             raise DataError(f"{called}, line 1: longer than {LINE_CHARACTERS:,} characters")
-        if record.count('"') % 2 == 0:
+        if not _is_open(record):
             break
     return record
+
+
+def _is_open(record: str) -> bool:
+    """Whether a quoted cell goes on in the next line: a quotation mark quotes at the beginning of a cell only."""
+    is_open = False
+    for mark in re.finditer(r'"+', record):
+        if is_open:
+            is_open = len(mark[0]) % 2 == 0
+        elif mark.start() == 0 or not (record[mark.start() - 1].isalnum() or record[mark.start() - 1] in ")]%'"):
+            before = record[: mark.start()].rstrip(" ")
+            starts_cell = not before or not before[-1].isalnum()
+            is_open = starts_cell and len(mark[0]) % 2 == 1
+    return is_open
 
 
 def _header(
@@ -329,14 +352,14 @@ def _read_rows(
 
 
 def _with_names(
-    called: str, table: DataFrame, names: list[str], separator: str, hint: str
+    called: str, table: DataFrame, names: list[str], separator: str, hint: str, is_known: bool
 ) -> tuple[DataFrame, tuple[str, ...]]:
     """The table with its names, without a column of row names or empty last column, and a line about each of these."""
     columns, notes = table.shape[1], list[str]()
     if len(names) == columns - 1 and names[-1]:
         if _is_empty(table, columns - 1):
             names, notes = [*names, ""], []
-        elif table[0].is_unique and len(table) > 1:  # as R writes row names
+        elif table[0].is_unique and (len(table) > 1 or is_known):  # as R writes row names
             names = ["", *names]
     if len(names) != columns:
         which = f"its columns are separated by {separator!r}"
@@ -373,6 +396,14 @@ def _are_data(names: Sequence[str]) -> bool:
     numbers = [float(text) for text in (name.replace(",", ".") for name in names) if number.fullmatch(text)]
     is_count = len(numbers) > 1 and sorted(numbers) == [min(numbers) + number for number in range(len(numbers))]
     return 2 * len(numbers) >= len(names) > 0 and not is_count
+
+
+def _names_columns(table: DataFrame) -> bool:
+    """Whether the first row has no number, and a column below it nothing else."""
+    number = r"[+-]?[\d.,]+"
+    first, rest = table.iloc[0].astype(str), table.iloc[1:50].astype(str)
+    is_text = not first.str.fullmatch(number).any()
+    return is_text and len(rest) > 0 and any(rest[name].str.fullmatch(number).all() for name in rest)
 
 
 def _header_hint(records: Sequence[Sequence[str]]) -> str:

@@ -36,6 +36,8 @@ TABLES = (".csv", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
 ENDINGS = "the name of the file must end in .npz, .csv or .parquet"
 
+HEADER_ROWS = 1000  # in which a name of a column that is a cell too is searched
+
 LOSS_DECIDES = "by the loss, mse"
 
 Training = Callable[[int], NDArray[np.int64]]
@@ -90,7 +92,7 @@ def load_file(
         if not targets:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
-        table = read_table(path, options if encoding is None else encoding.options)
+        table = read_table(path, options if encoding is None else encoding.options, is_known=encoding is not None)
         return _dataset_from_table(table, path.name, shown_path(path), targets, inputs, task, encoding, training)
     for setting, value, array in (("data.targets", targets, "y_train"), ("data.inputs", inputs, "x_train")):
         if value:
@@ -170,7 +172,7 @@ def _dataset_from_table(
         found = examine(frame, called, columns, targets, task, options)
         hint = f"; hybridnn data check {command_argument(called)} shows every column" if name != "frame" else ""
         require_no_problem(called, found.problems, hint)
-        encoding = found.encoding.with_means(frame, called, training)
+        frame, encoding = found.frame, found.encoding.with_means(found.frame, called, training)
     else:
         _require_targets(frame, called, targets)
     x, y, dropped = encoding.encode(frame, called, targets=targets)
@@ -185,7 +187,7 @@ def _dataset_from_table(
         _table_rows(x, y, called, targets, checks_targets=not is_fitted),
         None,
         inputs=encoding.columns,
-        ignored=tuple(column for column in frame.columns if column not in used),
+        ignored=tuple(column for column in table.frame.columns if column not in used),
         task_reason="; ".join([_reason(frame, encoding, targets, task, dropped), *table.notes, *_notes(encoding)]),
         encoding=encoding,
         warnings=_label_warnings(called, targets[0], y, "set model.loss to cross_entropy") if is_guessed else (),
@@ -255,6 +257,9 @@ def _require_targets(table: DataFrame, called: str, targets: Sequence[str]) -> N
             names = list(table.columns)
             has = f"it has {column_list(names)}{alike(name, names)}"
             raise SettingError("data.targets", name, f"{called} has no such column; {has}")
+        if table[name].dtype.kind == "O" and (table[name][:HEADER_ROWS] == name).sum() > 1:
+            how = f"{called} has it as a cell of this column too: set data.header to false if the first line is data"
+            raise SettingError("data.targets", name, how)
 
 
 def _reason(table: DataFrame, encoding: TableEncoding, targets: Sequence[str], task: Task | None, dropped: int) -> str:
@@ -321,8 +326,10 @@ class InputSamples:
     ignored: tuple[str, ...] = ()
     table: DataFrame | None = None  # with all columns
 
+    key: str = ""  # the column that identifies the rows
+
     def kept(self, names: Sequence[str] | None) -> dict[str, list[str]]:
-        """The cells of some columns as text; by default of the first one, if it is no input and identifies the rows.
+        """The cells of some columns as text; by default of the one that identifies the rows.
 
         `DataError` if the file has no such column.
         """
@@ -331,8 +338,7 @@ class InputSamples:
                 raise SettingError("--keep", ",".join(names), "goes with tables, which an .npz file is not")
             return {}
         if names is None:
-            first = str(self.table.columns[0])
-            names = [first] if first in self.ignored and self.table[first].is_unique else []
+            names = [self.key] if self.key in self.table.columns else []
         require_columns("the table", self.table, names, "which --keep names")
         return {
             name: ["" if cell is None or cell != cell else str(cell) for cell in self.table[name]] for name in names
@@ -391,11 +397,12 @@ def _samples_from_npz(path: Path) -> NDArray[Any]:
 def _samples_from_table(
     path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
 ) -> InputSamples:
-    table, called = read_table(path, options if encoding is None else encoding.options).frame, shown_path(path)
+    called, known = shown_path(path), encoding is not None
+    table = read_table(path, encoding.options if encoding else options, is_known=known).frame
     names = list(table.columns)
     if encoding is None:
         left_out = {*targets, *options.drop_columns}
         encoding = TableEncoding(tuple(name for name in names if name not in left_out), options=options)
     x, _, _ = encoding.encode(table, called, targets=())
     used = {*encoding.columns, *targets, *encoding.options.drop_columns}
-    return InputSamples(x, tuple(name for name in names if name not in used), table)
+    return InputSamples(x, tuple(name for name in names if name not in used), table, encoding.key)

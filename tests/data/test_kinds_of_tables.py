@@ -119,6 +119,53 @@ def test_words_for_missing_values_are_extended(tmp_path: Path) -> None:
     assert 60 < x[1, 0] < 61
 
 
+def test_a_number_that_stands_for_a_missing_value_does_so_in_every_row(tmp_path: Path) -> None:
+    for text, words in (
+        (rows("hp,y", "60,p", "-999,q"), "-999"),
+        (rows("hp,y", "60,p", "?,q", "-999,p"), ("-999", "?")),
+    ):
+        options = TableOptions(missing_words=words, missing="mean")
+        data = load_file(table(tmp_path, text), "y", options=options)
+        assert set(x_of(data)[:, 0]) == {60}
+        one = load_samples(table(tmp_path, "hp\n-999\n", "one.csv"), 1, encoding=data.encoding)
+        assert one.x.tolist() == [[60]]
+
+
+def test_what_a_column_holds_is_not_decided_anew(tmp_path: Path) -> None:
+    path = table(tmp_path, rows("day,is,code,y", "2020-01-01,True,1.0,p", "2020-01-02,False,beta,q"))
+    encoding = load_file(path, "y", options=ONE_HOT).encoding
+    assert encoding is not None
+    assert encoding.categories == {"code": ("1.0", "beta")}
+    assert load_samples(path, 4, ["y"], encoding=encoding).x[0].tolist() == [18262, 1, 1, 0]
+    for cells in ("2020,True,beta", "2020-01-01,7,beta"):
+        new = table(tmp_path, f"day,is,code\n{cells}\n", "new.csv")
+        with pytest.raises(DataError, match="no cell is a number"):
+            load_samples(new, 4, encoding=encoding)
+
+
+def test_files_with_and_without_a_mark_are_read_alike(tmp_path: Path) -> None:
+    text = rows("größe,y", "3,p", "4,q")
+    for first, second in (("utf-8", "utf-8-sig"), ("utf-16", "utf-8")):
+        encoding = load_file(table(tmp_path, text.encode(first)), "y").encoding
+        assert load_samples(table(tmp_path, text.encode(second)), 1, ["y"], encoding=encoding).x[1] == 4
+
+
+def test_a_single_row_with_a_row_name_is_read(tmp_path: Path) -> None:
+    encoding = load_file(table(tmp_path, rows('"a","y"', '"#",3,"p"', '"#",4,"q"')), "y").encoding
+    assert load_samples(table(tmp_path, '"a","y"\n"7",5,"p"\n'), 1, ["y"], encoding=encoding).x == 5
+
+
+def test_a_quotation_mark_inside_a_name_is_a_letter(tmp_path: Path) -> None:
+    data = load_file(table(tmp_path, rows('size in",y', "3,p", "4,q") + '5,"q"\n'), "y")
+    assert (data.inputs, data.train.samples) == (('size in"',), 21)
+
+
+def test_names_replace_those_of_a_header_line(tmp_path: Path) -> None:
+    options = TableOptions(header=True, names=("b", "kind"))
+    data = load_file(table(tmp_path, rows("a,y", "1,p", "2,q")), "kind", options=options)
+    assert (data.inputs, data.train.samples) == (("b",), 20)
+
+
 def test_rows_without_target_are_left_out_while_inputs_are_filled(tmp_path: Path) -> None:
     text = rows("a,y", "1,p", ",q", "5,", "3,q", times=3)
     data = load_file(table(tmp_path, text), "y", options=TableOptions(missing="mean", missing_targets="drop"))
@@ -149,7 +196,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "two readings": (rows("a;y", "1,018;p", "700;q"), "'1,018' may be read in two ways; set data.thousands = \",\" "),
     "percent signs": (rows("a,y", "5%,p", "7%,q"), "must have no percent signs"),
     "currency": (rows("a,y", "€5,p", "€7,q"), "must have no currency signs"),
-    "spaces of thousands": (rows("a,y", "1\u00a0200,p", "7,q"), 'set data.thousands = " " if it separates thousands'),
+    "spaces of thousands": (rows("a,y", "1\u00a0200,p", "7,q"), 'set data.thousands = " " if they separate thousands'),
     "labels that differ": (rows("a,y", "#,name #", times=20), "different texts in .* a class needs several rows"),
     "None": (
         rows("a,y", "1,None", "2,Major", "3,Minor"),
@@ -159,6 +206,18 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         rows("a,y", "#,1#", times=20),
         "20 different whole numbers in 20 rows; set model.loss to mse",
     ),
+    "most numbers of one form": (
+        rows("a;y", *(f"1,{n};{'pq'[n % 2]}" for n in range(100, 160))) + "1,5;p\n",
+        "'1,100' may be read in two ways",
+    ),
+    "targets of which many are odd": (rows("a,y", "#,#.5", "#,#.25", "#,?"), "y: 10 of 30 cells are no numbers"),
+    "targets in dollars": (rows("a;y", "#;$1,#"), "currency signs"),
+    "a header that is text, and names": (rows("a,y", "1,p", "2,q"), "the first line seems to name the columns"),
+    "a first line of data": (
+        rows("x,s", "x,s", "b,t"),
+        "has it as a cell of this column too: set data.header to false",
+    ),
+    "a misspelt column": (rows("a,y", "1,p", "2,q"), "no column 'zip', which data.text_columns names"),
     "no header": (rows("5.1,3.5,setosa", "4.9,3.0,virginica"), "the first line holds numbers .* data.header to false"),
     "zeros as header": (rows("0,0,0,7", "1,2,0,4"), "the first line holds numbers .* data.header to false"),
     "a title": ("Sales of 2020\n" + rows("a,y", "1,p", "2,q"), "if line 2 names the columns, set data.skip_lines = 1"),
@@ -173,8 +232,10 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_table_is_refused_with_advice(kind: str, tmp_path: Path) -> None:
     text, message = REFUSED[kind]
+    options = {"a header that is text, and names": {"names": ["b", "y"]}, "a misspelt column": {"text_columns": "zip"}}
+    target = "s" if kind == "a first line of data" else "y"
     with pytest.raises(HybridnnError, match=message) as raised:
-        load_file(table(tmp_path, text), "y")
+        load_file(table(tmp_path, text), target, options=TableOptions(**options.get(kind, {})))  # type: ignore[arg-type]
     assert str(raised.value).isprintable()
     assert "one-hot" not in str(raised.value) or kind in ("an id",)
 
@@ -239,6 +300,9 @@ def test_kept_columns_come_before_the_predictions(tmp_path: Path) -> None:
     encoding = load_file(path, "y", options=TableOptions(drop_columns="city"), inputs="a").encoding
     samples = load_samples(path, 1, ["y"], encoding=encoding)
     assert samples.kept(None) == {"id": [f"c{n}" for n in range(20)]}
+    dropped = load_file(path, "y", options=TableOptions(drop_columns=("id", "city"))).encoding
+    one = load_samples(table(tmp_path, "id,a\nc77,1\n", "one.csv"), 1, encoding=dropped)
+    assert one.kept(None) == {"id": ["c77"]}
     assert samples.kept(["city", "y"]) == {"city": ["Rome", "Oslo"] * 10, "y": ["p", "q"] * 10}
     with pytest.raises(DataError, match="no column 'key', which --keep names; it has id, a, city, y"):
         samples.kept(["key"])

@@ -332,7 +332,8 @@ def test_requests_that_do_not_fit(people: pd.DataFrame, targets: Any, request_: 
 
 def test_more_categories_than_inputs_are_allowed() -> None:
     frame = pd.DataFrame({"name": [f"Mx {number}" for number in range(1001)], "y": np.arange(1001) / 2})
-    assert load_frame(frame[:1000], ["y"], options=ONE_HOT).features == 1000
+    as_text = TableOptions(categories="one-hot", text_columns="name")
+    assert load_frame(frame[:1000], ["y"], options=as_text).features == 1000
     with pytest.raises(DataError, match=r"text in name .*, 1,001 different values in 1,001 rows, as of an id"):
         load_frame(frame, ["y"], options=ONE_HOT)
     with pytest.raises(DataError, match=r"^the frame: several columns are named 'name'$"):
