@@ -131,7 +131,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     @abstractmethod
     def _outputs_of_network(self) -> int: ...
 
-    _score_of_epochs = "test_r2"
+    _score_of_epochs = "validation_r2"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train a network from new initial weights.
@@ -154,7 +154,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         seed = self._seed()
         validation = None
         if self.early_stopping:
-            stratify = y if self._score_of_epochs == "test_accuracy" else None
+            stratify = y if self._score_of_epochs == "validation_accuracy" else None
             parts = train_test_split(X, y, test_size=self.validation_fraction, random_state=seed, stratify=stratify)
             X, validation = parts[0], (parts[1], parts[3])
             y = parts[2]
@@ -201,7 +201,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if self.batch_size != "auto":
             require_whole("batch_size", self.batch_size, 1)
         require_number("tol", self.tol, at_least=0)
-        numeric = self._score_of_epochs != "test_accuracy"
+        numeric = self._score_of_epochs != "validation_accuracy"
         floats = (np.float64, np.float32)
         X, y = validate_data(self, X, y, dtype=floats, multi_output=True, y_numeric=numeric, reset=reset)
         return X, y
@@ -231,7 +231,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _network(self) -> MLP:
         hidden = self.hidden_layer_sizes
         widths = list(hidden) if isinstance(hidden, Sequence | np.ndarray) else [hidden]
-        loss = "cross_entropy" if self._score_of_epochs == "test_accuracy" else "mse"
+        loss = "cross_entropy" if self._score_of_epochs == "validation_accuracy" else "mse"
         sizes = [self.n_features_in_, *widths, self._outputs_of_network]
         activation = "sigmoid" if self.activation == "logistic" else self.activation
         return MLP(sizes, activation, residual=self.residual, loss=loss)
@@ -415,7 +415,7 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
     True
     """
 
-    _score_of_epochs = "test_accuracy"
+    _score_of_epochs = "validation_accuracy"
 
     def _encoded(self, y: Array) -> Array:
         check_classification_targets(y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +43,8 @@ def compare(
             )
             return
         rows = [(name, *(_text(one.get(name)) for one in settings)) for name in names]
-        rows += [(name.replace("_", " "), *(_text(result[name]) for result in results)) for name in results[0]]
+        for name in dict.fromkeys(chain.from_iterable(results)):
+            rows.append((name.replace("_", " "), *(_text(result.get(name)) for result in results)))
         rows = [row for row in rows if any(cell != MISSING for cell in row[1:])]
         make_console().print(new_table(("",), tuple(str(run.folder) for run in runs), rows, wraps=True))
 
@@ -57,14 +59,15 @@ def _results(run: RunRecord) -> dict[str, Any]:
 
     last, best = (run.epochs[-1] if run.epochs else None), best_epoch(run.epochs)
     kind = "accuracy" if last is None else last.metric_name
+    part = "validation" if run.header.validation_samples else "test"  # on which epochs were evaluated
     return {
         "ranks": run.header.ranks,
         "epochs": len(run.epochs),
         "validation_samples": run.header.validation_samples or None,
         "train_loss": None if last is None else last.train_loss,
-        "test_loss": None if last is None else last.test_loss,
-        "test_accuracy": None if last is None or kind != "accuracy" else last.metric,
-        "test_r2": None if last is None or kind != "R²" else last.metric,
+        f"{part}_loss": None if last is None else last.validation_loss,
+        f"{part}_accuracy": None if last is None or kind != "accuracy" else last.metric,
+        f"{part}_r2": None if last is None or kind != "R²" else last.metric,
         "best": None if best is None else best.metric,
         "best_epoch": None if best is None else best.epoch,
         "seconds_per_epoch": None if run.untimed else run.seconds_per_epoch,

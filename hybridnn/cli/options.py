@@ -107,6 +107,6 @@ Checkpoint = Annotated[
         "--checkpoint",
     ),
 ]
-Best = Annotated[bool, typer.Option("--best", help="Take the weights of the epoch with the best test metric.")]
+Best = Annotated[bool, typer.Option("--best", help="Take the weights of the epoch with the best evaluation.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 ModelRanks = Annotated[int | None, count("Ranks that every layer is split over (default: 1).", "--model")]

@@ -112,7 +112,7 @@ class TrainView(RunView):
         table = epoch_table(
             [record],
             "validation" if header.validation_samples else "test",
-            "metric" if record.test_loss is None else record.metric_name,
+            "metric" if record.validation_loss is None else record.metric_name,
             pipelined=len(header.layout.stages) > 1,
             tested=bool(header.validation_samples or header.test_samples),
         )
@@ -234,7 +234,7 @@ def epoch_table(
 
     In a pipeline the bubble has a column of its own. Data that are `tested` have columns even where no epoch is.
     """
-    tested = tested or any(record.test_loss is not None for record in epochs)
+    tested = tested or any(record.validation_loss is not None for record in epochs)
     quality = ("train\nloss", *((f"{evaluated}\nloss", f"{evaluated}\n{metric}") if tested else ()))
     times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns"] if pipelined else []))
     table = new_table((), ("epoch", *quality, *times, "sent"), show_edge=False)
@@ -245,7 +245,7 @@ def epoch_table(
         table.add_row(
             str(record.epoch),
             _number(record.train_loss),
-            *((_number(record.test_loss), _number(record.metric)) if tested else ()),
+            *((_number(record.validation_loss), _number(record.metric)) if tested else ()),
             f"{record.samples_per_second:,.0f}",
             f"{record.compute_seconds:.3f}",
             *(f"{seconds:.3f}" for seconds in communication),
@@ -275,7 +275,7 @@ def summary_table(summary: RunSummary, speed: Speed, *, pipelined: bool = False,
 def _quality_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """Last and best metric; with a validation split, the metric of the final weights and the best one on that split."""
     best = best_epoch(summary.epochs)
-    if summary.epochs and all(epoch.test_loss is None for epoch in summary.epochs):
+    if summary.epochs and all(epoch.validation_loss is None for epoch in summary.epochs):
         return [("training loss", _number(summary.epochs[-1].train_loss))]
     best_text = f"best {_number(best.metric)} in epoch {best.epoch}" if best else ""
     value = _number(summary.metric)

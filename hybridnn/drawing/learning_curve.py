@@ -46,15 +46,15 @@ class Panel(NamedTuple):
     marked: Point | None = None  # a point with a ring around it
 
 
-def learning_curve(epochs: Sequence[EpochRecord], evaluated: str = "test") -> Picture:
-    """Training and test loss, and the test accuracy or R² if there is one, in panels one below the other.
+def learning_curve(epochs: Sequence[EpochRecord], evaluated: str = "validation") -> Picture:
+    """Training and validation loss, and the validation accuracy or R² if there is one, in panels one below the other.
 
     Parameters
     ----------
     epochs : sequence of EpochRecord
         At least one; values that are None, not finite or beyond 1e300 are left out.
     evaluated : str
-        Name of the split on which the epochs were evaluated, such as ``"validation"``.
+        Name of the split on which the epochs were evaluated, ``"test"`` in a run without a validation split.
     """
     last, panels = max(record.epoch for record in epochs), _panels(epochs, evaluated)
     axes = [_vertical_axis(panel) for panel in panels]
@@ -68,13 +68,13 @@ def learning_curve(epochs: Sequence[EpochRecord], evaluated: str = "test") -> Pi
 
 def _panels(epochs: Sequence[EpochRecord], evaluated: str) -> list[Panel]:
     train = _points((record.epoch, record.train_loss) for record in epochs)
-    test = _points((record.epoch, record.test_loss) for record in epochs)
+    test = _points((record.epoch, record.validation_loss) for record in epochs)
     values = [value for _, value in train + test]
     is_log = bool(values) and min(values) > 0 and max(values) >= LOG_SCALE_RATIO * min(values)
     lines = [Series("train", TRAIN_COLOR, train), Series(evaluated, TEST_COLOR, test)]
     panels = [Panel("Mean loss", [line for line in lines if line.points], is_log=is_log)]
-    accuracy = _points((record.epoch, record.test_accuracy) for record in epochs)
-    metric = accuracy or _points((record.epoch, record.test_r2) for record in epochs)
+    accuracy = _points((record.epoch, record.validation_accuracy) for record in epochs)
+    metric = accuracy or _points((record.epoch, record.validation_r2) for record in epochs)
     if metric:
         best = max(metric, key=lambda point: point[1])
         title = f"{evaluated.capitalize()} {'accuracy' if accuracy else 'R²'}: best {best[1]:.4f} in epoch {best[0]}"

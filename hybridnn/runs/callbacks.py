@@ -163,7 +163,7 @@ def restore_best_weights(trainer: Trainer, folder: Path) -> int | None:
 
 
 class BestWeights(Callback):
-    """Writes ``best-weights.npz`` after every epoch with a better test metric than all before.
+    """Writes ``best-weights.npz`` after every epoch with a better metric than all before.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ def epochs_without_improvement(epochs: Sequence[EpochRecord]) -> int:
 
 
 def best_epoch(epochs: Sequence[EpochRecord]) -> EpochRecord | None:
-    """The first epoch with the highest test accuracy or R²; None if no epoch was evaluated."""
+    """The first epoch with the highest accuracy or R² of its evaluation; None if no epoch was evaluated."""
     measured = [record for record in epochs if record.metric is not None and isfinite(record.metric)]
     return max(measured, key=lambda record: record.metric or 0.0, default=None)
 
@@ -133,7 +133,7 @@ class DivergedRecord(Record):
 
     kind = "diverged"
 
-    step: int  # the step of that loss, or after which the weights or the test loss are not finite
+    step: int  # the step of that loss, or after which the weights or the validation loss are not finite
     epoch: int  # of the step, from 1
     reason: str  # what became infinite or NaN, as one line
 

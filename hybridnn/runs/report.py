@@ -167,7 +167,7 @@ def summarize(
     """
     epochs = list(trainer.history.epochs)
     final = next((record for record in epochs if record.epoch == weights_epoch), epochs[-1])
-    part, accuracy, r2 = data.evaluated[0], final.test_accuracy, final.test_r2
+    part, accuracy, r2 = data.evaluated[0], final.validation_accuracy, final.validation_r2
     evaluated = part
     if part == "validation" and data.test_samples:
         metrics = trainer.evaluate(data.test)

@@ -57,14 +57,14 @@ class Moment(NamedTuple):
     epochs: float  # epochs done, with the part of the current one
     seconds: float  # training time until then on rank 0; within an epoch in proportion to the steps
     train_loss: float | None  # of the epoch that ends there
-    # on the test data
+    # on the validation split, or, without one, on the test samples
     loss: float | None
     accuracy: float | None
     r2: float | None
 
     @property
     def metric(self) -> float | None:
-        """Test accuracy or R²."""
+        """Accuracy or R²."""
         return self.r2 if self.accuracy is None else self.accuracy
 
 
@@ -109,10 +109,10 @@ class RunRecord:
         found = []
         for step in sorted({*ends, *between}):
             end, record = ends.get(step), between.get(step) or ends[step]
-            if end is not None and end.test_loss is not None:
+            if end is not None and end.validation_loss is not None:
                 record = end
             epochs = step / self.steps_per_epoch if end is None else end.epoch
-            test = record.test_loss, record.test_accuracy, record.test_r2
+            test = record.validation_loss, record.validation_accuracy, record.validation_r2
             spent = float(np.interp(step, steps, seconds))
             found.append(Moment(epochs, spent, None if end is None else end.train_loss, *test))
         return found
@@ -203,7 +203,7 @@ def read_records(folder: Path) -> tuple[list[Record], str]:
 
 
 class BestWeightsFile(NamedTuple):
-    """Contents of ``best-weights.npz``: the arrays, and the epoch, step and test metric of the weights."""
+    """Contents of ``best-weights.npz``: the arrays, and the epoch, step and metric of the weights."""
 
     arrays: Mapping[str, NDArray[Any]]
     epoch: int
@@ -284,6 +284,9 @@ def _impossible_figure(run: RunRecord) -> str | None:
 def _parse(line: bytes) -> Record:
     values = parse_json(line)
     kind = values.pop("kind")
+    for name in ("loss", "accuracy", "r2"):
+        if f"test_{name}" in values:  # its name in earlier versions
+            values[f"validation_{name}"] = values.pop(f"test_{name}")
     if kind not in RECORD_CLASSES:
         raise ValueError(f"kind = {kind!r}")
     record: Record = _adapter(kind).validate_json(to_json(values))

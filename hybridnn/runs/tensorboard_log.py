@@ -65,9 +65,9 @@ class TensorBoardLog(Callback):
             return
         values = {
             "loss/train": record.train_loss,
-            f"loss/{self._evaluated}": record.test_loss,
-            f"accuracy/{self._evaluated}": record.test_accuracy,
-            f"r2/{self._evaluated}": record.test_r2,
+            f"loss/{self._evaluated}": record.validation_loss,
+            f"accuracy/{self._evaluated}": record.validation_accuracy,
+            f"r2/{self._evaluated}": record.validation_r2,
             "learning rate": record.learning_rate,
             "samples per second": record.samples_per_second,
         }

@@ -145,7 +145,7 @@ def find_weights(
     group : Group, optional
         Ranks that share the verification of checkpoints; collective over it, with the same result on all.
     best : bool
-        Take the weights of the epoch with the best test metric instead.
+        Take the weights of the epoch with the best metric instead.
 
     Raises
     ------
@@ -261,8 +261,8 @@ def _task(folder: Path, settings: Settings, standardizer: Standardizer | None) -
         return "classification" if settings.model.loss == "cross_entropy" else "regression"
     with contextlib.suppress(DataError):  # the weights may be valid all the same
         for record in read_epochs(folder)[0]:
-            if record.test_accuracy is not None or record.test_r2 is not None:
-                return "regression" if record.test_accuracy is None else "classification"
+            if record.validation_accuracy is not None or record.validation_r2 is not None:
+                return "regression" if record.validation_accuracy is None else "classification"
     return settings.data.describe(settings.model.task).task
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
     from hybridnn.training.trained_network import TrainedNetwork
 
-MONITORS = {"train_loss": -1, "test_loss": -1, "test_accuracy": 1, "test_r2": 1}
+MONITORS = {"train_loss": -1, "validation_loss": -1, "validation_accuracy": 1, "validation_r2": 1}
 """Attributes of `EpochRecord` that early stopping can monitor: 1 if larger is better, -1 if smaller is."""
 
 
@@ -59,9 +60,9 @@ class EarlyStopping(Callback):
 
     Parameters
     ----------
-    monitor : {"test_loss", "test_accuracy", "test_r2", "train_loss"}
-        Attribute of `EpochRecord`; epochs that are not evaluated are left out. If an evaluated epoch does not have it,
-        the training ends with a `SettingError`.
+    monitor : {"validation_loss", "validation_accuracy", "validation_r2", "train_loss"}
+        Attribute of `EpochRecord`, or its name in Keras, ``"val_loss"`` or ``"loss"``. Epochs without an evaluation are
+        left out. If an evaluated epoch does not have it, the training ends with a `SettingError`.
     patience : int
         Evaluated epochs without an improvement, after which the training ends.
     min_delta : float
@@ -81,12 +82,13 @@ class EarlyStopping(Callback):
 
     def __init__(
         self,
-        monitor: str = "test_loss",
+        monitor: str = "validation_loss",
         patience: int = 10,
         min_delta: float = 0.0,
         *,
         restore_best_weights: bool = True,
     ) -> None:
+        monitor = "train_loss" if monitor == "loss" else re.sub("^val_", "validation_", monitor)
         require_choice("monitor", monitor, MONITORS)
         require_whole("patience", patience, 1)
         require_number("min_delta", min_delta, at_least=0)
@@ -106,7 +108,11 @@ class EarlyStopping(Callback):
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Compare the epoch with the best one."""
         value = getattr(record, self.monitor)
-        is_single = self.monitor == "test_r2" and record.test_loss is not None and record.test_accuracy is None
+        is_single = (
+            self.monitor == "validation_r2"
+            and record.validation_loss is not None
+            and record.validation_accuracy is None
+        )
         if value is None:  # also R² of a single sample
             if not is_single and record.epoch % trainer.config.evaluate_every == 0:
                 allowed = "the training has no such values: give fit validation samples, or monitor 'train_loss'"

@@ -1,4 +1,4 @@
-"""Data splits: the checked training or test samples, and their order in an epoch."""
+"""Data splits: the checked training or validation samples, and their order in an epoch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def minibatches(order: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[n
 
 @dataclass(frozen=True)
 class DataSplit:
-    """The training samples, or the test samples."""
+    """The training samples, or those on which the network is evaluated."""
 
     rows: Rows | None  # the samples; None on a rank that receives its minibatches from rank 0
     samples: int
@@ -84,7 +84,7 @@ def has_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
     elif grid.size > 1:
         from hybridnn.training.rank_comparison import require_same_data
 
-        require_same_data(grid.world, "test data", lambda: {"validation samples": "some" if given else "none"})
+        require_same_data(grid.world, "validation data", lambda: {"samples": "some" if given else "none"})
     return bool(flag[0])
 
 

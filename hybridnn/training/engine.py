@@ -181,14 +181,14 @@ class Engine:
             chunk.replica.clip(norm, self.config.clip_norm)
 
     def require_finite(self, test: Metrics | None, step: int) -> None:
-        """Check that the weights after a step and the test loss are finite.
+        """Check that the weights after a step and the validation loss are finite.
 
         Raises `NonFiniteLossError` on every rank.
         """
         if not np.isfinite(self.arrays.squared_norms([chunk.weights for chunk in self.chunks])).all():
             self._stop(f"the weights are no longer finite after step {step}", step)
         if test is not None and not isfinite(test.loss):
-            self._stop(f"the test loss became {test.loss} after step {step}", step)
+            self._stop(f"the validation loss became {test.loss} after step {step}", step)
 
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, every parameter counted once."""

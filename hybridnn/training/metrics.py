@@ -1,4 +1,4 @@
-"""Losses of minibatches, and test metrics, which count every sample once for every number of ranks."""
+"""Losses of minibatches, and metrics of evaluations, which count every sample once for every number of ranks."""
 
 from __future__ import annotations
 

@@ -101,31 +101,32 @@ Figure = Annotated[float, NullIsNaN()]
 """A float that may be NaN or infinite: both are written to JSON as null, and null is read as NaN."""
 
 
-_TEXTS = {"train_loss": "train loss", "test_loss": "test loss", "test_accuracy": "test accuracy", "test_r2": "test R²"}
+_VALUES = ("train_loss", "validation_loss", "validation_accuracy", "validation_r2")
+_TEXTS = {name: name.replace("_", " ").replace("r2", "R²") for name in _VALUES}
 
 
 def losses_text(record: StepRecord | EpochRecord | EvaluationRecord) -> str:
-    """Losses and metrics of a record that are not None, as in ``train loss 0.137, test accuracy 0.95``."""
+    """Losses and metrics of a record that are not None, as in ``train loss 0.137, validation accuracy 0.95``."""
     values = {text: getattr(record, name, None) for name, text in _TEXTS.items()}
     return ", ".join(f"{text} {value:.4g}" for text, value in values.items() if value is not None)
 
 
 class Evaluated:
-    """A record with metrics on the test data."""
+    """A record with metrics on the validation data: in a run without a validation split on its test samples."""
 
-    test_loss: float | None
-    test_accuracy: float | None
-    test_r2: float | None
+    validation_loss: float | None
+    validation_accuracy: float | None
+    validation_r2: float | None
 
     @property
     def metric_name(self) -> str:
         """``R²``, which a single sample does not have, or ``accuracy``."""
-        return "R²" if self.test_accuracy is None and self.test_loss is not None else "accuracy"
+        return "R²" if self.validation_accuracy is None and self.validation_loss is not None else "accuracy"
 
     @property
     def metric(self) -> float | None:
-        """Test accuracy (classification) or R² (regression)."""
-        return self.test_accuracy if self.test_accuracy is not None else self.test_r2
+        """Accuracy (classification) or R² (regression) on the validation data."""
+        return self.validation_accuracy if self.validation_accuracy is not None else self.validation_r2
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class EpochRecord(Evaluated, Record):
     ----------
     train_loss : float
         Mean of the minibatch losses over all samples of the epoch.
-    test_loss, test_accuracy, test_r2 : float or None
+    validation_loss, validation_accuracy, validation_r2 : float or None
         None if the epoch was not evaluated, or if the metric does not apply to the task.
     samples_per_second : float
         Training samples of all ranks per second of wall time, evaluation excluded.
@@ -195,9 +196,9 @@ class EpochRecord(Evaluated, Record):
     epoch: int
     train_loss: Figure
     learning_rate: Figure
-    test_loss: float | None
-    test_accuracy: float | None
-    test_r2: float | None
+    validation_loss: float | None
+    validation_accuracy: float | None
+    validation_r2: float | None
     samples_per_second: Figure
     compute_seconds: Figure
     communication_seconds: Figure
@@ -224,7 +225,7 @@ class MeasuredStep(Record):
 
 @dataclass(frozen=True)
 class EvaluationRecord(Evaluated, Record):
-    """Metrics on the test data after a step, by ``training.evaluate_every_steps``.
+    """Metrics on the validation data after a step, by ``training.evaluate_every_steps``.
 
     Attributes
     ----------
@@ -232,7 +233,7 @@ class EvaluationRecord(Evaluated, Record):
         Steps done.
     epoch : int
         Epoch of the last of them, from 1.
-    test_loss, test_accuracy, test_r2 : float or None
+    validation_loss, validation_accuracy, validation_r2 : float or None
         As in `EpochRecord`; the loss is NaN if it is not finite.
     """
 
@@ -240,9 +241,9 @@ class EvaluationRecord(Evaluated, Record):
 
     step: int
     epoch: int
-    test_loss: Figure
-    test_accuracy: float | None
-    test_r2: float | None
+    validation_loss: Figure
+    validation_accuracy: float | None
+    validation_r2: float | None
 
     def __str__(self) -> str:
         return f"step {self.step}: {losses_text(self)}"

@@ -192,12 +192,12 @@ class TrainedNetwork:
     def _splits(
         self, x: Any, y: HostArray | None, validation: tuple[Any, HostArray | None] | Rows | None
     ) -> tuple[DataSplit, DataSplit | None]:
-        """The training split, and the test split or None."""
+        """The training split, and the validation split or None."""
         train = self._split(x, y, "training data")
         if not has_validation(self.grid, self.config.distribution, validation is not None):
             return train, None
-        test_x, test_y = validation if isinstance(validation, (tuple, list)) else (validation, None)
-        return train, self._split(test_x, test_y, "test data")
+        samples, targets = validation if isinstance(validation, (tuple, list)) else (validation, None)
+        return train, self._split(samples, targets, "validation data")
 
     def _split(self, x: Any, y: HostArray | None, what: str, *, cache: bool = True) -> DataSplit:
         split = make_split(self.grid, self.config.distribution, self.model, x, y, what, self.engine.dtype)

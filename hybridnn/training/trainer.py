@@ -176,7 +176,7 @@ class Trainer(TrainedNetwork):
         epochs : int
             Passes over the samples.
         validation : tuple or Rows, optional
-            Test samples and targets, as `x` and `y`, or rows of a data set.
+            Samples and targets on which epochs are evaluated, as `x` and `y`, or rows of a data set.
         callbacks : sequence of Callback
             What follows the training and may end it, such as `EarlyStopping`; the same on every rank.
         progress : bool, optional
@@ -192,9 +192,9 @@ class Trainer(TrainedNetwork):
         DataError
             If the data do not fit the model, or have elements that are not finite.
         NonFiniteLossError
-            If the loss becomes infinite or NaN, or, after an epoch, the weights or the test loss. The weights are then
-            those before that step, or, with an asynchronous pipeline method, those after the drain; on a GPU they are
-            later ones, because losses are fetched only when they are logged and at the end of the epoch.
+            If the loss becomes infinite or NaN, or, after an epoch, the weights or the validation loss. The weights are
+            then those before that step, or, with an asynchronous pipeline method, those after the drain; on a GPU they
+            are later ones, because losses are fetched only when they are logged and at the end of the epoch.
         """
         if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
             raise SettingError("callbacks", callbacks, "must be a list of callbacks, for example [EarlyStopping()]")

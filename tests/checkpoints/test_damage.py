@@ -63,7 +63,7 @@ DAMAGES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
     (MANIFEST, lambda path: path.write_bytes(b""), "SHA-256"),
     (MANIFEST, lambda path: path.write_bytes(path.read_bytes()[:99]), "not JSON"),
     (MANIFEST, lambda path: path.write_bytes(b"\xff\xfe"), "cannot be read"),
-    (MANIFEST, lambda path: path.write_text("[]"), "should be an object"),
+    (MANIFEST, lambda path: path.write_text("[]"), "must be a section with keys"),
     (MANIFEST, lambda path: path.write_text(path.read_text().replace('"step": 30', '"step": 31')), "SHA-256"),
     (MANIFEST, remove_a_key, "origin.settings"),
     # with valid digests

@@ -39,7 +39,7 @@ def change_best(run: Path, **arrays: Any) -> None:
     np.savez(run / BEST, **kept | arrays)
 
 
-def best_of(run: Path, metric: str = "test_accuracy") -> dict[str, Any]:
+def best_of(run: Path, metric: str = "validation_accuracy") -> dict[str, Any]:
     """The first of the epochs with the highest accuracy."""
     return max(
         (epoch for epoch in records_of(run, "epoch") if epoch[metric] is not None), key=lambda epoch: epoch[metric]
@@ -53,12 +53,12 @@ def epoch_of_file(run: Path) -> tuple[int, int, float]:
 
 def assert_reproduced(run: Path, grid: ProcessGrid, tolerance: float = 0.0) -> None:
     best = best_of(run)
-    assert epoch_of_file(run) == (best["epoch"], best["step"], best["test_accuracy"])
+    assert epoch_of_file(run) == (best["epoch"], best["step"], best["validation_accuracy"])
     found = open_run(run, None, grid.world, best=True)
     assert (found.source.path, found.source.step, found.source.damaged) == (run / BEST, best["step"], ())
     metrics = evaluate_run(found, grid).metrics
-    assert metrics.accuracy == best["test_accuracy"]
-    assert metrics.loss == pytest.approx(best["test_loss"], rel=tolerance, abs=0)
+    assert metrics.accuracy == best["validation_accuracy"]
+    assert metrics.loss == pytest.approx(best["validation_loss"], rel=tolerance, abs=0)
 
 
 def test_best_weights_reproduce_the_best_metric_and_change_nothing(
@@ -77,8 +77,8 @@ def test_regression_keeps_the_highest_r2(tmp_path: Path) -> None:
     data = {"name": "synthetic", "rows": 100, "synthetic": {"test_samples": 30}}
     sections = {"model": {"hidden": [8]}, "optimizer": {"lr": 0.05}, "training": {"epochs": 8, "batch_size": 10}}
     train(tmp_path / "run", data=data, **sections)
-    best = best_of(tmp_path / "run", "test_r2")
-    assert epoch_of_file(tmp_path / "run") == (best["epoch"], best["step"], best["test_r2"])
+    best = best_of(tmp_path / "run", "validation_r2")
+    assert epoch_of_file(tmp_path / "run") == (best["epoch"], best["step"], best["validation_r2"])
 
 
 def test_evaluate_predict_and_export_use_the_best_weights(run_hybridnn: Run, trained: Callable[..., Path]) -> None:
@@ -87,7 +87,7 @@ def test_evaluate_predict_and_export_use_the_best_weights(run_hybridnn: Run, tra
     assert (code, err) == (0, "")
     found = json.loads(text)
     assert found["weights"] == {"path": f"run/{BEST}", "step": best["step"], "damaged": []}
-    assert found["accuracy"] == best["test_accuracy"]
+    assert found["accuracy"] == best["validation_accuracy"]
     weights = f"weights of run/{BEST}, step {best['step']}\n"
     assert run_hybridnn("export", "run", "w.npz", "--best") == (0, f"w.npz: the {weights}", "")
     with np.load("w.npz") as exported, np.load(Path("run", BEST)) as kept:
@@ -140,10 +140,10 @@ def test_a_run_that_is_resumed_on_another_grid(run_hybridnn: Run) -> None:
 def test_weights_that_the_history_does_not_explain_are_named(run_hybridnn: Run, trained: Callable[..., Path]) -> None:
     run = trained(3)
     best = best_of(run)
-    change_best(run, epoch=1, metric=best["test_accuracy"] / 2)
+    change_best(run, epoch=1, metric=best["validation_accuracy"] / 2)
     code, _, err = run_hybridnn("evaluate", "run", "--best")
     assert code == 0
-    assert f"epoch {best['epoch']} with {best['test_accuracy']:.4f} was better; its weights are not kept" in err
+    assert f"epoch {best['epoch']} with {best['validation_accuracy']:.4f} was better; its weights are not kept" in err
     change_best(run, epoch=99, metric=2.0)
     code, _, err = run_hybridnn("evaluate", "run", "--best")
     assert (code, err) == (0, f"Warning: run/{BEST}: of epoch 99, which the history of the run does not have\n")

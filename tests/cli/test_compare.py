@@ -33,10 +33,11 @@ def test_settings_that_differ_and_figures_of_the_histories(runs: Run) -> None:
     assert not {name for name in first["settings"] if name.startswith("output.")}
     for name, found in (("a", first), ("b", second)):
         epochs = records_of(name, "epoch")
-        best = max(epochs, key=lambda record: record["test_accuracy"])
+        best = max(epochs, key=lambda record: record["validation_accuracy"])
         expected = {"run": name, "ranks": 1, "epochs": len(epochs), "validation_samples": None}
-        expected |= {key: epochs[-1][key] for key in ("train_loss", "test_loss", "test_accuracy", "test_r2")}
-        expected |= {"best": best["test_accuracy"], "best_epoch": best["epoch"], "diverged": ""}
+        expected |= {f"test_{key}": epochs[-1][f"validation_{key}"] for key in ("loss", "accuracy", "r2")}
+        expected["train_loss"] = epochs[-1]["train_loss"]
+        expected |= {"best": best["validation_accuracy"], "best_epoch": best["epoch"], "diverged": ""}
         assert {key: found[key] for key in expected} == expected
 
 

@@ -33,7 +33,7 @@ STEPS = 14
 
 def losses(folder: Path | str) -> list[list[float]]:
     """Training and test loss of every epoch in the history of a run."""
-    return [[record["train_loss"], record["test_loss"]] for record in records_of(folder, "epoch")]
+    return [[record["train_loss"], record["validation_loss"]] for record in records_of(folder, "epoch")]
 
 
 def assert_same_training(folder: Path | str, other: Path | str) -> None:

@@ -385,7 +385,7 @@ def test_trains_on_everything(run_hybridnn: Run, people: pd.DataFrame) -> None:
     assert (header["train_samples"], header["test_samples"]) == (PEOPLE, 0)
     assert "test" not in text.split("epoch")[1]
     assert "training loss" in text
-    assert {record["test_loss"] for record in records if record["kind"] == "epoch"} == {None}
+    assert {record["validation_loss"] for record in records if record["kind"] == "epoch"} == {None}
     assert not Path("run/best-weights.npz").exists()
     found = json.loads(run_hybridnn("evaluate", "run", "--format", "json")[1])
     assert (found["part"], found["samples"]) == ("all", PEOPLE)

@@ -26,7 +26,7 @@ def train(run: Run, *arguments: str, out: str = "run") -> str:
 
 
 def accuracies(folder: Path | str) -> list[float]:
-    return [record["test_accuracy"] for record in records_of(folder, "epoch")]
+    return [record["validation_accuracy"] for record in records_of(folder, "epoch")]
 
 
 def stopped(found: list[float], patience: int) -> tuple[int, int]:
@@ -129,7 +129,7 @@ def test_r2_of_one_sample_steers_nothing(run_hybridnn: Run, part: str) -> None:
     assert err.splitlines()[-1].startswith(f"Warning: four.csv: the {part} data are a single sample, of which there is")
     assert "R²" in text
     assert "R²  0." not in text
-    assert records_of("run", "epoch")[-1]["test_r2"] is None
+    assert records_of("run", "epoch")[-1]["validation_r2"] is None
     assert not Path("run/best-weights.npz").exists()
     for command in (("compare", "run", "run"), ("evaluate", "run"), ("report", "run")):
         code, text, err = run_hybridnn(*command)

@@ -42,8 +42,8 @@ def test_events_are_the_records_of_the_run(run_hybridnn: Run, ranks: tuple[str, 
     assert found == {
         "loss/minibatch": curve(records_of("run", "step"), "train_loss"),
         "loss/train": curve(epochs, "train_loss"),
-        "loss/test": curve(epochs, "test_loss"),
-        "accuracy/test": curve(epochs, "test_accuracy"),
+        "loss/test": curve(epochs, "validation_loss"),
+        "accuracy/test": curve(epochs, "validation_accuracy"),
         "learning rate": curve(epochs, "learning_rate"),
         "samples per second": curve(epochs, "samples_per_second"),
     }
@@ -70,7 +70,7 @@ def test_events_of_a_resumed_run_are_those_of_its_history(
     assert run_hybridnn("train", "--resume", "run", "--epochs", "5", "-q")[0] == 0
     found = scalars(Path("run/tensorboard"))
     assert found["loss/minibatch"] == curve(records_of("run", "step"), "train_loss")
-    assert found["accuracy/test"] == curve(records_of("run", "epoch"), "test_accuracy")
+    assert found["accuracy/test"] == curve(records_of("run", "epoch"), "validation_accuracy")
     assert [step for step, _ in found["loss/train"]] == [15, 30, 45, 60, 75]
 
 

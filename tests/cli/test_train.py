@@ -55,9 +55,9 @@ def _epoch(epoch: int, accuracy: float | None = 0.5, **changes: float | None) ->
         "epoch": epoch,
         "train_loss": 1.0 / epoch,
         "learning_rate": 0.1,
-        "test_loss": 1.1 / epoch,
-        "test_accuracy": accuracy,
-        "test_r2": None,
+        "validation_loss": 1.1 / epoch,
+        "validation_accuracy": accuracy,
+        "validation_r2": None,
         "samples_per_second": 1000.0,
         "compute_seconds": 3.0,
         "communication_seconds": 1.0,
@@ -76,7 +76,7 @@ def _play(view: TrainView, epochs: list[EpochRecord]) -> None:
                 trainer, StepRecord(record.step, record.epoch, record.train_loss, 0.1, 1e4, 0.5, 0.25, 7)
             )
             view.on_epoch_end(trainer, record)
-        view.on_end(RunSummary("runs/[odd] name", epochs, 12.5, "test accuracy", epochs[-1].test_accuracy, 30))
+        view.on_end(RunSummary("runs/[odd] name", epochs, 12.5, "test accuracy", epochs[-1].validation_accuracy, 30))
 
 
 def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,8 +213,8 @@ def test_one_rank_trains_and_leaves_a_finished_folder(
     assert (result["header"]["sizes"], result["folder"]) == ([64, 16, 10], "here")
     assert (result["header"]["threads_per_rank"], result["header"]["threads_why"]) == (1, "small products")
     assert run_status(folder) == "finished"
-    accuracies = [record.test_accuracy for record in read_epochs(folder)[0]]
-    assert accuracies == [epoch["test_accuracy"] for epoch in result["epochs"]]
+    accuracies = [record.validation_accuracy for record in read_epochs(folder)[0]]
+    assert accuracies == [epoch["validation_accuracy"] for epoch in result["epochs"]]
     assert {"config.toml", "weights.npz"} <= set(os.listdir(folder))
     assert (folder / "learning_curve.svg").read_text().startswith("<svg ")
     assert "already holds a finished run" in error_line(run_hybridnn("train", "--out", "here"))

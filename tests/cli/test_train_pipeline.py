@@ -31,7 +31,7 @@ def test_the_command_of_the_page_of_pipelines_trains_digits_by_every_method(meth
     assert code == 0, err
     header, *_, last, end = records_of("run")
     assert end["kind"] == "end"
-    assert last["test_accuracy"] > 0.8
+    assert last["validation_accuracy"] > 0.8
     layout = header["layout"]
     assert (layout["method"], len(layout["stages"])) == (command[-1], 4)
     assert "4 x 1 x 1 (pipeline x batch x model)" in out

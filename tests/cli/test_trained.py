@@ -51,8 +51,8 @@ def test_text_and_json_have_the_figures_of_the_last_epoch(evaluate: Run) -> None
         ["weights", f"run/weights.npz, step {STEPS}"],
         ["data", "digits, the test part"],
         ["samples", "359"],
-        ["loss", f"{last['test_loss']:.6g}"],
-        ["accuracy", f"{last['test_accuracy']:.6g}"],
+        ["loss", f"{last['validation_loss']:.6g}"],
+        ["accuracy", f"{last['validation_accuracy']:.6g}"],
     ]
     found = json.loads(evaluate("--format", "json")[1])
     by_class = {name: found.pop(name) for name in ("classes", "macro_mean", "weighted_mean", "confusion")}
@@ -62,16 +62,16 @@ def test_text_and_json_have_the_figures_of_the_last_epoch(evaluate: Run) -> None
         "weights": {"path": "run/weights.npz", "step": STEPS, "damaged": []},
         "data": "digits",
         "part": "test",
-        "loss": last["test_loss"],
-        "accuracy": last["test_accuracy"],
+        "loss": last["validation_loss"],
+        "accuracy": last["validation_accuracy"],
         "r2": None,
         "samples": 359,
         "roc_auc": None,
         "average_precision": None,
     }
     found = json.loads(evaluate("--in-process", "3", "--format", "json")[1])
-    assert found["loss"] == pytest.approx(last["test_loss"], rel=1e-12)
-    assert (found["accuracy"], found["samples"]) == (last["test_accuracy"], 359)
+    assert found["loss"] == pytest.approx(last["validation_loss"], rel=1e-12)
+    assert (found["accuracy"], found["samples"]) == (last["validation_accuracy"], 359)
     code, text, err = evaluate("--in-process", "2", "--model", "2", "--part", "train")
     assert (code, err, text.count("loss")) == (0, "", 1)
     assert "digits, the train part" in text

@@ -85,7 +85,7 @@ def test_the_table_counts_by_kind() -> None:
 RECORDS = [
     {"kind": "step", "step": 1, "epoch": 1, "train_loss": 0.5},
     {"kind": "step", "step": 2, "epoch": 1, "train_loss": 0.25},
-    {"kind": "epoch", "step": 2, "epoch": 1, "train_loss": 0.375, "test_r2": None},
+    {"kind": "epoch", "step": 2, "epoch": 1, "train_loss": 0.375, "validation_r2": None},
 ]
 WHOLE = Finished({"layers.0.weight": np.array([[1.0, -2.0]]), "layers.0.bias": np.zeros(1)}, RECORDS)
 

@@ -93,7 +93,7 @@ def test_commands_work_without_mpi4py(without_mpi: dict[str, Any]) -> None:
     codes = {name: ended[0] for name, ended in without_mpi["commands"].items()}
     assert codes == dict.fromkeys(codes, 0)
     printed = {name: ended[1] for name, ended in without_mpi["commands"].items()}
-    losses = [json.loads(printed[name])["epochs"][0]["test_loss"] for name in ("train", "four")]
+    losses = [json.loads(printed[name])["epochs"][0]["validation_loss"] for name in ("train", "four")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # float32
     for name in ("evaluate", "evaluate on two"):
         assert json.loads(printed[name])["loss"] == pytest.approx(losses[1], rel=1e-5)

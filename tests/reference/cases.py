@@ -213,10 +213,10 @@ def check_quality(
     assert_close(trainer.predict(x), outputs, f"{where}: predictions")
     metrics, last = trainer.evaluate(*local_data(case, grid, "test")), trainer.history.epochs[-1]
     assert metrics.samples == len(x), f"{where}: {metrics.samples} samples evaluated of {len(x)}"
-    assert_close([metrics.loss, last.test_loss], [net.loss(case.network, outputs, y)] * 2, f"{where}: test loss")
+    assert_close([metrics.loss, last.validation_loss], [net.loss(case.network, outputs, y)] * 2, f"{where}: test loss")
     if case.classification:
-        assert metrics.accuracy == last.test_accuracy == net.accuracy(outputs, y), where
-        assert [metrics.r2, last.test_r2] == [None, None], where
+        assert metrics.accuracy == last.validation_accuracy == net.accuracy(outputs, y), where
+        assert [metrics.r2, last.validation_r2] == [None, None], where
     else:
-        assert_close([metrics.r2, last.test_r2], [net.r2(outputs, y)] * 2, f"{where}: R2")
-        assert [metrics.accuracy, last.test_accuracy] == [None, None], where
+        assert_close([metrics.r2, last.validation_r2], [net.r2(outputs, y)] * 2, f"{where}: R2")
+        assert [metrics.accuracy, last.validation_accuracy] == [None, None], where

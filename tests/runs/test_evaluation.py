@@ -33,7 +33,11 @@ def test_figures_are_those_of_the_last_epoch(
     training = {"epochs": 2, "batch_size": 64, "dtype": "float64", "clip_norm": 1e-3}
     last = train(tmp_path / "run", data=data, model={"hidden": [12]}, training=training)
     found = evaluated(tmp_path / "run").metrics
-    assert (found.loss, found.accuracy, found.r2) == (last.test_loss, last.test_accuracy, last.test_r2)
+    assert (found.loss, found.accuracy, found.r2) == (
+        last.validation_loss,
+        last.validation_accuracy,
+        last.validation_r2,
+    )
 
 
 def standardized(run: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -38,7 +38,7 @@ def own_run(comm: MPI.Intracomm, tmp_path: Path, shape: tuple[int, int, int], di
     data = {"file": str(folder / "mine.npz"), "distribution": distribution}
     parallel = dict(zip(("pipeline", "batch", "model"), shape, strict=True))
     last = train(folder / "run", data=data, parallel=parallel, **REGRESSION)
-    (tmp_path / "expected").write_text(f"{last.test_loss!r} {last.test_r2!r}")
+    (tmp_path / "expected").write_text(f"{last.validation_loss!r} {last.validation_r2!r}")
     return folder / "run"
 
 

@@ -101,8 +101,8 @@ def assert_same(found: Trainer, expected: Trainer, tolerance: float) -> None:
         )
         assert [row[:2] for row in numbers] == [row[:2] for row in expected_numbers]
         np.testing.assert_allclose(numbers, expected_numbers, rtol=tolerance)
-    losses = [record.test_loss for record in found.history.epochs]
-    np.testing.assert_allclose(losses, [record.test_loss for record in expected.history.epochs], rtol=tolerance)
+    losses = [record.validation_loss for record in found.history.epochs]
+    np.testing.assert_allclose(losses, [record.validation_loss for record in expected.history.epochs], rtol=tolerance)
 
 
 def shared_folder(tmp_path: Path) -> Path:

@@ -41,9 +41,9 @@ EPOCH = EpochRecord(
     epoch=1,
     train_loss=1.5,
     learning_rate=0.1,
-    test_loss=1.6,
-    test_accuracy=0.75,
-    test_r2=None,
+    validation_loss=1.6,
+    validation_accuracy=0.75,
+    validation_r2=None,
     samples_per_second=1e5,
     compute_seconds=0.2,
     communication_seconds=0.1,
@@ -142,6 +142,14 @@ def test_finished_run_and_weights_are_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "weights.npz").read_bytes() == b"precious"
 
 
+def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.append(EPOCH)
+    history = tmp_path / "history.jsonl"
+    history.write_text(history.read_text().replace('"validation_', '"test_'))
+    assert read_records(tmp_path) == ([EPOCH], "")
+
+
 def test_unfinished_run_is_started_again(tmp_path: Path) -> None:
     """Its weights are replaced only if that is asked for."""
     with RunFolder.create(tmp_path, "x") as folder:
@@ -222,8 +230,8 @@ def _epoch(epoch: int, **changes: float | None) -> EpochRecord:
     "epochs",
     [
         [_epoch(epoch) for epoch in range(1, 60)],  # many orders of magnitude
-        [_epoch(epoch, test_accuracy=None, test_r2=0.5) for epoch in range(1, 3)],
-        [_epoch(1, train_loss=math.nan, test_loss=None, test_accuracy=None)],
+        [_epoch(epoch, validation_accuracy=None, validation_r2=0.5) for epoch in range(1, 3)],
+        [_epoch(1, train_loss=math.nan, validation_loss=None, validation_accuracy=None)],
     ],
     ids=["many epochs", "regression", "one epoch without test data, nothing finite"],
 )
@@ -244,7 +252,9 @@ def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord]) 
 def test_learning_curve_of_few_orders_is_linear_and_of_many_logarithmic(tmp_path: Path) -> None:
     places = []
     for last in (2, 19):
-        draw_learning_curve([_epoch(epoch, test_loss=None) for epoch in range(1, last + 1)], tmp_path / "curve.svg")
+        draw_learning_curve(
+            [_epoch(epoch, validation_loss=None) for epoch in range(1, last + 1)], tmp_path / "curve.svg"
+        )
         svg = ElementTree.parse(tmp_path / "curve.svg").getroot()
         # The first polyline is the legend's; equal factors are equal distances on a logarithmic axis.
         line = list(svg.iter(f"{SVG}polyline"))[1].attrib["points"].split()

@@ -31,7 +31,7 @@ def make(grid: ProcessGrid, **settings: Any) -> Trainer:
 
 def losses(grid: ProcessGrid, epochs: int, **settings: Any) -> list[float]:
     history = make(grid, **settings).fit(*noisy(0), epochs=epochs, validation=noisy(1))
-    return [record.test_loss or 0.0 for record in history.epochs]
+    return [record.validation_loss or 0.0 for record in history.epochs]
 
 
 def stop_by_definition(values: list[float], patience: int, min_delta: float) -> tuple[int, int]:
@@ -117,11 +117,20 @@ def test_the_best_weights_are_restored_after_all_epochs_too() -> None:
     assert trainer.evaluate(*noisy(1)).loss == min(values)
 
 
+@pytest.mark.parametrize(("keras", "name"), [("val_loss", "validation_loss"), ("loss", "train_loss")])
+def test_names_of_keras_are_taken(keras: str, name: str) -> None:
+    assert EarlyStopping(keras).monitor == name
+    trainer = make(ProcessGrid())
+    stops = [EarlyStopping(monitor, patience=3) for monitor in (keras, name)]
+    history = trainer.fit(*noisy(0), epochs=4, validation=noisy(1), callbacks=stops)
+    assert stops[0].best == stops[1].best == min(getattr(record, name) for record in history.epochs)
+
+
 def test_a_larger_accuracy_is_better_and_epochs_without_an_evaluation_do_not_count() -> None:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 3)), random.integers(0, 2, 40)
     trainer = Trainer(MLP([3, 2]), SGD(lr=1e-9), evaluate_every=2)
-    stopping = EarlyStopping("test_accuracy", patience=2, restore_best_weights=False)
+    stopping = EarlyStopping("validation_accuracy", patience=2, restore_best_weights=False)
     trainer.fit(x, y, epochs=20, validation=(x, y), callbacks=[stopping])
     assert (stopping.best_epoch, stopping.stopped_epoch) == (2, 6)
 
@@ -149,14 +158,14 @@ def test_ranks_with_other_callbacks_are_refused(comm: MPI.Intracomm) -> None:
         make(ProcessGrid(comm)).fit(*noisy(0), epochs=1, callbacks=[Calls()] if comm.rank else [])
 
 
-@pytest.mark.parametrize("wrong", [{"monitor": "loss"}, {"patience": 0}, {"min_delta": -1.0}])
+@pytest.mark.parametrize("wrong", [{"monitor": "val_test"}, {"patience": 0}, {"min_delta": -1.0}])
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match=next(iter(wrong))):
         EarlyStopping(**wrong)
 
 
 def test_early_stopping_without_its_value_is_refused() -> None:
-    for monitor, validation in (("test_loss", None), ("test_accuracy", noisy(1))):
+    for monitor, validation in (("validation_loss", None), ("validation_accuracy", noisy(1))):
         with pytest.raises(SettingError, match=f"monitor = '{monitor}': the training has no such values"):
             make(ProcessGrid()).fit(*noisy(0), epochs=2, validation=validation, callbacks=[EarlyStopping(monitor)])
 

@@ -99,8 +99,8 @@ def test_of_a_large_grid_the_first_and_the_last_parts_are_drawn() -> None:
 def test_a_history_fits_a_line() -> None:
     history = trained().history
     last = history.epochs[-1]
-    expected = f"<History: 3 epochs; train loss {last.train_loss:.4g}, test loss {last.test_loss:.4g}, "
-    assert repr(history) == f"{expected}test accuracy {last.test_accuracy:.4g}>"
+    expected = f"<History: 3 epochs; train loss {last.train_loss:.4g}, validation loss {last.validation_loss:.4g}, "
+    assert repr(history) == f"{expected}validation accuracy {last.validation_accuracy:.4g}>"
     assert repr(History()) == "<History: no epochs, 0 logged steps>"
     assert len(repr(trained(0))) < 300
     assert re.fullmatch(r"<Trainer of MLP.* with SGD.* on ProcessGrid.*, step 3>", repr(trained()))
@@ -112,7 +112,7 @@ def test_a_history_is_a_curve_of_its_losses(tmp_path: Path) -> None:
     assert shown is not None
     assert shown == history.plot()._repr_svg_()
     texts = {element.text for element in ElementTree.fromstring(shown).iter(f"{SVG}text")}
-    assert {"Mean loss", "epoch", "train", "test"} <= texts
+    assert {"Mean loss", "epoch", "train", "validation"} <= texts
     for name, beginning in (("a.png", b"\x89PNG"), ("a.svg", b"<svg"), ("a.PDF", b"%PDF")):
         history.plot(tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(beginning)
@@ -131,10 +131,10 @@ def test_curves_that_cannot_be_drawn_or_written(tmp_path: Path) -> None:
 def test_a_history_is_a_frame_of_its_epochs() -> None:
     history = trained().history
     frame = history.to_frame()
-    assert frame.drop(columns="test_r2").to_dict("records") == [
-        {name: value for name, value in asdict(record).items() if name != "test_r2"} for record in history.epochs
+    assert frame.drop(columns="validation_r2").to_dict("records") == [
+        {name: value for name, value in asdict(record).items() if name != "validation_r2"} for record in history.epochs
     ]
-    assert np.isnan(frame.test_r2.mean())
+    assert np.isnan(frame.validation_r2.mean())
 
 
 @pytest.mark.parametrize("method", ["gpipe", "1f1b", "zb-h1", "interleaved", "pipedream", "fr"])
@@ -178,8 +178,8 @@ def shown_on(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, **settings: A
 
 
 def measured(record: EpochRecord) -> str:
-    values = record.train_loss, record.test_loss, record.test_accuracy
-    return "train loss {:.4g}, test loss {:.4g}, test accuracy {:.4g}".format(*values)
+    values = record.train_loss, record.validation_loss, record.validation_accuracy
+    return "train loss {:.4g}, validation loss {:.4g}, validation accuracy {:.4g}".format(*values)
 
 
 @pytest.mark.parametrize("settings", [{"progress": True}, {"callbacks": [ProgressBar(3)]}])
@@ -235,7 +235,8 @@ def test_records_print_as_a_short_line() -> None:
     assert lines[0] == f"step 1: train loss {history.steps[0].train_loss:.4g}"
     assert lines[-1] == f"epoch 1: {measured(history.epochs[0])}"
     evaluated = history.evaluations[-1]
-    assert f"step 2: test loss {evaluated.test_loss:.4g}, test accuracy {evaluated.test_accuracy:.4g}" in lines
+    loss, accuracy = evaluated.validation_loss, evaluated.validation_accuracy
+    assert f"step 2: validation loss {loss:.4g}, validation accuracy {accuracy:.4g}" in lines
 
 
 IN_A_NOTEBOOK = """

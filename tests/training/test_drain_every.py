@@ -50,9 +50,9 @@ def test_an_epoch_is_evaluated_with_the_weights_after_its_last_update(comm: MPI.
         assert_close(record.train_loss, expected.epoch_losses[record.epoch - 1], where)
         assert record.learning_rate == expected.rates[record.step - 1]
         if record.epoch in (2, 4, 5):
-            assert record.test_loss == trainer.evaluate(*data(it.case, "test")).loss
+            assert record.validation_loss == trainer.evaluate(*data(it.case, "test")).loss
         else:
-            assert record.test_loss is None
+            assert record.validation_loss is None
         assert record.step == record.epoch * 4
         assert (trainer.progress.epoch, trainer.progress.step) == (record.epoch + 1, record.step)
         assert trainer.step == (12 if record.epoch <= 3 else 20)

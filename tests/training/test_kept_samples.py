@@ -60,7 +60,7 @@ def test_exchanged_training_and_test_samples() -> None:
         brought.clear()
         for train, test in ((0, 1), (1, 0), (1, 2), (2, 1), (0, 0)):
             trainer.fit(*parts[train], epochs=1, validation=parts[test])
-        histories.append([record.test_loss for record in trainer.history.epochs])
+        histories.append([record.validation_loss for record in trainer.history.epochs])
         if trainer is on_device:
             # Two, and then one each time: what was trained on makes room for what was tested on.
             assert copies(brought, parts[0][0].size) == 6

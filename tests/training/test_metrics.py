@@ -80,7 +80,7 @@ def test_one_sample_has_no_r2_and_steers_nothing(pipeline: int) -> None:
 
     def on_rank(comm: MPI.Intracomm) -> None:
         trainer = hybridnn.Trainer(hybridnn.MLP([2, 3, 2]), grid=hybridnn.ProcessGrid(comm, pipeline=pipeline))
-        stopping = hybridnn.EarlyStopping("test_r2", patience=1)
+        stopping = hybridnn.EarlyStopping("validation_r2", patience=1)
         trainer.fit(x, y, epochs=4, validation=(x[:1], y[:1]), callbacks=[stopping])
         assert (stopping.best_epoch, len(trainer.history.epochs)) == (0, 4)
         assert trainer.evaluate(x[:1], y[:1]).r2 is None

@@ -163,7 +163,7 @@ def test_what_differs_later_is_refused_before_anything_changes(comm: MPI.Intraco
     ours = {  # what the last rank does while the others call fit(): the message that comes of it
         "training.epochs: " + LAST.format(2, 1): fit(epochs=2),
         "training.epochs: " + LAST.format(0, 1): fit(epochs=0),
-        "test data: validation samples: " + LAST.format("some", "none"): fit(validation=(X, Y)),
+        "validation data: samples: " + LAST.format("some", "none"): fit(validation=(X, Y)),
         "training data: number of samples: " + LAST.format(999, 1000): fit(X[:999], Y[:999]),
         "training data: target of a sample: " + LAST.format("3 numbers", "a label"): fit(X, np.eye(3)[Y]),
         "training data: inputs of sample 0: rank 2 has [1.5, ": fit(changed(X, (0, 0), 1.5)),
@@ -177,7 +177,7 @@ def test_what_differs_later_is_refused_before_anything_changes(comm: MPI.Intraco
     numbers = fit(X, changed(np.eye(3)[Y], UNSEEN, 0.5) if is_last else np.eye(3)[Y])
     assert f"target of sample {UNSEEN}: rank 2 has [0.5 0.5 0.5]" in refusal(comm, DataError, numbers)
     test = fit(validation=(X, changed(Y, 5, 0) if is_last else Y))
-    assert refusal(comm, DataError, test).startswith(f"test data: target of sample 5: {LAST.format(0, 2)}")
+    assert refusal(comm, DataError, test).startswith(f"validation data: target of sample 5: {LAST.format(0, 2)}")
     evaluated = refusal(comm, DataError, lambda: trainer.evaluate(X, changed(Y, 5, 0) if is_last else Y))
     assert evaluated.startswith(f"data: target of sample 5: {LAST.format(0, 2)}")
     predicted = refusal(comm, DataError, lambda: trainer.predict(changed(X, 0, 0) if is_last else X))

@@ -48,7 +48,11 @@ def test_records_are_those_of_trainings_that_stop_there(comm: MPI.Intracomm, axi
             X, Y, epochs=3, callbacks=[Calling(should_stop=lambda reached, step=record.step: reached.step == step)]
         )
         test = stopped.evaluate(*TEST)
-        assert (record.test_loss, record.test_accuracy, record.test_r2) == (test.loss, test.accuracy, test.r2)
+        assert (record.validation_loss, record.validation_accuracy, record.validation_r2) == (
+            test.loss,
+            test.accuracy,
+            test.r2,
+        )
     plain = trainer_on(comm, axis, 0)
     without = plain.fit(X, Y, epochs=3, validation=TEST)
     assert not without.evaluations
@@ -79,7 +83,7 @@ def test_stale_pipelines_evaluate_the_weights_of_the_step_on_every_stage(
     assert [(record.step, record.epoch) for record in history.evaluations] == [(3, 1), (6, 2), (9, 3), (12, 3)]
     for record in history.evaluations:
         replayed.load_weights(expected[record.step - 1])
-        assert_close(record.test_loss, replayed.evaluate(*test).loss, f"{it}, step {record.step}")
+        assert_close(record.validation_loss, replayed.evaluate(*test).loss, f"{it}, step {record.step}")
     assert_arrays_close(trainer.weights(), expected[-1], str(it))
 
 
@@ -92,7 +96,7 @@ def test_copies_of_shared_weights_are_complete(comm: MPI.Intracomm) -> None:
     history = trainer.fit(*data(case), epochs=3, validation=data(case, "test"))
     for record, weights in zip(history.evaluations, expected_outcome(it, 2).step_weights, strict=True):
         replayed.load_weights(weights)
-        assert_close(record.test_loss, replayed.evaluate(*data(case, "test")).loss, f"step {record.step}")
+        assert_close(record.validation_loss, replayed.evaluate(*data(case, "test")).loss, f"step {record.step}")
 
 
 def test_runs_record_evaluations_as_moments(tmp_path: Path) -> None:
@@ -109,7 +113,7 @@ def test_runs_record_evaluations_as_moments(tmp_path: Path) -> None:
         step / run.steps_per_epoch for step in sorted({*steps, *(epoch.step for epoch in run.epochs)})
     ]
     assert [moment.seconds for moment in moments] == sorted(moment.seconds for moment in moments)
-    losses = {record.step: record.test_loss for record in (*run.evaluations, *run.epochs)}
+    losses = {record.step: record.validation_loss for record in (*run.evaluations, *run.epochs)}
     assert [moment.loss for moment in moments] == [losses[step] for step in sorted(losses)]
 
 

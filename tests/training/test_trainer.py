@@ -56,8 +56,8 @@ def test_a_script_fits_evaluates_and_predicts() -> None:
     assert [record.epoch for record in epochs] == list(range(1, 21))
     assert history.epochs[-1].train_loss < history.epochs[0].train_loss
     metrics = it.evaluate(x, y)
-    assert metrics.accuracy == epochs[-1].test_accuracy
-    assert metrics.loss == epochs[-1].test_loss
+    assert metrics.accuracy == epochs[-1].validation_accuracy
+    assert metrics.loss == epochs[-1].validation_loss
     assert metrics.accuracy is not None
     assert metrics.accuracy > 0.95
     assert metrics.accuracy == np.mean(it.predict(x).argmax(axis=1) == y)
@@ -72,8 +72,8 @@ def test_validation_samples_may_be_rows_of_a_data_set() -> None:
     x, y = classification()
     pair = trainer().fit(x, y, epochs=2, validation=(x[:20], y[:20]))
     rows = trainer().fit(x, y, epochs=2, validation=as_rows(x[:20], y[:20]))
-    assert [record.test_loss for record in rows.epochs] == [record.test_loss for record in pair.epochs]
-    with pytest.raises(DataError, match="test data: samples came without targets"):
+    assert [record.validation_loss for record in rows.epochs] == [record.validation_loss for record in pair.epochs]
+    with pytest.raises(DataError, match="validation data: samples came without targets"):
         trainer().fit(x, y, epochs=1, validation=x)  # type: ignore[arg-type]
 
 
@@ -85,8 +85,8 @@ def test_two_classes_need_two_outputs() -> None:
 def test_evaluation_comes_every_so_many_epochs_and_at_the_end() -> None:
     x, y = regression()
     records = trainer(evaluate_every=3).fit(x, y, epochs=7, validation=(x, y)).epochs
-    assert [record.epoch for record in records if record.test_loss is not None] == [3, 6, 7]
-    assert all((record.test_r2 is None) == (record.test_loss is None) for record in records)
+    assert [record.epoch for record in records if record.validation_loss is not None] == [3, 6, 7]
+    assert all((record.validation_r2 is None) == (record.validation_loss is None) for record in records)
 
 
 def test_another_seed_is_another_training() -> None:
@@ -282,8 +282,8 @@ def test_data_of_the_other_task_are_judged_by_that_tasks_metrics() -> None:
         it.fit(X, first, epochs=1)
         plain.fit(X, first, epochs=2)
         assert np.array_equal(it.weights()["layers.0.weight"], plain.weights()["layers.0.weight"])
-        assert (it.history.epochs[0].test_accuracy is None) == (second is Y)
-        assert (it.history.epochs[0].test_r2 is None) == (second is LABELS)
+        assert (it.history.epochs[0].validation_accuracy is None) == (second is Y)
+        assert (it.history.epochs[0].validation_r2 is None) == (second is LABELS)
         outputs = it.predict(X)
         expected = np.mean((outputs - Y) ** 2) if second is Y else np.mean(outputs.argmax(axis=1) == LABELS)
         found = it.evaluate(X, second)

@@ -73,8 +73,8 @@ def assert_same(found: Trainer, expected: Trainer, what: str, dtype: str) -> Non
         losses = [[record.train_loss for record in items] for items in (records, others)]
         assert_close(losses[0], losses[1], f"{what}: losses", tolerance)
     last, other = found.history.epochs[-1], expected.history.epochs[-1]
-    assert_close(last.test_loss, other.test_loss, f"{what}: test loss", 10 * tolerance)
-    assert last.test_accuracy == other.test_accuracy
+    assert_close(last.validation_loss, other.validation_loss, f"{what}: test loss", 10 * tolerance)
+    assert last.validation_accuracy == other.validation_accuracy
 
 
 def assert_mostly_close(found: Trainer, expected: Trainer, what: str) -> None:
