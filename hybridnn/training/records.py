@@ -15,6 +15,7 @@ import numpy as np
 from hybridnn.comm.recorder import RecordedTotals
 from hybridnn.errors import DataError
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.utils.text import figure_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -108,7 +109,7 @@ _TEXTS = {name: name.replace("_", " ").replace("r2", "R²") for name in _VALUES}
 def losses_text(record: StepRecord | EpochRecord | EvaluationRecord) -> str:
     """Losses and metrics of a record that are not None, as in ``train loss 0.137, validation accuracy 0.95``."""
     values = {text: getattr(record, name, None) for name, text in _TEXTS.items()}
-    return ", ".join(f"{text} {value:.4g}" for text, value in values.items() if value is not None)
+    return ", ".join(f"{text} {figure_text(value)}" for text, value in values.items() if value is not None)
 
 
 class Evaluated:
