@@ -28,6 +28,7 @@ def loss_gradient(
     samples: int,
     gradient: Array,
     loss: Array,
+    weights: Array | None = None,
 ) -> None:
     """Loss of this rank's samples and its gradient.
 
@@ -44,8 +45,10 @@ def loss_gradient(
         Receives the gradient of (sum of the losses) / `samples`.
     loss : ndarray, shape (1,)
         Receives the sum of the losses.
+    weights : ndarray, shape (outputs,), optional
+        Factors of the cross-entropy of samples by class.
     """
     if name == "cross_entropy":
-        kernels.cross_entropy(outputs, targets, columns, 1.0 / samples, gradient, loss)
+        kernels.cross_entropy(outputs, targets, columns, 1.0 / samples, gradient, loss, weights)
     else:
         kernels.mean_squared_error(outputs, targets.T, 1.0 / samples, gradient, loss)

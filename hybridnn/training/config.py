@@ -116,6 +116,12 @@ class TrainConfig:
     clip_norm: Positive | None = option(
         "training", None, "Scale gradients with a larger global norm down to this norm; none: do not."
     )
+    class_weight: Annotated[str, OneOf(("balanced",))] | None = option(
+        "training",
+        None,
+        "`balanced`: multiply the training loss of every sample by samples / (classes * samples of its class), so that "
+        "all classes count alike; on the CPU. Evaluations count every sample once.",
+    )
     evaluate_every: Count = option("training", 1, "Epochs between two evaluations; the last epoch is always evaluated.")
     evaluate_every_steps: Seed = option(
         "training",

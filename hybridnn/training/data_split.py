@@ -20,6 +20,8 @@ from hybridnn.utils.text import counted
 LARGE_INPUT = 1e3
 """Inputs beyond this size are taken for columns that nobody has standardized."""
 
+LABELS_READ = 2**20  # labels that are read at a time
+
 LOOKED_AT = 1000  # samples that are looked at for them
 
 
@@ -141,6 +143,18 @@ def without_r2(part: str, task: str, samples: int) -> str:
     if task != "regression" or samples != 1:
         return ""
     return f"the {part} data are a single sample, of which there is no R²: it chooses no epoch and ends no training"
+
+
+def balanced_weights(grid: ProcessGrid, split: DataSplit, classes: int) -> NDArray[np.float64]:
+    """Samples / (classes that occur * samples of the class), shape (classes,), by rank 0's labels; collective."""
+    counts = np.zeros(classes, np.int64)
+    if grid.rank == 0 and split.rows is not None:
+        for start in range(0, split.samples, LABELS_READ):
+            labels = np.empty(min(LABELS_READ, split.samples - start), np.int64)
+            split.rows.take(np.arange(start, start + len(labels)), None, labels)
+            counts += np.bincount(labels, minlength=classes)
+    grid.world.broadcast(counts)
+    return np.divide(split.samples / np.count_nonzero(counts), counts, out=np.zeros(classes), where=counts > 0)
 
 
 def constant_target(rows: Rows) -> str:

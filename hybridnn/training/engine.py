@@ -80,6 +80,7 @@ class Engine:
         ]
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
         self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
+        self.class_weights: Array | None = None  # shape (outputs,), factors of the training loss
         self._fetch = make_distributor(grid, config.distribution).fetch
         self._training = self._forward = self._executors(plans, config.batch_size)
 
@@ -206,7 +207,7 @@ class Engine:
             if split.task == "classification"
             else RegressionSums(self._kernels, self.config.model.sizes[-1])
         )
-        compute_loss = self._loss(split.task)
+        compute_loss = self._loss(split.task, weighted=False)
 
         def add(minibatch: Minibatch, arrays: StageArrays) -> None:
             compute_loss(arrays, minibatch.size, loss)
@@ -265,13 +266,14 @@ class Engine:
 
         return Executors(self._grid, self.layout, self._loss, make_runtimes)
 
-    def _loss(self, task: str) -> Callable[[StageArrays, int, HostArray], None]:
+    def _loss(self, task: str, *, weighted: bool = True) -> Callable[[StageArrays, int, HostArray], None]:
         """The function that computes a microbatch's loss and output gradient."""
         kernels, name = self._kernels, resolve_loss(self.config.model, task)
 
         def loss(arrays: StageArrays, size: int, total: HostArray) -> None:
             outputs, targets, gradient = arrays.outputs, arrays.targets, arrays.output_gradient
-            loss_gradient(kernels, name, outputs, targets, arrays.columns, size, gradient, total)
+            weights = self.class_weights if weighted else None
+            loss_gradient(kernels, name, outputs, targets, arrays.columns, size, gradient, total, weights)
 
         return loss
 

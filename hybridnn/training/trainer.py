@@ -25,6 +25,7 @@ from hybridnn.training.callbacks import Callback
 from hybridnn.training.config import OPTIONS, DeviceOptions, TrainConfig
 from hybridnn.training.data_split import (
     DataSplit,
+    balanced_weights,
     constant_target,
     epoch_order,
     large_inputs,
@@ -137,6 +138,8 @@ class Trainer(TrainedNetwork):
         self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, config.batch_size, grid))
         self.device = resolve_device(device, grid)
         self._owns_device = self.device is not device
+        if config.class_weight is not None and not self.device.kernels.on_host:
+            raise SettingError("training.class_weight", config.class_weight, "needs the CPU: device.name = 'cpu'")
         layout = choose_layout(config, grid, on_host=self.device.kernels.on_host)
         engine = self.device.make_engine(config, grid, layout)
         self.layout = engine.layout
@@ -215,6 +218,8 @@ class Trainer(TrainedNetwork):
                 doubts.append(without_r2("validation", test.task, test.samples))
             for doubt in filter(None, doubts):
                 warn_caller(doubt)
+        if self.class_weight is not None:
+            self.engine.class_weights = self._class_weights(train)
         per_epoch = ceil(train.samples / self.batch_size)
         self.last_epoch = self.progress.epoch + epochs - 1
         self.last_step = self.step - self.progress.minibatches + epochs * per_epoch
@@ -270,6 +275,11 @@ class Trainer(TrainedNetwork):
         stops = [callback.between_steps(self, reached) for callback in callbacks]
         return any(stops)
 
+    def _class_weights(self, train: DataSplit) -> HostArray:
+        if train.task != "classification":
+            raise SettingError("training.class_weight", self.class_weight, "needs classes, and this is a regression")
+        return balanced_weights(self.grid, train, self.model.sizes[-1]).astype(self.engine.dtype)
+
     def _require_same_fit(self, epochs: int, callbacks: Sequence[Callback], progress: bool | None) -> None:
         """Compare the arguments of `fit` between ranks."""
         if self.grid.size == 1:
@@ -303,9 +313,10 @@ class Trainer(TrainedNetwork):
         self.history.measured.append(result.measured)
         self.engine.require_finite(metrics, progress.step)
         self.progress = progress.next_epoch()
-        quality = (None, None, None) if metrics is None else (metrics.loss, metrics.accuracy, metrics.r2)
+        names = ("loss", "accuracy", "r2", "roc_auc", "average_precision")
+        found: dict[str, Any] = {f"validation_{name}": getattr(metrics, name, None) for name in names}
         loss, rate = progress.loss_sum / progress.samples, result.learning_rate
-        record = EpochRecord(progress.step, progress.epoch, loss, rate, *quality, **asdict(result.speed))
+        record = EpochRecord(progress.step, progress.epoch, loss, rate, **found, **asdict(result.speed))
         self.history.epochs.append(record)
         for callback in callbacks:
             callback.on_epoch_end(self, record)
