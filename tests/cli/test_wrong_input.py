@@ -53,6 +53,11 @@ def touched(name: str, typed: str) -> str:
     return typed
 
 
+def utf16_settings() -> list[str]:
+    Path("wide.toml").write_text("[training]\nepochs = 1\n", encoding="utf-16")
+    return ["wide.toml"]
+
+
 Case = tuple["list[str] | Callable[[], list[str]]", list[str]]
 CASES: dict[str, Case] = {
     "unknown option": (["--epoch", "3"], ["No such option: --epoch"]),
@@ -65,6 +70,7 @@ CASES: dict[str, Case] = {
     "a setting with a blank": (["--set", "optimizer.momentum", "0.4"], ["write --set optimizer.momentum=0.4"]),
     "a setting without its section": (["--set", "patience=3"], ["did you mean training.patience?"]),
     "a section without a key": (["--set", "optimizer=adam"], ["did you mean optimizer.name?"]),
+    "settings in UTF-16": (utf16_settings, ["is not text in UTF-8: byte 1 is 0xff; save the file as UTF-8"]),
     "a setting as an option": (
         ["--device", "cuda"],
         ["No such option: --device; the setting is --set device.name=VALUE"],
