@@ -77,6 +77,7 @@ CASES: dict[str, Case] = {
     ),
     "an unknown optimizer": (["--optimizer", "Adamm"], ["must be 'sgd', 'adam', 'adamw' or 'rmsprop'"]),
     "no ranks": (["-n", "0"], ["Invalid value for '-n': must be at least 1"]),
+    "too many samples": (["--data", "synthetic", "--set", f"data.rows={10**15}"], ["data.rows = ", "must be at most "]),
     "ranks in words": (["-n", "two"], ["Invalid value for '-n': must be a whole number"]),
     "a seed of 70 bits": (["--seed", str(2**70)], ["the largest is 9,223,372,036,854,775,807"]),
     "a width of 70 bits": (["--hidden", f"8,{2**70}"], ["the largest is 9,223,372,036,854,775,807"]),
@@ -114,6 +115,10 @@ def test_wrong_input_is_one_line_and_exit_code_2(case: str, run_hybridnn: Run, m
         line = error_line(run_hybridnn("train", *ranks, *arguments))
         assert all(fragment in line for fragment in fragments), line
         assert not list(Path().glob("runs/*/weights.npz"))
+
+
+def test_the_number_of_ranks_has_a_bound_that_is_named(run_hybridnn: Run) -> None:
+    assert error_line(run_hybridnn("train", "-n", "1" * 20)).endswith(": must be at most 1,048,576")
 
 
 def test_choices_may_have_capitals_and_other_names(run_hybridnn: Run) -> None:
