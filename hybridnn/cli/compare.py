@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,9 +13,12 @@ from hybridnn.cli.options import Format, OutputFormat
 from hybridnn.cli.output import MISSING, make_console, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import SettingError
+from hybridnn.utils.text import figure_text
 
 if TYPE_CHECKING:
     from hybridnn.runs.run_files import RunRecord
+
+FIGURE = re.compile("loss|accuracy|r2|best$")  # names of losses and metrics
 
 
 def compare(
@@ -44,7 +48,7 @@ def compare(
             return
         rows = [(name, *(_text(one.get(name)) for one in settings)) for name in names]
         for name in dict.fromkeys(chain.from_iterable(results)):
-            rows.append((name.replace("_", " "), *(_text(result.get(name)) for result in results)))
+            rows.append((name.replace("_", " "), *(_text(result.get(name), FIGURE.search(name)) for result in results)))
         rows = [row for row in rows if any(cell != MISSING for cell in row[1:])]
         make_console().print(new_table(("",), tuple(str(run.folder) for run in runs), rows, wraps=True))
 
@@ -75,9 +79,9 @@ def _results(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _text(value: object) -> str:
+def _text(value: object, is_figure: object = None) -> str:
     if value is None or value == "":
         return MISSING
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return figure_text(value) if is_figure else f"{value:.4g}"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -218,9 +218,10 @@ def _advice(error: Any) -> str:
         return message.replace(str(error.message), first_problem(cause))
     if message.startswith("Missing ") and (text := getattr(error.param, "help", "")):
         return f"{message.rstrip('.')}: {text}"
-    if message.startswith("Got unexpected extra"):
+    is_train = error.ctx is not None and error.ctx.info_name == "train"
+    if message.startswith("Got unexpected extra") and is_train:
         return f"{message}; write lists with commas, as in 64,64, and settings with =, as in --set optimizer.lr=0.1"
-    if message.startswith("No such option") and error.ctx and error.ctx.info_name == "train":
+    if message.startswith("No such option") and is_train:
         from hybridnn.config.settings import Settings, known_names
 
         names = [name for name in known_names(Settings) if name.endswith(f".{option}") or name == f"{option}.name"]

@@ -43,6 +43,7 @@ from hybridnn.diagnostics.failsafe import (
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.runs.stop_signals import REPEAT_SECONDS
 from hybridnn.utils.connections import host_of, open_connections
+from hybridnn.utils.text import MAX_RANKS
 
 LEAD_SECONDS = 0.5
 """Delay of the other processes before they exit: a launcher may end the job before rank 0 has printed."""
@@ -189,6 +190,8 @@ def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bo
     if launch_rank() is not None:
         raise EnvironmentProblem(f"-n {ranks} starts the ranks itself: call it without mpirun or srun")
 
+    if ranks > MAX_RANKS:
+        raise SettingError("-n", ranks, f"must be at most {MAX_RANKS:,}")
     from hybridnn.comm.launcher import RankLauncher
 
     try:

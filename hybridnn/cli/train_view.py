@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hybridnn.cli.output import MISSING, make_console, new_grid, new_table, write_json
 from hybridnn.runs.records import RunHeader, RunSummary, RunView, best_epoch
 from hybridnn.training.records import EpochRecord, Speed, StepRecord
-from hybridnn.utils.text import counted, format_bytes, plural
+from hybridnn.utils.text import counted, figure_text, format_bytes, plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,11 +64,11 @@ class TrainView(RunView):
     def on_resume(self, checkpoint: Checkpoint, problems: Sequence[str]) -> None:
         """Print the checkpoint that the run resumes from, and the damaged ones that were skipped."""
         for problem in problems:
-            print(f"damaged, passed over: {problem}", file=sys.stderr, flush=True)
+            print(f"damaged, skipped: {problem}", file=sys.stderr, flush=True)
         if not self._silent:
             progress = checkpoint.manifest.progress
             after = f"step {progress.step}, in epoch {progress.epoch} after {progress.minibatches} minibatches"
-            self._console.print(f"goes on from {checkpoint.path.name}: {after}", soft_wrap=True)
+            self._console.print(f"continues from {checkpoint.path.name}: {after}", soft_wrap=True)
             self._console.print()
 
     def on_epoch_begin(self, trainer: TrainedNetwork, epoch: int) -> None:
@@ -139,7 +139,7 @@ class TrainView(RunView):
 
     def _advance(self, step: int, loss: float) -> None:
         if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=step, loss=f"{loss:.4g}")
+            self._progress.update(self._progress.task_ids[0], completed=step, loss=figure_text(loss))
 
     def _stop_progress(self) -> None:
         if self._progress is not None:
@@ -244,8 +244,8 @@ def epoch_table(
         communication = (record.communication_seconds - sum(bubble), *bubble)
         table.add_row(
             str(record.epoch),
-            _number(record.train_loss),
-            *((_number(record.validation_loss), _number(record.metric)) if tested else ()),
+            _figure(record.train_loss),
+            *((_figure(record.validation_loss), _figure(record.metric)) if tested else ()),
             f"{record.samples_per_second:,.0f}",
             f"{record.compute_seconds:.3f}",
             *(f"{seconds:.3f}" for seconds in communication),
@@ -276,9 +276,9 @@ def _quality_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """Last and best metric; with a validation split, the metric of the final weights and the best one on that split."""
     best = best_epoch(summary.epochs)
     if summary.epochs and all(epoch.validation_loss is None for epoch in summary.epochs):
-        return [("training loss", _number(summary.epochs[-1].train_loss))]
-    best_text = f"best {_number(best.metric)} in epoch {best.epoch}" if best else ""
-    value = _number(summary.metric)
+        return [("training loss", _figure(summary.epochs[-1].train_loss))]
+    best_text = f"best {_figure(best.metric)} in epoch {best.epoch}" if best else ""
+    value = _figure(summary.metric)
     if summary.evaluated == "test":
         return [(summary.metric_name, f"{value}, {best_text}" if best else value)]
     last = summary.epochs[-1].epoch
@@ -292,7 +292,5 @@ def _chosen_records(epochs: Sequence[EpochRecord], best: EpochRecord | None) -> 
     return [item for item in epochs if item.epoch % every == 0 or item.epoch == 1 or item in (best, epochs[-1])]
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return MISSING
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"
+def _figure(value: float | None) -> str:
+    return MISSING if value is None else figure_text(value)

@@ -208,7 +208,7 @@ def _require_result(name: str, path: Path, suffixes: Sequence[str], *, replace: 
 def _print_evaluation(run: TrainedRun, result: Evaluation, *, as_json: bool) -> None:
     """Print the metrics, the weights and the data, as text or JSON; warnings go to the error stream."""
     from hybridnn.runs.quality import ClassReport
-    from hybridnn.utils.text import printable
+    from hybridnn.utils.text import figure_text, printable
 
     _warn_of_damage(run.source)
     _warn_of_columns(result.data, result.ignored)
@@ -224,13 +224,13 @@ def _print_evaluation(run: TrainedRun, result: Evaluation, *, as_json: bool) -> 
         "weights": _weights_text(run.source),
         "data": f"{result.data}, {'all' if result.part == 'all' else f'the {result.part} part'}",
         "samples": f"{metrics.samples:,}",
-        "loss": f"{metrics.loss:.6g}",
-        name: "not a number" if quality is None else f"{quality:.6g}",
+        "loss": figure_text(metrics.loss),
+        name: "not a number" if quality is None else figure_text(quality),
     }
     if metrics.roc_auc is not None and metrics.average_precision is not None and isinstance(result.report, ClassReport):
         positive = printable(result.report.names[1], 40)
-        rows["ROC-AUC"] = f"{metrics.roc_auc:.6g} for class {positive}"
-        rows["average precision"] = f"{metrics.average_precision:.6g} for class {positive}"
+        rows["ROC-AUC"] = f"{figure_text(metrics.roc_auc)} for class {positive}"
+        rows["average precision"] = f"{figure_text(metrics.average_precision)} for class {positive}"
     console = make_console()
     console.print(new_grid(rows.items()))
     if isinstance(result.report, ClassReport):

@@ -31,6 +31,7 @@ from hybridnn.parallel.places import StageShapes
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
+from hybridnn.training.records import MONITORS
 from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Range, Seed, refused
 from hybridnn.utils.files import FileError, LargeIntegerError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
@@ -306,8 +307,10 @@ class TrainingSettings(Section):
         Record in every `StepRecord` the errors of stale and of predicted weights for 1 to this many updates (Chen et
         al. 2018, Figure 8), with an exact method and an optimizer with momentum; 0: do not. Slows the training down.
     patience : int or None
-        Evaluated epochs without a better accuracy or R² of the validation split, after which the training ends; the
-        weights of the run are then those of the best epoch.
+        Evaluated epochs without a better value of the validation split, after which the training ends; the weights of
+        the run are then those of the best epoch.
+    monitor : str
+        That value, which also chooses the best weights: ``"auto"`` is accuracy or R².
     """
 
     epochs: Count = 10
@@ -315,6 +318,7 @@ class TrainingSettings(Section):
     keep: Count = 3
     weight_error: Seed = 0
     patience: Count | None = None
+    monitor: Annotated[str, OneOf(("auto", *MONITORS))] = "auto"
 
 
 @with_options("output")

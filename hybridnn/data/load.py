@@ -10,12 +10,15 @@ from types import MappingProxyType
 import numpy as np
 
 from hybridnn.errors import DataError, SettingError
+from hybridnn.utils.files import memory_bytes
 
 from . import airfoil, cifar10, digits, ethylene, mnist, synthetic
 from .dataset import Dataset, DatasetInfo
 from .rows import SubsetRows
 from .synthetic import SyntheticSpec
 from .synthetic import describe as describe_synthetic
+
+ORDER_BYTES = 8  # of a sample in the shuffled order of an epoch
 
 ENTRIES = (
     digits.INFO,
@@ -65,6 +68,8 @@ def load_dataset(name: str, *, rows: int | None = None, synthetic: SyntheticSpec
         If an option does not fit the data set.
     """
     info = describe_dataset(name, rows=rows, synthetic=synthetic)
+    if rows is not None and rows > (most := memory_bytes() // ORDER_BYTES):
+        raise SettingError("data.rows", rows, f"must be at most {most:,}, whose order fits the memory of this machine")
     dataset = info.load(info)
     if rows is None or rows == dataset.train.samples:
         return dataset

@@ -49,6 +49,7 @@ def loss_gradient(
         Factors of the cross-entropy of samples by class.
     """
     if name == "cross_entropy":
-        kernels.cross_entropy(outputs, targets, columns, 1.0 / samples, gradient, loss, weights)
+        more = {} if weights is None else {"weights": weights}  # other arithmetic need not know them
+        kernels.cross_entropy(outputs, targets, columns, 1.0 / samples, gradient, loss, **more)
     else:
         kernels.mean_squared_error(outputs, targets.T, 1.0 / samples, gradient, loss)

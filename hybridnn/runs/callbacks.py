@@ -19,7 +19,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.errors import DataError, EnvironmentProblem, StoppedBySignal
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.runs.folder import RunFolder
-from hybridnn.runs.records import best_epoch, epochs_without_improvement
+from hybridnn.runs.records import best_epoch, epochs_without_improvement, score
 from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.training.callbacks import Callback
@@ -98,7 +98,8 @@ class Checkpoints(Callback):
         """The error that ends the run in `folder` after a signal."""
         stopped = f"stopped by {signal.Signals(self.stopped_by).name} after step {self.trainer.step}"
         return StoppedBySignal(
-            f"{stopped}; wrote {self._last_checkpoint}; go on with: hybridnn train --resume {command_argument(folder)}",
+            f"{stopped}; wrote {self._last_checkpoint}; "
+            f"continue with: hybridnn train --resume {command_argument(folder)}",
             interrupted=self.stopped_by == signal.SIGINT,
         )
 
@@ -132,20 +133,20 @@ class Checkpoints(Callback):
 
 
 class Patience(Callback):
-    """Ends a training after `patience` evaluated epochs without a better metric, counted in its history.
+    """Ends a training after `patience` evaluated epochs without a better `score`, counted in its history.
 
     The history is that of a resumed run too, so that it ends after the same epoch as an uninterrupted one.
     """
 
-    def __init__(self, patience: int) -> None:
-        self._patience = patience
+    def __init__(self, patience: int, monitor: str) -> None:
+        self._patience, self._monitor = patience, monitor
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """End the training if that many epochs have brought no improvement."""
-        trainer.stop_training = epochs_without_improvement(trainer.history.epochs) >= self._patience
+        trainer.stop_training = epochs_without_improvement(trainer.history.epochs, self._monitor) >= self._patience
 
 
-def restore_best_weights(trainer: Trainer, folder: Path) -> int | None:
+def restore_best_weights(trainer: Trainer, folder: Path, monitor: str) -> int | None:
     """Load the weights of the best epoch of the run in `folder`; collective.
 
     Raises `DataError` on every rank if they cannot be read.
@@ -153,9 +154,9 @@ def restore_best_weights(trainer: Trainer, folder: Path) -> int | None:
     Returns
     -------
     int or None
-        The epoch; None if no epoch has a finite metric.
+        The epoch; None if no epoch has a finite score.
     """
-    if best_epoch(trainer.history.epochs) is None:
+    if best_epoch(trainer.history.epochs, monitor) is None:
         return None
     best = agree(trainer.grid.world, lambda: read_best_weights(folder))
     trainer.load_weights({name: best.arrays[name] for name in parameter_shapes(trainer.model)})
@@ -163,7 +164,7 @@ def restore_best_weights(trainer: Trainer, folder: Path) -> int | None:
 
 
 class BestWeights(Callback):
-    """Writes ``best-weights.npz`` after every epoch with a better metric than all before.
+    """Writes ``best-weights.npz`` after every epoch with a better `score` than all before.
 
     Parameters
     ----------
@@ -171,10 +172,12 @@ class BestWeights(Callback):
         With the records of earlier epochs if the run was resumed.
     folder : RunFolder or None
         None on ranks other than 0.
+    monitor : str
+        What is best: ``auto``, or of `MONITORS`.
     """
 
-    def __init__(self, trainer: Trainer, folder: RunFolder | None) -> None:
-        self._trainer, self._folder = trainer, folder
+    def __init__(self, trainer: Trainer, folder: RunFolder | None, monitor: str) -> None:
+        self._trainer, self._folder, self._monitor = trainer, folder, monitor
         self._metric = agree(trainer.grid.world, self._metric_of_file)
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
@@ -182,25 +185,27 @@ class BestWeights(Callback):
 
         Raises `EnvironmentProblem` on every rank: the file cannot be written.
         """
-        if record.metric is None:
+        found = score(record, self._monitor)
+        if found is None:
             return
         world = trainer.grid.world
-        improves = np.array([self._folder is not None and record.metric > self._metric], np.int64)
+        improves = np.array([self._folder is not None and found > self._metric], np.int64)
         world.broadcast(improves)  # rank 0 alone has read the file
         if not improves[0]:
             return
-        self._metric = record.metric
+        self._metric = found
         with self._trainer.busy("writing the best weights"):
-            arrays = {**trainer.weights(), "epoch": record.epoch, "step": record.step, "metric": record.metric}
+            arrays = {**trainer.weights(), "epoch": record.epoch, "step": record.step, "metric": found}
             agree(world, lambda: None if self._folder is None else self._folder.write_arrays(BEST_WEIGHTS, arrays))
 
     def _metric_of_file(self) -> float:
-        """Test metric of the weights in the file; a file of an epoch that is not in the history is removed."""
+        """Score of the weights in the file; a file of an epoch that is not in the history is removed."""
         if self._folder is None:
             return -inf
         with suppress(DataError):
             best = read_best_weights(self._folder.path)
-            epochs = {(record.epoch, record.step, record.metric) for record in self._trainer.history.epochs}
+            records = self._trainer.history.epochs
+            epochs = {(record.epoch, record.step, score(record, self._monitor)) for record in records}
             if (best.epoch, best.step, best.metric) in epochs:
                 return best.metric
         try:

@@ -11,23 +11,30 @@ from hybridnn.comm.hosts import Hosts
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.callbacks import Callback
-from hybridnn.training.records import EpochRecord, Record
+from hybridnn.training.records import MONITORS, EpochRecord, Record
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from hybridnn.checkpoints.reading import Checkpoint
 
 
-def epochs_without_improvement(epochs: Sequence[EpochRecord]) -> int:
+def score(record: EpochRecord, monitor: str) -> float | None:
+    """What is largest in the best epoch: accuracy or R² for ``auto``, else a value of `MONITORS`, or minus it."""
+    value = record.metric if monitor == "auto" else record.monitored(monitor)
+    return value if monitor == "auto" or value is None else MONITORS[monitor] * value
+
+
+def epochs_without_improvement(epochs: Sequence[EpochRecord], monitor: str) -> int:
     """Evaluated epochs after the best one."""
-    best = best_epoch(epochs)
-    return sum(record.metric is not None for record in epochs if best is not None and record.epoch > best.epoch)
+    best = best_epoch(epochs, monitor)
+    later = [record for record in epochs if best is not None and record.epoch > best.epoch]
+    return sum(score(record, monitor) is not None for record in later)
 
 
-def best_epoch(epochs: Sequence[EpochRecord]) -> EpochRecord | None:
-    """The first epoch with the highest accuracy or R² of its evaluation; None if no epoch was evaluated."""
-    measured = [record for record in epochs if record.metric is not None and isfinite(record.metric)]
-    return max(measured, key=lambda record: record.metric or 0.0, default=None)
+def best_epoch(epochs: Sequence[EpochRecord], monitor: str = "auto") -> EpochRecord | None:
+    """The first epoch with the highest `score`; None if no epoch was evaluated."""
+    scores = [(value, record) for record in epochs if (value := score(record, monitor)) is not None and isfinite(value)]
+    return max(scores, key=lambda scored: scored[0], default=(0.0, None))[1]
 
 
 @dataclass(frozen=True)

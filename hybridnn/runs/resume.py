@@ -104,7 +104,7 @@ def resolve_request(
         if damage:
             raise DataError(damage)
         patience = settings.training.patience
-        is_over = patience is not None and epochs_without_improvement(epochs) >= patience
+        is_over = patience is not None and epochs_without_improvement(epochs, settings.training.monitor) >= patience
         if settings.training.epochs <= len(epochs) or is_over:
             _require_same_training(training_settings(read_config(folder)), training_settings(settings), forced=forced)
             return None

@@ -91,16 +91,16 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
             logs = folder is not None and settings.output.tensorboard
             log = TensorBoardLog(path if logs else None, data.evaluated[0])
             stack.callback(log.close)
-            callbacks += [report, view, log, BestWeights(trainer, folder)]
+            callbacks += [report, view, log, BestWeights(trainer, folder, settings.training.monitor)]
             if settings.training.patience is not None:
-                callbacks.append(Patience(settings.training.patience))
+                callbacks.append(Patience(settings.training.patience, settings.training.monitor))
             seconds = _fit(settings, data, report, checkpoints, callbacks)
             if checkpoints.stopped_by:
                 raise checkpoints.stop_error(path)
         _write_last_checkpoint(checkpoints)
         weights_epoch = None
         if settings.training.patience is not None:
-            weights_epoch = restore_best_weights(trainer, path)
+            weights_epoch = restore_best_weights(trainer, path, settings.training.monitor)
         with trainer.busy("writing the results"):
             if settings.output.trace:
                 write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout)
@@ -195,9 +195,10 @@ def _fit(
     """Train the remaining epochs, or until a signal; the seconds that it took."""
     started, trainer = perf_counter(), checkpoints.trainer
     _, evaluated, samples = data.evaluated
-    patience = settings.training.patience
+    patience, monitor = settings.training.patience, settings.training.monitor
     remaining = settings.training.epochs - (trainer.progress.epoch - 1)
-    if remaining > 0 and not (patience is not None and epochs_without_improvement(trainer.history.epochs) >= patience):
+    waited = epochs_without_improvement(trainer.history.epochs, monitor)
+    if remaining > 0 and not (patience is not None and waited >= patience):
         try:
             trainer.fit(
                 data.train,

@@ -24,7 +24,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import check_weights
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.runs.records import EndRecord, best_epoch
+from hybridnn.runs.records import EndRecord, best_epoch, score
 from hybridnn.runs.run_files import (
     BEST_WEIGHTS,
     CHECKPOINTS,
@@ -39,7 +39,7 @@ from hybridnn.runs.run_files import (
     read_records,
     run_status,
 )
-from hybridnn.training.records import EpochRecord
+from hybridnn.training.records import MONITORS, EpochRecord
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_npz
 from hybridnn.utils.text import shown_path
@@ -129,12 +129,12 @@ def open_run(
         Ranks that all read: collective over it, errors are raised on all. None: this rank reads alone.
     """
     settings = _agree(group, lambda: _read_settings(folder))
-    source = find_weights(folder, checkpoint, group, best=best)
+    source = find_weights(folder, checkpoint, group, best=settings.training.monitor if best else "")
     return _agree(group, lambda: _read_run(folder, settings, source))
 
 
 def find_weights(
-    folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: bool = False
+    folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: str = ""
 ) -> WeightsSource:
     """Find the weights at the end of the run in `folder`, else those of its newest valid checkpoint.
 
@@ -144,8 +144,8 @@ def find_weights(
         Name of the checkpoint to take instead, such as ``step-00001234``.
     group : Group, optional
         Ranks that share the verification of checkpoints; collective over it, with the same result on all.
-    best : bool
-        Take the weights of the epoch with the best metric instead.
+    best : str
+        Take the weights of the best epoch by this ``training.monitor`` instead.
 
     Raises
     ------
@@ -157,7 +157,7 @@ def find_weights(
     if best and checkpoint is not None:
         raise SettingError("--best", True, "does not go with --checkpoint")
     if best:
-        return _agree(group, lambda: _best_weights(folder))
+        return _agree(group, lambda: _best_weights(folder, best))
     is_first = group is None or group.rank == 0
     if checkpoint is not None:
         return _named_checkpoint(folder / CHECKPOINTS, checkpoint, group, is_first=is_first)
@@ -266,20 +266,20 @@ def _task(folder: Path, settings: Settings, standardizer: Standardizer | None) -
     return settings.data.describe(settings.model.task).task
 
 
-def _best_weights(folder: Path) -> WeightsSource:
+def _best_weights(folder: Path, monitor: str) -> WeightsSource:
     """The weights of the best epoch, with a warning if the history has a better one."""
     path = folder / BEST_WEIGHTS
     if not path.exists():
         raise DataError(f"{folder}: no {BEST_WEIGHTS}, which a run writes after an evaluated epoch")
     weights = read_best_weights(folder)
     epochs, _ = read_epochs(folder)
-    best = best_epoch(epochs)
+    best, sign = best_epoch(epochs, monitor), MONITORS.get(monitor, 1)
     damaged: tuple[str, ...] = ()
     if weights.epoch not in [record.epoch for record in epochs]:
         damaged = (f"{path}: of epoch {weights.epoch}, which the history of the run does not have",)
-    elif best is not None and best.metric is not None and best.metric > weights.metric:
-        better = f"epoch {best.epoch} with {best.metric:.4f} was better"
-        damaged = (f"{path}: of epoch {weights.epoch} with {weights.metric:.4f}; {better}; its weights are not kept",)
+    elif best is not None and (value := score(best, monitor)) is not None and value > weights.metric:
+        better = f"epoch {best.epoch} with {sign * value:.4f} was better; its weights are not kept"
+        damaged = (f"{path}: of epoch {weights.epoch} with {sign * weights.metric:.4f}; {better}",)
     return WeightsSource(path, weights.step, lambda: weights.arrays, damaged)
 
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import HostArray
+from hybridnn.training.records import MONITORS
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:
     from hybridnn.training.progress import StepPosition
     from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
     from hybridnn.training.trained_network import TrainedNetwork
-
-MONITORS = {"train_loss": -1, "validation_loss": -1, "validation_accuracy": 1, "validation_r2": 1}
-"""Attributes of `EpochRecord` that early stopping can monitor: 1 if larger is better, -1 if smaller is."""
 
 
 class Callback:
@@ -60,7 +58,9 @@ class EarlyStopping(Callback):
 
     Parameters
     ----------
-    monitor : {"validation_loss", "validation_accuracy", "validation_r2", "train_loss"}
+    monitor : str
+        ``"validation_loss"``, ``"validation_accuracy"``, ``"validation_r2"``, ``"validation_roc_auc"``,
+        ``"validation_average_precision"`` or ``"train_loss"``.
         Attribute of `EpochRecord`, or its name in Keras, ``"val_loss"`` or ``"loss"``. Epochs without an evaluation are
         left out. If an evaluated epoch does not have it, the training ends with a `SettingError`.
     patience : int
@@ -107,14 +107,9 @@ class EarlyStopping(Callback):
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Compare the epoch with the best one."""
-        value = getattr(record, self.monitor)
-        is_single = (
-            self.monitor == "validation_r2"
-            and record.validation_loss is not None
-            and record.validation_accuracy is None
-        )
-        if value is None:  # also R² of a single sample
-            if not is_single and record.epoch % trainer.config.evaluate_every == 0:
+        value = record.monitored(self.monitor)
+        if value is None:
+            if record.validation_loss is None and record.epoch % trainer.config.evaluate_every == 0:
                 allowed = "the training has no such values: give fit validation samples, or monitor 'train_loss'"
                 raise SettingError("monitor", self.monitor, allowed)
             return

@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass, field
 from math import nan
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
 from hybridnn.comm.recorder import RecordedTotals
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, SettingError
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.utils.text import figure_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -108,7 +110,7 @@ _TEXTS = {name: name.replace("_", " ").replace("r2", "R²") for name in _VALUES}
 def losses_text(record: StepRecord | EpochRecord | EvaluationRecord) -> str:
     """Losses and metrics of a record that are not None, as in ``train loss 0.137, validation accuracy 0.95``."""
     values = {text: getattr(record, name, None) for name, text in _TEXTS.items()}
-    return ", ".join(f"{text} {value:.4g}" for text, value in values.items() if value is not None)
+    return ", ".join(f"{text} {figure_text(value)}" for text, value in values.items() if value is not None)
 
 
 class Evaluated:
@@ -169,6 +171,19 @@ class StepRecord(Record):
         return f"step {self.step}: {losses_text(self)}"
 
 
+MONITORS = MappingProxyType(
+    {
+        "train_loss": -1,
+        "validation_loss": -1,
+        "validation_accuracy": 1,
+        "validation_r2": 1,
+        "validation_roc_auc": 1,
+        "validation_average_precision": 1,
+    }
+)
+"""Attributes of `EpochRecord` that can be monitored: 1 if larger is better, -1 if smaller is."""
+
+
 @dataclass(frozen=True)
 class EpochRecord(Evaluated, Record):
     """One pass over the training samples.
@@ -179,6 +194,8 @@ class EpochRecord(Evaluated, Record):
         Mean of the minibatch losses over all samples of the epoch.
     validation_loss, validation_accuracy, validation_r2 : float or None
         None if the epoch was not evaluated, or if the metric does not apply to the task.
+    validation_roc_auc, validation_average_precision : float or None
+        As in `Metrics`; None but for two classes.
     samples_per_second : float
         Training samples of all ranks per second of wall time, evaluation excluded.
     compute_seconds, communication_seconds : float
@@ -204,9 +221,22 @@ class EpochRecord(Evaluated, Record):
     communication_seconds: Figure
     bytes_sent: int
     waiting_seconds: Figure = 0.0
+    validation_roc_auc: float | None = None
+    validation_average_precision: float | None = None
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}: {losses_text(self)}"
+
+    def monitored(self, name: str) -> float | None:
+        """The value of a name of `MONITORS`; None if the epoch was not evaluated, or for R² of a single sample.
+
+        Raises `SettingError` if the evaluation has no such value.
+        """
+        value: float | None = getattr(self, name)
+        lacks = value is None and self.validation_loss is not None
+        if lacks and not (name == "validation_r2" and self.metric_name == "R²"):
+            raise SettingError("monitor", name, "the training has no such values")
+        return value
 
 
 @dataclass(frozen=True)

@@ -313,9 +313,10 @@ class Trainer(TrainedNetwork):
         self.history.measured.append(result.measured)
         self.engine.require_finite(metrics, progress.step)
         self.progress = progress.next_epoch()
-        quality = (None, None, None) if metrics is None else (metrics.loss, metrics.accuracy, metrics.r2)
+        names = ("loss", "accuracy", "r2", "roc_auc", "average_precision")
+        found: dict[str, Any] = {f"validation_{name}": getattr(metrics, name, None) for name in names}
         loss, rate = progress.loss_sum / progress.samples, result.learning_rate
-        record = EpochRecord(progress.step, progress.epoch, loss, rate, *quality, **asdict(result.speed))
+        record = EpochRecord(progress.step, progress.epoch, loss, rate, **found, **asdict(result.speed))
         self.history.epochs.append(record)
         for callback in callbacks:
             callback.on_epoch_end(self, record)

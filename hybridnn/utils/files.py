@@ -108,7 +108,8 @@ def read_text(path: Path | str, limit: int) -> str:
     try:
         return read_bytes(path, limit).decode()
     except UnicodeDecodeError as error:
-        raise FileError(path, f"is not text in UTF-8: {error}") from None
+        wrong = f"byte {error.start + 1:,} is {error.object[error.start]:#04x}"
+        raise FileError(path, f"is not text in UTF-8: {wrong}; save the file as UTF-8") from None
 
 
 def read_json(path: Path | str, limit: int = JSON_BYTES, *, finite: bool = True) -> Any:

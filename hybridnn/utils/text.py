@@ -31,6 +31,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {plural(noun, number)}"
 
 
+def figure_text(value: float) -> str:
+    """A loss or a metric, which is written alike wherever it is shown: ``0.8187``."""
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"
+
+
 def format_bytes(nbytes: float, *, binary: bool = False, decimals: int | None = None) -> str:
     """Bytes in the largest unit in which the number is at least 1: ``8 B``, ``65.5 kB``, ``23 GB``.
 

@@ -140,7 +140,7 @@ def test_a_signal_leaves_a_checkpoint_for_other_layouts(
     assert [signal.getsignal(number) for number in SIGNALS] == before
     code, text, err = run_hybridnn("train", "--resume", "run", "--in-process", "3", "--batch", "3", "--model", "1")
     assert (code, err) == (0, "")
-    assert "goes on from step-00000003: step 3, in epoch 1 after 3 minibatches" in text
+    assert "continues from step-00000003: step 3, in epoch 1 after 3 minibatches" in text
     assert_same_training("run", trained_once(*TRAIN))
     again = run_hybridnn("train", "--resume", "run", "--in-process", "2")
     assert again == (0, "run: the run has ended, nothing is left to do\n", "")
@@ -300,5 +300,5 @@ def test_the_output_is_that_of_the_same_command_on_ranks_that_it_starts(
     assert run_status(tmp_path / "processes") == "finished"
     code, text, err = run_hybridnn(*options, "threads", "--in-process", "4")
     assert (code, err) == (0, "")
-    assert len(structure(text)) > 10
+    assert len(structure(text)) > 8
     assert structure(text) == structure(result.stdout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def accuracies(folder: Path | str) -> list[float]:
 
 def stopped(found: list[float], patience: int) -> tuple[int, int]:
     """Last epoch and best epoch by the definition: so many epochs in a row without a better value than all before."""
-    best, best_epoch = -1.0, 0
+    best, best_epoch = -inf, 0
     for epoch, value in enumerate(found, 1):
         if value > best:
             best, best_epoch = value, epoch
@@ -67,6 +68,40 @@ def test_stops_by_the_definition_with_the_weights_of_the_best_epoch(
     assert found["weights"]["step"] == records_of("run", "epoch")[best - 1]["step"]
     assert f"{end['metric']:.4f} with the weights of epoch {best} of {last}" in text
     assert f"validation accuracy  best {max(complete[:last]):.4f} in epoch {best}" in text
+
+
+def test_the_loss_can_be_monitored(run_hybridnn: Run, trained_once: Callable[..., Path]) -> None:
+    complete = [-record["validation_loss"] for record in records_of(trained_once(*OPTIONS, "--epochs", "60"), "epoch")]
+    last, best = stopped(complete, 3)
+    train(run_hybridnn, "--set", "training.monitor=validation_loss")
+    losses = [-record["validation_loss"] for record in records_of("run", "epoch")]
+    assert losses == complete[:last]
+    assert records_of("run")[-1]["weights_epoch"] == best
+    found = json.loads(run_hybridnn("evaluate", "run", "--best", "--part", "validation", "--format", "json")[1])
+    assert found["loss"] == pytest.approx(-max(losses), rel=1e-6)
+    assert found["weights"]["damaged"] == []
+    with np.load("run/best-weights.npz") as file:
+        changed = {**file, "metric": np.float64(-9.0)}
+    np.savez("run/best-weights.npz", **changed)
+    message = f"of epoch {best} with 9.0000; epoch {best} with {-max(losses):.4f} was better"
+    assert message in run_hybridnn("evaluate", "run", "--best")[2]
+
+
+def test_the_ranking_of_two_classes_can_be_monitored(run_hybridnn: Run) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    np.savez("two.npz", x_train=x, y_train=(x[:, 0] + rng.normal(size=200) > 1).astype(int))
+    options = ("--file", "two.npz", *OPTIONS, *STOPPING, "--epochs", "40", "-q")
+    for name in ("roc_auc", "average_precision"):
+        monitor = f"training.monitor=validation_{name}"
+        assert run_hybridnn("train", *options, "--set", monitor, "--out", name)[::2] == (0, "")
+        last, best = stopped([record[f"validation_{name}"] for record in records_of(name, "epoch")], 3)
+        assert (len(records_of(name, "epoch")), records_of(name)[-1]["weights_epoch"]) == (last, best)
+    code, _, err = run_hybridnn(
+        "train", *OPTIONS, *STOPPING, "--set", monitor, "--epochs", "2", "-q", "--out", "digits"
+    )
+    problem = "monitor = 'validation_average_precision': the training has no such values"
+    assert (code, problem in err.splitlines()[-1]) == (2, True)
 
 
 def test_the_parts_share_no_sample_and_are_evaluated_apart(run_hybridnn: Run, one: Path) -> None:

@@ -51,8 +51,8 @@ def test_text_and_json_have_the_figures_of_the_last_epoch(evaluate: Run) -> None
         ["weights", f"run/weights.npz, step {STEPS}"],
         ["data", "digits, the test part"],
         ["samples", "359"],
-        ["loss", f"{last['validation_loss']:.6g}"],
-        ["accuracy", f"{last['validation_accuracy']:.6g}"],
+        ["loss", f"{last['validation_loss']:.4f}"],
+        ["accuracy", f"{last['validation_accuracy']:.4f}"],
     ]
     found = json.loads(evaluate("--format", "json")[1])
     by_class = {name: found.pop(name) for name in ("classes", "macro_mean", "weighted_mean", "confusion")}
@@ -138,8 +138,8 @@ def test_of_two_classes_the_ranking_is_that_of_scikit_learn(run_hybridnn: Run) -
         found = json.loads(run_hybridnn("evaluate", "run", "--data", "all.csv", "--format", "json", *layout)[1])
         assert (found["roc_auc"], found["average_precision"]) == pytest.approx(figures, rel=1e-6)
     text = run_hybridnn("evaluate", "run", "--data", "all.csv")[1]
-    assert f"ROC-AUC            {figures[0]:.6g} for class yes" in text
-    assert f"average precision  {figures[1]:.6g} for class yes" in text
+    assert f"ROC-AUC            {figures[0]:.4f} for class yes" in text
+    assert f"average precision  {figures[1]:.4f} for class yes" in text
 
 
 def test_the_report_of_a_regression_is_in_the_units_of_the_targets(run_hybridnn: Run) -> None:

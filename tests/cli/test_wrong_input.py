@@ -53,6 +53,11 @@ def touched(name: str, typed: str) -> str:
     return typed
 
 
+def utf16_settings() -> list[str]:
+    Path("wide.toml").write_text("[training]\nepochs = 1\n", encoding="utf-16")
+    return ["wide.toml"]
+
+
 Case = tuple["list[str] | Callable[[], list[str]]", list[str]]
 CASES: dict[str, Case] = {
     "unknown option": (["--epoch", "3"], ["No such option: --epoch"]),
@@ -65,12 +70,14 @@ CASES: dict[str, Case] = {
     "a setting with a blank": (["--set", "optimizer.momentum", "0.4"], ["write --set optimizer.momentum=0.4"]),
     "a setting without its section": (["--set", "patience=3"], ["did you mean training.patience?"]),
     "a section without a key": (["--set", "optimizer=adam"], ["did you mean optimizer.name?"]),
+    "settings in UTF-16": (utf16_settings, ["is not text in UTF-8: byte 1 is 0xff; save the file as UTF-8"]),
     "a setting as an option": (
         ["--device", "cuda"],
         ["No such option: --device; the setting is --set device.name=VALUE"],
     ),
     "an unknown optimizer": (["--optimizer", "Adamm"], ["must be 'sgd', 'adam', 'adamw' or 'rmsprop'"]),
     "no ranks": (["-n", "0"], ["Invalid value for '-n': must be at least 1"]),
+    "too many samples": (["--data", "synthetic", "--set", f"data.rows={10**15}"], ["data.rows = ", "must be at most "]),
     "ranks in words": (["-n", "two"], ["Invalid value for '-n': must be a whole number"]),
     "a seed of 70 bits": (["--seed", str(2**70)], ["the largest is 9,223,372,036,854,775,807"]),
     "a width of 70 bits": (["--hidden", f"8,{2**70}"], ["the largest is 9,223,372,036,854,775,807"]),
@@ -108,6 +115,10 @@ def test_wrong_input_is_one_line_and_exit_code_2(case: str, run_hybridnn: Run, m
         line = error_line(run_hybridnn("train", *ranks, *arguments))
         assert all(fragment in line for fragment in fragments), line
         assert not list(Path().glob("runs/*/weights.npz"))
+
+
+def test_the_number_of_ranks_has_a_bound_that_is_named(run_hybridnn: Run) -> None:
+    assert error_line(run_hybridnn("train", "-n", "1" * 20)).endswith(": must be at most 1,048,576")
 
 
 def test_choices_may_have_capitals_and_other_names(run_hybridnn: Run) -> None:
@@ -244,5 +255,6 @@ def test_an_interrupt_of_one_rank_alone_stops_the_job_with_a_checkpoint(tmp_path
     assert not result.timed_out
     assert result.returncode == 130, result.stderr
     assert re.search(
-        r"stopped by SIGINT after step (\d+); wrote \S+/step-0*\1; go on with: hybridnn train --resume", result.stderr
+        r"stopped by SIGINT after step (\d+); wrote \S+/step-0*\1; continue with: hybridnn train --resume",
+        result.stderr,
     )

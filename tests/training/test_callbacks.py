@@ -126,6 +126,17 @@ def test_names_of_keras_are_taken(keras: str, name: str) -> None:
     assert stops[0].best == stops[1].best == min(getattr(record, name) for record in history.epochs)
 
 
+def test_the_ranking_of_two_classes_can_be_monitored() -> None:
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((80, 3)), random.integers(0, 2, 80)
+    stopping = EarlyStopping("val_roc_auc", patience=2)
+    trainer = Trainer(MLP([3, 8, 2]), SGD(lr=0.1))
+    history = trainer.fit(x, y, epochs=30, validation=(x[:20], y[:20]), callbacks=[stopping])
+    assert stopping.best == max(record.validation_roc_auc or 0.0 for record in history.epochs)
+    with pytest.raises(SettingError, match="monitor = 'validation_roc_auc': the training has no such values"):
+        make(ProcessGrid()).fit(*noisy(0), epochs=2, validation=noisy(1), callbacks=[EarlyStopping("val_roc_auc")])
+
+
 def test_a_larger_accuracy_is_better_and_epochs_without_an_evaluation_do_not_count() -> None:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 3)), random.integers(0, 2, 40)

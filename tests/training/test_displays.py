@@ -99,8 +99,8 @@ def test_of_a_large_grid_the_first_and_the_last_parts_are_drawn() -> None:
 def test_a_history_fits_a_line() -> None:
     history = trained().history
     last = history.epochs[-1]
-    expected = f"<History: 3 epochs; train loss {last.train_loss:.4g}, validation loss {last.validation_loss:.4g}, "
-    assert repr(history) == f"{expected}validation accuracy {last.validation_accuracy:.4g}>"
+    expected = f"<History: 3 epochs; train loss {last.train_loss:.4f}, validation loss {last.validation_loss:.4f}, "
+    assert repr(history) == f"{expected}validation accuracy {last.validation_accuracy:.4f}>"
     assert repr(History()) == "<History: no epochs, 0 logged steps>"
     assert len(repr(trained(0))) < 300
     assert re.fullmatch(r"<Trainer of MLP.* with SGD.* on ProcessGrid.*, step 3>", repr(trained()))
@@ -131,9 +131,8 @@ def test_curves_that_cannot_be_drawn_or_written(tmp_path: Path) -> None:
 def test_a_history_is_a_frame_of_its_epochs() -> None:
     history = trained().history
     frame = history.to_frame()
-    assert frame.drop(columns="validation_r2").to_dict("records") == [
-        {name: value for name, value in asdict(record).items() if name != "validation_r2"} for record in history.epochs
-    ]
+    values = [{name: value for name, value in asdict(record).items() if value is not None} for record in history.epochs]
+    assert frame[list(values[0])].to_dict("records") == values
     assert np.isnan(frame.validation_r2.mean())
 
 
@@ -179,7 +178,7 @@ def shown_on(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, **settings: A
 
 def measured(record: EpochRecord) -> str:
     values = record.train_loss, record.validation_loss, record.validation_accuracy
-    return "train loss {:.4g}, validation loss {:.4g}, validation accuracy {:.4g}".format(*values)
+    return "train loss {:.4f}, validation loss {:.4f}, validation accuracy {:.4f}".format(*values)
 
 
 @pytest.mark.parametrize("settings", [{"progress": True}, {"callbacks": [ProgressBar(3)]}])
@@ -232,11 +231,11 @@ def test_records_print_as_a_short_line() -> None:
 
     trainer.fit(x, y, epochs=1, validation=(x, y), callbacks=[Calling(on_step=keep, on_epoch=keep, on_evaluated=keep)])
     history = trainer.history
-    assert lines[0] == f"step 1: train loss {history.steps[0].train_loss:.4g}"
+    assert lines[0] == f"step 1: train loss {history.steps[0].train_loss:.4f}"
     assert lines[-1] == f"epoch 1: {measured(history.epochs[0])}"
     evaluated = history.evaluations[-1]
     loss, accuracy = evaluated.validation_loss, evaluated.validation_accuracy
-    assert f"step 2: validation loss {loss:.4g}, validation accuracy {accuracy:.4g}" in lines
+    assert f"step 2: validation loss {loss:.4f}, validation accuracy {accuracy:.4f}" in lines
 
 
 IN_A_NOTEBOOK = """
@@ -268,5 +267,5 @@ def test_progress_in_a_notebook_without_widgets_is_one_output(monkeypatch: pytes
     assert found[2]["outputs"] == []
     assert all("progress" not in json.dumps(output) for output in found[3]["outputs"])
     lines = printed(found[4])
-    assert len(re.findall(r"^epoch +\d  train loss", lines, re.MULTILINE)) == 3
+    assert len(re.findall(r"^ +\d +[12]\.\d{4} ", lines, re.MULTILINE)) == 3
     assert re.search(r"\x1b|\r(?!\n)", lines) is None

@@ -131,7 +131,9 @@ def test_one_stage_takes_exact_methods_alone() -> None:
         if method.exact:
             assert_arrays_same(trained(method=name), plain)
         else:
-            with pytest.raises(SettingError, match=rf"^parallel.method = '{name}': needs at least 2 stages"):
+            with pytest.raises(
+                SettingError, match=rf"^parallel.method = '{name}': needs a pipeline of at least 2 stages"
+            ):
                 trained(method=name)
     assert_arrays_same(trained(method="1f1b"), plain)
 
