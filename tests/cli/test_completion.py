@@ -19,8 +19,6 @@ from mpi_runner.slowness import deadline
 from reference.command_line import Run
 
 CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
-
-
 FILES = {
     "bash": ".bash_completions/hybridnn.sh",
     "zsh": ".zfunc/_hybridnn",
@@ -93,7 +91,6 @@ def test_bash_completes_a_command_with_the_script(tmp_path: Path, complete: Call
         ("hybridnn data info mn", {"mnist"}),
         ("hybridnn study run ", set(ready_studies())),
         ("hybridnn train --optimizer ", {"sgd", "adam", "adamw", "rmsprop"}),
-        ("hybridnn train --missing ", {"error", "drop", "mean"}),
         ("hybridnn plan --machine clu", {"cluster-1024"}),
         ("hybridnn settings training.ba", {"training.batch_size"}),
         ("hybridnn train --set schedule.m", {"schedule.milestones="}),
@@ -102,7 +99,6 @@ def test_bash_completes_a_command_with_the_script(tmp_path: Path, complete: Call
             "hybridnn train --set data.name = mnist --set parallel.method = pipedream-",
             {"pipedream-vsync", "pipedream-2bw"},
         ),
-        ("hybridnn train --set data.standardize = t", {"true"}),
     ],
 )
 def test_commands_options_and_names_are_completed(line: str, expected: set[str], complete: Callable[..., str]) -> None:

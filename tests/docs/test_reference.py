@@ -44,7 +44,6 @@ def test_every_setting_key_and_axis_is_described() -> None:
         ("training.epochs", "a whole number, at least 1", "`10`"),
         ("training.checkpoint_every", "a whole number of steps, at least 1, or seconds in quotes, as `90 s`", ""),
         ("optimizer.weight_decay", "a number, at least 0", "`0.0`; adamw: `0.01`"),
-        ("optimizer.betas", "a list of 2 numbers", "`[0.9, 0.999]`"),
         ("model.hidden", "a list; each element a whole number, at least 1", "`[256, 256]`"),
         ("parallel.overlap", "`auto`, true or false", '`"auto"`'),
     ],
