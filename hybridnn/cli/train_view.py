@@ -64,11 +64,11 @@ class TrainView(RunView):
     def on_resume(self, checkpoint: Checkpoint, problems: Sequence[str]) -> None:
         """Print the checkpoint that the run resumes from, and the damaged ones that were skipped."""
         for problem in problems:
-            print(f"damaged, passed over: {problem}", file=sys.stderr, flush=True)
+            print(f"damaged, skipped: {problem}", file=sys.stderr, flush=True)
         if not self._silent:
             progress = checkpoint.manifest.progress
             after = f"step {progress.step}, in epoch {progress.epoch} after {progress.minibatches} minibatches"
-            self._console.print(f"goes on from {checkpoint.path.name}: {after}", soft_wrap=True)
+            self._console.print(f"continues from {checkpoint.path.name}: {after}", soft_wrap=True)
             self._console.print()
 
     def on_epoch_begin(self, trainer: TrainedNetwork, epoch: int) -> None:

@@ -98,7 +98,8 @@ class Checkpoints(Callback):
         """The error that ends the run in `folder` after a signal."""
         stopped = f"stopped by {signal.Signals(self.stopped_by).name} after step {self.trainer.step}"
         return StoppedBySignal(
-            f"{stopped}; wrote {self._last_checkpoint}; go on with: hybridnn train --resume {command_argument(folder)}",
+            f"{stopped}; wrote {self._last_checkpoint}; "
+            f"continue with: hybridnn train --resume {command_argument(folder)}",
             interrupted=self.stopped_by == signal.SIGINT,
         )
 

@@ -166,7 +166,9 @@ def resume_advice(folder: Path | None) -> str:
         return (
             "No checkpoint was written yet; start again, with training.checkpoint_every where that would cost too much."
         )
-    return f"The newest checkpoint is {newest[0].name}; go on with: hybridnn train --resume {command_argument(folder)}"
+    return (
+        f"The newest checkpoint is {newest[0].name}; continue with: hybridnn train --resume {command_argument(folder)}"
+    )
 
 
 def _is_until(record: Record, progress: Progress) -> bool:
@@ -186,7 +188,7 @@ def _require_free(folder: Path, *, again: bool) -> None:
     if os.path.lexists(folder / WEIGHTS) and not (again and status == "unfinished"):
         raise SettingError("output.folder", str(folder), f"already holds a {WEIGHTS}; name another folder")
     if checkpoint_folders(folder / CHECKPOINTS):
-        go_on = f"go on with --resume {command_argument(folder)}"
+        go_on = f"continue with --resume {command_argument(folder)}"
         advice = f"holds checkpoints of a run that did not end; {go_on}, or name another folder"
         raise SettingError("output.folder", str(folder), advice)
 

@@ -140,7 +140,7 @@ def test_a_signal_leaves_a_checkpoint_for_other_layouts(
     assert [signal.getsignal(number) for number in SIGNALS] == before
     code, text, err = run_hybridnn("train", "--resume", "run", "--in-process", "3", "--batch", "3", "--model", "1")
     assert (code, err) == (0, "")
-    assert "goes on from step-00000003: step 3, in epoch 1 after 3 minibatches" in text
+    assert "continues from step-00000003: step 3, in epoch 1 after 3 minibatches" in text
     assert_same_training("run", trained_once(*TRAIN))
     again = run_hybridnn("train", "--resume", "run", "--in-process", "2")
     assert again == (0, "run: the run has ended, nothing is left to do\n", "")

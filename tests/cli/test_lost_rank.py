@@ -42,7 +42,7 @@ main(sys.argv[1:])
 TRAIN = ("train", "--data", "synthetic", "--hidden", "9,8", "--epochs", "3", "--batch-size", "25", "-q", "--out", "run")
 SMALL = ("data.rows=200", "data.synthetic.test_samples=20", "output.log_every=5", "training.dtype=float64")
 OPTIONS = (*TRAIN, *(part for setting in SMALL for part in ("--set", setting)))
-RESUME_ADVICE = "The newest checkpoint is step-00000008; go on with: hybridnn train --resume run\n"
+RESUME_ADVICE = "The newest checkpoint is step-00000008; continue with: hybridnn train --resume run\n"
 
 
 def test_the_job_ends_with_the_lost_rank_and_the_command_that_resumes(run_hybridnn: Run, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_run_goes_on_from_an_older_checkpoint(run_hybridnn: Run, monkeypatch: 
         damage(checkpoint)
     code, _, err = run_hybridnn("train", "--resume", RUN, "-q")
     assert code == 0, err
-    named = [line for line in err.splitlines() if "passed over" in line]
+    named = [line for line in err.splitlines() if "skipped" in line]
     for checkpoint in newest[: len(HARM)]:
         assert len([line for line in named if checkpoint.name in line]) == 1, checkpoint
     assert len(named) == len(HARM)

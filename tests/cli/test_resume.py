@@ -77,7 +77,7 @@ def test_a_signal_stops_the_run_with_a_checkpoint_that_can_be_resumed(
     assert code == exit_code
     assert err.endswith(
         f"stopped by {number.name} after step {step}; wrote run/checkpoints/step-{step:08d}; "
-        "go on with: hybridnn train --resume run\n"
+        "continue with: hybridnn train --resume run\n"
     )
     assert not Path("run/weights.npz").exists()
     assert signal.getsignal(number) == before
@@ -108,7 +108,7 @@ def test_a_crashed_run_resumes_from_the_newest_valid_checkpoint(
     weights.write_bytes(weights.read_bytes()[:-1])
     code, _, err = run_hybridnn(*RESUME)
     assert code == 0
-    assert "damaged, passed over: " in err
+    assert "damaged, skipped: " in err
     assert "layers.0.weight.npy" in err
     assert_same_run("run", whole)
 
@@ -153,7 +153,7 @@ def test_a_finished_run_is_trained_further_on_any_grid(
     assert os.listdir("run/checkpoints") == ["step-00000040"]
     code, out, _ = run_hybridnn("train", "--resume", "run", "--epochs", "12", *grid)
     assert code == 0
-    assert "goes on from step-00000040: step 40, in epoch 6 after 0 minibatches" in out
+    assert "continues from step-00000040: step 40, in epoch 6 after 0 minibatches" in out
     assert_same_weights("run", trained_once(*options, "12"), 1e-10)
     if not grid:
         assert records("run") == records(trained_once(*options, "12"))
@@ -246,7 +246,7 @@ def test_fewer_epochs_than_are_done_change_nothing(run_hybridnn: Run, signal_at:
 
 
 def test_folders_that_cannot_be_used(stopped: Path, run_hybridnn: Run) -> None:
-    expected = "holds checkpoints of a run that did not end; go on with --resume run"
+    expected = "holds checkpoints of a run that did not end; continue with --resume run"
     assert expected in error_line(run_hybridnn(*TRAIN))
     lock = FolderLock.take(stopped)
     assert f"is in use by another live job, process {os.getpid()} on " in error_line(run_hybridnn(*RESUME))
@@ -268,7 +268,7 @@ def test_a_damaged_end_of_the_history_is_reported_and_left_out(stopped: Path, ru
     lines = len(history.read_bytes().splitlines())
     code, _, err = run_hybridnn(*RESUME)
     assert code == 0
-    assert f"damaged, passed over: run/history.jsonl, line {lines - 1}: " in err
+    assert f"damaged, skipped: run/history.jsonl, line {lines - 1}: " in err
     assert [record["epoch"] for record in records(stopped) if record["kind"] == "epoch"] == [1, 2, 3]
 
 

@@ -127,7 +127,7 @@ def test_a_signal_to_all_processes_of_a_training_lets_it_save(
     printed = (tmp_path / "out").read_text()
     assert ended == code, printed
     assert f"Error: stopped by {word}" in printed
-    assert "go on with: hybridnn train --resume run" in printed
+    assert "continue with: hybridnn train --resume run" in printed
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1
 
 

@@ -255,5 +255,6 @@ def test_an_interrupt_of_one_rank_alone_stops_the_job_with_a_checkpoint(tmp_path
     assert not result.timed_out
     assert result.returncode == 130, result.stderr
     assert re.search(
-        r"stopped by SIGINT after step (\d+); wrote \S+/step-0*\1; go on with: hybridnn train --resume", result.stderr
+        r"stopped by SIGINT after step (\d+); wrote \S+/step-0*\1; continue with: hybridnn train --resume",
+        result.stderr,
     )

@@ -91,7 +91,7 @@ def test_every_trial_of_a_file_is_possible() -> None:
 @pytest.mark.parametrize(
     ("file", "code", "output", "right"),
     [
-        ("manifest.json", 0, f"damaged, passed over: run/checkpoints/{NEWEST}/manifest.json: is a FIFO\n", True),
+        ("manifest.json", 0, f"damaged, skipped: run/checkpoints/{NEWEST}/manifest.json: is a FIFO\n", True),
         ("manifest.json", 2, f"Error: run/checkpoints/{NEWEST}: damaged\n", True),
         ("manifest.json", 2, "Error: something is wrong\n", False),
         ("manifest.json", 2, f"Error: {NEWEST}: damaged\nError: {NEWEST}: damaged\n", False),

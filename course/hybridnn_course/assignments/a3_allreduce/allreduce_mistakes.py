@@ -221,7 +221,7 @@ ALLREDUCE = (
     Mistake(
         "one-round-short",
         _reducing_large(_one_allreduce_round_short),
-        "On each rank one block is not complete. How many rounds has each of the two phases?",
+        "On each rank one block is not complete. How many rounds does each of the two phases need?",
     ),
     Mistake(
         "one-phase",

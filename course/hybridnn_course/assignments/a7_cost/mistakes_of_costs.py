@@ -299,7 +299,7 @@ COLLECTIVE = (
         _of(
             lambda n, p: neighbour_exchange(n, p) if p % 2 else (p // 2, p // 2 * (block(n, p, 0) + block(n, p, 1)), 0)
         ),
-        "Two blocks were counted in every round. How many blocks has a rank before the first one?",
+        "Two blocks were counted in every round. How many blocks does a rank have before the first one?",
         EXCHANGE,
     ),
     Mistake(
@@ -391,7 +391,7 @@ COLLECTIVE = (
     Mistake(
         "linear-inside",
         _of(_linear_inside),
-        "Inside a node, the first rank receives from the others in turn. How many rounds has a binomial tree?",
+        "Inside a node, the first rank receives from the others in turn. How many rounds does a binomial tree need?",
         LEVELS,
     ),
 )

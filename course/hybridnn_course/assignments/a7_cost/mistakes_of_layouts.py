@@ -377,7 +377,7 @@ GRID = (
     Mistake(
         "whole-minibatch",
         _with_passes(_whole_batch),
-        "Activations were counted for the whole minibatch. How many samples has one of the batch ranks?",
+        "Activations were counted for the whole minibatch. How many samples does one of the batch ranks have?",
     ),
     Mistake(
         "whole-weights",
