@@ -112,12 +112,6 @@ def test_commands_options_and_names_are_completed(line: str, expected: set[str],
 
 
 def test_values_of_a_setting_are_completed_where_it_is_one_word(complete: Callable[..., str]) -> None:
-    text = complete(
-        _HYBRIDNN_COMPLETE="complete_fish",
-        _TYPER_COMPLETE_FISH_ACTION="get-args",
-        _TYPER_COMPLETE_ARGS="hybridnn train --set model.activation=s",
-    )
-    assert {line.partition("\t")[0] for line in text.splitlines()} == {
-        "model.activation=sigmoid",
-        "model.activation=selu",
-    }
+    asked = {"_HYBRIDNN_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    text = complete(**asked, _TYPER_COMPLETE_ARGS="hybridnn train --set model.activation=si")
+    assert text.split() == ["model.activation=sigmoid"]
