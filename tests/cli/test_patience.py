@@ -79,12 +79,6 @@ def test_the_loss_can_be_monitored(run_hybridnn: Run, trained_once: Callable[...
     assert records_of("run")[-1]["weights_epoch"] == best
     found = json.loads(run_hybridnn("evaluate", "run", "--best", "--part", "validation", "--format", "json")[1])
     assert found["loss"] == pytest.approx(-max(losses), rel=1e-6)
-    assert found["weights"]["damaged"] == []
-    with np.load("run/best-weights.npz") as file:
-        changed = {**file, "metric": np.float64(-9.0)}
-    np.savez("run/best-weights.npz", **changed)
-    message = f"of epoch {best} with 9.0000; epoch {best} with {-max(losses):.4f} was better"
-    assert message in run_hybridnn("evaluate", "run", "--best")[2]
 
 
 def test_the_ranking_of_two_classes_can_be_monitored(run_hybridnn: Run) -> None:
@@ -157,18 +151,14 @@ def test_a_resumed_run_stops_after_the_same_epoch(
 @pytest.mark.parametrize("part", ["validation", "test"])
 def test_r2_of_one_sample_steers_nothing(run_hybridnn: Run, part: str) -> None:
     Path("four.csv").write_text("x,y\n1,2.5\n2,3.5\n3,4.5\n5,5.5\n")
-    validated = ("--set", "data.validation_fraction=0.25", "--set", "training.patience=1")
-    options = ("--file", "four.csv", "--targets", "y", "--hidden", "4", "--epochs", "5", "--out", "run")
-    code, text, err = run_hybridnn("train", *options, *(validated if part == "validation" else ()))
-    assert (code, len(records_of("run", "epoch"))) == (0, 5)
+    validated = ("--set", "data.validation_fraction=0.25", "--set", "training.patience=1") if part != "test" else ()
+    train = ("train", "--file", "four.csv", "--targets", "y", "--hidden", "4", "--epochs", "5", "--out", "run")
+    code, _, err = run_hybridnn(*train, *validated)
+    assert (code, [record["validation_r2"] for record in records_of("run", "epoch")]) == (0, [None] * 5)
     assert err.splitlines()[-1].startswith(f"Warning: four.csv: the {part} data are a single sample, of which there is")
-    assert "R²" in text
-    assert "R²  0." not in text
-    assert records_of("run", "epoch")[-1]["validation_r2"] is None
     assert not Path("run/best-weights.npz").exists()
     for command in (("compare", "run", "run"), ("evaluate", "run"), ("report", "run")):
-        code, text, err = run_hybridnn(*command)
-        assert (code, "accuracy" in text) == (0, False), text + err
+        assert "accuracy" not in run_hybridnn(*command)[1]
 
 
 def test_a_regression_and_a_run_without_test_samples(run_hybridnn: Run) -> None:

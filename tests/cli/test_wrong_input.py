@@ -47,15 +47,9 @@ def corrupt_download() -> list[str]:
     return ["--data", "airfoil"]
 
 
-def touched(name: str, typed: str) -> str:
-    """Make an empty file; returns what is typed in place of its name."""
-    Path(name).touch()
-    return typed
-
-
-def utf16_settings() -> list[str]:
-    Path("wide.toml").write_text("[training]\nepochs = 1\n", encoding="utf-16")
-    return ["wide.toml"]
+def written(name: str, content: str, encoding: str = "utf-8") -> str:
+    Path(name).write_text(content, encoding=encoding)
+    return name
 
 
 Case = tuple["list[str] | Callable[[], list[str]]", list[str]]
@@ -63,14 +57,17 @@ CASES: dict[str, Case] = {
     "unknown option": (["--epoch", "3"], ["No such option: --epoch"]),
     "unknown format": (["--format", "xml"], ["xml"]),
     "no settings file": (["no.toml"], ["settings file = 'no.toml': there is no such file"]),
-    "a misspelled file": (lambda: [touched("settings.toml", "setings.toml")], ["did you mean settings.toml?"]),
+    "a misspelled file": (lambda: [written("settings.toml", "").replace("tt", "t")], ["did you mean settings.toml?"]),
     "a table for a settings file": (["flowers.csv"], ["--file flowers.csv --targets COLUMN"]),
     "a list with blanks": (["--hidden", "32", "16"], ["write --hidden 32,16, without a blank"]),
     "a longer list with blanks": (["--hidden", "32", "16", "8"], ["write lists with commas, as in 64,64"]),
     "a setting with a blank": (["--set", "optimizer.momentum", "0.4"], ["write --set optimizer.momentum=0.4"]),
     "a setting without its section": (["--set", "patience=3"], ["did you mean training.patience?"]),
     "a section without a key": (["--set", "optimizer=adam"], ["did you mean optimizer.name?"]),
-    "settings in UTF-16": (utf16_settings, ["is not text in UTF-8: byte 1 is 0xff; save the file as UTF-8"]),
+    "settings in UTF-16": (
+        lambda: [written("wide.toml", "a = 1", "utf-16")],
+        ["is not text in UTF-8: byte 1 is 0xff; save the file as UTF-8"],
+    ),
     "a setting as an option": (
         ["--device", "cuda"],
         ["No such option: --device; the setting is --set device.name=VALUE"],
@@ -78,10 +75,8 @@ CASES: dict[str, Case] = {
     "an unknown optimizer": (["--optimizer", "Adamm"], ["must be 'sgd', 'adam', 'adamw' or 'rmsprop'"]),
     "no ranks": (["-n", "0"], ["Invalid value for '-n': must be at least 1"]),
     "too many samples": (["--data", "synthetic", "--set", f"data.rows={10**15}"], ["data.rows = ", "must be at most "]),
-    "ranks in words": (["-n", "two"], ["Invalid value for '-n': must be a whole number"]),
     "a seed of 70 bits": (["--seed", str(2**70)], ["the largest is 9,223,372,036,854,775,807"]),
     "a width of 70 bits": (["--hidden", f"8,{2**70}"], ["the largest is 9,223,372,036,854,775,807"]),
-    "a rate of 25 digits": (["--lr", "1" * 25], ["the largest is 9,223,372,036,854,775,807"]),
     "unknown key": (["--set", "training.epoch=3"], ["training.epoch", "training.epochs"]),
     "unknown section": (["--set", "trainig.epochs=3"], ["trainig", "training"]),
     "zero epochs": (["--epochs", "0"], ["training.epochs = 0: must be at least 1"]),
@@ -117,10 +112,6 @@ def test_wrong_input_is_one_line_and_exit_code_2(case: str, run_hybridnn: Run, m
         assert not list(Path().glob("runs/*/weights.npz"))
 
 
-def test_the_number_of_ranks_has_a_bound_that_is_named(run_hybridnn: Run) -> None:
-    assert error_line(run_hybridnn("train", "-n", "1" * 20)).endswith(": must be at most 1,048,576")
-
-
 def test_choices_may_have_capitals_and_other_names(run_hybridnn: Run) -> None:
     options = ("--optimizer", "RMSprop", "--set", "model.activation=Tanh", "--set", "schedule.name=COSINE")
     options += (
@@ -143,16 +134,10 @@ def test_choices_may_have_capitals_and_other_names(run_hybridnn: Run) -> None:
         assert load_settings(None, [f"device.name={value}"]).device.name == "gpu"
 
 
-def test_a_settings_file_may_begin_with_a_byte_order_mark(run_hybridnn: Run) -> None:
-    Path("marked.toml").write_bytes(b"\xef\xbb\xbf[training]\nepochs = 2\n")
-    code, text, err = run_hybridnn("train", "marked.toml", "--hidden", "8", "--format", "json")
-    assert code == 0, err
-    assert len(json.loads(text)["epochs"]) == 2
-
-
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_a_training_with_closed_streams_runs(closed: str, tmp_path: Path) -> None:
-    command = f"{sys.executable} -m hybridnn train --epochs 1 --hidden 8 --out run {closed}"
+def test_a_training_with_closed_streams_and_a_marked_file_runs(closed: str, tmp_path: Path) -> None:
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf[training]\nepochs = 1\n")
+    command = f"{sys.executable} -m hybridnn train marked.toml --hidden 8 --out run {closed}"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "run" / "weights.npz").exists()
@@ -161,6 +146,7 @@ def test_a_training_with_closed_streams_runs(closed: str, tmp_path: Path) -> Non
 def test_help_is_a_command_and_a_missing_argument_is_described(run_hybridnn: Run) -> None:
     code, text, _ = run_hybridnn("help", "data", "list")
     assert (code, "Usage: hybridnn data list" in text) == (0, True)
+    assert error_line(run_hybridnn("train", "-n", "1" * 20)).endswith(": must be at most 1,048,576")
     line = error_line(run_hybridnn("predict", "runs/x"))
     assert line.startswith("Error: Missing argument 'FILE': Samples: a table")
 

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,14 +70,9 @@ def test_file_on_disk_is_used_as_it_is(
 
 def test_a_failed_download_is_a_short_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYBRIDNN_CACHE", str(tmp_path))
-
-    def retrieve(*arguments: object, **options: object) -> str:
-        raise ConnectionError("HTTPSConnectionPool(host='x', port=443): Max retries exceeded " * 9)
-
-    monkeypatch.setattr("pooch.retrieve", retrieve)
-    with pytest.raises(DataError, match="no answer; put the file into the folder") as caught:
+    monkeypatch.setattr("pooch.retrieve", Mock(side_effect=ConnectionError("Max retries exceeded " * 30)))
+    with pytest.raises(DataError, match=r"no answer; put the file into the folder \S+ by hand$"):
         locate(toy(plain()), plain())
-    assert "retries" not in str(caught.value)
 
 
 def test_file_on_disk_with_another_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,17 +251,14 @@ def test_processes_of_a_pool_inherit_a_launch_but_are_no_ranks() -> None:
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_parameters_set_between_partial_fits_take_effect_or_are_refused(ranks: int | None) -> None:
     def trained(**other: Any) -> Any:
-        found = MLPClassifier(**QUICK, solver="sgd", ranks=ranks).partial_fit(*IRIS, classes=[0, 1, 2])
+        found = MLPClassifier(**QUICK, ranks=ranks).partial_fit(*IRIS, classes=[0, 1, 2])
         return found.set_params(**other).partial_fit(*IRIS)
 
-    usual, faster, longer = trained(), trained(learning_rate_init=0.1), trained(batch_size=150)
-    change = np.abs(faster.weights_["layers.1.bias"] - usual.weights_["layers.1.bias"]).max()
-    assert change > 0.01
-    assert longer.n_iter_ == 2
-    assert not np.array_equal(longer.coefs_[0], usual.coefs_[0])
+    usual = trained()
+    for other in ({"learning_rate_init": 0.1}, {"batch_size": 150}, {"solver": "sgd"}):
+        assert not np.allclose(trained(**other).coefs_[0], usual.coefs_[0])
     with pytest.raises(ValueError, match=r"^activation = 'tanh': the network was fitted with 'relu'; call fit, or"):
         usual.set_params(activation="tanh").partial_fit(*IRIS)
-    np.testing.assert_array_equal(usual.predict(IRIS[0]), usual.set_params(activation="relu").predict(IRIS[0]))
 
 
 @pytest.mark.in_process(ranks=[1, 2])
@@ -277,18 +274,13 @@ def test_a_learning_rate_set_between_partial_fits_keeps_the_state_of_the_optimiz
     np.testing.assert_allclose(third, first * 2 * 1.875 / 1.5, rtol=1e-3)
 
 
-def test_other_names_of_scikit_learn() -> None:
-    logistic = MLPClassifier(**QUICK, activation="logistic").fit(*IRIS)
-    assert_arrays_close(logistic.weights_, MLPClassifier(**QUICK, activation="sigmoid").fit(*IRIS).weights_, "weights")
-
-
 def test_fits_are_silent_unless_they_are_asked_to_speak(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    MLPClassifier(**QUICK, verbose=True).fit(*IRIS)
+    logistic = MLPClassifier(**QUICK, activation="logistic", verbose=True).fit(*IRIS)
     assert "epoch 4/4, train loss" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1)))
-    MLPClassifier(**QUICK).fit(*IRIS)
+    assert_arrays_close(MLPClassifier(**QUICK, activation="sigmoid").fit(*IRIS).weights_, logistic.weights_, "weights")
     assert not any(capsys.readouterr())
 
 
