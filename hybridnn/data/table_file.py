@@ -247,6 +247,9 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, is_kn
             how = "set data.header to true to replace these names, or to false if it is data"
             raise DataError(f"{called}: the first line seems to name the columns; {how}")
         return Table(_renamed(table, wanted), options)
+    if table.shape[1] == 1 and (other := _other_separator(names, records)):
+        how = f"if {other!r} separates columns, set data.separator = {other!r}"
+        raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
     if options.header == "auto" and _are_data(names):
         how = "set data.header to false if these are data, and columns get numbered names, or to true if they are names"
         raise DataError(f"{called}: the first line holds numbers ({column_list(names)}); {how}")
@@ -396,6 +399,15 @@ def _are_data(names: Sequence[str]) -> bool:
     numbers = [float(text) for text in (name.replace(",", ".") for name in names) if number.fullmatch(text)]
     is_count = len(numbers) > 1 and sorted(numbers) == [min(numbers) + number for number in range(len(numbers))]
     return 2 * len(numbers) >= len(names) > 0 and not is_count
+
+
+def _other_separator(names: Sequence[str], records: Sequence[Sequence[str]]) -> str:
+    """A separator that would divide the one column of a table, or an empty text."""
+    for separator in (" ", ":"):
+        sizes = {len(text.replace(separator, " ").split()) for text in [*names, *(record[0] for record in records)]}
+        if any(separator in name for name in names) and len(sizes) == 1 and sizes != {1}:
+            return separator
+    return ""
 
 
 def _names_columns(table: DataFrame) -> bool:

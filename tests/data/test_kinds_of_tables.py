@@ -218,6 +218,10 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         "has it as a cell of this column too: set data.header to false",
     ),
     "a misspelt column": (rows("a,y", "1,p", "2,q"), "no column 'zip', which data.text_columns names"),
+    "spaces between columns": (
+        rows("a y", "1 p", "2 q"),
+        "one column, a y; if ' ' separates columns, set data.separator",
+    ),
     "no header": (rows("5.1,3.5,setosa", "4.9,3.0,virginica"), "the first line holds numbers .* data.header to false"),
     "zeros as header": (rows("0,0,0,7", "1,2,0,4"), "the first line holds numbers .* data.header to false"),
     "a title": ("Sales of 2020\n" + rows("a,y", "1,p", "2,q"), "if line 2 names the columns, set data.skip_lines = 1"),
