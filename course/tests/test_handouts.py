@@ -78,7 +78,7 @@ def _check_toml(text: str, folder: Path) -> None:
         assert claim.quantity == "speed_up"
     else:
         (folder / "example.toml").write_text(text)
-        assert load_study(folder / "example.toml").name == "rates"
+        assert load_study(folder / "example.toml").keys.name == "rates"
 
 
 @pytest.mark.slow

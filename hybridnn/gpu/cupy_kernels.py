@@ -256,10 +256,8 @@ class CupyKernels(Kernels):
         scale: float,
         gradient: Array,
         loss: Array,
-        weights: Array | None = None,
     ) -> None:
         """Cross-entropy of the softmax and its gradient; a label out of range makes the loss NaN."""
-        require(weights is None, "no weights of classes")
         dtype, (classes, samples) = same_size(logits, gradient), logits.shape
         require(labels.shape == (samples,) and labels.dtype == np.int64, "an int64 label for every sample")
         require(labels.flags.c_contiguous, "contiguous labels")

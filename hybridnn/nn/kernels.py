@@ -237,14 +237,7 @@ class Kernels:
         np.multiply(gradient, 2.0 * scale / outputs.shape[0], out=gradient)
 
     def cross_entropy(
-        self,
-        logits: Array,
-        labels: Array,
-        columns: Array,
-        scale: float,
-        gradient: Array,
-        loss: Array,
-        weights: Array | None = None,
+        self, logits: Array, labels: Array, columns: Array, scale: float, gradient: Array, loss: Array
     ) -> None:
         """Cross-entropy of the softmax of `logits`, summed over samples, by log-sum-exp.
 
@@ -260,8 +253,6 @@ class Kernels:
             Receives `scale` times the gradient of the sum of the samples' losses: softmax minus the one-hot label.
         loss : ndarray, shape (1,)
             Receives the sum of the samples' losses.
-        weights : ndarray, shape (classes,), optional
-            Factors of the losses of samples by class; on the host only.
         """
         if logits.shape[1] == 0:
             loss[0] = 0
@@ -274,12 +265,7 @@ class Kernels:
         gradient[labels, columns] -= 1
         np.multiply(gradient, scale, out=gradient)
         np.log(sums, out=sums)
-        if weights is None:
-            loss[0] = np.add.reduce(sums) - np.add.reduce(label_logits)
-            return
-        of_samples = weights[labels]
-        np.multiply(gradient, of_samples, out=gradient)
-        loss[0] = np.add.reduce(of_samples * (sums - label_logits))
+        loss[0] = np.add.reduce(sums) - np.add.reduce(label_logits)
 
     def count_correct(self, logits: Array, labels: Array, correct: Array) -> None:
         """Count samples whose largest logit is that of the label; asynchronous on a device.

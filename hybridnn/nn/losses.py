@@ -6,6 +6,8 @@ depend on the distribution of the samples.
 
 from __future__ import annotations
 
+import numpy as np
+
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.nn.mlp import MLP
@@ -46,10 +48,26 @@ def loss_gradient(
     loss : ndarray, shape (1,)
         Receives the sum of the losses.
     weights : ndarray, shape (outputs,), optional
-        Factors of the cross-entropy of samples by class.
+        Factors of the cross-entropy of samples by class; on the host only.
     """
-    if name == "cross_entropy":
-        more = {} if weights is None else {"weights": weights}  # other arithmetic need not know them
-        kernels.cross_entropy(outputs, targets, columns, 1.0 / samples, gradient, loss, **more)
+    if weights is not None:
+        _weighted_cross_entropy(outputs, targets, columns, weights, 1.0 / samples, gradient, loss)
+    elif name == "cross_entropy":
+        kernels.cross_entropy(outputs, targets, columns, 1.0 / samples, gradient, loss)
     else:
         kernels.mean_squared_error(outputs, targets.T, 1.0 / samples, gradient, loss)
+
+
+def _weighted_cross_entropy(
+    logits: Array, labels: Array, columns: Array, weights: Array, scale: float, gradient: Array, loss: Array
+) -> None:
+    """As `Kernels.cross_entropy`, with each sample's loss times the weight of its class."""
+    loss[0] = 0
+    if logits.shape[1]:
+        np.subtract(logits, logits.max(axis=0), out=gradient)
+        label_logits = gradient[labels, columns]
+        np.exp(gradient, out=gradient)
+        sums, of_samples = gradient.sum(axis=0), weights[labels]
+        np.multiply(gradient, of_samples * scale / sums, out=gradient)
+        gradient[labels, columns] -= of_samples * scale
+        loss[0] = np.sum(of_samples * (np.log(sums) - label_logits))
