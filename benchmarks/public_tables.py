@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from hybridnn.data.table_check import TableCheck, check_table
-from hybridnn.data.table_encoding import Problem
+from hybridnn.data.table_problems import Problem
 from hybridnn.errors import HybridnnError
 
 OPEN = {"categories", "missing", "drop_columns"}

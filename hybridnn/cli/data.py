@@ -86,7 +86,7 @@ def check_data(
     """Show what every column of a table holds and becomes, and the settings with which the table can be used."""
     from hybridnn.config.settings import TABLE_OPTIONS, load_settings
     from hybridnn.data.table_check import check_table
-    from hybridnn.data.table_encoding import Problem, options_text, settings_of
+    from hybridnn.data.table_problems import Problem, options_text, settings_of
     from hybridnn.utils.text import command_argument
 
     with first_rank_alone():

@@ -9,8 +9,10 @@ from typing import NamedTuple
 from hybridnn.utils.text import printable, shown_path
 
 from .rows import Task
-from .table_encoding import Column, Examination, Problem, examine, read_column, settings_of
+from .table_columns import Column, read_column
 from .table_file import TableOptions, as_names, read_table
+from .table_fitting import Examination, examine
+from .table_problems import Problem, settings_of
 from .user_file import choose_columns
 
 

@@ -16,7 +16,7 @@ from hybridnn.utils.text import command_argument, shown_path
 
 from .dataset import Dataset
 from .rows import ArrayRows, Task, as_rows, class_count, constant_targets
-from .table_encoding import FEW_CLASSES, TableEncoding, examine, require_no_problem
+from .table_encoding import TableEncoding
 from .table_file import (
     NAMES_SHOWN,
     Table,
@@ -28,6 +28,8 @@ from .table_file import (
     read_table,
     require_columns,
 )
+from .table_fitting import FEW_CLASSES, examine
+from .table_problems import require_no_problem
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -1,0 +1,247 @@
+"""What each column of a training table holds: decided once, from all of its cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hybridnn.utils.text import counted, printable
+
+from .rows import Task
+from .table_columns import (
+    Column,
+    Floats,
+    Kind,
+    Numbers,
+    decide_numbers,
+    is_native,
+    label_text,
+    plain_numbers,
+    read_column,
+)
+from .table_encoding import TableEncoding
+from .table_file import TableOptions, column_list, require_columns
+from .table_problems import (
+    MOST_ODD_TARGETS,
+    TARGET_ADVICE,
+    Problem,
+    are_too_many,
+    column_problem,
+    is_mostly_numbers,
+    not_numbers,
+    sign_advice,
+)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+EXACT = 2**53  # from here on, float64 does not represent all integers
+FEW_CLASSES = 50  # different whole numbers that are taken for labels in any table
+
+
+Parts = list[tuple[Sequence[str], Floats]]
+"""Names of columns, and their numbers, shape (rows, columns)."""
+
+
+class Examination(NamedTuple):
+    """What a table holds: its columns that are not numbers alone, and why it cannot be used.
+
+    Attributes
+    ----------
+    columns : dict of str to Column
+        Columns that were read cell by cell; the others are numbers without missing values.
+    """
+
+    encoding: TableEncoding
+    columns: dict[str, Column]
+    problems: list[Problem]
+    frame: DataFrame  # the table with its columns of numbers as floats
+
+
+def examine(
+    table: DataFrame,
+    called: str,
+    columns: Sequence[str],
+    targets: Sequence[str],
+    task: Task | None,
+    options: TableOptions,
+) -> Examination:
+    """Decide what every column of a table is; means are left to `TableEncoding.with_means`.
+
+    Parameters
+    ----------
+    columns, targets : sequence of str
+        Input and target columns; they exist. Without targets only the inputs are examined.
+    task : {'classification', 'regression'}, optional
+        By default, one target column of text, truth values or whole numbers holds labels.
+    """
+    require_columns(called, table, options.text_columns, "which data.text_columns names")
+    found, plain, numbers, ambiguous = _read(table, called, columns, targets, options)
+    problems = []
+    if ambiguous:
+        how = 'set data.thousands = "," if the comma separates thousands'
+        problems.append(Problem(f"{ambiguous!r} may be read in two ways", how, {"thousands": ","}))
+    inputs = [found[name] for name in columns if name in found]
+    problems += [problem for column in inputs if (problem := column_problem(column, options))]
+    known = replace(options, decimal=numbers.decimal, thousands=numbers.thousands or "none")  # type: ignore[arg-type]
+    kinds = {name: column.kind for name, column in found.items() if column.kind in ("truth", "date")}
+    truths = {name for name, dtype in zip(table.columns, table.dtypes, strict=True) if dtype.kind == "b"}
+    kinds |= dict.fromkeys(truths & {*columns}, "truth")
+    categories = {column.name: _sorted(column.texts) for column in inputs if column.kind == "text"}
+    encoding = TableEncoding(
+        tuple(columns), tuple(targets), _key(table, columns, targets), (), categories, kinds, options=known
+    )
+    of_numbers = {column.name: column.values for column in inputs if column.kind == "number"}
+    if numbers == Numbers():
+        of_numbers |= {name: block[:, n] for names, block in plain for n, name in enumerate(names) if name not in found}
+    floats = {name: of_numbers[name] for name in columns if name in of_numbers and name not in kinds}
+    frame = _with_floats(table, floats)
+    if not targets:
+        return Examination(encoding, found, problems, frame)
+    classes, more = _fit_classes([found[name] for name in targets], table, task, encoding)
+    return Examination(replace(encoding, classes=classes), found, problems + more, frame)
+
+
+def _read(
+    table: DataFrame, called: str, columns: Sequence[str], targets: Sequence[str], options: TableOptions
+) -> tuple[dict[str, Column], Parts, Numbers, str]:
+    """Columns that were read cell by cell, the others, how numbers are written, and a cell that has two readings."""
+    plain, unread = _plain_parts(table, [*columns, *(targets if len(targets) > 1 else ())], options)
+    stated = [name for name in columns if name in options.text_columns]
+    given: dict[str, Kind] = dict.fromkeys(options.text_columns, "text")
+
+    def read(names: Iterable[str], numbers: Numbers) -> dict[str, Column]:
+        return {name: read_column(table[name], options.words, numbers, called, given.get(name)) for name in names}
+
+    raw = read(dict.fromkeys([*unread, *targets, *stated]), Numbers())
+    if any(re.search(r"\d,\d", text) for column in raw.values() for text in column.texts):  # points may be of thousands
+        raw |= read((name for name in columns if name not in raw and not is_native(table[name])), Numbers())
+    numbers, ambiguous = decide_numbers((text for column in raw.values() for text in column.texts), options)
+    return raw if numbers == Numbers() else read(raw, numbers), plain, numbers, ambiguous
+
+
+def _key(table: DataFrame, columns: Sequence[str], targets: Sequence[str]) -> str:
+    first = str(table.columns[0])
+    is_unique = first not in {*columns, *targets} and table[first].astype(str).is_unique
+    return first if is_unique else ""
+
+
+def _with_floats(table: DataFrame, columns: Mapping[str, Floats]) -> DataFrame:
+    """The table with some columns replaced, which come first."""
+    import pandas
+
+    values = np.column_stack(list(columns.values())) if columns else np.empty((len(table), 0))
+    floats = pandas.DataFrame(values, table.index, pandas.Index(list(columns), dtype=object))
+    return pandas.concat([floats, table.loc[:, ~table.columns.isin(list(columns))]], axis=1)
+
+
+def _plain_parts(table: DataFrame, names: Sequence[str], options: TableOptions) -> tuple[Parts, list[str]]:
+    """The columns that are numbers alone, and the names of the others, found by halving."""
+    plain = Numbers() if options.decimal in ("auto", ".") else Numbers(options.decimal)
+    values = plain_numbers(table, names, plain, options.words) if names else None
+    if values is not None and not np.isnan(values).any():
+        return [(names, values)], []
+    if len(names) <= 1:
+        return [], list(names)
+    half = len(names) // 2
+    few = table[list(names)] if 2 * len(names) <= table.shape[1] else table
+    first, second = _plain_parts(few, names[:half], options), _plain_parts(few, names[half:], options)
+    return first[0] + second[0], first[1] + second[1]
+
+
+def _sorted(texts: Iterable[str]) -> tuple[str, ...]:
+    """Texts in order; whole numbers by size."""
+    distinct = set(texts)
+    try:
+        return tuple(sorted(distinct, key=lambda text: (int(text), text)))
+    except ValueError:
+        return tuple(sorted(distinct))
+
+
+def _fit_classes(
+    targets: Sequence[Column], table: DataFrame, task: Task | None, encoding: TableEncoding
+) -> tuple[tuple[str, ...], list[Problem]]:
+    """Names of the classes, empty for regression, and what is wrong with the targets."""
+    options, problems = encoding.options, []
+    for column in targets:
+        if column.missing and options.missing != "drop" and options.missing_targets != "drop":
+            row = int((column.codes < 0).argmax()) + 1
+            rows = f"{counted(column.missing, 'row')}, first in row {row:,}"
+            problems.append(
+                Problem(
+                    f"missing values in the target {printable(column.name, 40)} ({rows})",
+                    _target_advice(column, table),
+                    {"missing_targets": "drop"},
+                )
+            )
+    if task == "regression" or (task is None and len(targets) > 1):
+        text = [column for column in targets if column.odd()[0] and column.kind == "text"]
+        return (), problems + [_regression_problem(column) for column in text]
+    if len(targets) > 1:
+        return (), [
+            *problems,
+            Problem(f"classification needs one target column, not {len(targets)}", "give one name in data.targets"),
+        ]
+    column = targets[0]
+    if task is None and (column.kind == "date" or (column.kind == "number" and _has_decimals(column, table, encoding))):
+        return (), problems
+    is_number = column.kind == "number"
+    classes = _sorted(label_text(text, encoding.numbers) if is_number else text for text in column.texts)
+    problem = _label_problem(column, classes, task, options)
+    return classes, [*problems, problem] if problem else problems
+
+
+def _target_advice(column: Column, table: DataFrame) -> str:
+    """What to do about missing targets: words such as None may be a class."""
+    cells = {str(cell).strip() for cell in table[column.name][column.codes < 0] if isinstance(cell, str)} - {""}
+    if cells and column.kind == "text":
+        word = sorted(cells)[0]
+        return f'if {word!r} is a class, set data.missing_words = "not {word}"; else {TARGET_ADVICE}'
+    return TARGET_ADVICE
+
+
+def _has_decimals(column: Column, table: DataFrame, encoding: TableEncoding) -> bool:
+    """Whether numbers have decimals or separators of thousands, as those of a regression."""
+    thousands = encoding.numbers.thousands
+    if (column.numbers != np.rint(column.numbers)).any() or (thousands and any(thousands in t for t in column.texts)):
+        return True
+    series = table[column.name]
+    if is_native(series):  # pandas makes whole numbers floats where values are missing
+        return series.dtype.kind == "f" and not column.missing
+    return any(encoding.numbers.decimal in text or "e" in text.casefold() for text in column.texts)
+
+
+def _regression_problem(column: Column) -> Problem:
+    problem = not_numbers(column)
+    return problem._replace(text=f"regression needs numbers as targets; {problem.text}")
+
+
+def _label_problem(column: Column, classes: Sequence[str], task: Task | None, options: TableOptions) -> Problem | None:
+    """Why a column cannot hold labels."""
+    name, rows = f"column {column.name!r}", len(column.codes) - column.missing
+    is_free = column.kind == "text" and task is None and column.name not in options.text_columns
+    if is_free and (is_mostly_numbers(column, MOST_ODD_TARGETS) or sign_advice(column.texts)):
+        problem = not_numbers(column)
+        return problem._replace(settings={**problem.settings, "missing_targets": "drop"} if problem.settings else {})
+    if column.kind == "number":
+        broken = column.numbers[column.numbers != np.rint(column.numbers)]
+        if broken.size:
+            return Problem(f"{name} holds {broken[0]:g}", "classification needs labels")
+        largest = column.numbers[np.abs(column.numbers).argmax()] if column.numbers.size else 0
+        if abs(largest) >= EXACT:
+            return Problem(f"{name} has the label {largest:.0f}", "it is too large")
+        if task is None and (len(classes) > max(FEW_CLASSES, rows // 4) or are_too_many(len(classes), rows)):
+            how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
+            shown = f"{name} has {len(classes):,} different whole numbers in {rows:,} rows"
+            return Problem(shown, how, {"model.loss": "mse"})
+    elif task is None and are_too_many(len(classes), rows):
+        how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"
+        return Problem(f"{name} has {len(classes):,} different texts in {rows:,} rows", how)
+    if len(classes) < 2:
+        only = f"all labels are {column_list(classes)}" if classes else "has no label"
+        return Problem(f"{name}: {only}", "classification needs at least 2 classes")
+    return None

@@ -1,0 +1,160 @@
+"""Why a table cannot be used as it is: one line that names all problems, and the settings that solve them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hybridnn.errors import DataError
+from hybridnn.utils.text import command_argument, counted, printable, to_json
+
+from .table_columns import Column, Numbers
+from .table_file import NAMES_SHOWN, TableOptions, column_list
+
+MOST_CATEGORIES = 1_000  # values of one column that become inputs
+MOST_ODD = 0.2  # share of the cells of a column of numbers that may be something else, by mistake
+MOST_ODD_TARGETS = 0.5
+FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
+OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
+MISSING_ADVICE = (
+    'set data.missing to "drop" to leave out these rows or to "mean" to fill in means, or data.drop_columns to leave '
+    "columns out"
+)
+TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop" to leave out these rows'
+TEXT_ADVICE = (
+    'set data.categories to "one-hot" to make an input of each value, or data.drop_columns to leave the column out'
+)
+USUAL_TEXT = {"categories": "one-hot"}
+_SIGNS = {
+    "%\u2030": "numbers must have no percent signs: remove them from the column",
+    "$\u20ac\u00a3\u00a5": "numbers must have no currency signs: remove them from the column",
+    " \u00a0\u202f": 'a number must have no spaces; set data.thousands = " " if they separate thousands',
+    "'": 'a number must have no apostrophes; set data.thousands = "\'" if they separate thousands',
+}
+
+
+class Problem(NamedTuple):
+    """Why a table cannot be used as it is."""
+
+    text: str
+    advice: str
+    settings: Mapping[str, str | list[str]] = {}  # keys of [data], or with their section, that solve it
+
+
+def require_no_problem(called: str, problems: Sequence[Problem], hint: str = "") -> None:
+    """Raise one `DataError` of all problems, with the settings that solve them."""
+    if not problems:
+        return
+    if len(problems) == 1:
+        raise DataError(f"{called}: {problems[0].text}; {problems[0].advice}")
+    shown = [f"({number}) {problem.text}" for number, problem in enumerate(problems[:NAMES_SHOWN], 1)]
+    more = f" and {len(problems) - NAMES_SHOWN:,} more" if len(problems) > NAMES_SHOWN else ""
+    advice = options_text(settings_of(problems))
+    ways = f"; what may solve them: {advice[:500]}" if advice else ""
+    raise DataError(f"{called}: {len(problems)} problems: {', '.join(shown)}{more}{ways}{hint}")
+
+
+def settings_of(problems: Sequence[Problem]) -> dict[str, str | list[str]]:
+    """The settings that solve problems; lists of several problems are joined."""
+    found: dict[str, str | list[str]] = {}
+    for problem in problems:
+        for key, value in problem.settings.items():
+            before = found.get(key, [])
+            found[key] = [*before, *value] if isinstance(value, list) and isinstance(before, list) else value
+    return found
+
+
+def options_text(settings: Mapping[str, str | list[str]]) -> str:
+    """Settings of ``[data]`` as options of a command."""
+    texts = {
+        key if "." in key else f"data.{key}": value if isinstance(value, str) else _list_text(value)
+        for key, value in settings.items()
+    }
+    return " ".join(f"--set {command_argument(f'{key}={text}')}" for key, text in texts.items())
+
+
+def _list_text(values: Sequence[str]) -> str:
+    is_simple = not any("," in value or value != value.strip() for value in values)
+    return ",".join(values) if is_simple else to_json(list(values))
+
+
+def column_problem(column: Column, options: TableOptions) -> Problem | None:
+    """Why an input column cannot be used with these options, or None."""
+    if column.kind == "text":
+        problem = _text_column(column, is_stated=column.name in options.text_columns)
+        if options.categories != "one-hot" or problem.settings != USUAL_TEXT:
+            return problem
+    if column.missing and options.missing == "error":
+        row = int((column.codes < 0).argmax()) + 1
+        shown = (
+            f"missing values in {printable(column.name, 40)} ({counted(column.missing, 'row')}, first in row {row:,})"
+        )
+        return Problem(shown, MISSING_ADVICE, {"missing": "mean"})
+    return None
+
+
+def is_mostly_numbers(column: Column, odd: float = MOST_ODD) -> bool:
+    """Whether a column of text is one of numbers but for a share `odd` of its cells; leading zeros are of codes."""
+    if any(re.match(r"0\d", text) for text in column.texts):
+        return False
+    return column.odd()[0] <= odd * (len(column.codes) - column.missing)
+
+
+def are_too_many(classes: int, rows: int) -> bool:
+    """Whether most values of a target differ."""
+    return rows >= FEW_ROWS and classes > rows // 2
+
+
+def not_numbers(column: Column) -> Problem:
+    """Some cells of a column of numbers are none."""
+    count, row, texts = column.odd()
+    rows, name = len(column.codes) - column.missing, printable(column.name, 40)
+    cells = f"{count:,} of {rows:,} cells are no numbers" if count < rows else "no cell is a number"
+    shown = f"{name}: {cells} ({printable(repr(texts[0]), 40)} in row {row + 1:,})"
+    if advice := sign_advice(texts):
+        return Problem(shown, advice)
+    if not is_mostly_numbers(column, MOST_ODD_TARGETS):
+        return Problem(shown, "the column must hold numbers")
+    if len(texts) > 5 or any(letter.isdigit() for text in texts for letter in text):
+        return Problem(shown, "correct these cells, or add the column to data.text_columns if it holds codes")
+    words = column_list([repr(text) for text in texts])
+    how = f"if {words} stands for a missing value, add it to data.missing_words, and set data.missing; "
+    how += "if the column holds codes, add it to data.text_columns"
+    return Problem(shown, how, {"missing_words": texts, "missing": "mean"})
+
+
+def sign_advice(texts: Sequence[str]) -> str:
+    """What to do about signs in cells that are numbers but for them, or an empty text."""
+    for signs, advice in _SIGNS.items():
+        signed = [text for text in texts if any(sign in text for sign in signs)]
+        bare = [text.translate(dict.fromkeys(map(ord, signs))).strip() for text in signed]
+        forms = Numbers(), Numbers(".", ","), Numbers(",", ".")
+        if 2 * sum(any(form.parse(text) is not None for form in forms) for text in bare) >= len(texts):
+            return advice
+    if any("," in text and Numbers(",").pattern.fullmatch(text) for text in texts):
+        return 'numbers with decimal commas are read with data.decimal = ",", and then all must have them'
+    return ""
+
+
+def _text_column(column: Column, *, is_stated: bool) -> Problem:
+    """What to do about a column of text; codes, ids and the like only if `data.text_columns` has it."""
+    if not is_stated and is_mostly_numbers(column):
+        return not_numbers(column)
+    rows, texts = len(column.codes) - column.missing, column.texts
+    count, first, odd = column.odd()
+    if not count:  # codes, such as postcodes
+        count, first, odd = rows, int((column.codes >= 0).argmax()), list(texts)
+    example = f"{printable(repr(odd[0]), 40)} in row {first + 1:,}"
+    shown = f"text in {printable(column.name, 40)} ({counted(count, 'row')}, {example})"
+    drop = {"drop_columns": [column.name]}
+    if not is_stated and (advice := sign_advice(odd)):
+        return Problem(shown, advice)
+    if not is_stated and all(OTHER_DATE.fullmatch(text) for text in texts):
+        return Problem(shown, "dates must be written as 2020-12-31, or left out with data.drop_columns", drop)
+    if len(texts) > MOST_CATEGORIES or (not is_stated and are_too_many(len(texts), rows)):
+        why = f"{len(texts):,} different values in {rows:,} rows, as of an id"
+        how = "leave it out with data.drop_columns"
+        how += "" if is_stated else ", or add it to data.text_columns to make an input of each value"
+        return Problem(f"{shown[:-1]}, {why})", how, drop)
+    return Problem(shown, TEXT_ADVICE, USUAL_TEXT)
