@@ -240,13 +240,7 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, is_kn
     if table is None:
         raise DataError(f"{called}: no line of data after the header line")
     if not has_header:
-        wanted = options.names or [f"column {number + 1}" for number in range(table.shape[1])]
-        if len(wanted) != table.shape[1]:
-            raise SettingError("data.names", list(wanted)[:NAMES_SHOWN], f"{called} has {table.shape[1]} columns")
-        if options.header == "auto" and _names_columns(table):
-            how = "set data.header to true to replace these names, or to false if it is data"
-            raise DataError(f"{called}: the first line seems to name the columns; {how}")
-        return Table(_renamed(table, wanted), options)
+        return Table(_without_header(called, table, options), options)
     if table.shape[1] == 1 and (other := _other_separator(names, records)):
         how = f"if {other!r} separates columns, set data.separator = {other!r}"
         raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
@@ -256,8 +250,19 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, is_kn
     if options.names and len(options.names) != len(names):
         raise SettingError("data.names", list(options.names)[:NAMES_SHOWN], f"{called} has {len(names)} columns")
     frame, notes = _with_names(called, table, list(options.names or names), separator, hint, is_known)
-    _require_names(called, list(frame.columns), hint)
+    _require_names(called, list(frame.columns), hint or "; data.header = true and data.names name them anew")
     return Table(frame, options, notes)
+
+
+def _without_header(called: str, table: DataFrame, options: TableOptions) -> DataFrame:
+    """The table with the names of `options`, or with numbered ones."""
+    names = options.names or [f"column {number + 1}" for number in range(table.shape[1])]
+    if len(names) != table.shape[1]:
+        raise SettingError("data.names", list(names)[:NAMES_SHOWN], f"{called} has {table.shape[1]} columns")
+    if options.header == "auto" and _names_columns(table):
+        how = "set data.header to true to replace these names, or to false if it is data"
+        raise DataError(f"{called}: the first line seems to name the columns; {how}")
+    return _renamed(table, names)
 
 
 def _record(called: str, text: io.TextIOWrapper) -> str:
@@ -275,13 +280,9 @@ def _record(called: str, text: io.TextIOWrapper) -> str:
 def _is_open(record: str) -> bool:
     """Whether a quoted cell goes on in the next line: a quotation mark quotes at the beginning of a cell only."""
     is_open = False
-    for mark in re.finditer(r'"+', record):
-        if is_open:
-            is_open = len(mark[0]) % 2 == 0
-        elif mark.start() == 0 or not (record[mark.start() - 1].isalnum() or record[mark.start() - 1] in ")]%'"):
-            before = record[: mark.start()].rstrip(" ")
-            starts_cell = not before or not before[-1].isalnum()
-            is_open = starts_cell and len(mark[0]) % 2 == 1
+    for mark in re.finditer(r"([\w)\]%'] *)?(\"+)", record):
+        if is_open or mark[1] is None:  # two marks in a quoted cell are one letter
+            is_open = is_open == (len(mark[2]) % 2 == 0)
     return is_open
 
 
