@@ -286,9 +286,8 @@ class WeightStore:
             Ages, after the update, of the older versions that are read later; 1 is the version before the update.
         """
         chunk = self._chunk
-        if kept or self._older:
-            self._free += [version for age, version in self._older.items() if age + 1 not in kept]
-            self._older = {age + 1: version for age, version in self._older.items() if age + 1 in kept}
+        self._free += [version for age, version in self._older.items() if age + 1 not in kept]
+        self._older = {age + 1: version for age, version in self._older.items() if age + 1 in kept}
         if 1 in kept:
             self._older[1] = chunk.weights, chunk.parameters
             flat, views = self._free.pop()
