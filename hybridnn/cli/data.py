@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +13,19 @@ from hybridnn.cli.completion import dataset_names
 from hybridnn.cli.options import Format, OutputFormat, Overrides, command_group, option
 from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
+from hybridnn.errors import HybridnnError
 from hybridnn.utils.text import to_json
 
 if TYPE_CHECKING:
-    from hybridnn.data import DatasetInfo
+    from rich.table import Table
 
+    from hybridnn.config.settings import Settings
+    from hybridnn.data import DatasetInfo
+    from hybridnn.data.table_check import TableCheck
+
+
+MOST_COLUMNS = 30
+"""In tables of more columns, the message of an error has to suffice."""
 
 app = command_group("List, describe and download data sets.")
 
@@ -85,7 +95,6 @@ def check_data(
 ) -> None:
     """Show what every column of a table holds and becomes, and the settings with which the table can be used."""
     from hybridnn.config.settings import TABLE_OPTIONS, load_settings
-    from hybridnn.data.table_check import check_table
     from hybridnn.data.table_problems import Problem, options_text, settings_of
     from hybridnn.utils.text import command_argument
 
@@ -93,21 +102,12 @@ def check_data(
         overrides = [f"data.file={to_json(str(file))}", *(set_ or ())]
         overrides += [f"data.targets={to_json(targets)}"] if targets else []
         settings = load_settings(None, overrides)
-        data = settings.data
-        found = check_table(
-            file, data.targets, inputs=data.inputs, task=settings.model.task, options=data.table_options
-        )
+        found, data = _check(settings), settings.data
     if output_format is Format.json:
         write_json({**found._asdict(), "columns": [line._asdict() for line in found.columns]})
         return
     console = make_console()
-    rows = [(*line[:2], *(f"{number:,}" for number in line[2:4]), *line[4:]) for line in found.columns]
-    table = new_table(("column", "holds"), ("missing", "different"))
-    for head in ("example", "becomes"):
-        table.add_column(head)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    console.print(_columns_table(found))
     lines = [("rows", f"{found.rows:,}"), *((("separator", found.separator),) if found.separator else ())]
     lines += [("note", note) for note in found.notes]
     lines += [("problem", f"{problem.text}; {problem.advice}") for problem in found.problems]
@@ -120,6 +120,36 @@ def check_data(
     command.append(options_text(settings_of([Problem("", "", given), *found.problems])))
     command += [f"--set {command_argument(text)}" for text in set_ or () if not text.startswith("data.")]
     print(" ".join(filter(None, command)))
+
+
+def print_columns(settings: Settings) -> None:
+    """Print the columns of a table that has several problems, on standard error, unless there are many columns."""
+    from hybridnn.data.user_file import TABLES
+
+    if Path(settings.data.file or "").suffix not in TABLES:
+        return
+    with contextlib.suppress(HybridnnError):
+        found = _check(settings)
+        if len(found.problems) > 1 and len(found.columns) <= MOST_COLUMNS:
+            make_console(sys.stderr).print(_columns_table(found))
+
+
+def _check(settings: Settings) -> TableCheck:
+    from hybridnn.data.table_check import check_table
+
+    data = settings.data
+    return check_table(
+        Path(data.file or ""), data.targets, inputs=data.inputs, task=settings.model.task, options=data.table_options
+    )
+
+
+def _columns_table(found: TableCheck) -> Table:
+    table = new_table(("column", "holds"), ("missing", "different"))
+    for head in ("example", "becomes"):
+        table.add_column(head)
+    for line in found.columns:
+        table.add_row(*line[:2], *(f"{number:,}" for number in line[2:4]), *line[4:])
+    return table
 
 
 def _facts(info: DatasetInfo) -> dict[str, object]:

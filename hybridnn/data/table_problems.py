@@ -16,6 +16,7 @@ MOST_CATEGORIES = 1_000  # values of one column that become inputs
 MOST_ODD = 0.2  # share of the cells of a column of numbers that may be something else, by mistake
 MOST_ODD_TARGETS = 0.5
 FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
+SEVERAL_ROWS = 5  # in more rows, the texts of a category do not all differ
 OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
 MISSING_ADVICE = (
     'set data.missing to "drop" to leave out these rows or to "mean" to fill in means, or data.drop_columns to leave '
@@ -152,7 +153,8 @@ def _text_column(column: Column, *, is_stated: bool) -> Problem:
         return Problem(shown, advice)
     if not is_stated and all(OTHER_DATE.fullmatch(text) for text in texts):
         return Problem(shown, "dates must be written as 2020-12-31, or left out with data.drop_columns", drop)
-    if len(texts) > MOST_CATEGORIES or (not is_stated and are_too_many(len(texts), rows)):
+    is_unlikely = are_too_many(len(texts), rows) or len(texts) == rows > SEVERAL_ROWS
+    if len(texts) > MOST_CATEGORIES or (not is_stated and is_unlikely):
         why = f"{len(texts):,} different values in {rows:,} rows, as of an id"
         how = "leave it out with data.drop_columns"
         how += "" if is_stated else ", or add it to data.text_columns to make an input of each value"

@@ -179,6 +179,8 @@ def _dataset_from_table(
         _require_targets(frame, called, targets)
     x, y, dropped = encoding.encode(frame, called, targets=targets)
     used = {*encoding.columns, *targets, *options.drop_columns}
+    reasons = [_reason(frame, encoding, targets, task, dropped), *table.notes, *_notes(encoding)]
+    reasons += [f"left out: {column_list(options.drop_columns)}"] if options.drop_columns else []
     outputs = len(encoding.classes) or len(targets)
     is_guessed = task is None and not is_fitted and not encoding.classes
     return Dataset(
@@ -190,7 +192,7 @@ def _dataset_from_table(
         None,
         inputs=encoding.columns,
         ignored=tuple(column for column in table.frame.columns if column not in used),
-        task_reason="; ".join([_reason(frame, encoding, targets, task, dropped), *table.notes, *_notes(encoding)]),
+        task_reason="; ".join(reasons),
         encoding=encoding,
         warnings=_label_warnings(called, targets[0], y, "set model.loss to cross_entropy") if is_guessed else (),
     )
@@ -206,6 +208,11 @@ def _notes(encoding: TableEncoding) -> list[str]:
     for kind, text in (("date", "dates become days since 1970"), ("truth", "truth values become 0 and 1")):
         names = [name for name, of in encoding.kinds.items() if of == kind and name not in encoding.targets]
         notes += [f"{text}: {column_list(names)}"] if names else []
+    if encoding.categories:
+        values = [f"{name} ({len(texts):,} values)" for name, texts in encoding.categories.items()]
+        notes.append(f"one input for each value: {column_list(values)}")
+    if encoding.means:
+        notes.append("missing values become means")
     return notes
 
 

@@ -285,7 +285,8 @@ def test_a_table_with_text_and_gaps_is_trained_on_and_predicted_by_names(
 ) -> None:
     train_on_people(run_hybridnn, *TABLE)
     header = records_of("run")[0]
-    assert (header["sizes"], header["task"]) == ([4, 6, 2], "classification: 2 classes (no, yes)")
+    decided = "one input for each value: city (3 values); missing values become means; left out: note"
+    assert (header["sizes"], header["task"]) == ([4, 6, 2], f"classification: 2 classes (no, yes); {decided}")
     encoding = json.loads(Path("run/table.json").read_text())
     training = split_indices(PEOPLE, 0.2, seed=0)[0]
     assert encoding["means"][0] == pytest.approx(people["age"].iloc[training].mean(), rel=1e-12)
@@ -304,6 +305,19 @@ def test_a_table_with_text_and_gaps_is_trained_on_and_predicted_by_names(
     assert [line.split()[0] for line in lines if line.split() and line.split()[0] in ("no", "yes")] == ["no", "yes"]
     assert run_hybridnn("evaluate", "run", "--picture", "matrix.svg")[0] == 0
     assert ">yes</text>" in Path("matrix.svg").read_text()
+
+
+@pytest.mark.usefixtures("run_hybridnn", "people")
+@pytest.mark.parametrize("ranks", [(), ("--in-process", "2")], ids=["one rank", "two ranks"])
+def test_training_shows_the_columns_of_a_table_that_has_several_problems(
+    run_hybridnn: Run, ranks: tuple[str, ...]
+) -> None:
+    code, out, err = run_hybridnn("train", *OF_PEOPLE, *ranks)
+    assert (code, out) == (2, "")
+    checked = run_hybridnn("data", "check", "people.csv", "--targets", "answer")[1]
+    *columns, error = err.splitlines()
+    assert columns[1:7] == checked.splitlines()[1:7]
+    assert error.startswith("Error: people.csv: 3 problems: ")
 
 
 def test_two_ranks_and_columns_in_another_order_change_nothing(run_hybridnn: Run, people: pd.DataFrame) -> None:
@@ -410,7 +424,7 @@ def test_rows_with_gaps_are_left_out_of_training_and_evaluation(run_hybridnn: Ru
     train_on_people(run_hybridnn, *drop)
     header = records_of("run")[0]
     assert header["train_samples"] + header["test_samples"] == PEOPLE - 3
-    assert header["task"].endswith("; 3 of 150 rows have missing values and are left out")
+    assert "; 3 of 150 rows have missing values and are left out;" in header["task"]
     people.dropna().to_csv("people.csv", index=False)
     train_on_people(run_hybridnn, *drop, out="complete")
     assert_same_weights("run", "complete")
