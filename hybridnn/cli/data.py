@@ -126,7 +126,7 @@ def print_columns(settings: Settings) -> None:
     """Print the columns of a table that has several problems, on standard error, unless there are many columns."""
     from hybridnn.data.user_file import TABLES
 
-    if Path(settings.data.file or "").suffix not in TABLES:
+    if Path(settings.data.file or "").suffix.lower() not in TABLES:
         return
     with contextlib.suppress(HybridnnError):
         found = _check(settings)

@@ -63,7 +63,7 @@ def check_table(
         column = found.columns.get(name) or read_column(frame[name], known.words, numbers, called)
         becomes = "target" if name in wanted else _becomes(column, found) if name in columns else "left out"
         lines.append(_line(column, becomes))
-    separator = repr(known.separator) if path.suffix == ".csv" else ""
+    separator = repr(known.separator) if path.suffix.lower() != ".parquet" else ""
     return TableCheck(
         len(frame), separator, known.encoding, table.notes, lines, found.problems, settings_of(found.problems)
     )

@@ -82,6 +82,20 @@ def decide_numbers(texts: Iterable[str], options: TableOptions) -> tuple[Numbers
     return best[0], next(iter(grouped), "") if is_unsure else ""
 
 
+def thousands_with_points(texts: Iterable[str]) -> str:
+    """A cell of a column of numbers whose points may separate thousands, or an empty text.
+
+    All points stand before three digits, and no other number has more than three.
+    """
+    german, found = Numbers(",", ".").pattern, ["", ""]
+    for text in texts:
+        has_point = "." in text
+        if not german.fullmatch(text) or "," in text or (not has_point and len(text.lstrip("+-\u2212")) > 3):
+            return ""
+        found[has_point] = found[has_point] or text
+    return found[True] if all(found) else ""
+
+
 class Column(NamedTuple):
     """What was found in a column.
 

@@ -174,7 +174,7 @@ def read_table(path: Path, options: TableOptions | None = None, *, is_known: boo
     try:
         with open_regular(path) as file:
             _require_memory(called, file)
-            if path.suffix == ".parquet":
+            if path.suffix.lower() == ".parquet":
                 return Table(_read_parquet(called, file), options)
             return _read_csv(called, file, options, is_known)
     except OSError as error:

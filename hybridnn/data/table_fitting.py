@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,11 +23,11 @@ from .table_columns import (
     label_text,
     plain_numbers,
     read_column,
+    thousands_with_points,
 )
 from .table_encoding import TableEncoding
 from .table_file import TableOptions, column_list, require_columns
 from .table_problems import (
-    MOST_ODD_TARGETS,
     TARGET_ADVICE,
     Problem,
     are_too_many,
@@ -39,6 +40,7 @@ from .table_problems import (
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+_SIGNS = {",": "comma", ".": "point"}
 EXACT = 2**53  # from here on, float64 does not represent all integers
 FEW_CLASSES = 50  # different whole numbers that are taken for labels in any table
 
@@ -83,8 +85,10 @@ def examine(
     found, plain, numbers, ambiguous = _read(table, called, columns, targets, options)
     problems = []
     if ambiguous:
-        how = 'set data.thousands = "," if the comma separates thousands'
-        problems.append(Problem(f"{ambiguous!r} may be read in two ways", how, {"thousands": ","}))
+        sign = "," if "," in ambiguous else "."
+        how = f'set data.thousands = "{sign}" if the {_SIGNS[sign]} separates thousands'
+        how += '' if sign == "," else ', or "none" if it is a decimal point'
+        problems.append(Problem(f"{ambiguous!r} may be read in two ways", how, {"thousands": sign}))
     inputs = [found[name] for name in columns if name in found]
     problems += [problem for column in inputs if (problem := column_problem(column, options))]
     known = replace(options, decimal=numbers.decimal, thousands=numbers.thousands or "none")  # type: ignore[arg-type]
@@ -121,7 +125,22 @@ def _read(
     if any(re.search(r"\d,\d", text) for column in raw.values() for text in column.texts):  # points may be of thousands
         raw |= read((name for name in columns if name not in raw and not is_native(table[name])), Numbers())
     numbers, ambiguous = decide_numbers((text for column in raw.values() for text in column.texts), options)
+    if numbers == Numbers() and options.decimal == options.thousands == "auto":
+        texts = (column.texts for column in raw.values() if column.kind == "number")
+        candidates = (table[name] for name in _with_three_decimals(plain) if not is_native(table[name]))
+        texts = chain(texts, (series.str.strip() for series in candidates))
+        ambiguous = next(filter(None, map(thousands_with_points, texts)), "")
     return raw if numbers == Numbers() else read(raw, numbers), plain, numbers, ambiguous
+
+
+def _with_three_decimals(parts: Parts) -> Iterator[str]:
+    """Columns of numbers below 1000, of which some are whole, and others have at most three decimals."""
+    for names, block in parts:
+        size = np.abs(np.where(np.isfinite(block), block, 0.5))
+        is_whole = size == np.rint(size)
+        is_possible = (size < 1000) & (is_whole | ((size >= 1) & (np.abs(1000 * size - np.rint(1000 * size)) < 1e-6)))
+        chosen = is_possible.all(axis=0) & is_whole.any(axis=0) & ~is_whole.all(axis=0)
+        yield from (names[number] for number in np.flatnonzero(chosen))
 
 
 def _key(table: DataFrame, columns: Sequence[str], targets: Sequence[str]) -> str:
@@ -224,7 +243,7 @@ def _label_problem(column: Column, classes: Sequence[str], task: Task | None, op
     """Why a column cannot hold labels."""
     name, rows = f"column {column.name!r}", len(column.codes) - column.missing
     is_free = column.kind == "text" and task is None and column.name not in options.text_columns
-    if is_free and (is_mostly_numbers(column, MOST_ODD_TARGETS) or sign_advice(column.texts)):
+    if is_free and (is_mostly_numbers(column) or sign_advice(column.texts)):
         problem = not_numbers(column)
         return problem._replace(settings={**problem.settings, "missing_targets": "drop"} if problem.settings else {})
     if column.kind == "number":

@@ -13,11 +13,10 @@ from .table_columns import Column, Numbers
 from .table_file import NAMES_SHOWN, TableOptions, column_list
 
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
-MOST_ODD = 0.2  # share of the cells of a column of numbers that may be something else, by mistake
-MOST_ODD_TARGETS = 0.5
 FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
 SEVERAL_ROWS = 5  # in more rows, the texts of a category do not all differ
 OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
+WITH_UNIT = re.compile(r"[+-]?\d[\d.,]*\s*([^\W\d_]{1,5}[/\u00b2\u00b3\w]{0,5})")
 MISSING_ADVICE = (
     'set data.missing to "drop" to leave out these rows or to "mean" to fill in means, or data.drop_columns to leave '
     "columns out"
@@ -95,11 +94,11 @@ def column_problem(column: Column, options: TableOptions) -> Problem | None:
     return None
 
 
-def is_mostly_numbers(column: Column, odd: float = MOST_ODD) -> bool:
-    """Whether a column of text is one of numbers but for a share `odd` of its cells; leading zeros are of codes."""
+def is_mostly_numbers(column: Column) -> bool:
+    """Whether a column of text is one of numbers but for less than half of its cells; leading zeros are of codes."""
     if any(re.match(r"0\d", text) for text in column.texts):
         return False
-    return column.odd()[0] <= odd * (len(column.codes) - column.missing)
+    return 2 * column.odd()[0] < len(column.codes) - column.missing
 
 
 def are_too_many(classes: int, rows: int) -> bool:
@@ -115,12 +114,13 @@ def not_numbers(column: Column) -> Problem:
     shown = f"{name}: {cells} ({printable(repr(texts[0]), 40)} in row {row + 1:,})"
     if advice := sign_advice(texts):
         return Problem(shown, advice)
-    if not is_mostly_numbers(column, MOST_ODD_TARGETS):
+    if not is_mostly_numbers(column):
         return Problem(shown, "the column must hold numbers")
     if len(texts) > 5 or any(letter.isdigit() for text in texts for letter in text):
         return Problem(shown, "correct these cells, or add the column to data.text_columns if it holds codes")
     words = column_list([repr(text) for text in texts])
-    how = f"if {words} stands for a missing value, add it to data.missing_words, and set data.missing; "
+    what, it = ("stands for a missing value", "it") if len(texts) == 1 else ("stand for missing values", "them")
+    how = f"if {words} {what}, add {it} to data.missing_words, and set data.missing; "
     how += "if the column holds codes, add it to data.text_columns"
     return Problem(shown, how, {"missing_words": texts, "missing": "mean"})
 
@@ -133,6 +133,9 @@ def sign_advice(texts: Sequence[str]) -> str:
         forms = Numbers(), Numbers(".", ","), Numbers(",", ".")
         if 2 * sum(any(form.parse(text) is not None for form in forms) for text in bare) >= len(texts):
             return advice
+    units = [match and match[1] for match in map(WITH_UNIT.fullmatch, texts)]
+    if len(texts) > 1 and len({*units}) == 1 and units[0]:
+        return f"if {units[0]!r} is a unit, remove it from the column; if these are codes, add it to data.text_columns"
     if any("," in text and Numbers(",").pattern.fullmatch(text) for text in texts):
         return 'numbers with decimal commas are read with data.decimal = ",", and then all must have them'
     return ""

@@ -34,12 +34,13 @@ from .table_problems import require_no_problem
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-TABLES = (".csv", ".parquet")
+TABLES = (".csv", ".tsv", ".txt", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
-ENDINGS = "the name of the file must end in .npz, .csv or .parquet"
+ENDINGS = "the name of the file must end in .npz, .csv, .tsv, .txt or .parquet"
 
 HEADER_ROWS = 1000  # in which a name of a column that is a cell too is searched
 
+COMPACT_DATES = (19000101, 21001231)
 LOSS_DECIDES = "by the loss, mse"
 
 Training = Callable[[int], NDArray[np.int64]]
@@ -61,8 +62,8 @@ def load_file(
     Parameters
     ----------
     path : str or Path
-        ``.npz`` with ``x_train``, ``y_train`` and optionally ``x_test``, ``y_test``, or a table: ``.csv`` with a header
-        line, or ``.parquet``.
+        ``.npz`` with ``x_train``, ``y_train`` and optionally ``x_test``, ``y_test``, or a table: ``.csv``, ``.tsv`` or
+        ``.txt`` with a header line, or ``.parquet``.
     targets : str or sequence of str
         Target columns of a table.
     inputs : str or sequence of str
@@ -86,11 +87,11 @@ def load_file(
         If `targets` are missing for a table, or `targets` or `inputs` are given for an ``.npz``.
     """
     path = Path(path)
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise SettingError("data.file", str(path), ENDINGS)
     _require_readable(path, f"data.file = {str(path)!r}")
     options, targets, inputs = options or TableOptions(), as_names(targets), as_names(inputs)
-    if path.suffix in TABLES:
+    if path.suffix.lower() in TABLES:
         if not targets:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
@@ -194,7 +195,10 @@ def _dataset_from_table(
         ignored=tuple(column for column in table.frame.columns if column not in used),
         task_reason="; ".join(reasons),
         encoding=encoding,
-        warnings=_label_warnings(called, targets[0], y, "set model.loss to cross_entropy") if is_guessed else (),
+        warnings=(
+            *(_label_warnings(called, targets[0], y, "set model.loss to cross_entropy") if is_guessed else ()),
+            *(_date_warnings(frame, encoding, called) if not is_fitted else ()),
+        ),
     )
 
 
@@ -225,6 +229,22 @@ def _label_warnings(called: str, name: str, y: NDArray[Any] | None, remedy: str)
         return ()
     shown = column_list([f"{value:.0f}" for value in values])
     return (f"{called}: {name} has the values {shown} with decimal points: a regression; {remedy} if they are labels",)
+
+
+def _date_warnings(frame: DataFrame, encoding: TableEncoding, called: str) -> tuple[str, ...]:
+    """Warning of columns of numbers that are dates such as 20201231."""
+    import pandas
+
+    numbers = frame[[name for name in encoding.columns if frame.dtypes[name].kind in "iuf"]]
+    is_near = (numbers.min() >= COMPACT_DATES[0]) & (numbers.max() <= COMPACT_DATES[1])
+    found = [
+        name
+        for name in numbers.columns[is_near]
+        if pandas.to_datetime(numbers[name].dropna().map("{:.0f}".format), format="%Y%m%d", errors="coerce").notna().all()
+    ]
+    if not found:
+        return ()
+    return (f"{called}: read as numbers, but may be dates: {column_list(found)}; dates are written as 2020-12-31",)
 
 
 def _table_rows(
@@ -379,10 +399,10 @@ def load_samples(
         Without `encoding`, how a table is read.
     """
     path = Path(path)
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise SettingError("samples", str(path), ENDINGS)
     _require_readable(path, shown_path(path))
-    if path.suffix in TABLES:
+    if path.suffix.lower() in TABLES:
         samples = _samples_from_table(path, targets, encoding, options or TableOptions())
     else:
         samples = InputSamples(_samples_from_npz(path))

@@ -194,6 +194,13 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     ),
     "odd targets": (rows("a,y", *["#,#.5"] * 9, "#,?"), "y: 10 of 100 cells are no numbers .'.' in row 10.; if "),
     "two readings": (rows("a;y", "1,018;p", "700;q"), "'1,018' may be read in two ways; set data.thousands = \",\" "),
+    "points before three digits": (
+        rows("a,y", "1.018,p", "700,q", ",p"),
+        "'1.018' may be read in two ways, .2. missing values in a",
+    ),
+    "numbers alone with such points": (rows("a,b,y", "1,2.500,p", "2,90,q"), "'2.500' may be read in two ways"),
+    "a unit": (rows("a,y", "5 km,p", "7.5 km,q"), "if 'km' is a unit, remove it from the column"),
+    "many odd cells": (rows("a,y", "5,p", "7,q", "2,q", "x,q", "z,p"), "if 'x', 'z' stand for missing values, add them"),
     "percent signs": (rows("a,y", "5%,p", "7%,q"), "must have no percent signs"),
     "currency": (rows("a,y", "€5,p", "€7,q"), "must have no currency signs"),
     "spaces of thousands": (rows("a,y", "1\u00a0200,p", "7,q"), 'set data.thousands = " " if they separate thousands'),
@@ -320,3 +327,22 @@ def test_commands_that_messages_print_can_be_typed(tmp_path: Path) -> None:
     overrides = [text for text in shlex.split(command) if text != "--set"]
     options = load_settings(None, ["data.file=a.csv", "data.targets=y", *overrides]).data.table_options
     assert load_file(path, "y", options=options).inputs == ("a b",)
+
+
+@pytest.mark.parametrize("name", ["MINE.CSV", "mine.tsv", "mine.txt"])
+def test_other_names_of_text_files(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(rows("a\tb\ty", "1\t2\tp", "3\t4\tq"))
+    np.testing.assert_array_equal(load_file(tmp_path / name, "y").train.x[:2], [[1, 2], [3, 4]])
+
+
+def test_numbers_that_look_like_dates_bring_a_warning(tmp_path: Path) -> None:
+    path = table(tmp_path, rows("day,code,y", "20201231,20201231,p", "20210101,20201232,q"))
+    (warning,) = load_file(path, "y").warnings
+    assert warning.endswith("read as numbers, but may be dates: day; dates are written as 2020-12-31")
+
+
+@pytest.mark.parametrize(("thousands", "number"), [(".", 1018), ("none", 1.018)])
+def test_points_are_read_as_stated(thousands: str, number: float, tmp_path: Path) -> None:
+    path = table(tmp_path, rows("a,y", "1.018,p", "700,q"))
+    found = load_file(path, "y", options=TableOptions(thousands=thousands)).train.x  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found[:2], [[number], [700]])

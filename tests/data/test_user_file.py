@@ -130,7 +130,7 @@ def test_file_that_is_missing_or_of_another_kind(tmp_path: Path) -> None:
     for read in (load_file, lambda path: load_samples(path, 2)):
         with pytest.raises(DataError, match=r"gone\.npz'?: no such file"):
             read(tmp_path / "gone.npz")
-        with pytest.raises(SettingError, match=r"must end in \.npz, \.csv or \.parquet"):
+        with pytest.raises(SettingError, match=r"must end in \.npz, \.csv, \.tsv, \.txt or \.parquet"):
             read(tmp_path / "mine.pkl")
     path = npz(tmp_path, x_train=X, y_train=LABELS)
     for given in ({"targets": ["a"]}, {"inputs": ["a"]}, {"options": TableOptions(missing="drop")}):
