@@ -83,14 +83,14 @@ def decide_numbers(texts: Iterable[str], options: TableOptions) -> tuple[Numbers
 
 
 def thousands_with_points(texts: Iterable[str]) -> str:
-    """A cell of a column of numbers whose points may separate thousands, or an empty text.
+    """A cell of a column of numbers whose points, all before three digits, may separate thousands, or an empty text.
 
-    All points stand before three digits, and no other number has more than three.
+    Some numbers have no points, and these have at most three digits.
     """
-    german, found = Numbers(",", ".").pattern, ["", ""]
+    found = ["", ""]
     for text in texts:
         has_point = "." in text
-        if not german.fullmatch(text) or "," in text or (not has_point and len(text.lstrip("+-\u2212")) > 3):
+        if not has_point and len(text.lstrip("+-\u2212")) > 3:
             return ""
         found[has_point] = found[has_point] or text
     return found[True] if all(found) else ""

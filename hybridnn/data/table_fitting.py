@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -126,21 +126,26 @@ def _read(
         raw |= read((name for name in columns if name not in raw and not is_native(table[name])), Numbers())
     numbers, ambiguous = decide_numbers((text for column in raw.values() for text in column.texts), options)
     if numbers == Numbers() and options.decimal == options.thousands == "auto":
-        texts = (column.texts for column in raw.values() if column.kind == "number")
-        candidates = (table[name] for name in _with_three_decimals(plain) if not is_native(table[name]))
-        texts = chain(texts, (series.str.strip() for series in candidates))
-        ambiguous = next(filter(None, map(thousands_with_points, texts)), "")
+        ambiguous = _ambiguous_point(table, raw, plain)
     return raw if numbers == Numbers() else read(raw, numbers), plain, numbers, ambiguous
 
 
-def _with_three_decimals(parts: Parts) -> Iterator[str]:
-    """Columns of numbers below 1000, of which some are whole, and others have at most three decimals."""
-    for names, block in parts:
-        size = np.abs(np.where(np.isfinite(block), block, 0.5))
-        is_whole = size == np.rint(size)
-        is_possible = (size < 1000) & (is_whole | ((size >= 1) & (np.abs(1000 * size - np.rint(1000 * size)) < 1e-6)))
-        chosen = is_possible.all(axis=0) & is_whole.any(axis=0) & ~is_whole.all(axis=0)
-        yield from (names[number] for number in np.flatnonzero(chosen))
+def _ambiguous_point(table: DataFrame, raw: Mapping[str, Column], plain: Parts) -> str:
+    """A number whose point may separate thousands, or an empty text; one other point shows that all are decimal."""
+    columns: list[Iterable[str]] = [column.texts for column in raw.values() if column.kind == "number"]
+    for names, block in plain:
+        is_text = [not is_native(table[name]) for name in names]
+        texts, size = list(compress(names, is_text)), np.abs(block[:, is_text])
+        size[~np.isfinite(size)] = 0
+        in_thousands = 1000 * size
+        is_fraction = size != np.rint(size)
+        if (is_fraction & ((size < 1) | (size > 1000) | (np.abs(in_thousands - np.rint(in_thousands)) > 1e-6))).any():
+            return ""
+        columns += [table[texts[number]].str.strip() for number in np.flatnonzero(is_fraction.any(axis=0))]
+    grouped = Numbers(",", ".").pattern
+    if not all(grouped.fullmatch(text) for cells in columns for text in cells if "." in text):
+        return ""
+    return next(filter(None, map(thousands_with_points, columns)), "")
 
 
 def _key(table: DataFrame, columns: Sequence[str], targets: Sequence[str]) -> str:
