@@ -43,7 +43,7 @@ def course(tmp_path: Path) -> Course:
     return allow_kit(tmp_path / "course")
 
 
-def executable(path: Path, text: str = f'exec {sys.executable} -m hybridnn "$@"') -> Path:
+def executable(path: Path, text: str = f'exec "{sys.executable}" -m hybridnn "$@"') -> Path:
     """A script; by default the command hybridnn as it would be installed, with this interpreter."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")

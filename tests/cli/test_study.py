@@ -47,7 +47,7 @@ def study(run_hybridnn: Run) -> Run:
 
 @pytest.mark.slow
 def test_real_study_runs_resumes_and_is_reported(study: Run) -> None:
-    run = ("run", "tiny.toml", "--limit", "60", "--launcher", f"{find_mpirun()} -n {{ranks}}")
+    run = ("run", "tiny.toml", "--limit", "60", "--launcher", f"{shlex.quote(str(find_mpirun()))} -n {{ranks}}")
     command = [sys.executable, "-m", "hybridnn", "study", *run]  # MPI may already be loaded in this process
     first = run_job(command, timeout=100)
     assert first.returncode == 0, first.stdout + first.stderr
@@ -125,7 +125,7 @@ def test_dry_run_lists_cells_commands_and_skipped_combinations(study: Run, tmp_p
     code, out, _ = study("run", "tiny.toml", "--cell", "1", "--dry-run")
     assert code == 0
     assert out.startswith("   1  never run    ranks-2\n")
-    assert f" {find_mpirun()} -n 2 env OPENBLAS_NUM_THREADS=1 " in out
+    assert f" {shlex.quote(str(find_mpirun()))} -n 2 env OPENBLAS_NUM_THREADS=1 " in out
     assert out.endswith("1 cells, 0 skipped, in runs/studies/tiny\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -137,7 +138,7 @@ def test_choices_may_have_capitals_and_other_names(run_hybridnn: Run) -> None:
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_training_with_closed_streams_and_a_marked_file_runs(closed: str, tmp_path: Path) -> None:
     (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf[training]\nepochs = 1\n")
-    command = f"{sys.executable} -m hybridnn train marked.toml --hidden 8 --out run {closed}"
+    command = f"{shlex.quote(sys.executable)} -m hybridnn train marked.toml --hidden 8 --out run {closed}"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "run" / "weights.npz").exists()

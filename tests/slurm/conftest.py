@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,7 +57,8 @@ def cluster(_cluster: Cluster) -> Iterator[Cluster]:
 def launcher(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the launcher that works on this machine."""
     script = tmp_path_factory.mktemp("launcher") / "launcher.sbatch"
-    script.write_text(f"#!/bin/bash\n#SBATCH --job-name=launcher\n{sys.executable} -m hybridnn.batch_jobs.launcher\n")
+    command = f"{shlex.quote(sys.executable)} -m hybridnn.batch_jobs.launcher"
+    script.write_text(f"#!/bin/bash\n#SBATCH --job-name=launcher\n{command}\n")
     return _cluster.submit(script).wait(60).splitlines()[-1]
 
 
