@@ -133,9 +133,9 @@ class Column(NamedTuple):
         return len(rows), int(rows[0]) if len(rows) else -1, texts
 
 
-def is_native(column: Series[Any]) -> bool:
-    """Whether a column holds numbers or truth values by its dtype, as in data frames."""
-    return column.dtype.kind in "biuf"
+def is_native(dtype: Any) -> bool:
+    """Whether the dtype of a column is of numbers or truth values, as in data frames."""
+    return bool(dtype.kind in "biuf")
 
 
 def read_column(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
@@ -123,7 +123,7 @@ def _read(
 
     raw = read(dict.fromkeys([*unread, *targets, *stated]), Numbers())
     if any(re.search(r"\d,\d", text) for column in raw.values() for text in column.texts):  # points may be of thousands
-        raw |= read((name for name in columns if name not in raw and not is_native(table[name])), Numbers())
+        raw |= read((name for name in columns if name not in raw and not is_native(table[name].dtype)), Numbers())
     numbers, ambiguous = decide_numbers((text for column in raw.values() for text in column.texts), options)
     if numbers == Numbers() and options.decimal == options.thousands == "auto":
         ambiguous = _ambiguous_point(table, raw, plain)
@@ -132,20 +132,27 @@ def _read(
 
 def _ambiguous_point(table: DataFrame, raw: Mapping[str, Column], plain: Parts) -> str:
     """A number whose point may separate thousands, or an empty text; one other point shows that all are decimal."""
-    columns: list[Iterable[str]] = [column.texts for column in raw.values() if column.kind == "number"]
+    texts = [column.texts for column in raw.values() if column.kind == "number"]
+    chosen: list[str] = []
+    texts_only = set(table.columns[[not is_native(dtype) for dtype in table.dtypes]])
     for names, block in plain:
-        is_text = [not is_native(table[name]) for name in names]
-        texts, size = list(compress(names, is_text)), np.abs(block[:, is_text])
+        is_text = [name in texts_only for name in names]
+        size = np.abs(block[:, is_text])
         size[~np.isfinite(size)] = 0
         in_thousands = 1000 * size
         is_fraction = size != np.rint(size)
         if (is_fraction & ((size < 1) | (size > 1000) | (np.abs(in_thousands - np.rint(in_thousands)) > 1e-6))).any():
             return ""
-        columns += [table[texts[number]].str.strip() for number in np.flatnonzero(is_fraction.any(axis=0))]
+        chosen += compress(compress(names, is_text), is_fraction.any(axis=0))
+
+    def columns() -> Iterator[Sequence[str]]:
+        yield from texts
+        yield from ([cell.strip() for cell in table[name].to_numpy()] for name in chosen)
+
     grouped = Numbers(",", ".").pattern
-    if not all(grouped.fullmatch(text) for cells in columns for text in cells if "." in text):
+    if not all(grouped.fullmatch(text) for cells in columns() for text in cells if "." in text):
         return ""
-    return next(filter(None, map(thousands_with_points, columns)), "")
+    return next(filter(None, map(thousands_with_points, columns())), "")
 
 
 def _key(table: DataFrame, columns: Sequence[str], targets: Sequence[str]) -> str:
@@ -234,7 +241,7 @@ def _has_decimals(column: Column, table: DataFrame, encoding: TableEncoding) -> 
     if (column.numbers != np.rint(column.numbers)).any() or (thousands and any(thousands in t for t in column.texts)):
         return True
     series = table[column.name]
-    if is_native(series):  # pandas makes whole numbers floats where values are missing
+    if is_native(series.dtype):  # pandas makes whole numbers floats where values are missing
         return series.dtype.kind == "f" and not column.missing
     return any(encoding.numbers.decimal in text or "e" in text.casefold() for text in column.texts)
 

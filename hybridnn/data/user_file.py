@@ -235,7 +235,8 @@ def _date_warnings(frame: DataFrame, encoding: TableEncoding, called: str) -> tu
     """Warning of columns of numbers that are dates such as 20201231."""
     import pandas
 
-    numbers = frame[[name for name in encoding.columns if frame.dtypes[name].kind in "iuf"]]
+    is_number = [dtype.kind in "iuf" for dtype in frame.dtypes]
+    numbers = frame.loc[:, frame.columns.isin(encoding.columns) & is_number]
     is_near = (numbers.min() >= COMPACT_DATES[0]) & (numbers.max() <= COMPACT_DATES[1])
     found = [
         name
