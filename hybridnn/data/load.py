@@ -12,7 +12,7 @@ import numpy as np
 from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.files import memory_bytes
 
-from . import airfoil, cifar10, digits, ethylene, mnist, synthetic
+from . import loaders, synthetic
 from .dataset import Dataset, DatasetInfo
 from .rows import SubsetRows
 from .synthetic import SyntheticSpec
@@ -21,13 +21,13 @@ from .synthetic import describe as describe_synthetic
 ORDER_BYTES = 8  # of a sample in the shuffled order of an epoch
 
 ENTRIES = (
-    digits.INFO,
-    airfoil.INFO,
-    airfoil.CONDITIONS_INFO,
-    ethylene.INFO,
-    mnist.INFO,
-    mnist.FASHION_INFO,
-    cifar10.INFO,
+    loaders.DIGITS,
+    loaders.AIRFOIL,
+    loaders.AIRFOIL_CONDITIONS,
+    loaders.ETHYLENE,
+    loaders.MNIST,
+    loaders.FASHION_MNIST,
+    loaders.CIFAR10,
     synthetic.INFO,
 )
 """Every data set that a name can choose."""

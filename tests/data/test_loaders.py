@@ -18,10 +18,8 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.data import Dataset, SyntheticSpec, dataset_info, load_dataset
-from hybridnn.data.cifar10 import read_batch
 from hybridnn.data.dataset import Member
-from hybridnn.data.ethylene import INFO as ETHYLENE
-from hybridnn.data.mnist import FASHION_INFO, read_idx
+from hybridnn.data.loaders import ETHYLENE, FASHION_MNIST, read_batch, read_idx
 from hybridnn.errors import DataError, SettingError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
@@ -113,12 +111,12 @@ def test_fashion_mnist_beside_mnist_files_of_the_same_name(
     contents = [idx(images), idx(np.array([3, 9], np.uint8)), idx(images[:1]), idx(np.array([1], np.uint8))]
     (tmp_path / "fashion-mnist").mkdir()
     files = []
-    for file, content in zip(FASHION_INFO.files, contents, strict=True):
+    for file, content in zip(FASHION_MNIST.files, contents, strict=True):
         (tmp_path / file.name).write_bytes(b"a file of MNIST")
         (tmp_path / "fashion-mnist" / file.name).write_bytes(content)
         files.append(replace(file, sha256=hashlib.sha256(content).hexdigest()))
     monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
-    dataset = FASHION_INFO.load(replace(FASHION_INFO, files=tuple(files)))
+    dataset = FASHION_MNIST.load(replace(FASHION_MNIST, files=tuple(files)))
     assert dataset.test is not None
     x, y = all_of(dataset.train)
     np.testing.assert_array_equal(x, images.reshape(2, 784) / 255)
