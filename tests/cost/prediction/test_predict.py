@@ -11,9 +11,8 @@ import pytest
 
 from hybridnn import MLP, SGD
 from hybridnn.cost.machine import ElementCost, Machine, PassCost
-from hybridnn.cost.prediction.predict import predict
+from hybridnn.cost.prediction.predict import predict, traffic_of
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.traffic import traffic_of
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Forward, InputGradient
