@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from typing_extensions import Self
 
+    from hybridnn.gpu.setup import TransportFactory
     from hybridnn.gpu.transports.device import Device
-    from hybridnn.gpu.transports.factory import TransportFactory
 
 MESSAGE_LIMIT = 2**30  # bytes of one MPI call at most; far below the 2 GiB where 32-bit counts and some networks fail
 

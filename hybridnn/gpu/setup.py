@@ -6,20 +6,44 @@ import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import broadcast_text, lowest_rank
 from hybridnn.comm.open_mpi import cuda_support
+from hybridnn.comm.transport import Transport
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import CupyKernels, cupy_kernels
 from hybridnn.gpu.transports.device import Device
-from hybridnn.gpu.transports.factory import TransportFactory, TransportName
+from hybridnn.gpu.transports.nccl import Nccl
+from hybridnn.gpu.transports.staging import DeviceMpi, Staging
 from hybridnn.parallel.grid import ProcessGrid
 
 NO_CUDA = "this Open MPI was built without support of CUDA (ompi_info --all | grep cuda)"
+
+TransportName = Literal["staging", "mpi", "nccl"]
+
+NCCL_AXES = ("batch", "model")
+"""Axes of groups with collectives in every step; other groups get no NCCL connection, which takes device memory."""
+
+
+@dataclass(frozen=True)
+class TransportFactory:
+    """Makes the transports of a rank's groups."""
+
+    name: TransportName
+    device: Device
+
+    def transport(self, comm: Any, axis: str, limit: int) -> Transport:
+        """The transport of a group, whose messages have at most `limit` bytes. Collective over the group."""
+        kind: type[Staging] = Staging
+        if self.name == "mpi":
+            kind = DeviceMpi
+        elif self.name == "nccl" and axis in NCCL_AXES:
+            kind = Nccl
+        return kind(comm, limit, self.device)
 
 
 @dataclass(frozen=True)

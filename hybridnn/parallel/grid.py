@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
-    from hybridnn.gpu.transports.factory import TransportFactory
+    from hybridnn.gpu.setup import TransportFactory
 
 
 class ProcessGrid:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hybridnn.comm.group import Group
+from hybridnn.gpu.setup import TransportFactory
 from hybridnn.gpu.transports.device import Device
-from hybridnn.gpu.transports.factory import TransportFactory
 from hybridnn.gpu.transports.nccl import start_nccl
 from hybridnn.parallel.grid import ProcessGrid
 from mpi_runner.launch import run_mpi

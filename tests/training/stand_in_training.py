@@ -19,8 +19,8 @@ from hybridnn.gpu.cuda_graphs import StepCapture
 from hybridnn.gpu.cupy_kernels import CupyKernels
 from hybridnn.gpu.device_events import PinnedMemory, Progress, record_event, wait_for
 from hybridnn.gpu.engine import GpuDevice
+from hybridnn.gpu.setup import TransportFactory
 from hybridnn.gpu.transports.device import Device
-from hybridnn.gpu.transports.factory import TransportFactory
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.training.device import TrainingDevice
 from reference.stand_in_device import STALE, DeviceArray, StandInCupy

@@ -13,8 +13,8 @@ import pytest
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.recorder import Call
 from hybridnn.gpu.cuda_graphs import StepCapture
+from hybridnn.gpu.setup import TransportFactory
 from hybridnn.gpu.transports.device import Device
-from hybridnn.gpu.transports.factory import TransportFactory
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.config import DeviceOptions

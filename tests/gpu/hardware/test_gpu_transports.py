@@ -16,9 +16,8 @@ from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import cupy_kernels
 from hybridnn.gpu.device_choice import choose_device
-from hybridnn.gpu.setup import choose_transport
+from hybridnn.gpu.setup import TransportFactory, choose_transport
 from hybridnn.gpu.transports.device import Device
-from hybridnn.gpu.transports.factory import TransportFactory
 from hybridnn.gpu.transports.nccl import Nccl
 from hybridnn.parallel.grid import ProcessGrid
 from reference.group_calls import CALLS, Case, allreduce
