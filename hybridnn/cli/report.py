@@ -40,8 +40,8 @@ def report(
     """Show where the time of a run went, or which rank a stalled run waited for; of several runs, how they scale."""
     from hybridnn.diagnostics.stalls.diagnosis import stall_report
     from hybridnn.diagnostics.stalls.files import FOLDER, read_stall
+    from hybridnn.drawing.cost_plots import draw_run_check, draw_runs_check
     from hybridnn.drawing.figures import write_figure
-    from hybridnn.drawing.run_check import draw_run_check, draw_runs_check
     from hybridnn.runs.quantities import compare_runs, figures_of, instruction_figures
     from hybridnn.runs.run_files import read_run, run_status
 

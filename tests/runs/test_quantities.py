@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.drawing.run_check import draw_run_check, draw_runs_check
+from hybridnn.drawing.cost_plots import draw_run_check, draw_runs_check
 from hybridnn.runs.quantities import (
     RunFigures,
     TimeShares,
