@@ -24,7 +24,7 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.parallel.workspace import MicrobatchBuffers, StageRole, Workspace
+from hybridnn.parallel.workspace import ConcatenatedMicrobatches, MicrobatchBuffers, StageRole, Workspace
 from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, message_depths
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -36,7 +36,6 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
-    from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
     from hybridnn.pipeline.execution.point_to_point import ExpectedMessage, Receiver, Sender
 
     Channels = tuple[Receiver | None, Receiver | None, Sender | None, Sender | None]
@@ -178,8 +177,6 @@ def make_runtime(
         channels = _channels(plan, grid, chunk, capacity, synchronous=synchronous)
     concatenated = None
     if plan.concatenates:
-        from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
-
         samples = capacity * plan.microbatches
         concatenated = ConcatenatedMicrobatches(chunk.shards, samples, dtype, role.loads_input, kernels)
     training = chunk.training_workspace(capacity, role) if trains else None
