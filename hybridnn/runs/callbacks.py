@@ -1,4 +1,4 @@
-"""Callbacks of a run: checkpoints and signals between two steps, best weights and patience after an epoch.
+"""Callbacks of a run: checkpoints and signals between two steps, best weights, patience, and what is recorded.
 
 Signals and elapsed time, which differ between ranks, are agreed on by a small all-reduce about every
 `AGREEMENT_SECONDS`, not after every step.
@@ -6,25 +6,31 @@ Signals and elapsed time, which differ between ranks, are agreed on by a small a
 
 from __future__ import annotations
 
+import importlib.util
 import signal
+from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from math import inf
+from dataclasses import replace
+from math import inf, sqrt
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.comm.agreement import agree
-from hybridnn.errors import DataError, EnvironmentProblem, StoppedBySignal
+from hybridnn.errors import DataError, EnvironmentProblem, SettingError, StoppedBySignal
+from hybridnn.nn.kernels import Array
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import best_epoch, epochs_without_improvement, score
-from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights
+from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights, read_records
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.training.callbacks import Callback
 from hybridnn.training.progress import Progress, StepPosition
-from hybridnn.training.records import EpochRecord
+from hybridnn.training.records import EpochRecord, StepRecord
 from hybridnn.training.trained_network import TrainedNetwork
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.settings_models import seconds_of
@@ -32,6 +38,7 @@ from hybridnn.utils.text import command_argument
 
 AGREEMENT_SECONDS = 0.02  # approximate time between two agreements; at the end of an epoch there always is one
 MOST_STEPS = 1 << 16  # upper limit of the steps between two agreements
+TENSORBOARD_FOLDER = "tensorboard"
 
 
 class Checkpoints(Callback):
@@ -213,3 +220,117 @@ class BestWeights(Callback):
         except OSError as error:
             raise EnvironmentProblem(f"{error.filename}: cannot be removed: {error.strerror}") from error
         return -inf
+
+
+# -- TensorBoard -------------------------------------------------------------------------------------------------------
+
+
+def require_tensorboard() -> None:
+    """Raise `SettingError` unless TensorBoard is installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise SettingError("output.tensorboard", True, "needs the package tensorboard: pip install tensorboard")
+
+
+class TensorBoardLog(Callback):
+    """Writes scalars over the number of updates to a folder of the run.
+
+    The history of a resumed run is written again, and earlier files are removed: these may have steps after the
+    checkpoint from which the run is resumed.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Run folder; None on ranks other than 0, which write nothing.
+    evaluated : str
+        Split on which epochs are evaluated, which names the curves.
+    """
+
+    def __init__(self, folder: Path | None, evaluated: str) -> None:
+        self._folder, self._evaluated = folder, evaluated
+        self._writer: Any = None
+
+    def on_train_begin(self, trainer: TrainedNetwork) -> None:
+        """Write the history of the run so far."""
+        if self._folder is None:
+            return
+        from tensorboard.summary import Writer
+
+        for path in (self._folder / TENSORBOARD_FOLDER).glob("events.out.tfevents.*"):
+            path.unlink()
+        self._writer = Writer(str(self._folder / TENSORBOARD_FOLDER))
+        for record in read_records(self._folder)[0]:
+            if isinstance(record, StepRecord):
+                self.on_train_batch_end(trainer, record)
+            elif isinstance(record, EpochRecord):
+                self.on_epoch_end(trainer, record)
+
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
+        """Add a logged step."""
+        if self._writer is not None:
+            self._writer.add_scalar("loss/minibatch", record.train_loss, record.step)
+
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
+        """Add an epoch."""
+        if self._writer is None:
+            return
+        values = {
+            "loss/train": record.train_loss,
+            f"loss/{self._evaluated}": record.validation_loss,
+            f"accuracy/{self._evaluated}": record.validation_accuracy,
+            f"r2/{self._evaluated}": record.validation_r2,
+            "learning rate": record.learning_rate,
+            "samples per second": record.samples_per_second,
+        }
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, record.step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is left, also after an error."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+# -- errors of predicted weights ---------------------------------------------------------------------------------------
+
+
+class WeightErrors(Callback):
+    """Adds to every `StepRecord` the errors of stale and of predicted weights: `stale_error` and `predicted_error`.
+
+    They compare the weights with those of 1 to `most` updates before, and with the predictions made then. Keeps
+    ``most * (most + 1)`` copies of the weights, and slows the training down.
+
+    Raises `SettingError` for an asynchronous method, or an optimizer that does not predict weights.
+    """
+
+    def __init__(self, trainer: TrainedNetwork, most: int) -> None:
+        if not (trainer.engine.layout.exact and trainer.optimizer.predicts_weights):
+            needs = "an exact method and an optimizer that predicts weights, such as SGD with momentum"
+            raise SettingError("training.weight_error", most, f"above 0 needs {needs}")
+        self._most = most
+        # Of the last updates, the newest first: weights by chunk, and those predicted for 1, 2, ... updates later.
+        self._versions: deque[tuple[list[Array], list[list[Array]]]] = deque(maxlen=most)
+
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
+        """Compare the weights with the versions before this update; collective."""
+        stale = tuple(_difference(trainer, weights) for weights, _ in self._versions)
+        predicted = tuple(_difference(trainer, predictions[s]) for s, (_, predictions) in enumerate(self._versions))
+        trainer.history.steps[-1] = replace(record, stale_error=stale, predicted_error=predicted)
+
+    def between_steps(self, trainer: TrainedNetwork, reached: StepPosition) -> bool:
+        """Keep the weights after this update, and predict later ones with its learning rate."""
+        engine, found = trainer.engine, []
+        for updates in range(1, self._most + 1):
+            arrays = [chunk.kernels.empty(chunk.weights.shape, chunk.weights.dtype) for chunk in engine.chunks]
+            for chunk, state, out in zip(engine.chunks, engine.states, arrays, strict=True):
+                trainer.optimizer.predict(chunk.weights, state, reached.learning_rate, updates, out)
+            found.append(arrays)
+        self._versions.appendleft(([chunk.weights.copy() for chunk in engine.chunks], found))
+        return False
+
+
+def _difference(trainer: TrainedNetwork, other: Sequence[Array]) -> float:
+    """Root-mean-square difference of the weights from others; collective."""
+    differences = [chunk.weights - weights for chunk, weights in zip(trainer.engine.chunks, other, strict=True)]
+    return sqrt(trainer.engine.arrays.squared_norms(differences).sum() / trainer.model.parameters)

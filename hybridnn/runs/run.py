@@ -18,7 +18,15 @@ from hybridnn.comm.recorder import Recorder
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
-from hybridnn.runs.callbacks import BestWeights, Checkpoints, Patience, restore_best_weights
+from hybridnn.runs.callbacks import (
+    BestWeights,
+    Checkpoints,
+    Patience,
+    TensorBoardLog,
+    WeightErrors,
+    require_tensorboard,
+    restore_best_weights,
+)
 from hybridnn.runs.data import PlacedData, place_data
 from hybridnn.runs.folder import RUNS, RunFolder, Start, resume_advice
 from hybridnn.runs.records import RunSummary, RunView, epochs_without_improvement
@@ -26,14 +34,12 @@ from hybridnn.runs.report import RunReport, summarize
 from hybridnn.runs.resume import data_identity, resume, training_settings
 from hybridnn.runs.run_files import CHECKPOINTS, TRACE
 from hybridnn.runs.stop_signals import StopSignals
-from hybridnn.runs.tensorboard_log import TensorBoardLog, require_tensorboard
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step
 from hybridnn.training.callbacks import Callback
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.rank_comparison import describe_value, require_same_settings
 from hybridnn.training.trainer import Trainer
-from hybridnn.training.weight_errors import WeightErrors
 from hybridnn.utils.files import read_npz
 
 TRACED_EVENTS = 1 << 16  # events that a trace keeps of every rank: the last ones of the run

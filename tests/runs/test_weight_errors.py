@@ -9,7 +9,7 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import SettingError
-from hybridnn.training.weight_errors import WeightErrors
+from hybridnn.runs.callbacks import WeightErrors
 from reference.callbacks import Calling
 from reference.cases import assert_arrays_same
 
