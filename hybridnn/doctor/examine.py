@@ -15,7 +15,7 @@ from hybridnn.doctor.job_checks import JobFacts, RankFacts, check_job, gather_fa
 from hybridnn.doctor.launch import check_job_size, check_launch, check_thread_level, failed_start, rank_in_job
 from hybridnn.doctor.mpi_calls import run_checks
 from hybridnn.doctor.mpi_trials import MpiTrials
-from hybridnn.doctor.node_survey import check_allocation
+from hybridnn.doctor.node_checks import check_allocation
 from hybridnn.doctor.process_checks import check_process, thread_pools
 from hybridnn.doctor.report import DoctorReport, Finding, failure, merge_reports
 from hybridnn.doctor.startup_watchdog import StartupWatchdog

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.doctor.node_checks import NodeFacts
-from hybridnn.doctor.node_survey import MARK, allocated_nodes, check_allocation, expand_counts, read_answers
+from hybridnn.doctor.node_checks import MARK, NodeFacts, allocated_nodes, check_allocation, expand_counts, read_answers
 from hybridnn.doctor.report import Finding
 from mpi_runner.slowness import deadline
 
