@@ -13,7 +13,7 @@ from benchmarks.limits import compare_with_limits
 from benchmarks.ranks import WORLD, gloo, print_row
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
-from hybridnn.pipeline.partition.layer_profile import time_layers
+from hybridnn.pipeline.partition import time_layers
 from hybridnn.runs.trace_breakdown import break_down, mean_of
 from hybridnn.runs.trace_file import read_trace, write_trace
 from hybridnn_papers.pipeline_formulas import KANG_METHODS, minibatch_time

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hybridnn.comm.blocks import block_size
 from hybridnn.cost.calibration.fit import fit_linear
 from hybridnn.cost.collectives import counts
-from hybridnn.pipeline.partition.stage_partition import balanced_counts
+from hybridnn.pipeline.partition import balanced_counts
 from hybridnn_course.assignments.a7_cost import solution
 from hybridnn_course.assignments.a7_cost.assignment import ASSIGNMENT
 from hybridnn_course.assignments.a7_cost.predictions import MAP, calibrated, mapped

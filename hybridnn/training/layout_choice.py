@@ -99,7 +99,7 @@ def _partition(partition: str | Sequence[int], layers: int, stages: int, chunks:
         require_choice("parallel.partition", partition, PARTITIONS)
         if stages * chunks == 1:
             return (layers,)
-    from hybridnn.pipeline.partition.stage_partition import check_partition, check_stages, uniform_partition
+    from hybridnn.pipeline.partition import check_partition, check_stages, uniform_partition
 
     check_stages(layers, stages)
     if stages * chunks > layers:
@@ -136,8 +136,7 @@ def _profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
     The layers of a stage are timed with one rank's share of a microbatch, and the time is divided by the number of its
     model ranks. Messages are assigned the typical times inside a node.
     """
-    from hybridnn.pipeline.partition.layer_profile import time_layers
-    from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK, balanced_counts
+    from hybridnn.pipeline.partition import TYPICAL_LINK, balanced_counts, time_layers
 
     model, dtype = config.model, np.dtype(config.dtype)
     samples = ceil(config.batch_size / layout.microbatches)

@@ -25,7 +25,7 @@ from typing import Literal
 from hybridnn.cost.collectives import CommunicationCounts
 from hybridnn.errors import GridError, SettingError
 from hybridnn.parallel.grid import fitting_grids
-from hybridnn.pipeline.partition.stage_partition import uniform_partition
+from hybridnn.pipeline.partition import uniform_partition
 from hybridnn.utils.checks import require_choice, require_whole
 
 Formula = Literal["exact", "paper"]  # the factor (P-1)/P, or the printed P/(P-1)

@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, NonFiniteLossError, SettingError
-from hybridnn.pipeline.partition.layer_profile import LayerProfile
+from hybridnn.pipeline.partition import LayerProfile
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference import network as net
 from reference.cases import assert_arrays_same, data
@@ -164,7 +164,7 @@ def test_a_partition_by_times_gives_a_wide_stage_more_layers(
         """Equal layers whose time goes with the samples."""
         return tuple(LayerProfile(samples, 2 * samples) for _ in model.layers)
 
-    monkeypatch.setattr("hybridnn.pipeline.partition.layer_profile.time_layers", by_samples)
+    monkeypatch.setattr("hybridnn.pipeline.partition.time_layers", by_samples)
     model = MLP([6] * 9)
     for stages, layers in (
         ([(3, 1), (1, 1)], (6, 2)),

@@ -28,7 +28,7 @@ from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_oper
 from hybridnn.cost.machine import Compute, Machine, NetworkLink, Overlap, Quality, Segment
 from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK
+from hybridnn.pipeline.partition import TYPICAL_LINK
 from hybridnn.utils.text import counted
 
 DTYPES = ("float32", "float64")

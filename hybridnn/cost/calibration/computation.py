@@ -38,7 +38,7 @@ from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.partition.layer_profile import LayerSeconds, layer_timer
+from hybridnn.pipeline.partition import LayerSeconds, layer_timer
 
 WIDTHS = 4, 2600  # widths of layers, drawn evenly on a logarithmic scale; the network's last layer may be narrower
 

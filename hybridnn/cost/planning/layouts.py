@@ -18,7 +18,7 @@ from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.partition.stage_partition import balanced_counts
+from hybridnn.pipeline.partition import balanced_counts
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.utils.checks import require_whole
 

@@ -24,7 +24,7 @@ from hybridnn.cost.calibration.computation import (
     measure_steps,
 )
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.pipeline.partition.layer_profile import LayerSeconds
+from hybridnn.pipeline.partition import LayerSeconds
 from hybridnn.runs.step_timer import TrainingTimer
 from mpi_runner.slowness import deadline
 

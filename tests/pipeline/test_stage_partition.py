@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.partition.stage_partition import (
+from hybridnn.pipeline.partition import (
     LinkCost,
     balanced_counts,
     check_partition,

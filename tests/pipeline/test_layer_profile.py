@@ -10,8 +10,8 @@ from threadpoolctl import threadpool_info
 
 from hybridnn import MLP
 from hybridnn.nn.kernels import NUMPY, Kernels
-from hybridnn.pipeline.partition import layer_profile
-from hybridnn.pipeline.partition.layer_profile import time_layers
+from hybridnn.pipeline import partition
+from hybridnn.pipeline.partition import time_layers
 
 
 def test_every_layer_has_times() -> None:
@@ -25,7 +25,7 @@ def test_each_time_is_the_median_of_its_layer_after_a_warm_up(monkeypatch: pytes
     # A clock on which every reading is the square of its number: passes take 1, 5, 9, … and a round of two layers
     # reads it twelve times, forward 0 and 1, then backward 1 and 0 with two passes each.
     readings = iter(range(10_000))
-    monkeypatch.setattr(layer_profile, "perf_counter", lambda: float(next(readings)) ** 2)
+    monkeypatch.setattr(partition, "perf_counter", lambda: float(next(readings)) ** 2)
     profile = time_layers(MLP([3, 4, 2]), 2, "float64", repeats=3)
 
     def seconds(round_number: int, reading: int) -> float:
@@ -64,7 +64,7 @@ def test_threads_are_limited_while_timing_and_not_after(monkeypatch: pytest.Monk
         return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
 
     seen: list[list[int]] = []
-    monkeypatch.setattr(layer_profile, "perf_counter", lambda: float(seen.append(threads()) or len(seen)))
+    monkeypatch.setattr(partition, "perf_counter", lambda: float(seen.append(threads()) or len(seen)))
     before = threads()
     time_layers(MLP([3, 4, 2]), 2, "float64", repeats=1)
     assert seen

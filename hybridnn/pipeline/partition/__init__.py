@@ -1,1 +1,0 @@
-"""Partition of layers into stages, and profiles of layers."""
