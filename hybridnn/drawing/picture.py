@@ -44,9 +44,9 @@ ARIAL, DEJAVU = 0.57, 0.66
 """Upper bounds of the width of a digit, in font sizes: of Arial and Helvetica, and of DejaVu Sans, matplotlib's."""
 
 
-def svg_text(drawing: Drawing, width: float | None = None) -> str:
-    """The picture as an SVG document: see `picture_bytes`."""
-    return picture_bytes(drawing, "svg", width).decode()
+def svg_text(drawing: Drawing) -> str:
+    """The picture as an SVG document."""
+    return picture_bytes(drawing, "svg").decode()
 
 
 def picture_bytes(drawing: Drawing, file_format: str, width: float | None = None) -> bytes:

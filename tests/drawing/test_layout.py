@@ -64,7 +64,7 @@ def expected_labels(made: ScheduleTimeline) -> list[list[str]]:
 def test_in_a_column_text_has_5_points_and_more_and_little_is_left_out() -> None:
     for name, made in examples().items():
         assert labels(svg_text(made.drawing)) == expected_labels(made), name
-        svg = svg_text(made.drawing, COLUMN)
+        svg = picture_bytes(made.drawing, "svg", COLUMN).decode()
         assert float(ElementTree.fromstring(svg).attrib["width"]) == pytest.approx(COLUMN / 2.54 * 96, abs=0.001)
         assert least_points_of_svg(svg) >= 5 - 1e-3, name
         found, expected = labels(svg), expected_labels(made)
