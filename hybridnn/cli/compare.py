@@ -18,7 +18,7 @@ from hybridnn.utils.text import figure_text
 if TYPE_CHECKING:
     from hybridnn.runs.run_files import RunRecord
 
-FIGURE = re.compile("loss|accuracy|r2|best$")  # names of losses and metrics
+FIGURE = re.compile("loss|accuracy|r2|^best(?!_epoch)")  # names of losses and metrics
 
 
 def compare(
@@ -61,7 +61,8 @@ def _results(run: RunRecord) -> dict[str, Any]:
     """Figures of a run; None for what it does not have."""
     from hybridnn.runs.records import best_epoch
 
-    last, best = (run.epochs[-1] if run.epochs else None), best_epoch(run.epochs)
+    monitor = run.settings.training.monitor
+    last, best = (run.epochs[-1] if run.epochs else None), best_epoch(run.epochs, monitor)
     kind = "accuracy" if last is None else last.metric_name
     part = "validation" if run.header.validation_samples else "test"  # on which epochs were evaluated
     return {
@@ -72,7 +73,9 @@ def _results(run: RunRecord) -> dict[str, Any]:
         f"{part}_loss": None if last is None else last.validation_loss,
         f"{part}_accuracy": None if last is None or kind != "accuracy" else last.metric,
         f"{part}_r2": None if last is None or kind != "R²" else last.metric,
-        "best": None if best is None else best.metric,
+        "best" if monitor == "auto" else f"best_{monitor}": (
+            None if best is None else best.metric if monitor == "auto" else best.monitored(monitor)
+        ),
         "best_epoch": None if best is None else best.epoch,
         "seconds_per_epoch": None if run.untimed else run.seconds_per_epoch,
         "diverged": "" if run.diverged is None else f"epoch {run.diverged.epoch}",

@@ -87,7 +87,7 @@ def examine(
     if ambiguous:
         sign = "," if "," in ambiguous else "."
         how = f'set data.thousands = "{sign}" if the {_SIGNS[sign]} separates thousands'
-        how += '' if sign == "," else ', or "none" if it is a decimal point'
+        how += "" if sign == "," else ', or "none" if it is a decimal point'
         problems.append(Problem(f"{ambiguous!r} may be read in two ways", how, {"thousands": sign}))
     inputs = [found[name] for name in columns if name in found]
     problems += [problem for column in inputs if (problem := column_problem(column, options))]

@@ -238,10 +238,11 @@ def _date_warnings(frame: DataFrame, encoding: TableEncoding, called: str) -> tu
     is_number = [dtype.kind in "iuf" for dtype in frame.dtypes]
     numbers = frame.loc[:, frame.columns.isin(encoding.columns) & is_number]
     is_near = (numbers.min() >= COMPACT_DATES[0]) & (numbers.max() <= COMPACT_DATES[1])
+    texts = {name: numbers[name].dropna().map("{:.0f}".format) for name in numbers.columns[is_near]}
     found = [
         name
-        for name in numbers.columns[is_near]
-        if pandas.to_datetime(numbers[name].dropna().map("{:.0f}".format), format="%Y%m%d", errors="coerce").notna().all()
+        for name, column in texts.items()
+        if pandas.to_datetime(column, format="%Y%m%d", errors="coerce").notna().all()
     ]
     if not found:
         return ()

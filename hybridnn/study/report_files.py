@@ -393,7 +393,7 @@ def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
                 **{name: getattr(figures, name) for name in FIGURES},
                 "dtype": header.dtype,
                 "train_loss": last.train_loss if last else None,
-                "test_loss": last.validation_loss if last else None,
+                f"{'validation' if header.validation_samples else 'test'}_loss": last.validation_loss if last else None,
                 "speed_up": None if found is None else found.speed_up.value * faster,
                 "efficiency": None if found is None else found.efficiency.value * faster,
                 "communication_share": figures.shares.communication,

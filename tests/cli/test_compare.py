@@ -41,6 +41,13 @@ def test_settings_that_differ_and_figures_of_the_histories(runs: Run) -> None:
         assert {key: found[key] for key in expected} == expected
 
 
+def test_the_best_epoch_is_that_of_the_monitor(runs: Run, trained_once: Callable[..., Path]) -> None:
+    run = trained_once(*SMALL, "--epochs", "3", "--lr", "0.9", "--set", "training.monitor=validation_loss")
+    found = json.loads(runs("compare", "a", str(run), "--format", "json")[1])["runs"][1]
+    losses = [record["validation_loss"] for record in records_of(run, "epoch")]
+    assert (found["best_validation_loss"], found["best_epoch"]) == (min(losses), 1 + losses.index(min(losses)))
+
+
 def test_text_has_a_column_for_each_run_and_no_empty_rows(runs: Run) -> None:
     code, text, err = runs("compare", "a", "b", "again")
     assert (code, err) == (0, "")

@@ -81,7 +81,8 @@ def test_mpirun_starts_the_ranks_where_srun_cannot(cluster: Cluster, tmp_path: P
     srun.write_text(NO_PMIX.format(srun=cluster.run("which", "srun").stdout.strip()))
     srun.chmod(0o755)
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/bash\nPATH="{tmp_path}:{Path(sys.executable).parent}:$PATH" exec "{sys.executable}" "$@"\n')
+    path = f"{tmp_path}:{Path(sys.executable).parent}:$PATH"
+    python.write_text(f'#!/bin/bash\nPATH="{path}" exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     job, run = submit_run(cluster, tmp_path, "", python=str(python))
     text = job.wait(LONG)

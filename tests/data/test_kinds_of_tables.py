@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     ),
     "numbers alone with such points": (rows("a,b,y", "1,2.500,p", "2,90,q"), "'2.500' may be read in two ways"),
     "a unit": (rows("a,y", "5 km,p", "7.5 km,q"), "if 'km' is a unit, remove it from the column"),
-    "many odd cells": (rows("a,y", "5,p", "7,q", "2,q", "x,q", "z,p"), "if 'x', 'z' stand for missing values, add them"),
+    "many odd cells": (rows("a,y", "5,p", "7,q", "2,q", "x,q", "z,p"), "if 'x', 'z' stand for missing values, add"),
     "percent signs": (rows("a,y", "5%,p", "7%,q"), "must have no percent signs"),
     "currency": (rows("a,y", "€5,p", "€7,q"), "must have no currency signs"),
     "spaces of thousands": (rows("a,y", "1\u00a0200,p", "7,q"), 'set data.thousands = " " if they separate thousands'),
