@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -277,9 +277,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if self._trainer is None:
             self._trainer = self._make_trainer(X, seed, None if is_first else self.weights_)
             self._made_with = made_with
-        config = self._trainer.config
-        if config.optimizer.lr != self.learning_rate_init:  # the state of the optimizer stays
-            self._trainer.config = replace(config, optimizer=self._optimizer())
+        self._trainer.set_learning_rate(self.learning_rate_init)
         return self._fit_on(self._trainer, X, y, epochs, validation)
 
     def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> _Trained:

@@ -198,11 +198,13 @@ class TrainConfig:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def require_kinds(self) -> None:
-        """Refuse a model or an optimizer of another type, by a `SettingError`."""
+        """Refuse a model, an optimizer or a schedule of another type, by a `SettingError`."""
         if not isinstance(self.model, MLP):
             raise SettingError("model", self.model, "must be an MLP, for example MLP([3, 4, 1])")
         if not isinstance(self.optimizer, Optimizer):
             raise SettingError("optimizer", self.optimizer, "must be an optimizer, for example SGD(lr=0.1)")
+        if isinstance(self.schedule, type) or not hasattr(self.schedule, "factor"):
+            raise SettingError("schedule", self.schedule, "must be a learning-rate schedule, for example Cosine()")
 
     def checked(self) -> Self:
         """A validated copy, with `batch_size` as an int, `dtype` as a NumPy dtype and `partition` as text or a tuple.

@@ -79,7 +79,7 @@ def resolve_device(
     """
     if isinstance(device, TrainingDevice):
         return device
-    options = DeviceOptions(device) if isinstance(device, str) else device
+    options = device if isinstance(device, DeviceOptions) else DeviceOptions(device)
     if options.name == "cpu":
         return TrainingDevice(NUMPY, "cpu", "as requested")
     if is_in_process():

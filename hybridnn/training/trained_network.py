@@ -38,6 +38,11 @@ OTHER_METHODS: Mapping[str, str] = MappingProxyType(
 """What to call in place of methods that other libraries have."""
 
 
+DESCRIBED = frozenset(("model", "optimizer", "schedule"))
+MADE = frozenset(("config", "grid", "engine", "layout", "device", "threads"))
+"""Attributes that are set once, by the constructor."""
+
+
 class TrainedNetwork:
     """A network on a process grid; every method is collective.
 
@@ -81,8 +86,8 @@ class TrainedNetwork:
         raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}" + (f": {hint}" if hint else ""))
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute that is no option of the training: `AttributeError` for those."""
-        if name in OPTIONS or name == "schedule":
+        """Set an attribute that does not describe the training: `AttributeError` for those that do."""
+        if name in DESCRIBED or name in OPTIONS or (name in MADE and name in self.__dict__):
             raise AttributeError(f"{name} is fixed; make another {type(self).__name__} for {name}={value!r}")
         super().__setattr__(name, value)
 

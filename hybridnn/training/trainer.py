@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import ceil
 from numbers import Real
 from types import MappingProxyType
@@ -126,6 +126,8 @@ class Trainer(TrainedNetwork):
         config.require_kinds()
         require_fields("output", config, ("stall_seconds",))
         grid = grid if grid is not None else ProcessGrid()
+        if not isinstance(grid, ProcessGrid):
+            raise SettingError("grid", grid, "must be a ProcessGrid, for example ProcessGrid(batch=2)")
         require_communicator(grid.node_comm)
         watch = grid.stall_watchdog
         self._end_watch = None if watch is None else watch.start(self, config.stall_seconds)
@@ -156,6 +158,11 @@ class Trainer(TrainedNetwork):
 
     def __repr__(self) -> str:
         return f"<Trainer of {self.model!r} with {self.optimizer!r} on {self.grid!r}, step {self.step}>"
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Train with another base learning rate from the next call of `fit` on; the state of the optimizer stays."""
+        optimizer = replace(self.optimizer, lr=lr)  # type: ignore[type-var]  # every optimizer is a dataclass
+        self.__dict__["config"] = replace(self.config, optimizer=optimizer)
 
     @with_advice(ADVICE_ON_FIT)
     def fit(
@@ -201,7 +208,7 @@ class Trainer(TrainedNetwork):
         """
         if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
             raise SettingError("callbacks", callbacks, "must be a list of callbacks, for example [EarlyStopping()]")
-        if isinstance(validation, Real):
+        if isinstance(validation, Real) or (isinstance(validation, tuple) and len(validation) != 2):
             allowed = "must be samples and targets, (x, y), or rows of a data set: split them off first"
             raise SettingError("validation", validation, allowed)
         self._require_same_fit(epochs, callbacks, progress)

@@ -276,6 +276,11 @@ def test_a_settings_file_has_every_option_of_a_trainer_in_its_section() -> None:
         assert values[section][setting] == getattr(TrainConfig(MLP([2, 3])), key), name
         with pytest.raises(AttributeError, match=f"{key} is fixed"):
             setattr(trainer, key, 7)
+    for key in ("model", "optimizer", "schedule", "config", "grid", "engine", "layout", "device", "threads"):
+        with pytest.raises(AttributeError, match=f"{key} is fixed"):
+            setattr(trainer, key, 7)
+    trainer.set_learning_rate(0.5)
+    assert trainer.optimizer == SGD(0.5)
     assert settings_from({"training": {"batch_size": 7}}).train_config(MLP([2, 3])).batch_size == 7
     assert trainer.batch_size == 100
 

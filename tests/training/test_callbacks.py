@@ -9,6 +9,7 @@ import pytest
 
 from hybridnn import MLP, SGD, Callback, EarlyStopping, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, SettingError
+from hybridnn.nn.learning_rates import Step
 from reference.cases import assert_arrays_close, assert_arrays_same
 
 if TYPE_CHECKING:
@@ -176,6 +177,14 @@ def test_what_is_no_model_optimizer_or_callback_is_named() -> None:
         (r"optimizer = 'adan': must be 'sgd', 'adam',", lambda: Trainer(MLP([5, 2]), "adan")),
         (r"callbacks = .*: must be a list", lambda: make(ProcessGrid()).fit(*noisy(0), epochs=1, callbacks=Calls())),  # type: ignore[arg-type]
         (r"callbacks = \[3\]: must be a list", lambda: make(ProcessGrid()).fit(*noisy(0), epochs=1, callbacks=[3])),  # type: ignore[list-item]
+        (r"schedule = 'cosine': must be a learning-rate", lambda: Trainer(MLP([5, 2]), schedule="cosine")),
+        (r"schedule = <class .*Step'>: must be a learning-rate", lambda: Trainer(MLP([5, 2]), schedule=Step)),
+        (r"grid = 4: must be a ProcessGrid", lambda: Trainer(MLP([5, 2]), grid=4)),  # type: ignore[arg-type]
+        (r"device\.name = 3: must be 'auto'", lambda: Trainer(MLP([5, 2]), device=3)),  # type: ignore[arg-type]
+        (
+            r"validation = \(1,\): must be samples",
+            lambda: make(ProcessGrid()).fit(*noisy(0), epochs=1, validation=(1,)),
+        ),  # type: ignore[arg-type]
         (r"training\.shuffle = 'no': must be true or false", lambda: Trainer(MLP([5, 2]), shuffle="no")),
     ]
     for message, action in wrong:
