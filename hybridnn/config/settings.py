@@ -472,7 +472,7 @@ def _apply(values: dict[str, Any], text: str) -> None:
         if not isinstance(table, dict):
             raise SettingError("--set", text, f"{section} is a value, not a section; {OVERRIDE_FORM}")
     try:
-        table[key] = _value(value.strip())
+        table[key] = _value(value.strip() or value)
     except LargeIntegerError as error:
         raise SettingError(name.strip(), value.strip(), f"has {error}") from None
 

@@ -26,6 +26,7 @@ Kind = Literal["number", "truth", "date", "text"]
 PLAIN = re.compile(r"[^0-9eE+\-. \n]")
 TRUTH = {"true": 1.0, "false": 0.0}
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
+ANY_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -114,6 +115,7 @@ class Column(NamedTuple):
     codes: NDArray[np.int64]
     texts: tuple[str, ...]
     numbers: Floats
+    missing_words: tuple[str, ...] = ()  # other than empty cells, as they are written
 
     @property
     def missing(self) -> int:
@@ -161,7 +163,8 @@ def read_column(
     if kind is None and isinstance(column.dtype, pandas.CategoricalDtype):
         kind = "text"
     kind, values = _kind_of(distinct, numbers, kind)
-    return Column(name, kind, places, tuple(distinct), values)
+    absent = tuple(text for text in dict.fromkeys(texts) if text and text not in place)
+    return Column(name, kind, places, tuple(distinct), values, absent)
 
 
 def _cell_text(cell: object) -> str:
@@ -200,6 +203,13 @@ def _days(text: str) -> float | None:
         time = datetime.fromisoformat(re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text.replace("Z", "+00:00")))
         return ((time if time.tzinfo else time.replace(tzinfo=timezone.utc)) - EPOCH).total_seconds() / 86400
     return None
+
+
+def odd_dates(texts: Sequence[str]) -> str:
+    """A text that is no date, if most look like dates in any form; else an empty text."""
+    if 2 * sum(ANY_DATE.fullmatch(text) is not None for text in texts) <= len(texts):
+        return ""
+    return next((text for text in texts if _days(text) is None), "")
 
 
 def label_text(text: str, numbers: Numbers) -> str:

@@ -14,7 +14,7 @@ from hybridnn.utils.text import counted, printable
 
 from .table_columns import Floats, Kind, Numbers, label_text, plain_numbers, read_column
 from .table_file import NAMES_SHOWN, TableOptions, as_names, column_list, named_frame, require_columns
-from .table_problems import MISSING_ADVICE, TARGET_ADVICE, not_numbers, require_no_problem
+from .table_problems import TARGET_ADVICE, not_numbers, require_no_problem
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -234,9 +234,9 @@ class TableEncoding:
         bad = np.concatenate([in_x, in_y], axis=1)
         if bad.any():
             which = _counts([*self._feature_columns(), *targets], bad)
-            how = MISSING_ADVICE
+            how = "the network was trained without such samples"
             if self.options.missing != "error":
-                how = "the run was trained without such samples; only training and evaluation leave them out"
+                how += "; only training and evaluation leave them out"
             if in_y.any():
                 how = TARGET_ADVICE
             rows = f"in {int(bad.any(axis=1).sum()):,} of {len(bad):,} rows"

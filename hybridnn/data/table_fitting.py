@@ -31,16 +31,16 @@ from .table_problems import (
     TARGET_ADVICE,
     Problem,
     are_too_many,
-    column_problem,
+    column_problems,
     is_mostly_numbers,
     not_numbers,
+    second_header,
     sign_advice,
 )
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_SIGNS = {",": "comma", ".": "point"}
 EXACT = 2**53  # from here on, float64 does not represent all integers
 FEW_CLASSES = 50  # different whole numbers that are taken for labels in any table
 
@@ -85,12 +85,12 @@ def examine(
     found, plain, numbers, ambiguous = _read(table, called, columns, targets, options)
     problems = []
     if ambiguous:
-        sign = "," if "," in ambiguous else "."
-        how = f'set data.thousands = "{sign}" if the {_SIGNS[sign]} separates thousands'
-        how += "" if sign == "," else ', or "none" if it is a decimal point'
-        problems.append(Problem(f"{ambiguous!r} may be read in two ways", how, {"thousands": sign}))
+        problems.append(_two_readings(ambiguous, options))
     inputs = [found[name] for name in columns if name in found]
-    problems += [problem for column in inputs if (problem := column_problem(column, options))]
+    if header := second_header([*inputs, *(found[name] for name in targets)]):
+        problems.append(header)
+    else:
+        problems += [problem for column in inputs for problem in column_problems(column, options)]
     known = replace(options, decimal=numbers.decimal, thousands=numbers.thousands or "none")  # type: ignore[arg-type]
     kinds = {name: column.kind for name, column in found.items() if column.kind in ("truth", "date")}
     truths = {name for name, dtype in zip(table.columns, table.dtypes, strict=True) if dtype.kind == "b"}
@@ -153,6 +153,17 @@ def _ambiguous_point(table: DataFrame, raw: Mapping[str, Column], plain: Parts) 
     if not all(grouped.fullmatch(text) for cells in columns() for text in cells if "." in text):
         return ""
     return next(filter(None, map(thousands_with_points, columns())), "")
+
+
+def _two_readings(number: str, options: TableOptions) -> Problem:
+    """The problem of a number whose comma or point may separate thousands."""
+    if "," in number:
+        how = 'set data.decimal = "," if it is a decimal comma, or data.thousands = "," if it separates thousands'
+        settings = {"decimal": ","} if options.separator in (";", "\t") else {"thousands": ","}
+    else:
+        how = 'set data.thousands = "." if the point separates thousands, or "none" if it is a decimal point'
+        settings = {"thousands": "."}
+    return Problem(f"{number!r} may be read in two ways", how, settings)
 
 
 def _key(table: DataFrame, columns: Sequence[str], targets: Sequence[str]) -> str:

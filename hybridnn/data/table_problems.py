@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hybridnn.errors import DataError
 from hybridnn.utils.text import command_argument, counted, printable, to_json
 
-from .table_columns import Column, Numbers
+from .table_columns import TRUTH, Column, Numbers, odd_dates
 from .table_file import NAMES_SHOWN, TableOptions, column_list
 
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
 FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
 SEVERAL_ROWS = 5  # in more rows, the texts of a category do not all differ
-OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
-WITH_UNIT = re.compile(r"[+-]?\d[\d.,]*\s*([^\W\d_]{1,5}[/\u00b2\u00b3\w]{0,5})")
+WITH_UNIT = re.compile(r"[+-]?\d[\d.,]*\s*(\u00b0?[^\W\d_]{1,5}[/\u00b2\u00b3\w]{0,5})")
+DATE_ADVICE = "dates must be days that exist, written as 2020-12-31"
 MISSING_ADVICE = (
     'set data.missing to "drop" to leave out these rows or to "mean" to fill in means, or data.drop_columns to leave '
     "columns out"
@@ -25,13 +25,23 @@ TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop
 TEXT_ADVICE = (
     'set data.categories to "one-hot" to make an input of each value, or data.drop_columns to leave the column out'
 )
+PLACEHOLDER = re.compile(r"\W+|n\W?[adv]\W?|nan|null|none|nil|missing|unknown|k\. ?a\.", re.I)
+"""Words that are usual for missing values; of others a person decides."""
 USUAL_TEXT = {"categories": "one-hot"}
-_SIGNS = {
-    "%\u2030": "numbers must have no percent signs: remove them from the column",
-    "$\u20ac\u00a3\u00a5": "numbers must have no currency signs: remove them from the column",
-    " \u00a0\u202f": 'a number must have no spaces; set data.thousands = " " if they separate thousands',
-    "'": 'a number must have no apostrophes; set data.thousands = "\'" if they separate thousands',
-}
+_SIGNS: Sequence[tuple[str, str, Mapping[str, str]]] = (
+    ("%\u2030", "numbers must have no percent signs: remove them from the column", {}),
+    ("$\u20ac\u00a3\u00a5", "numbers must have no currency signs: remove them from the column", {}),
+    (
+        " \u00a0\u202f",
+        'a number must have no spaces; set data.thousands = " " if they separate thousands',
+        {"thousands": " "},
+    ),
+    (
+        "'",
+        'a number must have no apostrophes; set data.thousands = "\'" if they separate thousands',
+        {"thousands": "'"},
+    ),
+)
 
 
 class Problem(NamedTuple):
@@ -79,19 +89,43 @@ def _list_text(values: Sequence[str]) -> str:
     return ",".join(values) if is_simple else to_json(list(values))
 
 
-def column_problem(column: Column, options: TableOptions) -> Problem | None:
-    """Why an input column cannot be used with these options, or None."""
+def column_problems(column: Column, options: TableOptions) -> Iterator[Problem]:
+    """Why an input column cannot be used with these options."""
+    name = printable(column.name, 40)
+    if not column.texts:
+        yield Problem(f"{name} is empty", "leave it out with data.drop_columns", {"drop_columns": [column.name]})
+        return
     if column.kind == "text":
         problem = _text_column(column, is_stated=column.name in options.text_columns)
         if options.categories != "one-hot" or problem.settings != USUAL_TEXT:
-            return problem
+            yield problem
+            if problem.settings != USUAL_TEXT:
+                return
     if column.missing and options.missing == "error":
         row = int((column.codes < 0).argmax()) + 1
-        shown = (
-            f"missing values in {printable(column.name, 40)} ({counted(column.missing, 'row')}, first in row {row:,})"
+        rows = counted(column.missing, "row") + (
+            f", {column_list(column.missing_words)}" if column.missing_words else ""
         )
-        return Problem(shown, MISSING_ADVICE, {"missing": "mean"})
-    return None
+        how = f"{MISSING_ADVICE}{_or_values(column)}"
+        yield Problem(f"missing values in {name} ({rows}, first in row {row:,})", how, {"missing": "mean"})
+
+
+def _or_values(column: Column) -> str:
+    """Words that are read as missing values may be values."""
+    if column.kind != "text" or not column.missing_words:
+        return ""
+    word = column.missing_words[0]
+    return f'; if {printable(word, 20)} is a value, set data.missing_words = "not {printable(word, 20)}"'
+
+
+def second_header(columns: Sequence[Column]) -> Problem | None:
+    """The problem of a first row that names or describes columns, which holds no number in columns of numbers."""
+    of_numbers = [column for column in columns if column.kind == "text" and is_mostly_numbers(column)]
+    found = [column.odd()[2][0] for column in of_numbers if column.odd()[:2] == (1, 0) and len(column.codes) > 2]
+    if len(found) < 2 or len(found) < len(of_numbers):
+        return None
+    text = f"row 1 holds no numbers ({column_list([repr(cell) for cell in found])}) where the other rows do"
+    return Problem(text, "if it is a second header line, remove it from the file")
 
 
 def is_mostly_numbers(column: Column) -> bool:
@@ -107,13 +141,18 @@ def are_too_many(classes: int, rows: int) -> bool:
 
 
 def not_numbers(column: Column) -> Problem:
-    """Some cells of a column of numbers are none."""
+    """Some cells of a column of numbers, or of truth values or dates, are none."""
     count, row, texts = column.odd()
     rows, name = len(column.codes) - column.missing, printable(column.name, 40)
-    cells = f"{count:,} of {rows:,} cells are no numbers" if count < rows else "no cell is a number"
+    what = {"truth": "truth value", "date": "date"}.get(column.kind, "number")
+    cells = f"{count:,} of {rows:,} cells are no {what}s" if count < rows else f"no cell is a {what}"
     shown = f"{name}: {cells} ({printable(repr(texts[0]), 40)} in row {row + 1:,})"
-    if advice := sign_advice(texts):
-        return Problem(shown, advice)
+    if column.kind == "date":
+        return Problem(shown, DATE_ADVICE)
+    if column.kind == "truth" or all(text.casefold() in TRUTH for text in texts):
+        return Problem(shown, "the column must hold true and false alone, or 1 and 0 alone")
+    if found := sign_advice(texts):
+        return Problem(shown, *found)
     if not is_mostly_numbers(column):
         return Problem(shown, "the column must hold numbers")
     if len(texts) > 5 or any(letter.isdigit() for text in texts for letter in text):
@@ -122,23 +161,25 @@ def not_numbers(column: Column) -> Problem:
     what, it = ("stands for a missing value", "it") if len(texts) == 1 else ("stand for missing values", "them")
     how = f"if {words} {what}, add {it} to data.missing_words, and set data.missing; "
     how += "if the column holds codes, add it to data.text_columns"
-    return Problem(shown, how, {"missing_words": texts, "missing": "mean"})
+    is_usual = all(PLACEHOLDER.fullmatch(text) for text in texts)
+    return Problem(shown, how, {"missing_words": texts, "missing": "mean"} if is_usual else {})
 
 
-def sign_advice(texts: Sequence[str]) -> str:
-    """What to do about signs in cells that are numbers but for them, or an empty text."""
-    for signs, advice in _SIGNS.items():
+def sign_advice(texts: Sequence[str]) -> tuple[str, Mapping[str, str]] | None:
+    """What to do about signs in cells that are numbers but for them, and the settings, if there are any."""
+    for signs, advice, settings in _SIGNS:
         signed = [text for text in texts if any(sign in text for sign in signs)]
         bare = [text.translate(dict.fromkeys(map(ord, signs))).strip() for text in signed]
         forms = Numbers(), Numbers(".", ","), Numbers(",", ".")
         if 2 * sum(any(form.parse(text) is not None for form in forms) for text in bare) >= len(texts):
-            return advice
+            return advice, settings
     units = [match and match[1] for match in map(WITH_UNIT.fullmatch, texts)]
     if len(texts) > 1 and len({*units}) == 1 and units[0]:
-        return f"if {units[0]!r} is a unit, remove it from the column; if these are codes, add it to data.text_columns"
+        how = f"if {units[0]!r} is a unit, remove it from the column; if these are codes, add it to data.text_columns"
+        return how, {}
     if any("," in text and Numbers(",").pattern.fullmatch(text) for text in texts):
-        return 'numbers with decimal commas are read with data.decimal = ",", and then all must have them'
-    return ""
+        return 'numbers with decimal commas are read with data.decimal = ",", and then no number has a point', {}
+    return None
 
 
 def _text_column(column: Column, *, is_stated: bool) -> Problem:
@@ -153,12 +194,13 @@ def _text_column(column: Column, *, is_stated: bool) -> Problem:
     shown = f"text in {printable(column.name, 40)} ({counted(count, 'row')}, {example})"
     drop = {"drop_columns": [column.name]}
     if not is_stated and (advice := sign_advice(odd)):
-        return Problem(shown, advice)
-    if not is_stated and all(OTHER_DATE.fullmatch(text) for text in texts):
-        return Problem(shown, "dates must be written as 2020-12-31, or left out with data.drop_columns", drop)
+        return Problem(shown, *advice)
+    if not is_stated and (bad := odd_dates(texts)):
+        shown = f"{printable(column.name, 40)}: {bad!r} is no date as 2020-12-31"
+        return Problem(shown, f"{DATE_ADVICE}; or leave the column out with data.drop_columns", drop)
     is_unlikely = are_too_many(len(texts), rows) or len(texts) == rows > SEVERAL_ROWS
     if len(texts) > MOST_CATEGORIES or (not is_stated and is_unlikely):
-        why = f"{len(texts):,} different values in {rows:,} rows, as of an id"
+        why = f"{len(texts):,} different values in {rows:,} rows, as of an id or of measurements"
         how = "leave it out with data.drop_columns"
         how += "" if is_stated else ", or add it to data.text_columns to make an input of each value"
         return Problem(f"{shown[:-1]}, {why})", how, drop)

@@ -139,7 +139,7 @@ def test_what_a_column_holds_is_not_decided_anew(tmp_path: Path) -> None:
     assert load_samples(path, 4, ["y"], encoding=encoding).x[0].tolist() == [18262, 1, 1, 0]
     for cells in ("2020,True,beta", "2020-01-01,7,beta"):
         new = table(tmp_path, f"day,is,code\n{cells}\n", "new.csv")
-        with pytest.raises(DataError, match="no cell is a number"):
+        with pytest.raises(DataError, match=r"no cell is a (date|truth value)"):
             load_samples(new, 4, encoding=encoding)
 
 
@@ -193,7 +193,10 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         "a: 10 of 100 cells are no numbers .'n.a.' in row 10.; if 'n.a.'",
     ),
     "odd targets": (rows("a,y", *["#,#.5"] * 9, "#,?"), "y: 10 of 100 cells are no numbers .'.' in row 10.; if "),
-    "two readings": (rows("a;y", "1,018;p", "700;q"), "'1,018' may be read in two ways; set data.thousands = \",\" "),
+    "two readings": (
+        rows("a;y", "1,018;p", "700;q"),
+        "'1,018' may be read in two ways; set data.decimal = \",\" if it is a decimal comma, or data.thous",
+    ),
     "points before three digits": (
         rows("a,y", "1.018,p", "700,q", ",p"),
         "'1.018' may be read in two ways, .2. missing values in a",
@@ -220,6 +223,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "targets of which many are odd": (rows("a,y", "#,#.5", "#,#.25", "#,?"), "y: 10 of 30 cells are no numbers"),
     "targets in dollars": (rows("a;y", "#;$1,#"), "currency signs"),
     "a header that is text, and names": (rows("a,y", "1,p", "2,q"), "the first line seems to name the columns"),
+    "a unit of degrees": (rows("a,y", "5.5°C,p", "7°C,q"), "if '°C' is a unit, remove it from the column"),
     "a first line of data": (
         rows("x,s", "x,s", "b,t"),
         "has it as a cell of this column too: set data.header to false",
@@ -234,7 +238,15 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "a title": ("Sales of 2020\n" + rows("a,y", "1,p", "2,q"), "if line 2 names the columns, set data.skip_lines = 1"),
     "quoted names": (rows("'a','y'", "1,p", "2,q"), "\"'y'\" differs from it by its quotation marks"),
     "invisible letters": (rows("a,\u200by", "1,p", "2,q"), "differs from it by capitals or invisible letters"),
-    "other dates": (rows("a,y", "31.12.2020,p", "1.2.2021,q"), "dates must be written as 2020-12-31"),
+    "other dates": (rows("a,y", "31.12.2020,p", "1.2.2021,q"), "'31.12.2020' is no date as 2020-12-31"),
+    "a day that does not exist": (rows("a,y", "2020-02-30,p", "2020-03-01,q"), "'2020-02-30' is no date"),
+    "two header lines": ("t,p,y\ns,hPa,-\n" + rows("1,2,p", "3,4,q"), "row 1 holds no numbers .'s', 'hPa'. where"),
+    "truth values beside numbers": (rows("a,y", "TRUE,p", "0,q", "1,q"), "true and false alone, or 1 and 0 alone"),
+    "an empty column": (rows("a,b,y", "1,,p", "2,,q"), "b is empty; leave it out with data.drop_columns"),
+    "a value that is read as missing": (
+        rows("a,y", "NA,p", "FR,q", "DE,q"),
+        "missing values in a .10 rows, NA, first in row 1.",
+    ),
     "an id": (rows("a,y", "c#,p", "c#,q", times=20), "40 different values in 40 rows, as of an id"),
     "bytes": (rows("a,y", "größer,p", "b,q").encode("cp1252"), 'set data.encoding = "cp1252" if größer,p is text'),
 }
@@ -248,7 +260,7 @@ def test_table_is_refused_with_advice(kind: str, tmp_path: Path) -> None:
     with pytest.raises(HybridnnError, match=message) as raised:
         load_file(table(tmp_path, text), target, options=TableOptions(**options.get(kind, {})))  # type: ignore[arg-type]
     assert str(raised.value).isprintable()
-    assert "one-hot" not in str(raised.value) or kind in ("an id",)
+    assert "one-hot" not in str(raised.value) or kind == "a value that is read as missing"
 
 
 def test_all_problems_are_named_at_once_with_settings_that_solve_them(tmp_path: Path) -> None:

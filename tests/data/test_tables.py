@@ -217,8 +217,16 @@ CITY = "text in city \\(200 rows, '.*' in row 1\\); set data.categories to \"one
     [
         ({}, {"categories": "error"}, CITY),
         ({"age": lambda f: f["age"].where(f.index != 4)}, {}, r"missing values in age \(1 row, first in row 5\);"),
-        ({"age": lambda f: f["age"] * np.nan}, {"missing": "mean"}, "no value in the training samples of age: no mean"),
-        ({"age": lambda f: f["age"] * np.nan}, {"missing": "drop"}, "every row has a missing value: none is left"),
+        (
+            {"age": lambda f: f["age"] * np.nan},
+            {"missing": "mean"},
+            "age is empty; leave it out with data.drop_columns",
+        ),
+        (
+            {"age": lambda f: f["age"].where(f.index % 2 == 0), "city": lambda f: f["city"].where(f.index % 2 == 1)},
+            {"missing": "drop"},
+            "every row has a missing value: none is left",
+        ),
         (
             {"answer": lambda f: f["answer"].where(f.index > 2)},
             {"missing": "mean"},
