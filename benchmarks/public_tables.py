@@ -50,7 +50,7 @@ def describe(path: Path, found: TableCheck | str) -> str:
         return f"refused: {found[:250]}"
     names: dict[str, list[str]] = {}
     for line in found.columns[:20]:
-        example = "" if line.holds == "numbers" else f" ({line.example})"
+        example = "" if line.holds == "numbers" else f" ({line.values})"
         names.setdefault(line.holds, []).append(line.name + example)
     kinds = [f"{kind}: {', '.join(columns)}" for kind, columns in names.items()]
     problems = [f"{problem.text}; {problem.advice}" for problem in found.problems if not is_usual(problem)]

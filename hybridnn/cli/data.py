@@ -93,14 +93,14 @@ def check_data(
     set_: Overrides = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
-    """Show what every column of a table holds and becomes, and the settings with which the table can be used."""
+    """Show what every column of a table holds and becomes; where settings suffice, print a command to train with."""
     from hybridnn.config.settings import TABLE_OPTIONS, load_settings
-    from hybridnn.data.table_problems import Problem, options_text, settings_of
+    from hybridnn.data.table_problems import Problem, list_text, options_text, settings_of
     from hybridnn.utils.text import command_argument
 
     with first_rank_alone():
         overrides = [f"data.file={to_json(str(file))}", *(set_ or ())]
-        overrides += [f"data.targets={to_json(targets)}"] if targets else []
+        overrides += [f"data.targets={targets if targets.startswith('[') else to_json(targets)}"] if targets else []
         settings = load_settings(None, overrides)
         found, data = _check(settings), settings.data
     if output_format is Format.json:
@@ -116,7 +116,10 @@ def check_data(
         key: list(value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in data.model_dump(include={*TABLE_OPTIONS}, exclude_defaults=True).items()
     }
-    command = ["hybridnn train --file", command_argument(file), f"--targets {','.join(data.targets) or 'NAME'}"]
+    if not all(problem.settings for problem in found.problems):
+        return
+    named = command_argument(list_text(data.targets)) if data.targets else "NAME"
+    command = ["hybridnn train --file", command_argument(file), f"--targets {named}"]
     command.append(options_text(settings_of([Problem("", "", given), *found.problems])))
     command += [f"--set {command_argument(text)}" for text in set_ or () if not text.startswith("data.")]
     print(" ".join(filter(None, command)))
@@ -145,7 +148,7 @@ def _check(settings: Settings) -> TableCheck:
 
 def _columns_table(found: TableCheck) -> Table:
     table = new_table(("column", "holds"), ("missing", "different"))
-    for head in ("example", "becomes"):
+    for head in ("values", "becomes"):
         table.add_column(head)
     for line in found.columns:
         table.add_row(*line[:2], *(f"{number:,}" for number in line[2:4]), *line[4:])

@@ -84,8 +84,8 @@ def _text(text: str) -> str:
 
 
 def _names(text: str) -> str:
-    """A list of names in TOML."""
-    return json.dumps([name.strip() for name in text.split(",")], ensure_ascii=False)
+    """A list of names in TOML; a text in brackets is one already."""
+    return text if text.startswith("[") else json.dumps([name.strip() for name in text.split(",")], ensure_ascii=False)
 
 
 def _sizes(text: str) -> str:

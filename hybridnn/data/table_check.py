@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from hybridnn.utils.text import printable, shown_path
 
 from .rows import Task
@@ -23,7 +25,7 @@ class ColumnLine(NamedTuple):
     holds: str
     missing: int
     different: int
-    example: str
+    values: str
     becomes: str
 
 
@@ -65,15 +67,24 @@ def check_table(
         lines.append(_line(column, becomes))
     separator = repr(known.separator) if path.suffix.lower() != ".parquet" else ""
     return TableCheck(
-        len(frame), separator, known.encoding, table.notes, lines, found.problems, settings_of(found.problems)
+        len(frame),
+        separator,
+        known.encoding,
+        (*table.notes, *found.doubts),
+        lines,
+        found.problems,
+        settings_of(found.problems),
     )
 
 
 def _line(column: Column, becomes: str) -> ColumnLine:
     kinds = {"number": "numbers", "truth": "truth values", "date": "dates", "text": "text"}
-    example = printable(column.texts[0], 20) if column.texts else ""
+    values = printable(column.texts[0], 20) if column.texts else ""
+    if column.kind in ("number", "date") and len(column.texts) > 1:
+        least, most = (column.texts[find(column.numbers)] for find in (np.argmin, np.argmax))
+        values = f"{printable(least, 20)} to {printable(most, 20)}"
     return ColumnLine(
-        printable(column.name, 40), kinds[column.kind], column.missing, len(column.texts), example, becomes
+        printable(column.name, 40), kinds[column.kind], column.missing, len(column.texts), values, becomes
     )
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Kind = Literal["number", "truth", "date", "text"]
-PLAIN = re.compile(r"[^0-9eE+\-. \n]")
+NOT_PLAIN = re.compile(r"[^0-9eE+\-. \n]|(?:^|\n)0\d")
+"""What a column of plain numbers does not contain; leading zeros are of codes."""
 TRUTH = {"true": 1.0, "false": 0.0}
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
 ANY_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
@@ -83,15 +84,18 @@ def decide_numbers(texts: Iterable[str], options: TableOptions) -> tuple[Numbers
     return best[0], next(iter(grouped), "") if is_unsure else ""
 
 
-def thousands_with_points(texts: Iterable[str]) -> str:
+GROUPED = Numbers(",", ".").pattern
+
+
+def thousands_with_points(texts: Iterable[str], shortest: int) -> str:
     """A cell of a column of numbers whose points, all before three digits, may separate thousands, or an empty text.
 
-    Some numbers have no points, and these have at most three digits.
+    Some numbers have no points, and these have at least `shortest` and at most three digits.
     """
     found = ["", ""]
     for text in texts:
-        has_point = "." in text
-        if not has_point and len(text.lstrip("+-\u2212")) > 3:
+        has_point, digits = "." in text, len(text.lstrip("+-\u2212"))
+        if not (GROUPED.fullmatch(text) if has_point else shortest <= digits <= 3):
             return ""
         found[has_point] = found[has_point] or text
     return found[True] if all(found) else ""
@@ -249,7 +253,7 @@ def _as_floats(table: DataFrame, names: Sequence[str], numbers: Numbers) -> Floa
         return None
     cells = _matrix(table, names, object)
     with contextlib.suppress(TypeError, ValueError, OverflowError):
-        if not PLAIN.search("\n".join(cells.ravel())):
+        if not NOT_PLAIN.search("\n".join(cells.ravel())):
             found: Floats = cells.astype(np.float64)
             return found
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
+from itertools import chain, compress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from hybridnn.utils.text import counted, printable
 
 from .rows import Task
 from .table_columns import (
+    GROUPED,
     Column,
     Floats,
     Kind,
@@ -25,6 +26,7 @@ from .table_columns import (
     read_column,
     thousands_with_points,
 )
+from .table_doubts import doubts
 from .table_encoding import TableEncoding
 from .table_file import TableOptions, column_list, require_columns
 from .table_problems import (
@@ -61,6 +63,7 @@ class Examination(NamedTuple):
     encoding: TableEncoding
     columns: dict[str, Column]
     problems: list[Problem]
+    doubts: list[str]  # what may not be as meant
     frame: DataFrame  # the table with its columns of numbers as floats
 
 
@@ -104,10 +107,11 @@ def examine(
         of_numbers |= {name: block[:, n] for names, block in plain for n, name in enumerate(names) if name not in found}
     floats = {name: of_numbers[name] for name in columns if name in of_numbers and name not in kinds}
     frame = _with_floats(table, floats)
-    if not targets:
-        return Examination(encoding, found, problems, frame)
-    classes, more = _fit_classes([found[name] for name in targets], table, task, encoding)
-    return Examination(replace(encoding, classes=classes), found, problems + more, frame)
+    if targets:
+        classes, more = _fit_classes([found[name] for name in targets], table, task, encoding)
+        encoding, problems = replace(encoding, classes=classes), problems + more
+    doubted = list(doubts(frame, list(found.values()), encoding, is_stated=task is not None))
+    return Examination(encoding, found, problems, doubted, frame)
 
 
 def _read(
@@ -131,28 +135,31 @@ def _read(
 
 
 def _ambiguous_point(table: DataFrame, raw: Mapping[str, Column], plain: Parts) -> str:
-    """A number whose point may separate thousands, or an empty text; one other point shows that all are decimal."""
+    """A number whose point may separate thousands, or an empty text.
+
+    Another point that is decimal speaks against it, unless all numbers of the column without a point have three digits.
+    """
     texts = [column.texts for column in raw.values() if column.kind == "number"]
-    chosen: list[str] = []
-    texts_only = set(table.columns[[not is_native(dtype) for dtype in table.dtypes]])
+    in_texts = set(table.columns[[not is_native(dtype) for dtype in table.dtypes]])
+    is_decimal, mixed, others = False, [], []
     for names, block in plain:
-        is_text = [name in texts_only for name in names]
+        is_text = [name in in_texts for name in names]
         size = np.abs(block[:, is_text])
-        size[~np.isfinite(size)] = 0
-        in_thousands = 1000 * size
-        is_fraction = size != np.rint(size)
-        if (is_fraction & ((size < 1) | (size > 1000) | (np.abs(in_thousands - np.rint(in_thousands)) > 1e-6))).any():
-            return ""
-        chosen += compress(compress(names, is_text), is_fraction.any(axis=0))
+        size[~np.isfinite(size)] = 0.5
+        is_whole, in_thousands = size == np.rint(size), 1000 * size
+        is_possible = is_whole | ((size > 1) & (size < 1000) & (np.abs(in_thousands - np.rint(in_thousands)) < 1e-6))
+        is_decimal = is_decimal or not is_possible.all()
+        has_points = ~is_whole.all(axis=0) & is_possible.all(axis=0)
+        mixed += compress(compress(names, is_text), has_points & is_whole.any(axis=0))
+        others += compress(compress(names, is_text), has_points & ~is_whole.any(axis=0))
 
-    def columns() -> Iterator[Sequence[str]]:
-        yield from texts
-        yield from ([cell.strip() for cell in table[name].to_numpy()] for name in chosen)
+    def cells_of(names: Iterable[str]) -> Iterator[Sequence[str]]:
+        return ([cell.strip() for cell in table[name].to_numpy()] for name in names)
 
-    grouped = Numbers(",", ".").pattern
-    if not all(grouped.fullmatch(text) for cells in columns() for text in cells if "." in text):
-        return ""
-    return next(filter(None, map(thousands_with_points, columns())), "")
+    with_points = (text for cells in chain(texts, cells_of([*others, *mixed])) for text in cells if "." in text)
+    is_decimal = is_decimal or not all(map(GROUPED.fullmatch, with_points))
+    found = (thousands_with_points(cells, 3 if is_decimal else 1) for cells in chain(texts, cells_of(mixed)))
+    return next(filter(None, found), "")
 
 
 def _two_readings(number: str, options: TableOptions) -> Problem:

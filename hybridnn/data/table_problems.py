@@ -78,13 +78,14 @@ def settings_of(problems: Sequence[Problem]) -> dict[str, str | list[str]]:
 def options_text(settings: Mapping[str, str | list[str]]) -> str:
     """Settings of ``[data]`` as options of a command."""
     texts = {
-        key if "." in key else f"data.{key}": value if isinstance(value, str) else _list_text(value)
+        key if "." in key else f"data.{key}": value if isinstance(value, str) else list_text(value)
         for key, value in settings.items()
     }
     return " ".join(f"--set {command_argument(f'{key}={text}')}" for key, text in texts.items())
 
 
-def _list_text(values: Sequence[str]) -> str:
+def list_text(values: Sequence[str]) -> str:
+    """Names with commas between them, or as a list in TOML where a name has one."""
     is_simple = not any("," in value or value != value.strip() for value in values)
     return ",".join(values) if is_simple else to_json(list(values))
 

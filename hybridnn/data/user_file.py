@@ -40,7 +40,6 @@ ENDINGS = "the name of the file must end in .npz, .csv, .tsv, .txt or .parquet"
 
 HEADER_ROWS = 1000  # in which a name of a column that is a cell too is searched
 
-COMPACT_DATES = (19000101, 21001231)
 LOSS_DECIDES = "by the loss, mse"
 
 Training = Callable[[int], NDArray[np.int64]]
@@ -169,13 +168,14 @@ def _dataset_from_table(
     training: Training | None,
 ) -> Dataset:
     frame, options = table.frame, table.options
-    is_fitted = encoding is not None
+    is_fitted, doubted = encoding is not None, []
     if encoding is None:
         columns = choose_columns(frame, called, targets, inputs, options.drop_columns)
         found = examine(frame, called, columns, targets, task, options)
         hint = f"; hybridnn data check {command_argument(called)} shows every column" if name != "frame" else ""
         require_no_problem(called, found.problems, hint)
         frame, encoding = found.frame, found.encoding.with_means(found.frame, called, training)
+        doubted = [f"{called}: {doubt}" for doubt in found.doubts]
     else:
         _require_targets(frame, called, targets)
     x, y, dropped = encoding.encode(frame, called, targets=targets)
@@ -197,7 +197,7 @@ def _dataset_from_table(
         encoding=encoding,
         warnings=(
             *(_label_warnings(called, targets[0], y, "set model.loss to cross_entropy") if is_guessed else ()),
-            *(_date_warnings(frame, encoding, called) if not is_fitted else ()),
+            *doubted,
         ),
     )
 
@@ -229,24 +229,6 @@ def _label_warnings(called: str, name: str, y: NDArray[Any] | None, remedy: str)
         return ()
     shown = column_list([f"{value:.0f}" for value in values])
     return (f"{called}: {name} has the values {shown} with decimal points: a regression; {remedy} if they are labels",)
-
-
-def _date_warnings(frame: DataFrame, encoding: TableEncoding, called: str) -> tuple[str, ...]:
-    """Warning of columns of numbers that are dates such as 20201231."""
-    import pandas
-
-    is_number = [dtype.kind in "iuf" for dtype in frame.dtypes]
-    numbers = frame.loc[:, frame.columns.isin(encoding.columns) & is_number]
-    is_near = (numbers.min() >= COMPACT_DATES[0]) & (numbers.max() <= COMPACT_DATES[1])
-    texts = {name: numbers[name].dropna().map("{:.0f}".format) for name in numbers.columns[is_near]}
-    found = [
-        name
-        for name, column in texts.items()
-        if pandas.to_datetime(column, format="%Y%m%d", errors="coerce").notna().all()
-    ]
-    if not found:
-        return ()
-    return (f"{called}: read as numbers, but may be dates: {column_list(found)}; dates are written as 2020-12-31",)
 
 
 def _table_rows(

@@ -1,0 +1,106 @@
+"""What in a table can be used, and is probably not as meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybridnn.utils.text import counted
+
+from .table_file import column_list
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from .table_columns import Column, Floats
+    from .table_encoding import TableEncoding
+
+COMPACT_DATES = (19000101, 21001231)
+SENTINELS = np.array([sign * (10.0**digits - 1) for digits in range(2, 7) for sign in (1, -1)] + [999.9, -999.9])
+"""Numbers such as 99 and -999, which stand for missing values in many tables."""
+FAR = 3.0  # times the range of the other values, from which on a sentinel is far from them
+MANY_CLASSES = 15  # different whole numbers that are taken for labels without a doubt
+FEW_ROWS_PER_CLASS = 10
+
+
+def doubts(frame: DataFrame, columns: Sequence[Column], encoding: TableEncoding, *, is_stated: bool) -> Iterator[str]:
+    """Sentences about the columns of a table, without its name.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table, with its columns of numbers as floats.
+    columns : sequence of Column
+        Input and target columns that were read cell by cell.
+    is_stated : bool
+        Whether the task was stated.
+    """
+    is_number = [dtype.kind in "iuf" for dtype in frame.dtypes]
+    numbers = frame.loc[:, frame.columns.isin(encoding.columns) & is_number]
+    names = list(numbers.columns)
+    of_targets = [column for column in columns if column.name in encoding.targets and column.kind == "number"]
+    if names:
+        values = numbers.to_numpy(np.float64)
+        yield from _compact_dates(names, values)
+        yield from _sentinels(names, values)
+    if not encoding.classes:
+        for column in of_targets:
+            yield from _sentinels([column.name], column.values[:, None])
+    coded = [column.name for column in columns if column.name in names and _has_leading_zeros(column)]
+    if coded:
+        yield (
+            f"numbers with leading zeros, as codes have: {column_list(coded)}; data.text_columns makes an input of "
+            "each value, and data.drop_columns leaves them out"
+        )
+    yield from _labels(encoding, [] if is_stated else of_targets)
+
+
+def _compact_dates(names: Sequence[str], values: Floats) -> Iterator[str]:
+    import pandas
+
+    with np.errstate(invalid="ignore"):
+        is_near = np.nanmin(values, axis=0, initial=np.inf) >= COMPACT_DATES[0]
+        is_near &= np.nanmax(values, axis=0, initial=-np.inf) <= COMPACT_DATES[1]
+    found = []
+    for number in np.flatnonzero(is_near):
+        texts = [f"{value:.0f}" for value in values[:, number] if not np.isnan(value)]
+        if pandas.to_datetime(pandas.Series(texts), format="%Y%m%d", errors="coerce").notna().all():
+            found.append(names[number])
+    if found:
+        yield f"read as numbers, but may be dates: {column_list(found)}; dates are written as 2020-12-31"
+
+
+def _sentinels(names: Sequence[str], values: Floats) -> Iterator[str]:
+    least, most = (find(values, axis=0, initial=start) for find, start in ((np.nanmin, np.inf), (np.nanmax, -np.inf)))
+    for number in np.flatnonzero(np.isin(least, SENTINELS) | np.isin(most, SENTINELS)):
+        column = values[:, number]
+        for sentinel in (least[number], most[number]):
+            others = column[(column != sentinel) & ~np.isin(column, SENTINELS) & ~np.isnan(column)]
+            if sentinel not in SENTINELS or len(np.unique(others)) < 2:
+                continue
+            distance = max(others.min() - sentinel, sentinel - others.max())
+            if distance > FAR * np.ptp(others):
+                rows = counted(int((column == sentinel).sum()), "row")
+                yield (
+                    f"{names[number]}: {sentinel:g} ({rows}) is far from all other values; if it stands for a missing "
+                    f"value, set data.missing_words = {sentinel:g} and data.missing"
+                )
+
+
+def _has_leading_zeros(column: Column) -> bool:
+    return column.kind == "number" and any(text[:1] == "0" and text[1:2].isdigit() for text in column.texts)
+
+
+def _labels(encoding: TableEncoding, targets: Sequence[Column]) -> Iterator[str]:
+    name = encoding.targets[0] if encoding.targets else ""
+    folded: dict[str, str] = {}
+    for label in encoding.classes:
+        other = folded.setdefault(label.casefold(), label)
+        if other != label:
+            yield f"{name}: {other!r} and {label!r} are two classes, and differ by capitals only"
+            break
+    classes, rows = len(encoding.classes), len(targets[0].codes) if targets else 0
+    if classes > MANY_CLASSES and classes * FEW_ROWS_PER_CLASS > rows:
+        yield f"{name}: {classes} whole numbers are taken for classes; set model.loss to mse for a regression"
