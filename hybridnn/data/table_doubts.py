@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from .table_encoding import TableEncoding
 
 COMPACT_DATES = (19000101, 21001231)
+YEARS = (1600, 2100)
 SENTINELS = np.array([sign * (10.0**digits - 1) for digits in range(2, 7) for sign in (1, -1)] + [999.9, -999.9])
 """Numbers such as 99 and -999, which stand for missing values in many tables."""
 FAR = 3.0  # times the range of the other values, from which on a sentinel is far from them
+FEW_ROWS = 5
 MANY_CLASSES = 15  # different whole numbers that are taken for labels without a doubt
 FEW_ROWS_PER_CLASS = 10
 
@@ -41,10 +43,14 @@ def doubts(frame: DataFrame, columns: Sequence[Column], encoding: TableEncoding,
     numbers = frame.loc[:, frame.columns.isin(encoding.columns) & is_number]
     names = list(numbers.columns)
     of_targets = [column for column in columns if column.name in encoding.targets and column.kind == "number"]
-    if names:
+    if names and len(frame):
         values = numbers.to_numpy(np.float64)
         yield from _compact_dates(names, values)
         yield from _sentinels(names, values)
+        first = values[:, 0]
+        are_years = first[0] >= YEARS[0] and first[-1] <= YEARS[1]
+        if names[0] == frame.columns[0] and len(first) >= FEW_ROWS and (np.diff(first) == 1).all() and not are_years:
+            yield f"{names[0]} counts the rows; if it only identifies them, leave it out with data.drop_columns"
     if not encoding.classes:
         for column in of_targets:
             yield from _sentinels([column.name], column.values[:, None])
@@ -64,9 +70,9 @@ def _compact_dates(names: Sequence[str], values: Floats) -> Iterator[str]:
         is_near = np.nanmin(values, axis=0, initial=np.inf) >= COMPACT_DATES[0]
         is_near &= np.nanmax(values, axis=0, initial=-np.inf) <= COMPACT_DATES[1]
     found = []
-    for number in np.flatnonzero(is_near):
+    for number in np.flatnonzero(is_near).tolist():
         texts = [f"{value:.0f}" for value in values[:, number] if not np.isnan(value)]
-        if pandas.to_datetime(pandas.Series(texts), format="%Y%m%d", errors="coerce").notna().all():
+        if texts and pandas.to_datetime(pandas.Series(texts), format="%Y%m%d", errors="coerce").notna().all():
             found.append(names[number])
     if found:
         yield f"read as numbers, but may be dates: {column_list(found)}; dates are written as 2020-12-31"
@@ -74,7 +80,7 @@ def _compact_dates(names: Sequence[str], values: Floats) -> Iterator[str]:
 
 def _sentinels(names: Sequence[str], values: Floats) -> Iterator[str]:
     least, most = (find(values, axis=0, initial=start) for find, start in ((np.nanmin, np.inf), (np.nanmax, -np.inf)))
-    for number in np.flatnonzero(np.isin(least, SENTINELS) | np.isin(most, SENTINELS)):
+    for number in np.flatnonzero(np.isin(least, SENTINELS) | np.isin(most, SENTINELS)).tolist():
         column = values[:, number]
         for sentinel in (least[number], most[number]):
             others = column[(column != sentinel) & ~np.isin(column, SENTINELS) & ~np.isnan(column)]

@@ -13,7 +13,7 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.text import counted, printable
 
 from .table_columns import Floats, Kind, Numbers, label_text, plain_numbers, read_column
-from .table_file import NAMES_SHOWN, TableOptions, as_names, column_list, named_frame, require_columns
+from .table_file import NAMES_SHOWN, Extra, TableOptions, as_names, column_list, named_frame, require_columns
 from .table_problems import TARGET_ADVICE, not_numbers, require_no_problem
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class TableEncoding:
         With ``missing = "mean"``, what replaces missing values, one number per feature.
     options : TableOptions
         How the table was read, with what was found for ``"auto"``; other tables are read in the same way.
+    extra : {'', 'first', 'last'}
+        Which cell of a row had no name because the header line was one cell shorter.
     """
 
     columns: tuple[str, ...]
@@ -61,6 +63,7 @@ class TableEncoding:
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     means: tuple[float, ...] = ()
     options: TableOptions = field(default_factory=TableOptions)
+    extra: Extra = ""
 
     @property
     def features(self) -> int:

@@ -133,12 +133,16 @@ class TableOptions:
         return MISSING_WORDS - cut | {word.strip() for word in self.missing_words if not word.startswith("not ")}
 
 
+Extra = Literal["", "first", "last"]
+
+
 class Table(NamedTuple):
     """A table that was read."""
 
     frame: DataFrame  # cells of a file are text
     options: TableOptions  # with the separator and the encoding that were found
     notes: tuple[str, ...] = ()  # what was left out, one line each
+    extra: Extra = ""  # which cell of a row has no name, where the header line is one cell shorter
 
 
 def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
@@ -158,7 +162,7 @@ def column_list(names: Sequence[str]) -> str:
     return f"{shown} and {more:,} more" if more > 0 else shown or "none"
 
 
-def read_table(path: Path, options: TableOptions | None = None, *, is_known: bool = False) -> Table:
+def read_table(path: Path, options: TableOptions | None = None, extra: Extra | None = None) -> Table:
     """Read a ``.csv`` or ``.parquet`` file.
 
     The separator is that of `SEPARATORS` which divides all of the first lines into the same number of cells.
@@ -167,8 +171,8 @@ def read_table(path: Path, options: TableOptions | None = None, *, is_known: boo
 
     Parameters
     ----------
-    is_known : bool
-        The options are those of a table that was read: a single row may have a name.
+    extra : {'', 'first', 'last'}, optional
+        Which cell of a row has no name where the header line is one cell shorter; by default, decided by the rows.
     """
     called, options = shown_path(path), options or TableOptions()
     try:
@@ -176,7 +180,7 @@ def read_table(path: Path, options: TableOptions | None = None, *, is_known: boo
             _require_memory(called, file)
             if path.suffix.lower() == ".parquet":
                 return Table(_read_parquet(called, file), options)
-            return _read_csv(called, file, options, is_known)
+            return _read_csv(called, file, options, extra)
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
     except UnicodeError as error:
@@ -215,7 +219,7 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
 # -- text of columns ---------------------------------------------------------------------------------------------------
 
 
-def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, is_known: bool) -> Table:
+def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra: Extra | None) -> Table:
     start = file.read(4)
     file.seek(0)
     given = "utf-8" if options.encoding == "auto" else options.encoding
@@ -249,9 +253,15 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, is_kn
         raise DataError(f"{called}: the first line holds numbers ({column_list(names)}); {how}")
     if options.names and len(options.names) != len(names):
         raise SettingError("data.names", list(options.names)[:NAMES_SHOWN], f"{called} has {len(names)} columns")
-    frame, notes = _with_names(called, table, list(options.names or names), separator, hint, is_known)
+    names = list(options.names or names)
+    if len(names) == table.shape[1] - 1 and names[-1]:
+        extra = _extra_cell(table) if extra is None else extra
+        names = {"": names, "first": ["", *names], "last": [*names, ""]}[extra]
+    else:
+        extra = ""
+    frame, notes = _with_names(called, table, names, separator, hint)
     _require_names(called, list(frame.columns), hint or "; data.header = true and data.names name them anew")
-    return Table(frame, options, notes)
+    return Table(frame, options, notes, extra)
 
 
 def _without_header(called: str, table: DataFrame, options: TableOptions) -> DataFrame:
@@ -356,15 +366,10 @@ def _read_rows(
 
 
 def _with_names(
-    called: str, table: DataFrame, names: list[str], separator: str, hint: str, is_known: bool
+    called: str, table: DataFrame, names: list[str], separator: str, hint: str
 ) -> tuple[DataFrame, tuple[str, ...]]:
     """The table with its names, without a column of row names or empty last column, and a line about each of these."""
     columns, notes = table.shape[1], list[str]()
-    if len(names) == columns - 1 and names[-1]:
-        if _is_empty(table, columns - 1):
-            names, notes = [*names, ""], []
-        elif table[0].is_unique and (len(table) > 1 or is_known):  # as R writes row names
-            names = ["", *names]
     if len(names) != columns:
         which = f"its columns are separated by {separator!r}"
         raise DataError(
@@ -379,6 +384,13 @@ def _with_names(
         notes.append("the last column has no name and no cells: left out")
     frame = _renamed(table, names)
     return (frame.iloc[:, [i for i in range(columns) if i not in left_out]] if left_out else frame), tuple(notes)
+
+
+def _extra_cell(table: DataFrame) -> Extra:
+    """The cell of each row without a name: the last, if it is empty, or the first, if R has written row names."""
+    if _is_empty(table, table.shape[1] - 1):
+        return "last"
+    return "first" if table[0].is_unique and len(table) > 1 else ""
 
 
 def _is_empty(table: DataFrame, column: int) -> bool:

@@ -141,7 +141,9 @@ def _ambiguous_point(table: DataFrame, raw: Mapping[str, Column], plain: Parts) 
     """
     texts = [column.texts for column in raw.values() if column.kind == "number"]
     in_texts = set(table.columns[[not is_native(dtype) for dtype in table.dtypes]])
-    is_decimal, mixed, others = False, [], []
+    is_decimal = False
+    mixed: list[str] = []
+    others: list[str] = []
     for names, block in plain:
         is_text = [name in in_texts for name in names]
         size = np.abs(block[:, is_text])
@@ -223,8 +225,8 @@ def _fit_classes(
             problems.append(
                 Problem(
                     f"missing values in the target {printable(column.name, 40)} ({rows})",
-                    _target_advice(column, table),
-                    {"missing_targets": "drop"},
+                    _target_advice(column),
+                    {} if column.missing_words and column.kind == "text" else {"missing_targets": "drop"},
                 )
             )
     if task == "regression" or (task is None and len(targets) > 1):
@@ -244,11 +246,10 @@ def _fit_classes(
     return classes, [*problems, problem] if problem else problems
 
 
-def _target_advice(column: Column, table: DataFrame) -> str:
+def _target_advice(column: Column) -> str:
     """What to do about missing targets: words such as None may be a class."""
-    cells = {str(cell).strip() for cell in table[column.name][column.codes < 0] if isinstance(cell, str)} - {""}
-    if cells and column.kind == "text":
-        word = sorted(cells)[0]
+    if column.missing_words and column.kind == "text":
+        word = sorted(column.missing_words)[0]
         return f'if {word!r} is a class, set data.missing_words = "not {word}"; else {TARGET_ADVICE}'
     return TARGET_ADVICE
 

@@ -94,7 +94,8 @@ def load_file(
         if not targets:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
-        table = read_table(path, options if encoding is None else encoding.options, is_known=encoding is not None)
+        known = (options, None) if encoding is None else (encoding.options, encoding.extra)
+        table = read_table(path, *known)
         return _dataset_from_table(table, path.name, shown_path(path), targets, inputs, task, encoding, training)
     for setting, value, array in (("data.targets", targets, "y_train"), ("data.inputs", inputs, "x_train")):
         if value:
@@ -174,7 +175,8 @@ def _dataset_from_table(
         found = examine(frame, called, columns, targets, task, options)
         hint = f"; hybridnn data check {command_argument(called)} shows every column" if name != "frame" else ""
         require_no_problem(called, found.problems, hint)
-        frame, encoding = found.frame, found.encoding.with_means(found.frame, called, training)
+        frame, encoding = found.frame, replace(found.encoding, extra=table.extra)
+        encoding = encoding.with_means(frame, called, training)
         doubted = [f"{called}: {doubt}" for doubt in found.doubts]
     else:
         _require_targets(frame, called, targets)
@@ -410,8 +412,8 @@ def _samples_from_npz(path: Path) -> NDArray[Any]:
 def _samples_from_table(
     path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
 ) -> InputSamples:
-    called, known = shown_path(path), encoding is not None
-    table = read_table(path, encoding.options if encoding else options, is_known=known).frame
+    called = shown_path(path)
+    table = read_table(path, *((encoding.options, encoding.extra) if encoding else (options, None))).frame
     names = list(table.columns)
     if encoding is None:
         left_out = {*targets, *options.drop_columns}

@@ -150,6 +150,16 @@ def test_files_with_and_without_a_mark_are_read_alike(tmp_path: Path) -> None:
         assert load_samples(table(tmp_path, text.encode(second)), 1, ["y"], encoding=encoding).x[1] == 4
 
 
+def test_an_empty_last_cell_is_no_row_name_and_no_column(tmp_path: Path) -> None:
+    row_names = rows('"a","b","y"', '"#",3,1,"p"', '"#",4,2,"q"')
+    encoding = load_file(table(tmp_path, row_names), "y", options=TableOptions(missing="mean")).encoding
+    for more in ("", '"8",5,2\n'):
+        new = table(tmp_path, f'"a","b"\n"7",5,\n{more}', "new.csv")
+        assert load_samples(new, 2, encoding=encoding).x[0].tolist() == [5, 1.5]
+    encoding = load_file(table(tmp_path, rows("a,b,y", "1,2,p,", "2,1,q,")), "y").encoding
+    assert load_samples(table(tmp_path, "a,b\n7,5,\n", "new.csv"), 2, encoding=encoding).x.tolist() == [[7, 5]]
+
+
 def test_a_single_row_with_a_row_name_is_read(tmp_path: Path) -> None:
     encoding = load_file(table(tmp_path, rows('"a","y"', '"#",3,"p"', '"#",4,"q"')), "y").encoding
     assert load_samples(table(tmp_path, '"a","y"\n"7",5,"p"\n'), 1, ["y"], encoding=encoding).x == 5
@@ -347,10 +357,32 @@ def test_other_names_of_text_files(name: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_file(tmp_path / name, "y").train.x[:2], [[1, 2], [3, 4]])
 
 
-def test_numbers_that_look_like_dates_bring_a_warning(tmp_path: Path) -> None:
-    path = table(tmp_path, rows("day,code,y", "20201231,20201231,p", "20210101,20201232,q"))
+DOUBTS = {
+    "compact dates": (rows("day,code,y", "20201231,20201231,p", "20210101,20201232,q"), "may be dates: day; dates are"),
+    "a sentinel": (
+        rows("a,b,y", "17.5,1,p", "18,2,q", "-999,3,p"),
+        "a: -999 (10 rows) is far from all other values",
+    ),
+    "a sentinel among targets": (rows("a,y", "1,17.5", "2,18.25", "3,-999"), "y: -999 (10 rows) is far from all"),
+    "leading zeros": (rows("a,y", "01067,p", "80331,q"), "numbers with leading zeros, as codes have: a; data.text_col"),
+    "capitals": (rows("a,y", "1,Yes", "2,yes", "3,no"), "y: 'Yes' and 'yes' are two classes, and differ by capitals"),
+    "ages": (rows("a,y", *(f"{n},{n}" for n in range(20, 40)), times=3), "y: 20 whole numbers are taken for classes"),
+    "numbers of rows": (rows("id,y", "#,p", "#,q"), "id counts the rows; if it only identifies them, leave it out"),
+}
+
+
+@pytest.mark.parametrize("kind", DOUBTS)
+def test_what_may_not_be_meant_is_a_warning(kind: str, tmp_path: Path) -> None:
+    text, message = DOUBTS[kind]
+    path = table(tmp_path, text)
     (warning,) = load_file(path, "y").warnings
-    assert warning.endswith("read as numbers, but may be dates: day; dates are written as 2020-12-31")
+    assert message in warning
+    assert warning.partition(": ")[2] in check_table(path, "y").notes
+
+
+def test_usual_tables_bring_no_warning(tmp_path: Path) -> None:
+    text = rows("a,b,c,y", "9,0,0.5,p", "99,1,-0.25,q", "50,10,99,p", "12,11,42,q")
+    assert load_file(table(tmp_path, text), "y").warnings == ()
 
 
 @pytest.mark.parametrize(("thousands", "number"), [(".", 1018), ("none", 1.018)])
