@@ -78,7 +78,7 @@ def test_text_and_json_have_the_figures_of_the_last_epoch(evaluate: Run) -> None
 
 
 def test_file_part_targets_and_checkpoint_are_taken(run_hybridnn: Run, tmp_path: Path) -> None:
-    table = "\n".join(f"{number},{number % 5},{number % 3 + 0.5}" for number in range(20))
+    table = "\n".join(f"{number % 7},{number % 5},{number % 3 + 0.5}" for number in range(20))
     (tmp_path / "mine.csv").write_text(f"a,b,c\n{table}\n")
     (tmp_path / "other.csv").write_text(f"a,b,z\n{table}\n")
     data = {"file": "mine.csv", "targets": ["c"]}
