@@ -26,7 +26,7 @@ from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.training.callbacks import EarlyStopping
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.caller_warnings import warn_caller
-from hybridnn.utils.checks import require_choice, require_number, require_whole
+from hybridnn.utils.checks import require_choice, require_number, require_whole, with_advice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,9 +67,17 @@ class _Trained:
     stopped: bool
 
 
+ADVICE = {
+    "alpha": "weight_decay is the factor of the weights",
+    "class_weight": "Trainer has it",
+    "lr": "did you mean learning_rate_init?",
+}
+
+
 class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Parameters and training of both estimators."""
 
+    @with_advice(ADVICE)
     def __init__(
         self,
         hidden_layer_sizes: Sequence[int] = (100,),

@@ -9,7 +9,7 @@ from numbers import Integral
 
 from hybridnn.errors import SettingError
 from hybridnn.nn.activations import ACTIVATIONS
-from hybridnn.utils.checks import require_choice
+from hybridnn.utils.checks import require_choice, with_advice
 from hybridnn.utils.text import html_table
 
 INITIALIZERS = ("he", "glorot", "lecun")
@@ -33,6 +33,7 @@ class DenseLayer:
         return self.outputs * (self.inputs + 1)
 
 
+@with_advice({"hidden": "sizes has the widths of all layers", "layers": "sizes has the widths of all layers"})
 @dataclass(frozen=True)
 class MLP:
     """A multi-layer perceptron.

@@ -238,13 +238,13 @@ def with_advice(advice: Mapping[str, str], more: Collection[str] = ()) -> Callab
 
     def decorate(target: Called) -> Called:
         called: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
-        name = target.__qualname__.removesuffix(".__init__")
         _, *taken = signature(called).parameters.values()  # after `self`
         needed = [item.name for item in taken if (item.kind, item.default) == (Parameter.KEYWORD_ONLY, Parameter.empty)]
         known = [*(item.name for item in taken if item.kind != Parameter.VAR_KEYWORD), *more]
 
         @wraps(called)
         def checked(*values: Any, **given: Any) -> Any:
+            name = type(values[0]).__name__ if called.__name__ == "__init__" else target.__qualname__
             for keyword in (keyword for keyword in given if keyword not in known):
                 hint = advice.get(keyword) or nearest(keyword, known) or f"it takes {', '.join(known)}"
                 raise SettingError(keyword, given[keyword], hint, f"{name} takes no argument {keyword!r}: {hint}")

@@ -23,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import check_estimator
 
-from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError
+from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.sklearn import MLPClassifier, MLPRegressor
 from reference import network as net
 from reference import serial
@@ -342,3 +342,9 @@ def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch: pytest.
         importlib.import_module("hybridnn.sklearn")
     needed = "hybridnn.sklearn needs scikit-learn 1.6 or later: pip install 'hybridnn[sklearn]'"
     assert str(raised.value) == needed
+
+
+def test_an_unknown_parameter_gets_advice() -> None:
+    for name, advice in (("alpha", "weight_decay is the factor"), ("hidden_layers", "did you mean hidden_layer_sizes")):
+        with pytest.raises(SettingError, match=f"MLPClassifier takes no argument '{name}': {advice}"):
+            MLPClassifier(**{name: 1})

@@ -175,6 +175,7 @@ def test_wrong_arguments_are_one_line_with_advice() -> None:
         f"Adam {takes} 'learning_rate': did you mean lr?": lambda: Adam(learning_rate=0.1),
         f"SGD {takes} 'momentun': did you mean momentum?": lambda: SGD(momentun=0.1),
         f"SGD {takes} 'rho': it takes lr, momentum, dampening, nesterov, weight_decay": lambda: SGD(rho=1),
+        f"MLP {takes} 'activations': did you mean activation?": lambda: MLP([2, 2], activations="relu"),
         f"Trainer {takes} 'loss': give it to MLP": lambda: Trainer(MLP([2, 2]), loss="mse"),
         f"Trainer {takes} 'batchsize': did you mean batch_size?": lambda: Trainer(MLP([2, 2]), batchsize=3),
     }
