@@ -144,7 +144,8 @@ def _ambiguous_point(table: DataFrame, raw: Mapping[str, Column], plain: Parts) 
     is_decimal = False
     mixed: list[str] = []
     others: list[str] = []
-    for names, block in plain:
+    few = ((names[i : i + 64], block[:, i : i + 64]) for names, block in plain for i in range(0, len(names), 64))
+    for names, block in few:  # copies of all columns at a time would take much memory
         is_text = [name in in_texts for name in names]
         size = np.abs(block[:, is_text])
         size[~np.isfinite(size)] = 0.5
