@@ -163,10 +163,12 @@ class NetworkDrill:
         def act(process: subprocess.Popen[bytes], markers: Path) -> float:
             now = time.monotonic()
             if interrupted:
-                os.killpg(process.pid, signal.SIGKILL)  # a process that enters a node is not its child there
+                # A process that enters a node is not its child there. The rank goes on waiting: ranks outlive their
+                # launcher for a while, in which they could end the training.
+                os.killpg(process.pid, signal.SIGKILL)
             else:
                 fault.act(nodes, trial.node, disk)
-            (markers / OVER).touch()
+                (markers / OVER).touch()
             return now
 
         stall = deadline(STALL_SECONDS if fault.stalls else 25)
