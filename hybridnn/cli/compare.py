@@ -59,7 +59,7 @@ def _differ(settings: list[dict[str, Any]], name: str) -> bool:
 
 def _results(run: RunRecord) -> dict[str, Any]:
     """Figures of a run; None for what it does not have."""
-    from hybridnn.runs.records import best_epoch
+    from hybridnn.runs.records import best_epoch, watched
 
     monitor = run.settings.training.monitor
     last, best = (run.epochs[-1] if run.epochs else None), best_epoch(run.epochs, monitor)
@@ -73,9 +73,7 @@ def _results(run: RunRecord) -> dict[str, Any]:
         f"{part}_loss": None if last is None else last.validation_loss,
         f"{part}_accuracy": None if last is None or kind != "accuracy" else last.metric,
         f"{part}_r2": None if last is None or kind != "R²" else last.metric,
-        "best" if monitor == "auto" else f"best_{monitor}": (
-            None if best is None else best.metric if monitor == "auto" else best.monitored(monitor)
-        ),
+        "best" if monitor == "auto" else f"best_{monitor}": None if best is None else watched(best, monitor),
         "best_epoch": None if best is None else best.epoch,
         "seconds_per_epoch": None if run.untimed else run.seconds_per_epoch,
         "diverged": "" if run.diverged is None else f"epoch {run.diverged.epoch}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,6 @@ from hybridnn.cli.completion import dataset_names
 from hybridnn.cli.options import Format, OutputFormat, Overrides, command_group, option
 from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
-from hybridnn.errors import HybridnnError
 from hybridnn.utils.text import to_json
 
 if TYPE_CHECKING:
@@ -127,14 +125,9 @@ def check_data(
 
 def print_columns(settings: Settings) -> None:
     """Print the columns of a table that has several problems, on standard error, unless there are many columns."""
-    from hybridnn.data.user_file import TABLES
-
-    if Path(settings.data.file or "").suffix.lower() not in TABLES:
-        return
-    with contextlib.suppress(HybridnnError):
-        found = _check(settings)
-        if len(found.problems) > 1 and len(found.columns) <= MOST_COLUMNS:
-            make_console(sys.stderr).print(_columns_table(found))
+    found = _check(settings)
+    if len(found.columns) <= MOST_COLUMNS:
+        make_console(sys.stderr).print(_columns_table(found))
 
 
 def _check(settings: Settings) -> TableCheck:

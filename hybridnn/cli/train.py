@@ -23,7 +23,7 @@ from hybridnn.cli.options import (
     option,
 )
 from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
-from hybridnn.errors import HybridnnError, SettingError, one_line
+from hybridnn.errors import SettingError, one_line
 from hybridnn.utils.collector import paused_collector
 
 with paused_collector():
@@ -210,15 +210,8 @@ def train(
         with TrainView(as_json=output_format is Format.json, quiet=quiet) as view:
             return run_training(run_settings, view, start=start, forced=force)
 
-    try:
-        with reported_progress():
-            ended = on_ranks(in_process, train_rank)
-    except HybridnnError:
-        if settings is not None and launch_rank() in (None, 0):
-            from hybridnn.cli.data import print_columns
-
-            print_columns(settings)
-        raise
+    with reported_progress():
+        ended = on_ranks(in_process, train_rank)
     if ended is None and launch_rank() in (None, 0):
         print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")
 

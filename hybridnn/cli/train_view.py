@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.checkpoints.reading import Checkpoint
+    from hybridnn.config.settings import Settings
     from hybridnn.training.trained_network import TrainedNetwork
 
 
@@ -53,6 +54,12 @@ class TrainView(RunView):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """Remove the progress bar, after errors too."""
         self._stop_progress()
+
+    def on_refused_table(self, settings: Settings) -> None:
+        """Print the columns on standard error."""
+        from hybridnn.cli.data import print_columns
+
+        print_columns(settings)
 
     def on_header(self, header: RunHeader) -> None:
         """Print the header."""

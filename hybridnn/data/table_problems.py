@@ -52,8 +52,12 @@ class Problem(NamedTuple):
     settings: Mapping[str, str | list[str]] = {}  # keys of [data], or with their section, that solve it
 
 
+class TableError(DataError):
+    """A table has several problems."""
+
+
 def require_no_problem(called: str, problems: Sequence[Problem], hint: str = "") -> None:
-    """Raise one `DataError` of all problems, with the settings that solve them."""
+    """Raise one `DataError` of all problems, or of several a `TableError`, with the settings that solve them."""
     if not problems:
         return
     if len(problems) == 1:
@@ -62,7 +66,7 @@ def require_no_problem(called: str, problems: Sequence[Problem], hint: str = "")
     more = f" and {len(problems) - NAMES_SHOWN:,} more" if len(problems) > NAMES_SHOWN else ""
     advice = options_text(settings_of(problems))
     ways = f"; what may solve them: {advice[:500]}" if advice else ""
-    raise DataError(f"{called}: {len(problems)} problems: {', '.join(shown)}{more}{ways}{hint}")
+    raise TableError(f"{called}: {len(problems)} problems: {', '.join(shown)}{more}{ways}{hint}")
 
 
 def settings_of(problems: Sequence[Problem]) -> dict[str, str | list[str]]:

@@ -16,11 +16,17 @@ from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from hybridnn.checkpoints.reading import Checkpoint
+    from hybridnn.config.settings import Settings
+
+
+def watched(record: EpochRecord, monitor: str) -> float | None:
+    """Accuracy or R² for ``auto``, else a value of `MONITORS`."""
+    return record.metric if monitor == "auto" else record.monitored(monitor)
 
 
 def score(record: EpochRecord, monitor: str) -> float | None:
-    """What is largest in the best epoch: accuracy or R² for ``auto``, else a value of `MONITORS`, or minus it."""
-    value = record.metric if monitor == "auto" else record.monitored(monitor)
+    """What is largest in the best epoch: the value of `watched`, or minus it."""
+    value = watched(record, monitor)
     return value if monitor == "auto" or value is None else MONITORS[monitor] * value
 
 
@@ -163,6 +169,9 @@ class RunSummary:
 
 class RunView(Callback):
     """A callback that shows a run; as a callback it is called on every rank, by its other methods on rank 0 only."""
+
+    def on_refused_table(self, settings: Settings) -> None:
+        """Called before the error of a table that has several problems is raised."""
 
     def on_header(self, header: RunHeader) -> None:
         """Called before the first step."""

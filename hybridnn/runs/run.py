@@ -16,6 +16,8 @@ from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import agree, broadcast_text, name_hosts
 from hybridnn.comm.recorder import Recorder
 from hybridnn.config.settings import ParallelSettings, Settings
+from hybridnn.data import Dataset
+from hybridnn.data.table_problems import TableError
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.runs.callbacks import (
@@ -69,7 +71,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
     """
     options = settings.model_dump() | {"--resume": start, "--force": forced}
     require_same_settings(all_ranks_group(), lambda: describe_value("", options))
-    settings, data, trainer = _prepare(settings)
+    settings, data, trainer = _prepare(settings, view)
     grid = trainer.grid
     most = settings.training.weight_error
     callbacks: list[Callback] = [WeightErrors(trainer, most)] if most else []
@@ -119,7 +121,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
     return summary
 
 
-def _prepare(settings: Settings) -> tuple[Settings, PlacedData, Trainer]:
+def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, Trainer]:
     """Make the process grid, choose the device, load the data and make the trainer; collective.
 
     The settings are returned with the layout and the device as they run.
@@ -129,8 +131,17 @@ def _prepare(settings: Settings) -> tuple[Settings, PlacedData, Trainer]:
     if settings.output.tensorboard:
         agree(grid.world, require_tensorboard)
     device = resolve_device(settings.device, grid)  # before anything that takes long
+
+    def load() -> Dataset:
+        try:
+            return settings.data.load(settings.model.task, settings.training.seed)
+        except TableError:
+            if grid.rank == 0:
+                view.on_refused_table(settings)
+            raise
+
     data = place_data(
-        partial(settings.data.load, settings.model.task, settings.training.seed),
+        load,
         grid,
         generated=settings.data.name == "synthetic",
         distribution=settings.data.distribution,
