@@ -45,15 +45,15 @@ def doubts(frame: DataFrame, columns: Sequence[Column], encoding: TableEncoding,
     of_targets = [column for column in columns if column.name in encoding.targets and column.kind == "number"]
     if names and len(frame):
         values = numbers.to_numpy(np.float64)
-        yield from _compact_dates(names, values)
-        yield from _sentinels(names, values)
-        first = values[:, 0]
-        are_years = first[0] >= YEARS[0] and first[-1] <= YEARS[1]
-        if names[0] == frame.columns[0] and len(first) >= FEW_ROWS and (np.diff(first) == 1).all() and not are_years:
-            yield f"{names[0]} counts the rows; if it only identifies them, leave it out with data.drop_columns"
+        least, most = np.fmin.reduce(values), np.fmax.reduce(values)
+        yield from _compact_dates(names, values, least, most)
+        yield from _sentinels(names, values, least, most)
+        if encoding.columns[0] in names:
+            yield from _row_numbers(encoding.columns[0], values[:, names.index(encoding.columns[0])])
     if not encoding.classes:
         for column in of_targets:
-            yield from _sentinels([column.name], column.values[:, None])
+            values = column.values[:, None]
+            yield from _sentinels([column.name], values, np.fmin.reduce(values), np.fmax.reduce(values))
     coded = [column.name for column in columns if column.name in names and _has_leading_zeros(column)]
     if coded:
         yield (
@@ -63,23 +63,26 @@ def doubts(frame: DataFrame, columns: Sequence[Column], encoding: TableEncoding,
     yield from _labels(encoding, [] if is_stated else of_targets)
 
 
-def _compact_dates(names: Sequence[str], values: Floats) -> Iterator[str]:
+def _row_numbers(name: str, values: Floats) -> Iterator[str]:
+    are_years = values[0] >= YEARS[0] and values[-1] <= YEARS[1]
+    if len(values) >= FEW_ROWS and (np.diff(values) == 1).all() and not are_years:
+        yield f"{name} counts the rows; if it only identifies them, leave it out with data.drop_columns"
+
+
+def _compact_dates(names: Sequence[str], values: Floats, least: Floats, most: Floats) -> Iterator[str]:
     import pandas
 
-    with np.errstate(invalid="ignore"):
-        is_near = np.nanmin(values, axis=0, initial=np.inf) >= COMPACT_DATES[0]
-        is_near &= np.nanmax(values, axis=0, initial=-np.inf) <= COMPACT_DATES[1]
+    is_near = (least >= COMPACT_DATES[0]) & (most <= COMPACT_DATES[1])
     found = []
     for number in np.flatnonzero(is_near).tolist():
         texts = [f"{value:.0f}" for value in values[:, number] if not np.isnan(value)]
-        if texts and pandas.to_datetime(pandas.Series(texts), format="%Y%m%d", errors="coerce").notna().all():
+        if pandas.to_datetime(pandas.Series(texts), format="%Y%m%d", errors="coerce").notna().all():
             found.append(names[number])
     if found:
         yield f"read as numbers, but may be dates: {column_list(found)}; dates are written as 2020-12-31"
 
 
-def _sentinels(names: Sequence[str], values: Floats) -> Iterator[str]:
-    least, most = (find(values, axis=0, initial=start) for find, start in ((np.nanmin, np.inf), (np.nanmax, -np.inf)))
+def _sentinels(names: Sequence[str], values: Floats, least: Floats, most: Floats) -> Iterator[str]:
     for number in np.flatnonzero(np.isin(least, SENTINELS) | np.isin(most, SENTINELS)).tolist():
         column = values[:, number]
         for sentinel in (least[number], most[number]):
