@@ -38,7 +38,7 @@ OTHER_METHODS: Mapping[str, str] = MappingProxyType(
 """What to call in place of methods that other libraries have."""
 
 
-DESCRIBED = frozenset(("model", "optimizer", "schedule"))
+FIXED = frozenset((*OPTIONS, "model", "optimizer", "schedule"))
 MADE = frozenset(("config", "grid", "engine", "layout", "device", "threads"))
 """Attributes that are set once, by the constructor."""
 
@@ -87,7 +87,7 @@ class TrainedNetwork:
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute that does not describe the training: `AttributeError` for those that do."""
-        if name in DESCRIBED or name in OPTIONS or (name in MADE and name in self.__dict__):
+        if name in FIXED or (name in MADE and name in self.__dict__):
             raise AttributeError(f"{name} is fixed; make another {type(self).__name__} for {name}={value!r}")
         super().__setattr__(name, value)
 

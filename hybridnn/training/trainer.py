@@ -160,7 +160,10 @@ class Trainer(TrainedNetwork):
         return f"<Trainer of {self.model!r} with {self.optimizer!r} on {self.grid!r}, step {self.step}>"
 
     def set_learning_rate(self, lr: float) -> None:
-        """Train with another base learning rate from the next call of `fit` on; the state of the optimizer stays."""
+        """Train with another base learning rate from the next call of `fit` on; call it on every rank.
+
+        The state of the optimizer stays. Raises `SettingError` for a rate that is not above 0.
+        """
         optimizer = replace(self.optimizer, lr=lr)  # type: ignore[type-var]  # every optimizer is a dataclass
         self.__dict__["config"] = replace(self.config, optimizer=optimizer)
 
