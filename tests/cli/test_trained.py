@@ -267,7 +267,10 @@ def test_file_that_is_there_is_replaced_only_with_force(run: Run, command: tuple
     [
         ("predict absent x.npz", "Error: absent is not a run folder"),
         ("predict run absent.npz", "Error: absent.npz: no such file"),
-        ("predict run run/config.toml", "'run/config.toml': the name of the file must end in .npz, .csv, .tsv"),
+        (
+            "predict run run/config.toml",
+            "'run/config.toml': the name of the file must end in .npz, .csv, .tsv, .txt or .parquet",
+        ),
         ("predict run wide.csv", "Error: wide.csv: samples of 3 features; the network takes 64"),
         ("predict run x.npz --out p.txt", "Error: --out = 'p.txt': "),
         ("predict run x.npz --out no/p.csv", "Error: --out = 'no/p.csv': "),

@@ -175,6 +175,13 @@ def test_rows_with_missing_values_are_left_out(gaps: pd.DataFrame, people: pd.Da
     assert "; 5 of 200 rows have missing values and are left out" in data.task_reason
 
 
+def test_a_column_that_only_test_samples_have_has_no_mean(gaps: pd.DataFrame) -> None:
+    gaps["age"] = gaps["age"].where(gaps.index == 1)
+    options = TableOptions(categories="one-hot", missing="mean")
+    with pytest.raises(DataError, match="no value in the training samples of age: no mean to fill in"):
+        load_frame(gaps, ["answer"], options=options, training=lambda count: np.array([0, 2]))
+
+
 def test_means_of_the_training_samples_alone_replace_missing_values(gaps: pd.DataFrame) -> None:
     def training(samples: int) -> NDArray[np.int64]:
         return split_indices(samples, 0.3, seed=5)[0]

@@ -38,7 +38,7 @@ def predictions(monkeypatch: pytest.MonkeyPatch) -> list[Prediction]:
     return made
 
 
-@pytest.mark.parametrize("ranks", [1, *(pytest.param(ranks, marks=pytest.mark.sweep) for ranks in (6, 16))])
+@pytest.mark.parametrize("ranks", [1, 6, 16])
 def test_the_fastest_of_all_layouts_are_found(ranks: int, predictions: list[Prediction]) -> None:
     found = plan(WORKLOAD, MIXED, ranks, top=7)
     everything = sorted(
