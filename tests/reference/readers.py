@@ -23,9 +23,9 @@ from hybridnn.config.settings import Settings, load_settings, to_toml
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.data import load_file
 from hybridnn.data.user_file import load_samples
-from hybridnn.diagnostics.stalls.diagnosis import stall_report
-from hybridnn.diagnostics.stalls.files import read_stall
-from hybridnn.diagnostics.stalls.state import JobState
+from hybridnn.diagnostics.diagnosis import stall_report
+from hybridnn.diagnostics.rank_state import JobState
+from hybridnn.diagnostics.stall_files import read_stall
 from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.schedules.instructions import Forward
 from hybridnn.runs.quantities import figures_of

@@ -23,12 +23,10 @@ from weakref import finalize
 
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.comm.recorder import Call, CollectiveProgress, Recorder
-from hybridnn.diagnostics.departure import describe_exit
-from hybridnn.diagnostics.failsafe import end_job
-from hybridnn.diagnostics.stalls.diagnosis import StallRecord, stall_report
-from hybridnn.diagnostics.stalls.files import SharedFolder, StallFiles, create_shared_folder
-from hybridnn.diagnostics.stalls.processes import Process, ProcessWatchdog, processes_of, start_of
-from hybridnn.diagnostics.stalls.state import (
+from hybridnn.diagnostics.diagnosis import StallRecord, stall_report
+from hybridnn.diagnostics.failsafe import describe_exit, end_job
+from hybridnn.diagnostics.processes import Process, ProcessWatchdog, processes_of, start_of
+from hybridnn.diagnostics.rank_state import (
     Activity,
     JobState,
     RankState,
@@ -37,6 +35,7 @@ from hybridnn.diagnostics.stalls.state import (
     new_state,
     observe,
 )
+from hybridnn.diagnostics.stall_files import SharedFolder, StallFiles, create_shared_folder
 from hybridnn.utils.text import format_ranks, parse_ranks
 
 if TYPE_CHECKING:
