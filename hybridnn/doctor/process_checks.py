@@ -1,4 +1,4 @@
-"""Checks that each process makes by itself before MPI starts: software, folders, clock, GPUs, the MPI library."""
+"""Checks that each process makes by itself before MPI starts: software, folders, GPUs, the MPI library."""
 
 from __future__ import annotations
 
@@ -7,35 +7,27 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hybridnn._version import __version__
 from hybridnn.comm.launcher import without_launcher
 from hybridnn.doctor.launch import check_library, check_mpirun, check_slurm, rank_in_job
-from hybridnn.doctor.mpi_calls import Check, load_mpi, run_check
-from hybridnn.doctor.node_checks import LEAST_MAJOR, package_versions
-from hybridnn.doctor.report import Finding, failure, ok, warning
+from hybridnn.doctor.node_checks import LEAST_MAJOR, load_mpi, package_versions
+from hybridnn.doctor.report import Check, Finding, failure, ok, run_check, warning
 from hybridnn.parallel.node_memory import SHARED_MEMORY
 from hybridnn.utils.processes import ChildResult, run_child
-from hybridnn.utils.text import format_bytes, format_seconds
+from hybridnn.utils.text import format_bytes
 
 LEAST_PYTHON = (3, 10)
 LITTLE_DISK = 1 << 30
 LITTLE_SHARED_MEMORY = 256 << 20
 LITTLE_GPU_MEMORY = 0.1  # fraction of a GPU's memory that is free below which another process holds it
-
-COARSE_SECONDS = 1e-5
-CLOCK_READINGS = 2000
-SLEEP_SECONDS = 0.02
-EARLIEST_TIME = 1.7e9  # November 2023 in seconds since 1970: no clock of a running machine is right before
 
 CHILD_SECONDS = 30.0
 GPU_SECONDS = 2 * CHILD_SECONDS
@@ -78,7 +70,6 @@ def check_process(environment: Mapping[str, str], limit: float) -> tuple[list[Fi
     if library is not None and not rank_in_job(environment):
         check("mpirun", partial(check_mpirun, library, environment))
     check("Slurm", lambda: check_slurm(environment))
-    check("clock", check_clock)
     check("shared memory room", check_shared_memory)
     check("working folder", lambda: check_folder(Path.cwd(), OTHER_FOLDER))
     check("cache folder", check_cache)
@@ -133,32 +124,7 @@ def check_blas(pools: list[dict[str, Any]]) -> Finding:
     return ok(f"NumPy multiplies with {', '.join(blas)}")
 
 
-# -- clock and folders -------------------------------------------------------------------------------------------------
-
-
-def check_clock(
-    tick: Callable[[], float] = time.perf_counter,
-    date: Callable[[], float] = time.time,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Finding:
-    """Whether the clocks of this process are monotonic, fine and as fast as a sleep."""
-    readings = [tick() for _ in range(CLOCK_READINGS)]
-    steps = [later - earlier for earlier, later in pairwise(readings)]
-    start = tick()
-    sleep(SLEEP_SECONDS)
-    slept = tick() - start
-    finest = min((step for step in steps if step > 0), default=slept)
-    if min(steps) < 0:
-        return failure("the clock that times steps runs backwards", "times of this machine mean nothing")
-    if slept < 0.5 * SLEEP_SECONDS:
-        asked, took = format_seconds(SLEEP_SECONDS), format_seconds(max(slept, 0.0))
-        what = f"a sleep of {asked} took {took} by the clock that times steps"
-        return failure(what, "times measured here mean nothing: set the system's clock source right")
-    if finest > COARSE_SECONDS:
-        return warning(f"steps of {format_seconds(finest)}", "too coarse to time layers and messages")
-    if date() < EARLIEST_TIME:
-        return warning("the date is wrong", "set it: files and downloads rely on it")
-    return ok("monotonic, resolution better than 10 us")
+# -- folders -----------------------------------------------------------------------------------------------------------
 
 
 def free_bytes(path: Path) -> int:
