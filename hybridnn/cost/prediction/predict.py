@@ -13,16 +13,16 @@ from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.places import replica_groups
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.times import (
+    ScheduleTimes,
     TimeBreakdown,
     compile_layout,
-    makespan,
     mean_over_ranks,
+    run,
     seconds_per_added_minibatch,
 )
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.replica_sharing import slice_bounds
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.clock import ScheduleTimes, run
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.pipeline.schedules.schedule import Channel
 
@@ -87,7 +87,7 @@ class _StepTimes:
 
 def _time_exact(costs: StageCosts) -> _StepTimes:
     times = run(compile_layout(costs.layout, 1), costs)
-    seconds = makespan(times)
+    seconds = times.makespan
     epoch = seconds * costs.workload.steps_per_epoch
     return _StepTimes(seconds, epoch, times.program.schedule.orders, _receiving(times))
 
@@ -111,9 +111,9 @@ def _time_asynchronous(costs: StageCosts) -> _StepTimes:
     per_step = max(busiest, seconds_per_added_minibatch(short, long))
     steps = costs.workload.steps_per_epoch
     if steps <= warm_up:
-        epoch = makespan(run(compile_layout(layout, steps), costs))
+        epoch = run(compile_layout(layout, steps), costs).makespan
     else:
-        epoch = makespan(short) + (steps - warm_up) * per_step
+        epoch = short.makespan + (steps - warm_up) * per_step
     return _StepTimes(per_step, epoch, orders, receiving)
 
 
@@ -128,7 +128,7 @@ def _mean_breakdown(costs: StageCosts, timing: _StepTimes) -> TimeBreakdown:
 
 def _receiving(times: ScheduleTimes) -> tuple[float, ...]:
     minibatches = times.program.schedule.minibatches
-    return tuple(float(seconds) / minibatches for seconds in times.communication)
+    return tuple(seconds / minibatches for seconds in times.communication)
 
 
 def _total(costs: StageCosts, stage: int, instructions: Sequence[Instruction]) -> TimeBreakdown:

@@ -1,4 +1,4 @@
-"""Costs of the instructions of a layout's schedule on a machine, as `hybridnn.pipeline.schedules.clock` needs them."""
+"""Costs of the instructions of a layout's schedule on a machine, as `hybridnn.cost.prediction.times` needs them."""
 
 from __future__ import annotations
 
