@@ -22,9 +22,8 @@ from hybridnn.in_process.communication_errors import (
     DeadlockError,
     describe_deadlock,
 )
-from hybridnn.in_process.records import Moment, Record, message_of
+from hybridnn.in_process.records import Line, Moment, Record, Site, calling_line, describe_line, message_of
 from hybridnn.in_process.scheduler import Scheduler
-from hybridnn.in_process.source_lines import Line, Site, calling_line, describe_line
 from hybridnn.in_process.virtual_clock import VirtualClock
 from hybridnn.utils.text import name_ranks
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.prediction.groups import Collective
+from hybridnn.cost.prediction.groups import Collective, replica_groups
 from hybridnn.cost.prediction.memory import largest_memory
-from hybridnn.cost.prediction.places import replica_groups
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.times import (
     ScheduleTimes,
@@ -56,7 +55,7 @@ class Prediction:
 
 
 def predict(workload: Workload, layout: Layout, machine: Machine) -> Prediction:
-    """Predict the cost of a layout, which must be feasible (see `hybridnn.cost.planning.layouts`)."""
+    """Predict the cost of a layout, which must be feasible (see `hybridnn.cost.layouts`)."""
     costs = StageCosts(workload, layout, machine)
     timing = _time_exact(costs) if layout.exact else _time_asynchronous(costs)
     traffic = traffic_of(costs)
