@@ -12,10 +12,17 @@ from hybridnn.comm.mpi import import_mpi
 from hybridnn.diagnostics.failsafe import end_job
 from hybridnn.doctor import mpi_trials
 from hybridnn.doctor.job_checks import JobFacts, RankFacts, check_job, gather_facts
-from hybridnn.doctor.launch import check_job_size, check_launch, check_thread_level, failed_start, rank_in_job
 from hybridnn.doctor.mpi_trials import MpiTrials
 from hybridnn.doctor.node_checks import check_allocation
-from hybridnn.doctor.process_checks import check_process, thread_pools
+from hybridnn.doctor.process_checks import (
+    check_job_size,
+    check_launch,
+    check_process,
+    check_thread_level,
+    failed_start,
+    rank_in_job,
+    thread_pools,
+)
 from hybridnn.doctor.report import DoctorReport, Finding, failure, merge_reports, run_checks
 from hybridnn.doctor.startup_watchdog import StartupWatchdog
 from hybridnn.utils.text import name_numbers
