@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from hybridnn.pipeline.layout import Layout
 
 
-MOST_MINIBATCHES = 10_000  # more take minutes, and a steady state is reached long before
-
-
 PARTS = ("computing", "communication", "bubble")  # activities that are shown; a simulation counts overhead as computing
 SUPERLINEAR = 1.005  # efficiency that is printed as more than 100 %
 
@@ -61,15 +58,6 @@ def simulate(
     ranks: Annotated[int, count("Ranks of the job; without parallel.batch they fill it.")],
     machine: MachineFile = None,
     overrides: Overrides = None,
-    minibatches: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MOST_MINIBATCHES,
-            help="Minibatches to simulate; by default 1, and 4 for each stage where they overlap.",
-            metavar="N",
-        ),
-    ] = None,
     curve: Annotated[
         ScalingKind | None,
         typer.Option(
@@ -89,17 +77,16 @@ def simulate(
         settings, cluster = load_settings(config, overrides or ()), require_machine(machine)
 
         # Only now, so that a wrong setting is reported without waiting for the rest to load.
-        from hybridnn.cost.simulation import default_minibatches, scaling_curve, simulate_layout
+        from hybridnn.cost.simulation import scaling_curve, simulate_layout
         from hybridnn.drawing.simulation_picture import draw_simulation
         from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
         workload = workload_from_settings(settings)
         layout = layout_from_settings(settings, ranks, workload.model, cluster)
-        count = minibatches or default_minibatches(layout)
         if curve is not None:
             from hybridnn.drawing.cost_plots import draw_scaling
 
-            scaling = scaling_curve(workload, layout, cluster, curve.value, count)
+            scaling = scaling_curve(workload, layout, cluster, curve.value)
             write_result(
                 picture,
                 out,
@@ -108,7 +95,7 @@ def simulate(
                 lambda: draw_scaling(scaling, _layout_text(layout, cluster)),
             )
             return
-        step = simulate_layout(workload, layout, cluster, count)
+        step = simulate_layout(workload, layout, cluster)
         drawing = draw_simulation(step)
         write_result(
             picture,

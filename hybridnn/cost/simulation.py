@@ -63,27 +63,17 @@ class SimulatedStep:
         return mean_over_ranks(self.layout, self.stages)
 
 
-def default_minibatches(layout: Layout) -> int:
-    """Minibatches to simulate: one, or if minibatches overlap, enough to reach the steady state."""
-    return 1 if layout.exact else 4 * len(layout.stages)
-
-
-def simulate_layout(workload: Workload, layout: Layout, machine: Machine, minibatches: int) -> SimulatedStep:
-    """Simulate minibatches of a layout on a machine.
+def simulate_layout(workload: Workload, layout: Layout, machine: Machine) -> SimulatedStep:
+    """Simulate a minibatch of a layout on a machine, or if minibatches overlap, enough to reach the steady state.
 
     More ranks than the machine has share its cores, and batch ranks without samples wait for those that have some, as
     in training.
-
-    Raises
-    ------
-    SettingError
-        If `minibatches` is not a whole number, 1 or more.
     """
     costs = StageCosts(workload, layout, machine)
+    minibatches = 1 if layout.exact else 4 * len(layout.stages)
     times = run(compile_layout(layout, minibatches), costs)
-    if layout.exact or minibatches == 1:
-        per_step = times.makespan / minibatches
-    else:
+    per_step = times.makespan
+    if not layout.exact:
         per_step = seconds_per_added_minibatch(run(compile_layout(layout, minibatches // 2), costs), times)
     return SimulatedStep(workload, layout, times, times.makespan, per_step, _stage_breakdowns(costs, times, per_step))
 
@@ -134,20 +124,19 @@ class ScalingCurve:
     points: tuple[ScalingPoint, ...]
 
 
-def scaling_curve(workload: Workload, layout: Layout, machine: Machine, kind: str, minibatches: int) -> ScalingCurve:
+def scaling_curve(workload: Workload, layout: Layout, machine: Machine, kind: str) -> ScalingCurve:
     """Simulate a layout with 1, 2, 4, ... times the replicas of its smallest form, up to its own.
 
     The minibatch of the workload is that of every point of a strong curve, and of the smallest layout of a weak one.
-    Every point is simulated for `minibatches` minibatches, the reference for one; errors as for `simulate_layout`.
     """
     require_choice("curve", kind, CURVES)
-    serial = simulate_layout(workload, Layout.uniform([(1, 1)], len(workload.model.layers)), machine, 1)
+    serial = simulate_layout(workload, Layout.uniform([(1, 1)], len(workload.model.layers)), machine)
     points = [_point(serial, serial)]
     for replicas, wide in _replicated(layout):
         batch_size = workload.batch_size * (replicas if kind == "weak" else 1)
         if wide.ranks > 1:
             grown = replace(workload, batch_size=batch_size)
-            points.append(_point(simulate_layout(grown, wide, machine, minibatches), serial))
+            points.append(_point(simulate_layout(grown, wide, machine), serial))
     return ScalingCurve(kind, tuple(points))
 
 

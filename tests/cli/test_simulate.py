@@ -44,9 +44,9 @@ def facts(simulate: Run, *arguments: str) -> dict[str, Any]:
 
 
 def test_text_and_json(simulate: Run) -> None:
-    value = facts(simulate, "--ranks", "8", "--minibatches", "3")
-    assert (value["ranks"], value["minibatches"], value["microbatches"]) == (8, 3, 4)
-    assert value["seconds"] == pytest.approx(3 * value["seconds_per_step"])
+    value = facts(simulate, "--ranks", "8")
+    assert (value["ranks"], value["minibatches"], value["microbatches"]) == (8, 1, 4)
+    assert value["seconds"] == pytest.approx(value["seconds_per_step"])
     for parts in (value["mean_of_ranks"], *value["stages"]):
         names = ("computing", "communication", "bubble")
         total = sum(parts[f"{name}_seconds_per_step"] for name in names)
@@ -125,8 +125,6 @@ def test_costs_of_more_busy_ranks_than_there_are_have_a_warning(
     [
         (["--ranks", "7"], "does not fit 7 ranks"),
         (["--curve", "steep"], "'steep' is not one of 'strong', 'weak'"),
-        (["--minibatches", "0"], "minibatches"),
-        (["--minibatches", "1000000000"], "minibatches"),
         (["--machine", "nowhere.toml"], "nowhere.toml"),
     ],
 )

@@ -15,7 +15,6 @@ from hybridnn.cost.simulation import (
     ScalingCurve,
     ScalingPoint,
     SimulatedStep,
-    default_minibatches,
     scaling_curve,
     simulate_layout,
 )
@@ -42,10 +41,9 @@ PASS = 16 * 16 * 1e-6
 def simulated(
     layout: Layout,
     machine: Machine,
-    minibatches: int = 0,
     workload: Workload = WORKLOAD,
 ) -> SimulatedStep:
-    return simulate_layout(workload, layout, machine, minibatches or default_minibatches(layout))
+    return simulate_layout(workload, layout, machine)
 
 
 @pytest.mark.parametrize("layers", [(2, 2, 2, 2), (3, 2, 2, 1), (1, 5, 1, 1), (2, 1, 1, 4)])
@@ -100,10 +98,8 @@ def test_parts_add_up_to_the_step() -> None:
 
 def test_refused_simulations() -> None:
     layout = Layout(((4, 1),) * 2, (4, 4), method="1f1b", microbatches=8)
-    with pytest.raises(SettingError, match="minibatches = 0"):
-        simulate_layout(WORKLOAD, layout, plain_machine(), 0)
     with pytest.raises(SettingError, match="curve = 'wide'"):
-        scaling_curve(WORKLOAD, layout, plain_machine(), "wide", 1)
+        scaling_curve(WORKLOAD, layout, plain_machine(), "wide")
 
 
 def test_more_ranks_than_the_machine_has_take_turns() -> None:
@@ -149,7 +145,7 @@ def test_a_prediction_and_a_simulation_agree(method: str) -> None:
 
 @pytest.mark.parametrize("kind", ["strong", "weak"])
 def test_scaling_is_ideal_without_communication(kind: str) -> None:
-    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(), kind, 1)
+    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(), kind)
     assert [point.ranks for point in curve.points] == [1, 2, 4, 8, 16]
     assert [point.batch_size for point in curve.points] == [
         64 * (point.ranks if kind == "weak" else 1) for point in curve.points
@@ -162,7 +158,7 @@ def test_scaling_is_ideal_without_communication(kind: str) -> None:
 
 def test_scaling_with_latency() -> None:
     """Strong: the reduction takes ever more of a shrinking step; lg P messages of alpha at the least."""
-    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(alpha=1e-3), "strong", 1)
+    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(alpha=1e-3), "strong")
     alone = 64 * 16 * 16 * 1e-6 * 23
     for lg, point in enumerate(curve.points):
         step = alone / 2**lg + lg * 1e-3
@@ -174,7 +170,7 @@ def test_scaling_with_latency() -> None:
 def test_scaling_of_a_pipeline() -> None:
     """The smallest layout is one replica of the pipeline; four replicas in sixes are 6, 12, 24 and 24 ranks."""
     layout = Layout(((6, 1),) * 4, (2, 2, 2, 2), method="gpipe", microbatches=8)
-    curve = scaling_curve(WORKLOAD, layout, plain_machine(), "weak", 1)
+    curve = scaling_curve(WORKLOAD, layout, plain_machine(), "weak")
     assert [point.ranks for point in curve.points] == [1, 4, 8, 16, 24]
     assert [point.batch_size for point in curve.points] == [64, 64, 128, 256, 384]
     for point in curve.points[1:]:
@@ -184,7 +180,7 @@ def test_scaling_of_a_pipeline() -> None:
 
 
 def test_ranks_beyond_the_samples_gain_nothing() -> None:
-    curve = scaling_curve(WORKLOAD, Layout(((128, 1),), (8,)), plain_machine(), "strong", 1)
+    curve = scaling_curve(WORKLOAD, Layout(((128, 1),), (8,)), plain_machine(), "strong")
     assert [point.ranks for point in curve.points[-2:]] == [64, 128]
     assert [point.speed_up for point in curve.points[-2:]] == pytest.approx([64, 64])
 
@@ -196,7 +192,7 @@ def test_efficiency_above_1_is_an_effect_of_the_cache() -> None:
     digits = Workload(MLP([64, 512, 512, 512, 10]), 1438, 128)
     layout = Layout(((2, 1),), (4,), shared_replicas=True)
     usual, cached = (
-        scaling_curve(digits, layout, machine, "strong", 1).points[-1].efficiency
+        scaling_curve(digits, layout, machine, "strong").points[-1].efficiency
         for machine in (cluster, cluster.model_copy(update={"compute": tuple(endless)}))
     )
     assert cached < 1 < usual
@@ -221,7 +217,7 @@ def test_plot_of_a_curve() -> None:
 def shallow(layout: Layout, alpha: float = 0.0) -> SimulatedStep:
     """A minibatch through a network that has the layers of the layout."""
     workload = replace(WORKLOAD, model=MLP([16] * (sum(layout.layers) + 1)))
-    return simulated(layout, plain_machine(alpha=alpha), 1, workload)
+    return simulated(layout, plain_machine(alpha=alpha), workload)
 
 
 def test_boxes_in_milliseconds() -> None:

@@ -111,10 +111,6 @@ def machine_toml(folder: Path) -> Path:
     return folder / "machine.toml"
 
 
-def machine_json(folder: Path) -> Path:
-    return content("machine.json", read_machine("cluster-1024").model_dump_json(exclude_none=True))(folder)
-
-
 ALL = (0, 1)
 COUNTS = ("step", "epoch", "train_loss", "learning_rate", "samples_per_second", "compute_seconds")
 STEP = {"kind": "step", **dict.fromkeys((*COUNTS, "communication_seconds", "bytes_sent"), 1)}
@@ -203,7 +199,6 @@ FUNCTIONS = {
     "study": Reader(content("s.toml", next(iter(ready_studies().values())).read_bytes()), load_study, "toml", (), READ),
     "study.json": Reader(study_manifest, use_study_manifest, "json", takes_name=False),
     "machine.toml": Reader(machine_toml, read_machine, "toml", (), READ),
-    "machine.json": Reader(machine_json, read_machine, "json", (), READ),
     "history": Reader(history, use_history, "lines", takes_name=False),
     "config of a run": Reader(
         lambda folder: write_run(folder) / "config.toml", lambda path: read_run(path.parent), "toml", takes_name=False
@@ -252,7 +247,6 @@ COMMANDS = {
     "train, machine": command("machine.toml", *QUICK, accepts=("nothing",)),
     "plan, settings": command("s.toml", "plan", "s.toml", "--machine", "cluster-1024"),
     "plan, machine": command("m.toml", "plan", "--machine", "m.toml"),
-    "plan, machine in JSON": command("m.json", "plan", "--machine", "m.json"),
     "study run": command("study.toml", "study", "run", "study.toml"),
     "study report": command("study.json", "study", "report", "."),
     "trace file": command("trace.json", "trace", "trace.json"),

@@ -10,7 +10,7 @@ from zlib import crc32
 from hybridnn._version import __version__
 from hybridnn.cost.machine import Machine, NetworkLink, Segment
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.cost.simulation import default_minibatches, simulate_layout
+from hybridnn.cost.simulation import simulate_layout
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from hybridnn.study.cells import Cell
 
@@ -45,8 +45,7 @@ def simulated_row(cell: Cell, name: str, seed: int) -> dict[str, Any]:
     placed = machine.placed(cell.ranks, nodes)
     workload = workload_from_settings(cell.settings)
     layout = layout_from_settings(cell.settings, cell.ranks, workload.model, placed)
-    count = default_minibatches(layout)
-    step, noise = simulate_layout(workload, layout, placed, count), Random(seed).lognormvariate(0.0, NOISE)
+    step, noise = simulate_layout(workload, layout, placed), Random(seed).lognormvariate(0.0, NOISE)
     return {
         "id": cell.id,
         "outcome": "finished",
