@@ -155,7 +155,9 @@ def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
             assert grid.recorder.current_call is None
 
         trainer.fit(*data(case), epochs=2, callbacks=[Calling(on_step=at_step)])
-        told.append([(recorder.totals - before).bytes_sent, (recorder.totals - before).messages, *figures])
+        told.append(
+            [recorder.totals.bytes_sent - before.bytes_sent, recorder.totals.messages - before.messages, *figures]
+        )
         assert grid.batch_group._channel.entered > entered + 8
         summed = [event for event in recorder.events if (event.name, event.axis) == ("allreduce", "batch")]
         named = [(event.about, event.stop) for event in summed if event.about is not None]
