@@ -29,7 +29,7 @@ from hybridnn.nn.kernels import NUMPY, Array, Kernels, add_scaled
 from hybridnn.nn.optimizers import SGD, Optimizer, OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
 from hybridnn.parallel.dense import WeightGradientArrays
-from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
+from hybridnn.parallel.node_memory import NodeMemory
 from hybridnn.parallel.replica_sharing import NodeReplica, slice_bounds
 from hybridnn.parallel.workspace import MicrobatchBuffers, Workspace
 
@@ -92,7 +92,7 @@ class FusedUpdateReplica(NodeReplica):
 
     def __init__(
         self,
-        memory: NodeMemory | PrivateMemory,
+        memory: NodeMemory,
         batch: Group,
         layout: ParameterLayout,
         dtype: DTypeLike,
