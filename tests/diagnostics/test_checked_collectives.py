@@ -38,9 +38,7 @@ CALLS: dict[str, Call] = {
     "gather of {sum} bytes float64 with root 0": (
         lambda g: g.gather_rows(of(1), of(g.size) if g.rank == 0 else None, [1] * g.size)
     ),
-    "non-blocking scatter of {sum} bytes float64 with root 0": (
-        lambda g: g.iscatter_rows(None, of(1), [1] * g.size).wait()
-    ),
+    "non-blocking scatter of {sum} bytes float64 with root 0": (lambda g: g.scatter_rows(None, of(1), [1] * g.size)),
 }
 """Calls by their description."""
 
