@@ -83,7 +83,7 @@ def share_replicas(grid: ProcessGrid) -> Sharing | None:
 
 
 def _replica_memory(grid: ProcessGrid) -> NodeMemory:
-    """Memory of the ranks of this node that are in this batch group and have the same weights; collective over the node."""
+    """Memory of the ranks that share a node and a batch group, and so the weights; collective over the node."""
     node = grid.node_group
     comm = grid.node_comm.Split(grid.batch_group.members[0], node.rank)
     members = [node.members[number] for number in ranks_within(comm, grid.node_comm)]
