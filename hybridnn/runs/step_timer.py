@@ -17,7 +17,7 @@ from hybridnn.training.data_split import make_split
 from hybridnn.training.device import TrainingDevice
 from hybridnn.training.engine import Engine
 from hybridnn.training.epoch import train_epochs
-from hybridnn.training.progress import Progress
+from hybridnn.training.records import Progress
 
 RATE = 1e-9  # learning rate, so small that the training does not diverge
 ROUNDS, STEPS = 3, 6  # number of timed rounds, of which the median is taken, and steps per round

@@ -18,8 +18,7 @@ from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGradient, Recompute, Update, WeightGradient
 from hybridnn.training.data_split import DataSplit
 from hybridnn.training.engine import Engine
-from hybridnn.training.progress import Progress, StepPosition
-from hybridnn.training.records import EvaluationRecord, MeasuredStep, Speed, StepRecord
+from hybridnn.training.records import EvaluationRecord, MeasuredStep, Progress, Speed, StepPosition, StepRecord
 
 KINDS = (*(kind.name for kind in (Forward, Recompute, Backward, InputGradient, WeightGradient, Update)), "loss", "step")
 """Kinds of computation in the recorder, in the same order on all ranks."""

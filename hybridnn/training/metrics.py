@@ -13,7 +13,7 @@ from hybridnn.comm.group import Group
 from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
-from hybridnn.training.progress import Progress
+from hybridnn.training.records import Progress
 
 
 def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:

@@ -9,8 +9,8 @@ from shutil import get_terminal_size
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.training.callbacks import Callback
 from hybridnn.training.records import losses_text
+from hybridnn.training.trained_network import Callback
 
 if TYPE_CHECKING:
     from hybridnn.training.records import EpochRecord

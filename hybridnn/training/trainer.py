@@ -15,13 +15,12 @@ import numpy as np
 
 from hybridnn.comm.mpi import is_in_process, require_communicator
 from hybridnn.comm.threads import limit_blas_threads
-from hybridnn.errors import SettingError
+from hybridnn.errors import SettingError, warn_caller
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer, find_optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
-from hybridnn.training.callbacks import Callback
 from hybridnn.training.config import OPTIONS, DeviceOptions, TrainConfig
 from hybridnn.training.data_split import (
     DataSplit,
@@ -35,10 +34,8 @@ from hybridnn.training.data_split import (
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.epoch import EpochResult, Event, train_epochs
 from hybridnn.training.layout_choice import choose_layout
-from hybridnn.training.progress import Progress, StepPosition
-from hybridnn.training.records import EpochRecord, EvaluationRecord, History, StepRecord
-from hybridnn.training.trained_network import TrainedNetwork
-from hybridnn.utils.caller_warnings import warn_caller
+from hybridnn.training.records import EpochRecord, EvaluationRecord, History, Progress, StepPosition, StepRecord
+from hybridnn.training.trained_network import Callback, TrainedNetwork
 from hybridnn.utils.checks import require_fields, require_whole, with_advice
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Callbacks: all that follows a training, with the names of Keras; and early stopping."""
+"""Early stopping, by the best epoch so far."""
 
 from __future__ import annotations
 
@@ -9,48 +9,12 @@ from typing import TYPE_CHECKING
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import HostArray
 from hybridnn.training.records import MONITORS
+from hybridnn.training.trained_network import Callback
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:
-    from hybridnn.training.progress import StepPosition
-    from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
+    from hybridnn.training.records import EpochRecord
     from hybridnn.training.trained_network import TrainedNetwork
-
-
-class Callback:
-    """Base class of callbacks for `Trainer.fit`, whose methods do nothing.
-
-    Every rank calls them, in the order of the list, so they may call collective methods of the trainer. The records are
-    equal on all ranks, but for the times of the rank. ``trainer.stop_training = True`` ends the training after the
-    epoch, on all ranks if one of them sets it. With `drain_every` they are called when the pipeline has drained, for
-    one epoch after the other, and the value after the last of these epochs counts.
-    """
-
-    def on_train_begin(self, trainer: TrainedNetwork) -> None:
-        """Called before the first epoch of `fit`."""
-
-    def on_epoch_begin(self, trainer: TrainedNetwork, epoch: int) -> None:
-        """Called before an epoch, counted from 1; an incomplete epoch begins again."""
-
-    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
-        """Called with every logged step (`log_every`); with an asynchronous method, after the drain."""
-
-    def on_evaluation(self, trainer: TrainedNetwork, record: EvaluationRecord) -> None:
-        """Called after an evaluation between two steps (`evaluate_every_steps`)."""
-
-    def between_steps(self, trainer: TrainedNetwork, reached: StepPosition) -> bool:
-        """Called when the pipeline is empty: between two steps, and after an epoch with its record written.
-
-        With an asynchronous method it is called after a drain only. It may write a checkpoint. If it returns True,
-        which it does on every rank or on none, `fit` returns.
-        """
-        return False
-
-    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
-        """Called after an epoch and its evaluation."""
-
-    def on_train_end(self, trainer: TrainedNetwork) -> None:
-        """Called after the last epoch of `fit`."""
 
 
 class EarlyStopping(Callback):
