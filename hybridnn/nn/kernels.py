@@ -260,6 +260,20 @@ class Kernels:
         np.log(sums, out=sums)
         loss[0] = np.add.reduce(sums) - np.add.reduce(label_logits)
 
+    def weighted_cross_entropy(
+        self, logits: Array, labels: Array, columns: Array, weights: Array, scale: float, gradient: Array, loss: Array
+    ) -> None:
+        """As `cross_entropy`, with each sample's loss times the weight of its class, shape (classes,); not on a GPU."""
+        loss[0] = 0
+        if logits.shape[1]:
+            np.subtract(logits, logits.max(axis=0), out=gradient)
+            label_logits = gradient[labels, columns]
+            np.exp(gradient, out=gradient)
+            sums, of_samples = gradient.sum(axis=0), weights[labels]
+            np.multiply(gradient, of_samples * scale / sums, out=gradient)
+            gradient[labels, columns] -= of_samples * scale
+            loss[0] = np.sum(of_samples * (np.log(sums) - label_logits))
+
     def count_correct(self, logits: Array, labels: Array, correct: Array) -> None:
         """Count samples whose largest logit is that of the label; asynchronous on a device.
 

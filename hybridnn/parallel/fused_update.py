@@ -149,7 +149,6 @@ class FusedUpdateReplica(NodeReplica):
     ) -> None:
         """Update this rank's rows in place, and return when all rows are updated."""
         update = optimizer.linear_update(weights, state, rate)
-        assert update is not None, "the optimizer reads gradients more than once"
         assert out is None, "there is only one version of the weights"
         target = self._views(update.target)
         self._add_products(self._owned, target, update.factor, update.keep)

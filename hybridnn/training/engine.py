@@ -17,7 +17,7 @@ from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.blocks import block_slice
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels
-from hybridnn.nn.losses import loss_gradient, resolve_loss
+from hybridnn.nn.mlp import resolve_loss
 from hybridnn.parallel.distribution import make_fetch
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
@@ -281,13 +281,22 @@ class Engine:
         return Executors(self._grid, self.layout, self._loss, make_runtimes)
 
     def _loss(self, task: str, *, weighted: bool = True) -> Callable[[StageArrays, int, HostArray], None]:
-        """The function that computes a microbatch's loss and output gradient."""
-        kernels, name = self._kernels, resolve_loss(self.config.model, task)
+        """The function that computes the sum of the losses of a microbatch, and the gradient of the mean loss.
+
+        The mean is that over the minibatch of all ranks: sums travel, and are divided once by its number of samples, so
+        that the gradient does not depend on the distribution of the samples.
+        """
+        kernels, classifies = self._kernels, resolve_loss(self.config.model, task) == "cross_entropy"
 
         def loss(arrays: StageArrays, size: int, total: HostArray) -> None:
-            outputs, targets, gradient = arrays.outputs, arrays.targets, arrays.output_gradient
-            weights = self.class_weights if weighted else None
-            loss_gradient(kernels, name, outputs, targets, arrays.columns, size, gradient, total, weights)
+            outputs, targets, gradient, scale = arrays.outputs, arrays.targets, arrays.output_gradient, 1.0 / size
+            if weighted and self.class_weights is not None:
+                columns, weights = arrays.columns, self.class_weights
+                kernels.weighted_cross_entropy(outputs, targets, columns, weights, scale, gradient, total)
+            elif classifies:
+                kernels.cross_entropy(outputs, targets, arrays.columns, scale, gradient, total)
+            else:
+                kernels.mean_squared_error(outputs, targets.T, scale, gradient, total)
 
         return loss
 

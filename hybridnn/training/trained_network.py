@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybridnn.comm.agreement import agree
 from hybridnn.nn.kernels import HostArray
-from hybridnn.nn.losses import resolve_loss
-from hybridnn.nn.mlp import MLP
+from hybridnn.nn.mlp import MLP, resolve_loss
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid

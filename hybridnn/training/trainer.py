@@ -120,7 +120,6 @@ class Trainer(TrainedNetwork):
     ) -> None:
         rule = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
         config = TrainConfig(model, SGD() if rule is None else rule, **options)
-        config.require_kinds()
         require_fields("output", config, ("stall_seconds",))
         grid = grid if grid is not None else ProcessGrid()
         if not isinstance(grid, ProcessGrid):

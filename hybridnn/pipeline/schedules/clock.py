@@ -5,22 +5,17 @@ Times are numbers, or arrays with one element per replica of the pipeline or per
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, CompiledSchedule
+from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, CompiledSchedule, Meet
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.pipeline.schedules.schedule import Message
 
 Seconds = float | NDArray[np.float64]  # a time, or one per replica or candidate
-
-Meet = Callable[[int, Instruction, NDArray[np.float64]], NDArray[np.float64]]
-"""From (stage, computation, times at which the replicas could start it) to the times at which they start it."""
 
 
 class InstructionCosts(Protocol):
@@ -119,28 +114,11 @@ def run(program: CompiledSchedule, costs: InstructionCosts, meet: Meet | None = 
     barrier: Any = costs.barrier_seconds() if BARRIER in program.order else 0.0
     exposed = 1.0 - costs.hidden
     shape = np.broadcast_shapes(*{getattr(seconds, "shape", ()) for seconds in (*durations, *transfers, barrier)})
-    if not shape:
-        times = program.times(durations, transfers, barrier, exposed, links if any(links) else None)
-        return ScheduleTimes(program, np.array(times.starts), np.array(times.ends), exposed * np.array(transfers))
-    rows = np.array([np.broadcast_to(transfer, shape) for transfer in transfers])
-    starts = np.zeros((len(durations), *shape))
-    ends = np.zeros((len(durations), *shape))
-    clocks = np.zeros((program.schedule.stages, *shape))
-    free: defaultdict[tuple[int, int], Any] = defaultdict(float)
-    # As `CompiledSchedule.times`, with arrays in place of numbers.
-    for index in program.order:
-        if index == BARRIER:
-            clocks[:] = clocks.max(axis=0 if meet is None else None) + barrier
-            continue
-        stage, need, start = program.stages[index], program.needs[index], starts[index]
-        start[...] = clocks[stage]
-        if need >= 0:
-            start += exposed * transfers[index]
-            link = program.stages[need], stage
-            sent = np.maximum(ends[need], free[link])
-            free[link] = sent + links[index]
-            np.maximum(start, sent + transfers[index], out=start)
-        if meet is not None:
-            start[...] = meet(stage, program.computations[index], start)
-        clocks[stage] = ends[index] = start + durations[index]
-    return ScheduleTimes(program, starts, ends, exposed * rows)
+    occupied = links if any(links) else None
+    if shape:
+        more: dict[str, Any] = {"zero": np.zeros(shape), "later": np.maximum, "meet": meet}
+        times = program.times(durations, transfers, barrier, exposed, occupied, **more)
+    else:
+        times = program.times(durations, transfers, barrier, exposed, occupied)
+    receiving = exposed * np.array([np.broadcast_to(transfer, shape) for transfer in transfers])
+    return ScheduleTimes(program, np.array(times.starts), np.array(times.ends), receiving)
