@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import repeat
 from time import perf_counter
 
 import numpy as np
@@ -79,9 +80,9 @@ class StepClock:
     def _now(self) -> Measurement:
         """Seconds, those in communication and in waiting, those of each of `KINDS`, bytes sent, and samples."""
         totals, computing = self._grid.recorder.totals, self._grid.recorder.computing_seconds
-        spent = [computing.get(kind, 0.0) for kind in KINDS]
-        communication, waiting = totals.communication_seconds, totals.waiting_seconds
-        return np.array([perf_counter(), communication, waiting, *spent, totals.bytes_sent, self.samples])
+        communication, waiting, sent, _ = totals
+        spent = map(computing.get, KINDS, repeat(0.0))
+        return np.array([perf_counter(), communication, waiting, *spent, sent, self.samples])
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ class _Run:
         """
         losses, before, last = self._losses, self._before, self._minibatches[-1].number + 1
         ends = {epoch[-1].number + 1 for epoch in self._epochs[:-1]}
+        examined = ends.union(self._evaluated(self._minibatches[0].number + 1, last))
         for done, minibatch in enumerate(self._engine.train(split, self._minibatches, losses), 1):
             step = minibatch.number + 1
             self._clock.samples += minibatch.size
@@ -181,7 +183,7 @@ class _Run:
                     self._emit(self._record(minibatch, losses.means[-1], before.epoch))
             if step in ends:
                 self._clock.mark(EPOCH)
-            if self._is_evaluated(step) or step in ends:
+            if step in examined:
                 with self._clock.paused():
                     if self._exact:
                         self._emit(self._evaluation(step, before.epoch))
@@ -215,7 +217,7 @@ class _Run:
                 raise self._diverged
             progress = self._losses.progress(progress, len(epoch))
             if not self._exact:
-                for step in filter(self._is_evaluated, range(first + 1, end + 1)):
+                for step in self._evaluated(first + 1, end):
                     self._emit(self._evaluation(step, progress.epoch))
             times = self._clock.read(EPOCH), replace(measured, epoch=progress.epoch)
             with self._engine.other_weights(self._copies.get(end)):
@@ -226,8 +228,10 @@ class _Run:
     def _record(self, minibatch: Minibatch, loss: float, epoch: int) -> StepRecord:
         return StepRecord(minibatch.number + 1, epoch, loss, minibatch.rate, **asdict(self._clock.read(RECORD)))
 
-    def _is_evaluated(self, step: int) -> bool:
-        return self._evaluate_every > 0 and step % self._evaluate_every == 0
+    def _evaluated(self, first: int, last: int) -> range:
+        """The steps from `first` to `last` that are evaluated."""
+        every = self._evaluate_every
+        return range(-(-first // every) * every, last + 1, every) if every else range(0)
 
     def _evaluation(self, step: int, epoch: int) -> EvaluationRecord:
         assert self._test is not None
