@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from hybridnn.nn.mlp import MLP
     from hybridnn.nn.optimizers import SGD, Adam, AdamW, RMSprop
     from hybridnn.parallel.grid import ProcessGrid
+    from hybridnn.training.callbacks import EarlyStopping, ProgressBar
     from hybridnn.training.config import DeviceOptions, TrainConfig
-    from hybridnn.training.early_stopping import EarlyStopping
-    from hybridnn.training.progress_bar import ProgressBar
     from hybridnn.training.trained_network import Callback
     from hybridnn.training.trainer import Trainer
 
@@ -62,10 +61,10 @@ _MODULES = {
     "WarmupLinear": "nn.learning_rates",
     "Callback": "training.trained_network",
     "DeviceOptions": "training.config",
-    "EarlyStopping": "training.early_stopping",
+    "EarlyStopping": "training.callbacks",
     "HybridnnError": "errors",
     "ProcessGrid": "parallel.grid",
-    "ProgressBar": "training.progress_bar",
+    "ProgressBar": "training.callbacks",
     "TrainConfig": "training.config",
     "Trainer": "training.trainer",
     "schedule": "drawing.timelines",

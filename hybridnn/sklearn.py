@@ -23,7 +23,7 @@ from hybridnn.in_process import run_ranks
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer, RMSprop
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
-from hybridnn.training.early_stopping import EarlyStopping
+from hybridnn.training.callbacks import EarlyStopping
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.checks import require_choice, require_number, require_whole, with_advice
 

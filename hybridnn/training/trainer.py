@@ -214,7 +214,7 @@ class Trainer(TrainedNetwork):
         require_whole("training.epochs", epochs, 1)
         asks = progress is None and "IPython" in sys.modules and self.grid.size == 1 and not is_in_process()
         if progress or asks:
-            from hybridnn.training.progress_bar import ProgressBar, in_notebook
+            from hybridnn.training.callbacks import ProgressBar, in_notebook
 
             callbacks = [*callbacks, ProgressBar(epochs)] if progress or in_notebook() else callbacks
         train, test = self._splits(x, y, validation)

@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import NonFiniteLossError
-from hybridnn.training.early_stopping import EarlyStopping
+from hybridnn.training.callbacks import EarlyStopping
 from hybridnn.training.records import EpochRecord, StepPosition, StepRecord
 from hybridnn.training.trained_network import Callback, TrainedNetwork
 from reference.callbacks import Calling
