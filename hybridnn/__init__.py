@@ -74,7 +74,7 @@ _MODULES = {
 def _leave() -> None:
     """Send how this rank exits to the ranks that wait for it, where MPI was loaded."""
     if "mpi4py.MPI" in sys.modules:
-        import_module("hybridnn.diagnostics.departure").send_departure()
+        import_module("hybridnn.diagnostics.failsafe").send_departure()
 
 
 atexit.register(_leave)

@@ -1,6 +1,6 @@
-"""Errors that a user can cause, which the command line prints as one line and exits with code 2; and warnings.
+"""Errors that a user can cause, and warnings; the command line prints an error as one line and exits with code 2.
 
-Any other exception is a defect of the program or of the machine, and keeps its traceback.
+An exception of another kind is a defect of the program or of the machine, and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -130,6 +130,8 @@ class StoppedBySignal(HybridnnError):  # noqa: N818 - not an error
         if interrupted:
             self.exit_code = INTERRUPTED
 
+
+# -- warnings ----------------------------------------------------------------------------------------------------------
 
 SKIPPED = ("hybridnn", "sklearn", "joblib")  # packages of the callers that are passed over
 

@@ -1,4 +1,4 @@
-"""Plots of cost models: scaling curves, fits of a calibration, and predicted beside measured times of runs."""
+"""Plots of cost models: scaling curves, and predicted beside measured times of runs."""
 
 from __future__ import annotations
 
@@ -25,21 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hybridnn.cost.calibration.fit import FittedOperation
     from hybridnn.cost.simulation import ScalingCurve
     from hybridnn.runs.run_files import RunRecord
 
 SPEED_UP_COLOR = COLORS[0]
 SHARE_COLORS = {"computing": COLORS[0], "communication": COLORS[1], "bubble": COLORS[3]}
-GROUP_COLORS = *COLORS[:-1], MUTED
-TITLES = {
-    "send": "message, one way",
-    "iallreduce": "all-reduce without blocking",
-    "allreduce": "all-reduce",
-    "allgather": "all-gather",
-    "broadcast": "broadcast",
-}
-LINE_POINTS = 200
 LINE_CHARACTERS = 48  # of a line of the title
 PERCENT = "{x:.0%}"
 PANEL = 1.9  # inches, height of a panel
@@ -96,66 +86,6 @@ def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PERCENT)
     tidy(axes, grid=False)
-
-
-# -- fits of a calibration -------------------------------------------------------------------------------------------
-
-
-def draw_fits(fits: Sequence[FittedOperation]) -> Figure:
-    """Draw one panel for each operation, time against size on logarithmic axes.
-
-    Fitted samples are filled circles, held-out ones are hollow; lines are the fits, one colour for each group of ranks,
-    dashed if it spans nodes. Barriers, which have no size, are left out.
-    """
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import EngFormatter, LogLocator
-
-    operations = list(dict.fromkeys(fit.operation for fit in fits if fit.operation != "barrier"))
-    groups = list(dict.fromkeys((fit.cost.ranks, fit.cost.spans_nodes) for fit in fits))
-    figure, panels = column_figure(*[PANEL] * len(operations))
-    for axes, operation in zip(panels, operations, strict=True):
-        for fit in fits:
-            if fit.operation == operation:
-                number = groups.index((fit.cost.ranks, fit.cost.spans_nodes))
-                _draw_fit(axes, fit, GROUP_COLORS[number % len(GROUP_COLORS)])
-        axes.set_title(TITLES.get(operation, operation))
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.xaxis.set_major_locator(LogLocator(numticks=6))
-        axes.xaxis.set_major_formatter(EngFormatter("B"))
-        axes.yaxis.set_major_formatter(EngFormatter("s"))
-        axes.set_xlabel("size")
-        axes.set_ylabel("time")
-        tidy(axes)
-    lines = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    for label, held_out in (("sizes of the fit", False), ("held-out sizes", True)):
-        lines[label] = Line2D([], [], color=MUTED, **_sample_style(MUTED, held_out))
-    legend_above(figure, lines.values(), list(lines))
-    return figure
-
-
-def _sample_style(color: str, held_out: bool) -> dict[str, Any]:
-    face = "none" if held_out else color
-    return {"marker": "o", "linestyle": "none", "markersize": 3, "alpha": 0.8, "markerfacecolor": face}
-
-
-def _draw_fit(axes: Axes, fit: FittedOperation, color: str) -> None:
-    for held_out in (False, True):
-        points = [(sample.nbytes, sample.seconds) for sample in fit.samples if sample.held_out == held_out]
-        if points:
-            axes.plot(*zip(*points, strict=True), color=color, **_sample_style(color, held_out))
-    sizes = [sample.nbytes for sample in fit.samples]
-    # One line per segment, because a fit may step between two; a size on the border belongs to the first of them.
-    ends = [segment.up_to_bytes or max(sizes) for segment in fit.cost.segments]
-    starts = [min(sizes), *(end + 1 for end in ends[:-1])]
-    group = f"{fit.cost.ranks} ranks{', several nodes' if fit.cost.spans_nodes else ''}"
-    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        end = max(end, start)
-        xs = np.unique(np.geomspace(start, end, LINE_POINTS).astype(np.int64))
-        xs = xs[(xs >= start) & (xs <= end)]
-        style = "--" if fit.cost.spans_nodes else "-"
-        seconds = [fit.seconds(int(x)) for x in xs]
-        axes.plot(xs, seconds, style, color=color, linewidth=1.2, label=group if number == 0 else None)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-import numpy as np
-
 from hybridnn.cost.simulation import SimulatedStep
 from hybridnn.drawing.drawing import Box, Drawing, Row, draw_timeline
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
@@ -24,22 +22,21 @@ KINDS = {ReduceGradients: "reduce", Update: "update"}
 def draw_simulation(step: SimulatedStep, most_rows: int = MOST_ROWS, most_boxes: int = MOST_BOXES) -> Drawing:
     """Draw a row per stage, on a time axis in milliseconds.
 
-    If ranks differ, the replica of the pipeline that waits least is drawn: the others wait for it. The title states
-    what is left out beyond `most_rows` stages and `most_boxes` computations.
+    The title states what is left out beyond `most_rows` stages and `most_boxes` computations.
     """
-    schedule, lane = step.times.program.schedule, _busiest_lane(step)
+    schedule = step.times.program.schedule
     stages = stages_shown(schedule.stages, most_rows)
-    timed = {stage: _timed(step, stage, lane) for stage in stages}
+    timed = {stage: _timed(step, stage) for stage in stages}
     end = _end_drawn([item.start for items in timed.values() for item in items], most_boxes)
     drawn = [tuple(item for item in timed.get(stage, ()) if item.start < end) for stage in range(schedule.stages)]
     makespan = min(end, step.seconds * MILLISECONDS)
     drawing = draw_timeline(Timeline(schedule, tuple(drawn), makespan))
     rows = []
     for stage in stages:
-        boxes = [*drawing.rows[stage].boxes, *_added_boxes(step, stage, lane, drawn[stage])]
+        boxes = [*drawing.rows[stage].boxes, *_added_boxes(step, stage, drawn[stage])]
         cut = (replace(box, end=min(box.end, makespan)) for box in boxes)
         rows.append(Row(drawing.rows[stage].label, tuple(sorted(cut, key=lambda box: box.start))))
-    title = ", ".join([drawing.title, "simulated", *_left_out(step, stages, lane, makespan)])
+    title = ", ".join([drawing.title, "simulated", *_left_out(step, stages, makespan)])
     return replace(drawing, title=title, rows=tuple(rows), unit="ms", slot=0.0)
 
 
@@ -50,19 +47,14 @@ def stages_shown(stages: int, most: int = MOST_ROWS) -> tuple[int, ...]:
     return (*range(most - most // 2), *range(stages - most // 2, stages))
 
 
-def _busiest_lane(step: SimulatedStep) -> int | None:
-    return None if step.lanes is None else int(np.argmax(step.times.busy.sum(axis=0)))
-
-
-def _timed(step: SimulatedStep, stage: int, lane: int | None) -> list[TimedInstruction]:
+def _timed(step: SimulatedStep, stage: int) -> list[TimedInstruction]:
     own = step.times.program.of(stage)
-    starts, ends = (times[own] if lane is None else times[own, lane] for times in (step.times.starts, step.times.ends))
     return [
         TimedInstruction(instruction, start, end, None)
         for instruction, start, end in zip(
             step.times.program.computations[own],
-            (starts * MILLISECONDS).tolist(),
-            (ends * MILLISECONDS).tolist(),
+            (step.times.starts[own] * MILLISECONDS).tolist(),
+            (step.times.ends[own] * MILLISECONDS).tolist(),
             strict=True,
         )
     ]
@@ -72,11 +64,10 @@ def _end_drawn(starts: Sequence[float], most_boxes: int) -> float:
     return sorted(starts)[most_boxes] if len(starts) > most_boxes else inf
 
 
-def _added_boxes(step: SimulatedStep, stage: int, lane: int | None, items: Sequence[TimedInstruction]) -> Iterator[Box]:
+def _added_boxes(step: SimulatedStep, stage: int, items: Sequence[TimedInstruction]) -> Iterator[Box]:
     """Boxes that a planned schedule does not have: messages that occupy the stage, reductions, updates."""
     own = step.times.program.of(stage)
-    receiving = step.times.receiving[own] if lane is None else step.times.receiving[own, lane]
-    for item, seconds in zip(items, receiving.tolist(), strict=False):
+    for item, seconds in zip(items, step.times.receiving[own].tolist(), strict=False):
         minibatch = item.instruction.minibatch
         if seconds:
             start = item.start - seconds * MILLISECONDS
@@ -87,9 +78,7 @@ def _added_boxes(step: SimulatedStep, stage: int, lane: int | None, items: Seque
             yield Box(item.start, item.end, "", kind, minibatch, detail)
 
 
-def _left_out(step: SimulatedStep, stages: Sequence[int], lane: int | None, makespan: float) -> Iterator[str]:
-    if lane is not None and len(step.times.ends[0]) > 1:
-        yield f"replica {lane}, the busiest"
+def _left_out(step: SimulatedStep, stages: Sequence[int], makespan: float) -> Iterator[str]:
     if len(stages) < len(step.layout.stages):
         first, last = stages[len(stages) - len(stages) // 2 - 1], stages[len(stages) - len(stages) // 2]
         yield f"stages {first + 1} to {last - 1} left out"

@@ -5,11 +5,10 @@ The linter runs the messages of a schedule with the same `advance`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import accumulate, chain, count, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Instruction
 from hybridnn.pipeline.schedules.schedule import Message, Schedule, ScheduleError
@@ -71,16 +70,12 @@ def advance(lists: Sequence[Sequence[int]], needs: Sequence[int]) -> tuple[list[
     return order, reached
 
 
-Meet = Callable[[int, Instruction, Any], Any]
-"""From (stage, computation, times at which the replicas could start it) to the times at which they start it."""
-
-
 class Times(NamedTuple):
     """Starts and ends of the computations of a compiled schedule, and ends of its barriers."""
 
-    starts: list[Any]
-    ends: list[Any]
-    barriers: list[Any]
+    starts: list[float]
+    ends: list[float]
+    barriers: list[float]
 
 
 @dataclass(frozen=True)
@@ -102,17 +97,13 @@ class CompiledSchedule:
 
     def times(
         self,
-        durations: Sequence[Any],
-        transfers: Sequence[Any],
-        barrier: Any = 0.0,
+        durations: Sequence[float],
+        transfers: Sequence[float],
+        barrier: float = 0.0,
         exposed: float = 0.0,
         occupied: Sequence[float] | None = None,
-        *,
-        zero: Any = 0.0,
-        later: Callable[[Any, Any], Any] = max,
-        meet: Meet | None = None,
     ) -> Times:
-        """Time the computations; times are numbers, or arrays of one shape.
+        """Time the computations.
 
         A computation that needs a message sent at time m, with transfer time t, starts at ``max(free + exposed t, m +
         t)``, where ``free`` is the end of the previous computation of its stage. A message is sent when its content is
@@ -120,7 +111,7 @@ class CompiledSchedule:
 
         Parameters
         ----------
-        durations, transfers : sequence of float or array
+        durations, transfers : sequence of float
             Of each computation, and of the message that it needs.
         barrier : float
             Time of a barrier after its last stage has arrived.
@@ -129,19 +120,14 @@ class CompiledSchedule:
         occupied : sequence of float, optional
             Time in which the message of each computation occupies the link from its sender to its receiver, which
             carries messages in the order in which they are needed; by default none.
-        zero, later
-            The time of the start, and the later of two times: for arrays, zeros and ``np.maximum``.
-        meet : callable, optional
-            See `Meet`; for arrays of replicas, which all meet at a barrier too.
         """
         stages, needs = self.stages, self.needs
-        clocks = [zero] * self.schedule.stages
-        starts, ends, barriers = [zero] * len(durations), [zero] * len(durations), []
-        links: dict[tuple[int, int], Any] = {}
+        clocks = [0.0] * self.schedule.stages
+        starts, ends, barriers = [0.0] * len(durations), [0.0] * len(durations), []
+        links: dict[tuple[int, int], float] = {}
         for index in self.order:
             if index == BARRIER:
-                last = reduce(later, clocks)
-                barriers.append((last if meet is None else zero + last.max()) + barrier)
+                barriers.append(max(clocks) + barrier)
                 clocks = [barriers[-1]] * len(clocks)
                 continue
             stage, need = stages[index], needs[index]
@@ -150,11 +136,11 @@ class CompiledSchedule:
                 transfer, sent = transfers[index], ends[need]
                 if occupied is not None:
                     link = stages[need], stage
-                    sent = later(sent, links.get(link, 0.0))
+                    sent = max(sent, links.get(link, 0.0))
                     links[link] = sent + occupied[index]
-                start = later(start + exposed * transfer, sent + transfer)
-            if meet is not None:
-                start = meet(stage, self.computations[index], start)
+                start, arrival = start + exposed * transfer, sent + transfer
+                if arrival > start:
+                    start = arrival
             starts[index] = start
             ends[index] = clocks[stage] = start + durations[index]
         return Times(starts, ends, barriers)
