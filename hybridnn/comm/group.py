@@ -24,7 +24,6 @@ from hybridnn.comm.transport import REDUCTIONS, Transport, copy_rows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-    from typing_extensions import Self
 
     from hybridnn.gpu.setup import TransportFactory
 
@@ -158,16 +157,16 @@ class Group:
         """
         self._transport.disconnect()
 
-    def split(self, color: int, axis: str) -> Self:
+    def split(self, color: int, axis: str) -> Group:
         """A new group of the ranks with the same `color`, in the same order. Collective.
 
         It accepts arrays of the device if this group does, but has no NCCL connection.
         """
         if self.size == 1:
-            return type(self)(None, axis, self.recorder, self._limit, self.members)
+            return Group(None, axis, self.recorder, self._limit, self.members)
         comm = self._comm.Split(color, self.rank)
         members = [self.members[rank] for rank in ranks_within(comm, self._comm)]
-        part = type(self)(comm, axis, self.recorder, self._limit, members)
+        part = Group(comm, axis, self.recorder, self._limit, members)
         if self._transports is not None:
             part.attach_device(self._transports.of_parts())
         return part

@@ -87,7 +87,7 @@ def _replica_memory(grid: ProcessGrid) -> NodeMemory:
     node = grid.node_group
     comm = grid.node_comm.Split(grid.batch_group.members[0], node.rank)
     members = [node.members[number] for number in ranks_within(comm, grid.node_comm)]
-    group = type(node)(comm, "batch", grid.recorder, members=members)
+    group = Group(comm, "batch", grid.recorder, members=members)
     return NodeMemory(group, comm, "parallel.shared_replicas = false")
 
 
