@@ -24,9 +24,7 @@ from hybridnn.runs.callbacks import (
     BestWeights,
     Checkpoints,
     Patience,
-    TensorBoardLog,
     WeightErrors,
-    require_tensorboard,
     restore_best_weights,
 )
 from hybridnn.runs.data import PlacedData, place_data
@@ -96,10 +94,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         agree(grid.world, lambda: report.start(resumed))
         first_step = trainer.step
         with _with_resume_advice(path):
-            logs = folder is not None and settings.output.tensorboard
-            log = TensorBoardLog(path if logs else None, data.evaluated[0])
-            stack.callback(log.close)
-            callbacks += [report, view, log, BestWeights(trainer, folder, settings.training.monitor)]
+            callbacks += [report, view, BestWeights(trainer, folder, settings.training.monitor)]
             if settings.training.patience is not None:
                 callbacks.append(Patience(settings.training.patience, settings.training.monitor))
             seconds = _fit(settings, data, report, checkpoints, callbacks)
@@ -128,8 +123,6 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
     """
     settings = choose_parallel_settings(settings)
     grid = _make_grid(settings)
-    if settings.output.tensorboard:
-        agree(grid.world, require_tensorboard)
     device = resolve_device(settings.device, grid)  # before anything that takes long
 
     def load() -> Dataset:
