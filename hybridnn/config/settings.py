@@ -271,7 +271,6 @@ class ModelSettings(Section):
     residual: bool = False
     loss: Annotated[str, OneOf(("auto", *LOSSES))] = "auto"
     initializer: Annotated[str, OneOf(("auto", *INITIALIZERS))] = "auto"
-    init_from: Text | None = None
 
     @property
     def task(self) -> Task | None:

@@ -37,10 +37,9 @@ from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step
 from hybridnn.training.callbacks import Callback
-from hybridnn.training.device import TrainingDevice, resolve_device
+from hybridnn.training.device import resolve_device
 from hybridnn.training.rank_comparison import describe_value, require_same_settings
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.files import read_npz
 
 TRACED_EVENTS = 1 << 16  # events that a trace keeps of every rank: the last ones of the run
 
@@ -144,7 +143,8 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
         seed=settings.training.seed,
         dtype=settings.training.dtype,
     )
-    trainer = _make_trainer(settings, grid, device, data)
+    model = settings.model.make(data.features, data.outputs, data.task)
+    trainer = Trainer.from_config(settings.train_config(model), grid=grid, device=device)
     resolved = {
         "parallel": _resolved(settings.parallel, trainer),
         "device": replace(settings.device, name=device.kind),
@@ -159,21 +159,6 @@ def _make_grid(settings: Settings) -> ProcessGrid:
     if parallel.stages:
         axes = {"stages": [(stage.batch, stage.model) for stage in parallel.stages]}
     return ProcessGrid(**axes, recorder=recorder)
-
-
-def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data: PlacedData) -> Trainer:
-    weights_file = settings.model.init_from
-    setting = f"model.init_from = {str(weights_file)!r}"
-    model = settings.model.make(data.features, data.outputs, data.task)
-    weights = None
-    if weights_file is not None:
-        weights = agree(grid.world, lambda: read_npz(weights_file, setting), names_nodes=True)
-    return Trainer.from_config(
-        settings.train_config(model),
-        grid=grid,
-        device=device,
-        initial_weights=weights,
-    )
 
 
 def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:

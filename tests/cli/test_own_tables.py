@@ -215,7 +215,6 @@ def test_run_is_resumed_from_another_folder_and_with_its_columns_in_another_orde
     trained: Run, table: Callable[..., Any], signal_at: SignalAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = ("train", "--file", "num.csv", *CHURN, *SMALL, "--set", "output.log_every=1", "-q")
-    train = (*train, "--set", "model.init_from=run/weights.npz")
     assert trained(*train, "--out", "uninterrupted")[0] == 0
     signal_at(2, signal.SIGUSR1)
     assert trained(*train, "--out", "stopped")[0] == 75
