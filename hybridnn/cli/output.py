@@ -235,7 +235,7 @@ def write_result(
         text(make_console(without_colours))
         write_file(without_colours.getvalue(), out)
     elif play is not None and picture is PictureFormat.html:
-        from hybridnn.drawing.html import html_page
+        from hybridnn.drawing.animation import html_page
 
         write_file(html_page(play()), out)
     else:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.completion import method_names
-from hybridnn.cli.options import OutputPicture, PictureFile, PictureFormat, count, option
+from hybridnn.cli.options import OutputPicture, PictureFile, PictureFormat, count, method_names, option
 from hybridnn.cli.output import (
     choose_format,
     make_console,

@@ -1,30 +1,45 @@
-"""Animation of a schedule, planned or measured: a drawing, and what every stage stores and sends at a time."""
+"""Animation of a schedule, planned or measured: a drawing, and what every stage stores and sends at a time.
+
+It is shown by one HTML page that plays it in a browser, and loads nothing. The page is made of the files in the folder
+`page`: its structure, its style and its program.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
+from importlib.resources import files
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridnn.drawing.drawing import (
+    KINDS,
     Box,
     Drawing,
     Numbering,
     draw_timeline,
     numbering_of,
+    readable_duration,
     version_text,
     versions_legend,
 )
+from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import Barrier, Forward, Instruction, Recompute, Update
 from hybridnn.pipeline.schedules.memory_plan import activation_lifetimes, input_lifetimes, plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import Message, Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
+from hybridnn.utils.text import to_json
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.checks.simulated_schedule import Timeline
+
+PROGRAM = ("state", "sentences", "colours", "stages", "chart", "figures", "player")  # files, in this order
+TEXT_WIDTH, TEXT_BANDS = 100, 40  # of the drawing that browsers without JavaScript show
 
 Span = tuple[float, float]
 """Start and end, in the drawing's unit of time."""
@@ -218,3 +233,81 @@ class _Story:
         return tuple(
             item._replace(start=max(item.start, 0.0)) for item in items if item.end > 0 and item.start <= makespan
         )
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def write_html(animation: Animation, path: str | Path) -> None:
+    """Write the page of an animation.
+
+    Raises
+    ------
+    SettingError
+        If it cannot be written, or its name does not end with .html.
+    """
+    require_html("page", path)
+    try:
+        Path(path).write_text(html_page(animation), encoding="utf-8")
+    except OSError as error:
+        raise SettingError("page", str(path), f"cannot be written: {error.strerror}") from error
+
+
+def require_html(name: str, path: str | Path) -> None:
+    """Raise `SettingError` unless a file's name ends with .html."""
+    if Path(path).suffix.lower() not in (".html", ".htm"):
+        raise SettingError(name, str(path), "the page is HTML: a name that ends with .html")
+
+
+def html_page(animation: Animation) -> str:
+    """Make the page: one file, which loads nothing."""
+    from hybridnn.drawing.text import text_lines
+
+    parts = files("hybridnn.drawing") / "page"
+    lines = text_lines(animation.drawing, TEXT_WIDTH, TEXT_BANDS)
+    # "<" would end the script, or begin a comment in it.
+    content = {
+        "title": escape(animation.drawing.title),
+        "summary": escape(animation.summary),
+        "style": (parts / "page.css").read_text(encoding="utf-8"),
+        "text": escape("\n".join(line.plain.rstrip() for line in lines)),
+        "data": to_json(_facts(animation)).replace("<", "\\u003c"),
+        "program": "\n".join((parts / f"{name}.js").read_text(encoding="utf-8") for name in PROGRAM),
+    }
+    page = (parts / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"{{ (\w+) }}", lambda found: content[found[1]], page)
+
+
+def _facts(animation: Animation) -> dict[str, Any]:
+    """All that the page shows; lists in place of objects, because there are thousands."""
+    drawing, kinds = animation.drawing, list(KINDS)
+    facts = {
+        "title": drawing.title,
+        "unit": drawing.unit,
+        "unitName": animation.unit_name,
+        "numbering": drawing.numbering,
+        "versions": drawing.versions,
+        "makespan": drawing.makespan,
+        "pace": readable_duration(drawing),
+        "kinds": [vars(kind) for kind in KINDS.values()],
+        "rows": [
+            {
+                "label": row.label,
+                "boxes": [[box.start, box.end, kinds.index(box.kind), box.label, box.version] for box in row.boxes],
+            }
+            for row in drawing.rows
+        ],
+        "stages": [stage._asdict() for stage in animation.stages],
+        "messages": [[*item[:2], int(item.gradients), *item[3:]] for item in animation.messages],
+    }
+    rounded: dict[str, Any] = _rounded(facts)
+    return rounded
+
+
+def _rounded(value: Any) -> Any:
+    """Times to nine digits: equal ones remain equal, and the page stays small."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
