@@ -28,7 +28,7 @@ class OptimizerState:
     """State of an optimizer between updates."""
 
     slots: dict[str, Array]  # arrays of the shape of the parameters, by name: ``velocity``, or ``first`` and ``second``
-    scratch: Array  # memory for intermediate results, two cache blocks
+    scratch: Array  # memory for intermediate results: two cache blocks, of which `blocks` gives the first
     kernels: Kernels
     updates: int = 0  # updates done
     # while updates are captured and replayed: where they read the scalars of the step (`Optimizer.step_scalars`)
