@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from hybridnn.comm.agreement import broadcast_text, lowest_rank
-from hybridnn.drawing.drawing import DrawnObject
+from hybridnn.drawing.drawn_object import DrawnObject
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.in_process import DeadlockError, run_ranks
 from hybridnn.parallel.grid import ProcessGrid

@@ -8,13 +8,10 @@ green as there. The colours of the computations also differ in lightness, for pr
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
-from pathlib import Path
 from statistics import median
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, NamedTuple
@@ -121,40 +118,6 @@ class Drawing:
     def axis_label(self) -> str:
         """Name of the time axis."""
         return f"time in {self.unit}" if self.unit else "time"
-
-
-class DrawnObject:
-    """Base class of objects with a drawing, which notebooks show; what draws it is imported when it is shown."""
-
-    @property
-    @abstractmethod
-    def drawing(self) -> Drawing:
-        """What the picture shows."""
-
-    def draw(self, path: str | Path, width: float | None = None) -> None:
-        """Write the picture as an SVG, PNG or PDF file.
-
-        Parameters
-        ----------
-        path : str or Path
-            A .svg, .png or .pdf.
-        width : float, optional
-            Centimetres: see `hybridnn.drawing.picture.picture_bytes`.
-
-        Raises
-        ------
-        SettingError
-            If it cannot be written, or its name ends in another way.
-        """
-        from hybridnn.drawing.figures import write_picture
-        from hybridnn.drawing.picture import picture_bytes
-
-        write_picture(path, partial(picture_bytes, self.drawing, width=width))
-
-    def _repr_svg_(self) -> str:
-        from hybridnn.drawing.picture import svg_text
-
-        return svg_text(self.drawing)
 
 
 class Numbering(NamedTuple):
