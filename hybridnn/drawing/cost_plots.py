@@ -1,4 +1,4 @@
-"""Plots of cost models: scaling curves, fits of a calibration, and predicted beside measured times of runs."""
+"""Plots of cost models: scaling curves, and fits of a calibration."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ import numpy as np
 
 from hybridnn.drawing.figures import (
     COLORS,
-    COLUMN,
     MUTED,
     column_figure,
     legend_above,
-    new_figure,
     ratio_tick,
     tidy,
 )
-from hybridnn.runs.quantities import RunFigures, instruction_figures
-from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
 
     from hybridnn.cost.calibration.fit import FittedOperation
     from hybridnn.cost.simulation import ScalingCurve
-    from hybridnn.runs.run_files import RunRecord
 
 SPEED_UP_COLOR = COLORS[0]
 SHARE_COLORS = {"computing": COLORS[0], "communication": COLORS[1], "bubble": COLORS[3]}
@@ -43,9 +38,6 @@ LINE_POINTS = 200
 LINE_CHARACTERS = 48  # of a line of the title
 PERCENT = "{x:.0%}"
 PANEL = 1.9  # inches, height of a panel
-
-
-Bar = tuple[str, float | None, float | None]  # label, measured and predicted seconds
 
 
 # -- scaling curves --------------------------------------------------------------------------------------------------
@@ -156,50 +148,3 @@ def _draw_fit(axes: Axes, fit: FittedOperation, color: str) -> None:
         style = "--" if fit.cost.spans_nodes else "-"
         seconds = [fit.seconds(int(x)) for x in xs]
         axes.plot(xs, seconds, style, color=color, linewidth=1.2, label=group if number == 0 else None)
-
-
-# -- runs --------------------------------------------------------------------------------------------------------------
-
-
-def draw_run_check(run: RunRecord, figures: RunFigures) -> Figure:
-    """Draw one run: milliseconds per step, of the whole step and of every kind of instruction."""
-    bars: list[Bar] = [("step", figures.seconds_per_step, figures.predicted_seconds_per_step)]
-    bars += [(item.kind, item.seconds_per_step, item.predicted_seconds_per_step) for item in instruction_figures(run)]
-    return _draw_bars(bars, f"{figures.network} on {counted(figures.ranks, 'rank')}, grid {figures.grid}")
-
-
-def draw_runs_check(runs: Sequence[RunFigures]) -> Figure:
-    """Draw several runs: milliseconds per step of each."""
-    bars = [
-        (
-            f"{counted(run.ranks, 'rank')}, {run.grid}\n{run.network}",
-            run.seconds_per_step,
-            run.predicted_seconds_per_step,
-        )
-        for run in runs
-    ]
-    return _draw_bars(bars, "Steps of the runs")
-
-
-def _draw_bars(bars: Sequence[Bar], title: str) -> Figure:
-    figure = new_figure(COLUMN, 0.8 + 0.36 * len(bars))
-    axes = figure.subplots()
-    measured = [seconds for _, seconds, _ in bars]
-    predicted = [seconds for _, _, seconds in bars]
-    for label, color, shift, heights in (
-        ("measured", COLORS[0], -0.19, measured),
-        ("predicted", COLORS[1], 0.19, predicted),
-    ):
-        shown = [(index + shift, 1e3 * seconds) for index, seconds in enumerate(heights) if seconds is not None]
-        if shown:
-            positions, milliseconds = zip(*shown, strict=True)
-            drawn = axes.barh(positions, milliseconds, 0.36, color=color, label=label)
-            axes.bar_label(drawn, fmt="%.3g", padding=1)
-    axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
-    axes.invert_yaxis()
-    axes.margins(x=0.12)  # room for the numbers
-    axes.set_xlabel("ms per step")
-    axes.set_title(title)
-    tidy(axes)
-    legend_above(figure, *axes.get_legend_handles_labels())
-    return figure
