@@ -100,12 +100,11 @@ def similar(
 
 def autograde(
     root: Annotated[Path, option("Folder of autograder/.", "FOLDER", "--root")] = GRADESCOPE,
-    isolation: Isolation = "user",
 ) -> None:
     """Grade the submission that Gradescope put in its place, and write the results where it reads them."""
     from hybridnn_course.gradescope import autograde as grade_there
 
-    grade_there(root, isolation=isolation)
+    grade_there(root)
 
 
 def _students(roster: Path | None) -> list[str]:
