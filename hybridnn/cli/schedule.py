@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 FEW_MINIBATCHES = 12  # rows of the table of weight versions, unless there are more stages or the user chose all
 
+PEAKS = ("peak_live_activations", "peak_live_inputs", "peak_weight_versions")
+"""What a stage stores at most, by the names of a memory plan."""
+
 LINT_VERDICT = "lint: ok; no deadlock, even if every send waits until it is received"
 
 
@@ -155,14 +158,8 @@ def _facts(timeline: Timeline, durations: Durations, rows: Sequence[StalenessRow
             "makespan": timeline.makespan,
             "bubble_fraction": timeline.bubble_fraction,
             "stages": [
-                {
-                    "stage": stage,
-                    "peak_live_activations": timeline.plans[stage].peak_live_activations,
-                    "peak_live_inputs": timeline.plans[stage].peak_live_inputs,
-                    "peak_weight_versions": timeline.plans[stage].peak_weight_versions,
-                    "busy": timeline.busy[stage],
-                }
-                for stage in range(schedule.stages)
+                {"stage": stage} | {name: getattr(plan, name) for name in PEAKS} | {"busy": busy}
+                for stage, (plan, busy) in enumerate(zip(timeline.plans, timeline.busy, strict=True))
             ],
         },
     }
@@ -195,9 +192,9 @@ def _staleness_facts(row: StalenessRow) -> dict[str, Any]:
 def _stage_table(timeline: Timeline) -> Table:
     rows = []
     for stage, (plan, busy) in enumerate(zip(timeline.plans, timeline.busy, strict=True)):
-        peaks = (plan.peak_live_activations, plan.peak_live_inputs, plan.peak_weight_versions)
+        peaks = [str(getattr(plan, name)) for name in PEAKS]
         idle = 1 - busy / timeline.makespan if timeline.makespan else 0.0
-        rows.append((str(stage), *map(str, peaks), f"{busy:.6g}", f"{idle:.1%}"))
+        rows.append((str(stage), *peaks, f"{busy:.6g}", f"{idle:.1%}"))
     titles = ("stage", "peak live\nactivations", "peak live\ninputs", "peak weight\nversions", "busy", "idle")
     return new_table((), titles, rows)
 
