@@ -77,7 +77,7 @@ def test_regression_inputs_are_standard_normal_and_uncorrelated(all_of: AllOf) -
 
 def test_regression_targets_are_the_teachers_plus_noise(all_of: AllOf) -> None:
     x, y = all_of(SyntheticRows(SyntheticSpec(inputs=6, outputs=2), 0, 4000))
-    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([11, 3])))
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([0, 3])))
     first = generator.standard_normal((6, HIDDEN)) / np.sqrt(6)
     second = generator.standard_normal((HIDDEN, 2)) / np.sqrt(HIDDEN)
     noise = y - np.tanh(x @ first) @ second
