@@ -146,7 +146,6 @@ class PictureFormat(str, Enum):
     svg = "svg"
     png = "png"
     pdf = "pdf"
-    html = "html"  # a page that plays what is drawn
 
 
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the result.")]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import OutputPicture, PictureFile, PictureFormat, count, method_names, option
+from hybridnn.cli.options import OutputPicture, PictureFormat, count, method_names, option
 from hybridnn.cli.output import (
     choose_format,
     make_console,
     new_grid,
     new_table,
     print_drawing,
+    write_file,
     write_result,
 )
 from hybridnn.errors import SettingError
@@ -72,10 +74,13 @@ def schedule(
         option("Width of the picture, such as 8 for a column of a page; by default one scale for all.", "CM"),
     ] = None,
     output_format: OutputPicture = None,
-    out: PictureFile = None,
+    out: Annotated[
+        Path | None, option("A file for the result; a FILE.html plays the schedule (default: it is printed).", "FILE")
+    ] = None,
 ) -> None:
     """Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock."""
     from hybridnn.drawing import timelines
+    from hybridnn.drawing.animation import html_page
     from hybridnn.pipeline.checks.lint import audit
     from hybridnn.pipeline.schedules.methods import METHODS
     from hybridnn.utils.checks import require_number
@@ -83,7 +88,8 @@ def schedule(
     if method is None:
         make_console().print(new_grid((info.name, info.summary) for info in METHODS.values()))
         return
-    picture = choose_format(output_format, out, plays=True)
+    plays = out is not None and out.suffix.lower() == ".html" and output_format is None
+    picture = None if plays else choose_format(output_format, out)
     is_picture = picture in (PictureFormat.svg, PictureFormat.png, PictureFormat.pdf)
     if messages and not is_picture:
         raise SettingError("--messages", True, "needs a picture: give --out FILE.svg, .png or .pdf")
@@ -104,6 +110,9 @@ def schedule(
     )
     timeline, durations = made.timeline, made.durations
     rows = audit(timeline.schedule)
+    if picture is None:
+        write_file(html_page(made.animation), out)
+        return
     write_result(
         picture,
         out,
@@ -111,7 +120,6 @@ def schedule(
         lambda: _facts(timeline, durations, rows),
         lambda: made.drawn(messages=messages, versions=versions),
         width,
-        lambda: made.animation,
     )
 
 

@@ -85,7 +85,7 @@ def test_bash_completes_a_command_with_the_script(tmp_path: Path, complete: Call
         ("hybridnn tr", {"train", "trace"}),
         ("hybridnn study su", {"submit"}),
         ("hybridnn train --me", {"--method"}),
-        ("hybridnn schedule --format ", {"text", "json", "svg", "png", "pdf", "html"}),
+        ("hybridnn schedule --format ", {"text", "json", "svg", "png", "pdf"}),
         ("hybridnn schedule ", set(METHODS)),
         ("hybridnn train --method pipe", {name for name in METHODS if name.startswith("pipe")}),
         ("hybridnn train --data ", set(catalogue())),
