@@ -91,7 +91,7 @@ def test_bash_completes_a_command_with_the_script(tmp_path: Path, complete: Call
         ("hybridnn train --data ", set(catalogue())),
         ("hybridnn data info mn", {"mnist"}),
         ("hybridnn study run ", set(ready_studies())),
-        ("hybridnn train --optimizer ", set(OPTIMIZERS)),
+        ("hybridnn train --optimizer ", {kind.name for kind in OPTIMIZERS}),
         ("hybridnn plan --machine clu", {"cluster-1024"}),
         ("hybridnn settings training.ba", {"training.batch_size"}),
         ("hybridnn train --set schedule.m", {"schedule.milestones="}),
