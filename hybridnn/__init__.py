@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hybridnn._version import __version__
 from hybridnn.comm.mpi import register_single_rank
 from hybridnn.comm.open_mpi import set_rank_settings
-from hybridnn.diagnostics.departure import send_departure
+from hybridnn.diagnostics.failsafe import send_departure
 
 if TYPE_CHECKING:
     from hybridnn.drawing.timelines import schedule

@@ -18,7 +18,7 @@ from hybridnn.utils.text import format_milliseconds
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hybridnn.diagnostics.stalls.diagnosis import StallRecord
+    from hybridnn.diagnostics.diagnosis import StallRecord
     from hybridnn.runs.quantities import InstructionFigures, RunFigures, ScalingGroup
     from hybridnn.runs.run_files import RunRecord
 
@@ -31,8 +31,8 @@ def report(
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Show where the time of a run went, or which rank a stalled run waited for; of several runs, how they scale."""
-    from hybridnn.diagnostics.stalls.diagnosis import stall_report
-    from hybridnn.diagnostics.stalls.files import FOLDER, read_stall
+    from hybridnn.diagnostics.diagnosis import stall_report
+    from hybridnn.diagnostics.stall_files import FOLDER, read_stall
     from hybridnn.runs.quantities import compare_runs, figures_of, instruction_figures
     from hybridnn.runs.run_files import read_run, run_status
 

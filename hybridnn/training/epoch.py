@@ -158,7 +158,9 @@ class _Run:
                     yield self._evaluation(step, before.epoch)
             if pauses and done < len(self._minibatches):
                 reached = partial(losses.progress, before, done)
-                yield StepPosition(step, before.minibatches + done, minibatch.rate, reached)
+                # What ranks agree on there, such as a checkpoint that is due, depends on the clock and is no training.
+                with self._clock.paused():
+                    yield StepPosition(step, before.minibatches + done, minibatch.rate, reached)
 
     def train_until_drained(self, split: DataSplit) -> None:
         """Train with an asynchronous method, and keep copies of the weights after epochs and steps to be evaluated."""

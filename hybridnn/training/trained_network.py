@@ -191,7 +191,7 @@ class TrainedNetwork:
             return
         from hybridnn.training.rank_comparison import array_facts, require_same_data
 
-        facts = partial(array_facts, arrays, self.engine.dtype, complete=self.grid.check_collectives)
+        facts = partial(array_facts, arrays, self.engine.dtype)
         require_same_data(self.grid.world, what, facts)
 
     def _splits(

@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridnn.comm.mpi import is_in_process, require_communicator
 from hybridnn.comm.threads import limit_blas_threads
-from hybridnn.errors import SettingError
+from hybridnn.errors import SettingError, warn_caller
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer, find_optimizer
@@ -38,7 +38,6 @@ from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.progress import Progress, StepPosition
 from hybridnn.training.records import EpochRecord, EvaluationRecord, History, StepRecord
 from hybridnn.training.trained_network import TrainedNetwork
-from hybridnn.utils.caller_warnings import warn_caller
 from hybridnn.utils.checks import require_fields, require_whole, with_advice
 
 if TYPE_CHECKING:

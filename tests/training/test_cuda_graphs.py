@@ -237,12 +237,6 @@ def test_batch_ranks_capture_graphs_with_nccl(comm: MPI.Intracomm) -> None:
         ("auto", lambda rank: "the same", {"batch": 2}, one_by_one + "graphs of several ranks need NCCL"),
         ("nccl", str, {"model": 2}, one_by_one + "graphs need a single rank, or batch ranks only"),
         ("nccl", str, {"pipeline": 2}, one_by_one + "graphs need a single rank, or batch ranks only"),
-        (
-            "nccl",
-            str,
-            {"batch": 2, "check_collectives": True},
-            one_by_one + "collectives in graphs cannot be compared (check_collectives)",
-        ),
     ):
         grid, cupy = ProcessGrid(comm, **how), cupy_with_a_gpu(comm, gpu_of(comm.rank))
         device = resolve_device(DeviceOptions("gpu", transport, graphs=True), grid, lambda cupy=cupy: cupy, make)

@@ -164,12 +164,6 @@ def test_two_axes_at_once(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_checked_collectives(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm, batch=2, check_collectives=True)
-    check(Case(epochs=1), grid, stand_in(grid))
-
-
-@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize(
     ("where", "beside"),
     [(("gpu", "gpu"), False), (("gpu", "gpu"), True), (("cpu", "gpu"), False), (("gpu", "cpu"), True)],
