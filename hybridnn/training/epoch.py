@@ -191,8 +191,10 @@ class _Run:
                         self._copies[step] = self._engine.copy_weights()
             if pauses and step < last:
                 progress = partial(losses.progress, before, done)
-                if self._emit(StepPosition(step, before.minibatches + done, minibatch.rate, progress)):
-                    return True
+                # What ranks agree on there, such as a checkpoint that is due, depends on the clock and is no training.
+                with self._clock.paused():
+                    if self._emit(StepPosition(step, before.minibatches + done, minibatch.rate, progress)):
+                        return True
         return False
 
     def fetch_losses(self) -> None:

@@ -39,7 +39,7 @@ def trainer_on(layout: Layout, optimizer: Optimizer, alone: bool = False) -> Tra
         optimizer,
         grid=ProcessGrid(mpi.COMM_SELF if alone else mpi.COMM_WORLD, **layout.axes),
         batch_size=BATCH,
-        schedule=Cosine(0, 0.1),
+        schedule=Cosine(),
         seed=3,
         dtype="float64",
         log_every=1,

@@ -141,15 +141,6 @@ def test_finished_run_and_weights_are_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "weights.npz").read_bytes() == b"precious"
 
 
-def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path, "x") as folder:
-        folder.append(EPOCH)
-    history = tmp_path / "history.jsonl"
-    text = history.read_text().replace(', "validation_roc_auc": null, "validation_average_precision": null', "")
-    history.write_text(text.replace('"validation_', '"test_'))
-    assert read_records(tmp_path) == ([EPOCH], "")
-
-
 def test_unfinished_run_is_started_again(tmp_path: Path) -> None:
     """Its weights are replaced only if that is asked for."""
     with RunFolder.create(tmp_path, "x") as folder:
