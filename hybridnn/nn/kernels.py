@@ -63,7 +63,7 @@ def weighted_cross_entropy(
     gradient: HostArray,
     loss: HostArray,
 ) -> None:
-    """As `Kernels.cross_entropy`, with each sample's loss times the weight of its class, shape (classes,); on the host."""
+    """`Kernels.cross_entropy` with each loss times the weight of its class, shape (classes,); on the host only."""
     loss[0] = 0
     if logits.shape[1]:
         np.subtract(logits, logits.max(axis=0), out=gradient)
