@@ -23,8 +23,7 @@ from hybridnn.data.table_file import Categories, Decimal, Missing, Refused, Thou
 from hybridnn.errors import SettingError
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
-from hybridnn.nn.losses import resolve_loss
-from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
+from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP, resolve_loss
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.parallel.places import StageShapes

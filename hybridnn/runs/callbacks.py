@@ -26,10 +26,8 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import best_epoch, epochs_without_improvement, score
 from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights
 from hybridnn.runs.stop_signals import StopSignals
-from hybridnn.training.callbacks import Callback
-from hybridnn.training.progress import Progress, StepPosition
-from hybridnn.training.records import EpochRecord, StepRecord
-from hybridnn.training.trained_network import TrainedNetwork
+from hybridnn.training.records import EpochRecord, Progress, StepPosition, StepRecord
+from hybridnn.training.trained_network import Callback, TrainedNetwork
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.settings_models import seconds_of
 from hybridnn.utils.text import command_argument

@@ -25,9 +25,8 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary, RunView
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS
-from hybridnn.training.callbacks import Callback
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
-from hybridnn.training.trained_network import TrainedNetwork
+from hybridnn.training.trained_network import Callback, TrainedNetwork
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import write_atomically
 

@@ -36,9 +36,9 @@ from hybridnn.runs.run_files import CHECKPOINTS, TRACE
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step
-from hybridnn.training.callbacks import Callback
 from hybridnn.training.device import resolve_device
 from hybridnn.training.rank_comparison import describe_value, require_same_settings
+from hybridnn.training.trained_network import Callback
 from hybridnn.training.trainer import Trainer
 
 TRACED_EVENTS = 1 << 16  # events that a trace keeps of every rank: the last ones of the run

@@ -16,7 +16,7 @@ from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.nn.learning_rates import Cosine
 from hybridnn.nn.optimizers import Optimizer
-from hybridnn.training.progress import StepPosition
+from hybridnn.training.records import StepPosition
 from reference.callbacks import Calling
 
 SIZES, SAMPLES, BATCH, EPOCHS = [5, 9, 8, 7, 3], 53, 12, 3

@@ -23,8 +23,7 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
-from hybridnn.training.progress import Progress
-from hybridnn.training.records import EpochRecord, StepRecord
+from hybridnn.training.records import EpochRecord, Progress, StepRecord
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -153,7 +153,7 @@ def test_progress_in_a_terminal_is_one_line_that_is_updated_in_place(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("hybridnn.training.progress_bar.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("hybridnn.training.callbacks.REFRESH_SECONDS", 0.0)
     shown, history = shown_on(Terminal(), monkeypatch, **settings)
     assert shown.count("\n") == 1
     *_, before_end, end = shown.split("\r\033[K")
