@@ -83,7 +83,7 @@ def simulate(
         workload = workload_from_settings(settings)
         layout = layout_from_settings(settings, ranks, workload.model, cluster)
         if curve is not None:
-            from hybridnn.drawing.cost_plots import draw_scaling
+            from hybridnn.drawing.simulation_picture import draw_scaling
 
             scaling = scaling_curve(workload, layout, cluster, curve.value)
             write_result(

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.completion import study_names
-from hybridnn.cli.options import Force, Format, OutputFormat, command_group, count, option
+from hybridnn.cli.options import Force, Format, OutputFormat, command_group, count, option, study_names
 from hybridnn.cli.output import make_console, new_table, print_table, require_new_file, write_file, write_json
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
 from hybridnn.cli.settings import Key, chosen, print_rows

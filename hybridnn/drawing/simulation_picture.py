@@ -1,22 +1,36 @@
-"""Drawing of simulated training steps: the timeline of every stage, with the messages, reductions and updates."""
+"""Pictures of simulated training steps: the timeline of every stage, with its updates, and scaling curves."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
+from typing import TYPE_CHECKING, Any
 
-from hybridnn.cost.simulation import SimulatedStep
+import numpy as np
+
+from hybridnn.cost.simulation import ScalingCurve, SimulatedStep
 from hybridnn.drawing.drawing import Box, Drawing, Row, draw_timeline
+from hybridnn.drawing.figures import COLORS, MUTED, PART_COLORS, column_figure, legend_above, ratio_tick, tidy
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
 from hybridnn.pipeline.schedules.instructions import ReduceGradients, Update
 from hybridnn.utils.text import MILLISECONDS, format_milliseconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_ROWS = 24  # stages that are drawn: of more, the first and the last
 MOST_BOXES = 2000  # computations that are drawn: of more, those that start first
 
 KINDS = {ReduceGradients: "reduce", Update: "update"}
 """Kinds of box of computations that take no time in a planned schedule."""
+
+SPEED_UP_COLOR = COLORS[0]
+LINE_CHARACTERS = 48  # of a line of the title
+PERCENT = "{x:.0%}"
+PANEL = 1.9  # inches, height of a panel
 
 
 def draw_simulation(step: SimulatedStep, most_rows: int = MOST_ROWS, most_boxes: int = MOST_BOXES) -> Drawing:
@@ -84,3 +98,52 @@ def _left_out(step: SimulatedStep, stages: Sequence[int], makespan: float) -> It
         yield f"stages {first + 1} to {last - 1} left out"
     if makespan < step.seconds * MILLISECONDS:
         yield f"up to {makespan:.4g} of {format_milliseconds(step.seconds)} ms"
+
+
+# -- scaling curves --------------------------------------------------------------------------------------------------
+
+
+def draw_scaling(curve: ScalingCurve, title: str) -> Figure:
+    """Draw a scaling curve: speed-up and efficiency against ranks, and a breakdown of the ranks' time."""
+    figure, (speed_up, efficiency, shares) = column_figure(PANEL, 0.7 * PANEL, 1.2 * PANEL)
+    ranks = [point.ranks for point in curve.points]
+    line: dict[str, Any] = {"color": SPEED_UP_COLOR, "linewidth": 1.3, "marker": "o", "markersize": 2.5}
+    speed_up.plot(ranks, ranks, color=MUTED, linestyle="--", linewidth=1.0, label="ideal")
+    speed_up.plot(ranks, [point.speed_up for point in curve.points], label="simulated", **line)
+    speed_up.set_yscale("log", base=2)
+    speed_up.yaxis.set_major_formatter(ratio_tick)
+    minibatch = "one minibatch for all" if curve.kind == "strong" else "minibatch grows with ranks"
+    text = textwrap.fill(title, LINE_CHARACTERS)
+    speed_up.set_title(f"{text}\n{curve.kind.capitalize()} scaling: {minibatch}")
+    speed_up.set_ylabel("speed-up over one rank")
+    efficiencies = [point.efficiency for point in curve.points]
+    efficiency.axhline(1, color=MUTED, linestyle="--", linewidth=1.0)
+    efficiency.plot(ranks, efficiencies, **line)
+    efficiency.set_ylim(0, 1.1 * max(1.0, *efficiencies))
+    efficiency.yaxis.set_major_formatter(PERCENT)
+    efficiency.set_ylabel("speed-up per rank")
+    for axes in (speed_up, efficiency):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("ranks")
+        tidy(axes)
+    _draw_shares(shares, curve)
+    legend_above(figure, [*speed_up.get_legend_handles_labels()[0], *shares.get_legend_handles_labels()[0]])
+    return figure
+
+
+def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
+    positions = range(len(curve.points))
+    bottom = np.zeros(len(curve.points))
+    for name, color in PART_COLORS.items():
+        shares = np.array([point.shares[name] for point in curve.points])
+        if shares.any():
+            axes.bar(positions, shares, bottom=bottom, color=color, label=name, width=0.8)
+        bottom = bottom + shares
+    labels = [str(point.ranks) for point in curve.points]
+    axes.set_xticks(list(positions), labels, rotation=90 if len(labels) > 8 else 0)
+    axes.set_title("Where the ranks' time goes")
+    axes.set_xlabel("ranks")
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PERCENT)
+    tidy(axes, grid=False)

@@ -104,9 +104,9 @@ class Optimizer(ABC):
     def reads_gradient_once(self) -> bool:  # noqa: D102
         return False
 
-    def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate | None:
-        """Description of the next update, which is counted as done; None if the gradient is read more than once."""
-        return None
+    def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate:
+        """Description of the next update, which is counted as done; for optimizers that read gradients once."""
+        raise NotImplementedError
 
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """Scalars of the next update that depend on the learning rate and the number of the step, at most three."""

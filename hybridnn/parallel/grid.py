@@ -177,12 +177,6 @@ class ProcessGrid:
         """Number of ranks."""
         return self.world.size
 
-    def _repr_svg_(self) -> str:
-        """For notebooks: the ranks of every stage, a row for each batch part and a column for each model part."""
-        from hybridnn.drawing.grid_picture import grid_picture
-
-        return grid_picture(self.stages, self.rank_at, self.rank).svg()
-
     def __repr__(self) -> str:
         return (
             f"ProcessGrid(pipeline={self.pipeline}, batch={self.batch}, model={self.model}, "

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.data import ArrayRows, Dataset, Rows, as_rows
+from hybridnn.data import ArrayRows, Rows, as_rows
 from hybridnn.data.rows import as_array, constant_targets
 from hybridnn.errors import DataError
 from hybridnn.nn.mlp import MLP
@@ -119,7 +119,7 @@ def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: 
 
 def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike) -> ArrayRows:
     if y is None:
-        hint = ": give a part of the data set, such as its train" if isinstance(x, Dataset) else ""
+        hint = ": give a part of the data set, such as its train" if hasattr(x, "train") else ""  # as of a `Dataset`
         raise DataError(f"{what}: samples came without targets{hint}")
     task = {"cross_entropy": "classification", "mse": "regression", "auto": None}[model.loss]
     try:

@@ -286,20 +286,15 @@ def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return file.getvalue()
 
 
-def read_npz(path: Path | str, name: str | None = None) -> dict[str, NDArray[Any]]:
+def read_npz(path: Path | str) -> dict[str, NDArray[Any]]:
     """Arrays of an ``.npz`` file by name, without pickles.
 
     The sizes that the headers claim are compared with those of the members and of the memory before any array is
     allocated.
 
     Raises `DataError` if the file is missing, damaged, larger than the memory, or not an ``.npz`` of plain arrays.
-
-    Parameters
-    ----------
-    name : str, optional
-        Name of the file in errors; by default its path.
     """
-    name = name or shown_path(path)
+    name = shown_path(path)
     try:
         with open_regular(path) as stream:
             return _read_npz(stream, name)

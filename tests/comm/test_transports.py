@@ -14,7 +14,7 @@ import pytest
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.gpu.cupy_kernels import CupyKernels
-from reference.stand_in_device import SMALL_PIECES, STALE, TRANSPORTS, StandInCupy, data_of, device_group
+from reference.stand_in_device import SMALL_PIECES, STALE, TRANSPORTS, StandInCupy, data_of, device_group, device_of
 from reference.stand_in_streams import StandInError
 
 if TYPE_CHECKING:
@@ -213,8 +213,7 @@ def test_deferred_messages_start_while_a_rank_waits_for_its_device(comm: MPI.Int
     else:
         group.ireceive(message, 0, tag=1).wait()
     group.allreduce(total)
-    assert group.device is not None
-    kernels: Any = SimpleNamespace(_cupy=cupy, _progress=group.device.progress)
+    kernels: Any = SimpleNamespace(_cupy=cupy, _progress=device_of(group).progress)
     cupy.asnumpy = cupy.numbers  # type: ignore[attr-defined]
     np.testing.assert_array_equal(CupyKernels.to_host(kernels, total), data_of(0, (40,)) + data_of(1, (40,)))
     if comm.rank == 0:
@@ -234,14 +233,14 @@ def test_deferred_messages_start_while_own_rows_are_copied_to_the_host(comm: MPI
         for _ in range(100):
             cupy.current.enqueue(lambda: None)
         polls: list[int] = []
-        assert group.device is not None
-        progress = group.device.progress
+        device = device_of(group)
+        progress = device.progress
 
         def counted() -> None:
             polls.append(1)
             progress()
 
-        group.device.progress = counted  # type: ignore[method-assign]
+        device.progress = counted  # type: ignore[method-assign]
         group.transport._copy(rows, gathered[:2])  # type: ignore[attr-defined]
         np.testing.assert_array_equal(gathered[:2], data_of(0, (2, 3)))
         assert len(polls) > 10

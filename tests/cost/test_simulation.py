@@ -18,8 +18,7 @@ from hybridnn.cost.simulation import (
     scaling_curve,
     simulate_layout,
 )
-from hybridnn.drawing.cost_plots import draw_scaling
-from hybridnn.drawing.simulation_picture import draw_simulation, stages_shown
+from hybridnn.drawing.simulation_picture import draw_scaling, draw_simulation, stages_shown
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD

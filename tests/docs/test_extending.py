@@ -31,7 +31,6 @@ def test_a_row_adds_an_activation_function(monkeypatch: pytest.MonkeyPatch) -> N
     (example,) = (example for example in EXAMPLES if "softplus" in example)
     monkeypatch.setitem(activations.ACTIVATIONS, "softplus", activations.ACTIVATIONS["relu"])  # removed afterwards
     exec(example, dict(vars(activations)))
-    assert "KERNELS_OF(softplus," in activations.cuda_source()
 
     random = np.random.default_rng(0)
     x, y = random.standard_normal((7, 3)), random.standard_normal((7, 2))

@@ -243,7 +243,6 @@ def call(*arguments: str) -> None:
 QUICK = ("train", "--epochs", "1", "-q")
 COMMANDS = {
     "train, settings": command("s.toml", "train", "s.toml"),
-    "train, weights": command("w.npz", "train", "--set", "model.init_from=w.npz", "-q"),
     "train, machine": command("machine.toml", *QUICK, accepts=("nothing",)),
     "plan, settings": command("s.toml", "plan", "s.toml", "--machine", "cluster-1024"),
     "plan, machine": command("m.toml", "plan", "--machine", "m.toml"),

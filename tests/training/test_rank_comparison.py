@@ -183,9 +183,9 @@ def test_what_differs_later_is_refused_before_anything_changes(comm: MPI.Intraco
     assert predicted.startswith("predict: samples: rank 2 has shape (1000, 4) with digest")
     other = {name: changed(array, 0, 7) if is_last else array for name, array in before.items()}
     assert "layers.0.bias: rank 2 has" in refusal(comm, DataError, lambda: trainer.load_weights(other))
-    generated = SyntheticRows(SyntheticSpec(seed=2 if is_last else 1), 0, 100)
+    generated = SyntheticRows(SyntheticSpec(test_samples=2 if is_last else 1), 0, 100)
     message = refusal(comm, DataError, lambda: trainer_on(comm, model=MLP([16, 4, 2])).fit(generated, epochs=1))
-    assert re.match(r"training data: generated data: rank 2 has SyntheticSpec\(.*seed=2\)", message), message
+    assert re.match(r"training data: generated data: rank 2 has SyntheticSpec\(.*test_samples=2,.*\)", message), message
     digits = load_dataset("digits").train
     chosen = SubsetRows(digits, np.arange(100) + is_last)
     message = refusal(comm, DataError, lambda: trainer_on(comm, model=MLP([64, 10])).fit(chosen, epochs=1))

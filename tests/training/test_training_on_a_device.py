@@ -23,7 +23,7 @@ from hybridnn.runs.run_files import read_run
 from hybridnn.runs.trained_run import find_weights
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice
-from hybridnn.training.progress import StepPosition
+from hybridnn.training.records import StepPosition
 from reference.callbacks import Calling
 from reference.cases import Case, assert_arrays_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases

@@ -148,15 +148,15 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write_atomically(tmp_path / "file" / "inside", "text")
 
 
-def test_arrays_are_read_by_name_and_the_file_has_the_name_of_its_setting(tmp_path: Path) -> None:
+def test_arrays_are_read_by_name_and_an_array_alone_is_refused(tmp_path: Path) -> None:
     array = np.random.default_rng(0).normal(size=(30, 20))
     np.savez_compressed(tmp_path / "weights.npz", **{"layers.0.weight": array})
     weights = read_npz(tmp_path / "weights.npz")
     assert list(weights) == ["layers.0.weight"]
     np.testing.assert_array_equal(weights["layers.0.weight"], array)
     np.save(tmp_path / "weights.npy", array)
-    with pytest.raises(DataError, match=r"^model\.init_from: not an \.npz file \(numpy\.savez writes them\)$"):
-        read_npz(tmp_path / "weights.npy", "model.init_from")
+    with pytest.raises(DataError, match=r"weights\.npy: not an \.npz file \(numpy\.savez writes them\)$"):
+        read_npz(tmp_path / "weights.npy")
 
 
 def test_physical_memory_is_that_of_the_system() -> None:

@@ -166,9 +166,6 @@ class DryGrid(ProcessGrid):
 class DryMemory(NodeMemory):
     """Shared memory of dry arrays."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
     def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """A dry array."""
         return dry_array(shape, dtype)
