@@ -311,6 +311,7 @@ def _print_submitted(submission: Submission, jobs: Sequence[str], report: str) -
 
 def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any]:
     """The points, warnings and unfinished cells of a study, and the files of its report."""
+    from hybridnn.study.answer import fastest_layouts
     from hybridnn.study.report_files import folder_facts, point_facts
     from hybridnn.study.scaling import baseline_text, warnings_of
 
@@ -320,6 +321,7 @@ def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any
         "paper": results.manifest.paper,
         "summary": results.findings.summary,
         "verdicts": results.findings.verdicts,
+        "fastest": [found.facts for found in fastest_layouts(results)],
         "speed_ups_against": baseline_text(results),
         "finished_cells": len(results.cells),
         "unfinished": [{"id": name, **asdict(state)} for name, state in results.unfinished.items()],
@@ -332,10 +334,13 @@ def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any
 
 
 def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
-    """Print the table of points, warnings, the unfinished cells with their reasons, and the files of the report."""
+    """Print fastest layouts, the table of points, warnings, unfinished cells with their reasons, and the files."""
+    from hybridnn.study.answer import fastest_layouts
     from hybridnn.study.report_files import FOLDERS, THREADS, conditions_text, folder_rows, point_rows
     from hybridnn.study.scaling import warnings_of
 
+    for found in fastest_layouts(results):
+        print(found.text)
     if results.findings.summary:
         print(results.findings.summary)
     rows = point_rows(results)

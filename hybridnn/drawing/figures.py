@@ -103,8 +103,12 @@ def plain_ticks(axis: Axis) -> None:
     """Label a logarithmic axis with numbers as they are: the exponents of powers would be too small."""
     from matplotlib.ticker import LogFormatter
 
+    class Plain(LogFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+    axis.set_minor_formatter(Plain(minor_thresholds=(1, 0.4)))
 
 
 def ratio_tick(value: float, position: float = 0.0) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hybridnn.drawing.figures import figure_bytes
 from hybridnn.runs.quantities import TimeShares
+from hybridnn.study.answer import fastest_layouts
 from hybridnn.study.hardware import host_values
 from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.results import (
@@ -276,12 +277,13 @@ def _distinct(values: Iterable[object]) -> str:
 
 
 def markdown_text(results: StudyResults, captions: Mapping[str, str]) -> str:
-    """The study's name, description, verdicts, warnings, tables, plots, unfinished cells, and how it was made.
+    """The study's name, fastest layouts, description, verdicts, warnings, tables, plots, unfinished cells, conditions.
 
     `captions` are those of the plots, by file name.
     """
     findings = results.findings
     lines = [f"# {results.title}", ""]
+    lines += [*(f"* {found.text}" for found in fastest_layouts(results)), ""]
     lines += [f"**{findings.summary}**\n"] if findings.summary else []
     lines += [results.manifest.description, ""]
     for statement, *comparisons in findings.lines:
@@ -303,6 +305,7 @@ def latex_text(results: StudyResults) -> str:
     """The tables of the study, each to be put into a ``table``; the package booktabs is needed."""
     findings = results.findings
     notes = [*(f"Warning: {text}." for text in warnings_of(results)), _table_note(results)]
+    notes = [*(found.text for found in fastest_layouts(results)), *notes]
     tables = [f"% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
     verdicts = [("Verdicts", findings.rows, findings.summary)] if findings.rows else []
     for title, table, note in [*verdicts, *further_tables(results)]:

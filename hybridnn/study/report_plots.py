@@ -15,6 +15,7 @@ from hybridnn.drawing.figures import (
     ON_DARK,
     ON_LIGHT,
     PART_COLORS,
+    TEXT,
     column_figure,
     legend_above,
     plain_ticks,
@@ -22,6 +23,7 @@ from hybridnn.drawing.figures import (
     tidy,
 )
 from hybridnn.runs.run_files import Moment
+from hybridnn.study.answer import fastest_layouts
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
@@ -66,7 +68,7 @@ MEASURES: dict[str, Callable[[Moment], float | None]] = {
 
 
 PREDICTED = "_predicted, "
-"""Before the label of a line of predictions; the underscore keeps it out of legends."""
+"""Before the label of the markers of predictions; the underscore keeps it out of legends."""
 
 INTERVALS = f"bars: {CONFIDENCE:.0%} confidence intervals of the medians of {LEAST_REPEATS} or more repeated runs"
 
@@ -76,9 +78,10 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
     plots: dict[str, tuple[str, Figure]] = {}
     if lines := strong_lines(results):
         plots["strong_scaling"] = (
-            "Strong scaling: the same work on more ranks. Where several grids ran, the line shows the fastest; "
-            f"{INTERVALS}; dashed: predicted; grey: ideal. Speed-up against {baseline_text(results)}.",
-            _draw_strong(lines, compare_points(results)),
+            "Strong scaling: the same work on more ranks, a line for each family of layouts. Written is the "
+            f"fastest layout; {INTERVALS}; open markers: predicted; grey: ideal. Speed-up against "
+            f"{baseline_text(results)}.",
+            _draw_strong(lines, compare_points(results), [found.point for found in fastest_layouts(results)]),
         )
     if lines := weak_lines(results):
         plots["weak_scaling"] = (
@@ -103,9 +106,15 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
     return plots | results.findings.draw()
 
 
-def _draw_strong(lines: Sequence[ScalingLine], comparisons: Mapping[str, Comparison]) -> Figure:
+def _draw_strong(
+    lines: Sequence[ScalingLine], comparisons: Mapping[str, Comparison], fastest: Sequence[StudyPoint]
+) -> Figure:
     figure, (times, speed_ups, efficiencies) = column_figure(PANEL, PANEL, 0.8 * PANEL)
     _draw_seconds(times, lines)
+    for point in fastest:
+        place = point.first.ranks, point.seconds_per_epoch.value
+        times.annotate(layout_name(point), place, (-4, -3), textcoords="offset points", ha="right", va="top", size=TEXT)
+    times.margins(0.12, 0.2)  # room for them
     times.set_yscale("log")
     plain_ticks(times.yaxis)
     times.set_ylabel("seconds per epoch")
@@ -118,7 +127,7 @@ def _draw_strong(lines: Sequence[ScalingLine], comparisons: Mapping[str, Compari
         _draw_estimates(efficiencies, shares, label=line.name, **style)
         if line.predicted[0] is not None:
             ratios = [(r, line.predicted[0] / p) for r, p in zip(line.ranks, line.predicted, strict=True) if p]
-            _draw_predicted(speed_ups, line.name, ratios, style["color"])
+            _draw_predicted(speed_ups, line.name, ratios, style)
     bases = {one.base.first.ranks for compared in found for one in compared if one is not None}
     for base_ranks in sorted(bases):
         most = max(line.ranks[-1] for line in lines)
@@ -172,13 +181,15 @@ def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine], drawn: int = 0) -> N
         _draw_estimates(axes, list(zip(line.ranks, line.seconds, strict=True)), label=line.name, **style)
         found = [(r, p) for r, p in zip(line.ranks, line.predicted, strict=True) if p is not None]
         if found:
-            _draw_predicted(axes, line.name, found, style["color"])
+            _draw_predicted(axes, line.name, found, style)
     _rank_axis(axes, [count for line in lines for count in line.ranks])
     tidy(axes)
 
 
-def _draw_predicted(axes: Axes, name: str, points: Sequence[tuple[int, float]], color: str) -> None:
-    axes.plot(*zip(*points, strict=True), color=color, linestyle="--", linewidth=1, label=f"{PREDICTED}{name}")
+def _draw_predicted(axes: Axes, name: str, points: Sequence[tuple[int, float]], style: Mapping[str, Any]) -> None:
+    """Draw predictions as open markers of the line's colour."""
+    open_marker = {**style, "linestyle": "none", "markerfacecolor": "none", "label": f"{PREDICTED}{name}"}
+    axes.plot(*zip(*points, strict=True), **open_marker)
 
 
 def _draw_estimates(axes: Axes, points: Sequence[tuple[int, Estimate]], **style: Any) -> None:
@@ -360,7 +371,7 @@ def _mark_diverged(axes: Axes, curves: Sequence[MedianCurve]) -> None:
 
 
 def _draw_legend(figure: Figure, *panels: Axes) -> None:
-    """Explain the curves, once each, and the dashed lines of predictions."""
+    """Explain the curves, once each, and the open markers of predictions."""
     named: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()

@@ -77,6 +77,12 @@ class StudyPoint:
         return [cell.figures.seconds_per_epoch for cell in self.cells if cell.is_timed] or [nan]
 
     @property
+    def rounds(self) -> dict[Hashable, float]:
+        """Seconds per epoch of the cells that have times, by their repeat and seed."""
+        timed = (cell for cell in self.cells if cell.is_timed)
+        return {tuple(cell.values.get(name) for name in REPEATED): cell.figures.seconds_per_epoch for cell in timed}
+
+    @property
     def is_timed(self) -> bool:
         """Whether any of the cells has times."""
         return any(cell.is_timed for cell in self.cells)

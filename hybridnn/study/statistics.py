@@ -7,11 +7,11 @@ and not a summary of ratios (rule 4).
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isnan
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class Estimate:
 
     def format(self, spec: str = ".4g") -> str:
         """Return ``median [low, high]``, or the value alone where there is no interval; ``-`` for NaN."""
-        if isnan(self.value):
+        if math.isnan(self.value):
             return "-"
         if self.low is None or self.high is None:
             return f"{self.value:{spec}}"
@@ -80,6 +80,23 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Estimate
     Both series are drawn again, so that the interval includes the variation of the base of a speed-up.
     """
     return _bootstrap((tuple(above), tuple(below)), _ratio)
+
+
+def ratio_in_rounds(above: Mapping[Hashable, float], below: Mapping[Hashable, float]) -> Estimate:
+    """Estimate the ratio of two series whose measurements were taken in the same rounds.
+
+    Of every round in both there is one ratio, so that drift of a machine from round to round cancels. Returned is their
+    geometric mean, with the interval of Student's t distribution of their logarithms, which holds from three rounds on
+    where errors are factors. Without three common rounds it is the ratio of the medians, without an interval.
+    """
+    logs = np.array([math.log(above[name] / below[name]) for name in above if name in below])
+    if len(logs) < LEAST_REPEATS:
+        return Estimate(statistics.median(above.values()) / statistics.median(below.values()))
+    from scipy.stats import t
+
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    mean = float(logs.mean())
+    return Estimate(*(math.exp(end) for end in (mean, mean - half, mean + half)))
 
 
 def mean_and_deviation(values: Sequence[float]) -> MeanDeviation:

@@ -1,0 +1,104 @@
+"""Answer of a study of layouts: the fastest one, its interval, what it loses to, and the first choice of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from hybridnn.study.answer import fastest_layouts
+from hybridnn.study.report_files import latex_text, markdown_text
+from hybridnn.study.report_plots import draw_plots
+from hybridnn.study.results import StudyResults
+from hybridnn.study.statistics import ratio_in_rounds
+from reference.finished_runs import made_study, measured_line, prediction_line
+
+Layout = tuple[int, int, int]
+ONE, BATCH, MODEL, STAGES = (1, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 1)
+
+
+def _study(folder: Path, times: Mapping[Layout, Sequence[float]], **predicted: float) -> StudyResults:
+    """Layouts with their seconds per epoch in rounds; predicted seconds by the name of the grid."""
+    runs = {}
+    for (stages, batch, model), rounds in times.items():
+        grid = f"{stages}x" * (stages > 1) + f"{batch}x{model}"
+        ranks, method = stages * batch * model, "1f1b" if stages > 1 else "-"
+        for number, seconds in enumerate(rounds, 1):
+            lines: list[Mapping[str, Any]] = [measured_line(epoch, seconds / 10) for epoch in (1, 2)]
+            lines += [prediction_line(found / 10) for name, found in predicted.items() if name == f"grid_{grid}"]
+            options = {"ranks": ranks, "grid": (stages, batch, model), "seconds": [seconds] * 2, "lines": lines}
+            values = {"ranks": ranks, "grid": grid, "method": method, "repeat": number}
+            runs[f"{grid}-{number}"] = (values, options)
+    return made_study(folder, runs)
+
+
+def test_ratio_in_rounds_is_that_of_student() -> None:
+    random = np.random.default_rng(1)
+    drift = np.exp(random.normal(0, 1, 5))
+    above, below = (drift * factor * np.exp(random.normal(0, 0.01, 5)) for factor in (1.2, 1.0))
+    found = ratio_in_rounds(dict(enumerate(above)), dict(enumerate(below)))
+    expected = ttest_1samp(np.log(above / below), 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx(tuple(np.exp([expected.low, expected.high])))
+    assert found.value == pytest.approx(np.exp(np.log(above / below).mean()))
+    assert found.low is not None
+    assert found.low > 1.15, "the drift of the rounds cancels"
+    assert ratio_in_rounds({1: 2.0, 2: 4.0}, {1: 1.0, 2: 1.0}).low is None
+
+
+def test_interval_contains_the_ratio_as_often_as_it_says() -> None:
+    random, inside = np.random.default_rng(2), 0
+    for _ in range(1000):
+        above, below = np.exp(random.normal(np.log(1.5), 0.1, 4)), np.exp(random.normal(0, 0.1, 4))
+        found = ratio_in_rounds(dict(enumerate(above)), dict(enumerate(below)))
+        assert found.low is not None
+        assert found.high is not None
+        inside += found.low < 1.5 < found.high
+    assert inside == pytest.approx(950, abs=25)
+
+
+def test_fastest_layout_with_what_it_loses_to_and_the_choice_of_the_model(tmp_path: Path) -> None:
+    times = {ONE: [4.0, 4.1, 3.9], BATCH: [2.5, 2.55, 2.5], MODEL: [3.0, 3.1, 3.0], STAGES: [5.0, 5.0, 5.1]}
+    results = _study(tmp_path, times, grid_2x1=2.9, grid_1x2=2.8, grid_2x1x1=4.0)
+    (found,) = fastest_layouts(results)
+    assert (found.point.first.grid, found.alike, [point.first.grid for point, _ in found.others]) == (
+        "2x1",
+        [],
+        ["1x2", "2x1x1"],
+    )
+    text = found.text
+    assert text.startswith("2 ranks: 2x1 is the fastest, 2.5 [2.5, 2.55] s per epoch, 1.60 [")
+    assert "] times as fast as 1 rank; it loses to smaller products 10%, communicate 6%, " in text
+    assert "The next, 1x2, takes 1.21 [1.1" in text
+    assert text.endswith("The model had chosen 1x2, 1.21 [1.18, 1.23] times as long.")
+    assert text in markdown_text(results, {}).splitlines()[2]
+    assert "2x1 is the fastest" in latex_text(results)
+    assert (found.facts["layout"], found.facts["predicted"], found.facts["ranks"]) == ("2x1", "1x2", 2)
+    agreed = _study(tmp_path / "agreed", times, grid_2x1=2.0, grid_1x2=2.8, grid_2x1x1=4.0)
+    assert fastest_layouts(agreed)[0].text.endswith("The model said so.")
+    without = _study(tmp_path / "without", times, grid_2x1=2.0)
+    assert "model" not in fastest_layouts(without)[0].text
+
+
+def test_no_difference_is_told_where_the_interval_contains_one_or_there_is_none(tmp_path: Path) -> None:
+    times = {BATCH: [2.5, 2.6, 2.4], MODEL: [2.6, 2.4, 2.7], STAGES: [5.0, 5.0, 5.1]}
+    (found,) = fastest_layouts(_study(tmp_path / "alike", times))
+    assert "No difference to 1x2 can be told (1x2: 1.03 [0." in found.text
+    (few,) = fastest_layouts(_study(tmp_path / "few", {BATCH: [1.0, 1.0], MODEL: [3.0, 3.0]}))
+    assert few.text.endswith("No difference to 1x2 can be told, without 3 repeats (1x2: 3.00 times as long).")
+    assert fastest_layouts(_study(tmp_path / "one", {ONE: [1.0], BATCH: [1.0]})) == []
+
+
+def test_figure_names_the_fastest_layouts_and_has_open_markers_for_predictions(tmp_path: Path) -> None:
+    times = {ONE: [4.0] * 3, BATCH: [2.5] * 3, MODEL: [3.0] * 3, STAGES: [5.0] * 3}
+    predicted = {"grid_1x1": 4.0, "grid_2x1": 2.4, "grid_1x2": 2.8, "grid_2x1x1": 4.0}
+    _, figure = draw_plots(_study(tmp_path, times, **predicted))["strong_scaling"]
+    seconds = figure.axes[0]
+    assert [text.get_text() for text in seconds.texts] == ["2x1"]
+    lines = {str(line.get_label()): line for line in seconds.get_lines() if "predicted" in str(line.get_label())}
+    assert {name.removeprefix("_predicted, ") for name in lines} == {"batch", "model", "pipeline 1f1b"}
+    for line in lines.values():
+        assert (line.get_linestyle(), line.get_markerfacecolor()) == ("None", "none")
