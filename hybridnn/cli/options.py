@@ -107,6 +107,8 @@ Checkpoint = Annotated[
         "--checkpoint",
     ),
 ]
-Best = Annotated[bool, typer.Option("--best", help="Take the weights of the epoch with the best evaluation.")]
+Best = Annotated[
+    bool, typer.Option("--best", help="Take the weights of the epoch that was best on the validation part.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 ModelRanks = Annotated[int | None, count("Ranks that every layer is split over (default: 1).", "--model")]

@@ -359,9 +359,11 @@ class Settings(Section):
     output: OutputSettings = OutputSettings()
 
     @model_validator(mode="after")
-    def _patience_has_a_validation_split(self) -> Settings:
-        if self.training.patience is not None and not self.data.validation_fraction:
-            raise refused("training.patience", self.training.patience, "needs data.validation_fraction above 0")
+    def _choice_has_a_validation_split(self) -> Settings:
+        for name, unset in (("patience", None), ("monitor", "auto")):
+            value = getattr(self.training, name)
+            if value != unset and not self.data.validation_fraction:
+                raise refused(f"training.{name}", value, "needs data.validation_fraction above 0")
         return self
 
     @model_validator(mode="after")

@@ -166,6 +166,11 @@ class RunSummary:
     weights_epoch: int | None = None
     evaluated: str = "test"  # split on which epochs were evaluated, "validation" or "test"
 
+    @property
+    def best(self) -> EpochRecord | None:
+        """The best epoch on the validation split; None without one, as the test samples choose nothing."""
+        return best_epoch(self.epochs) if self.evaluated == "validation" else None
+
 
 class RunView(Callback):
     """A callback that shows a run; as a callback it is called on every rank, by its other methods on rank 0 only."""

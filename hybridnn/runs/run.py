@@ -99,7 +99,9 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
             logs = folder is not None and settings.output.tensorboard
             log = TensorBoardLog(path if logs else None, data.evaluated[0])
             stack.callback(log.close)
-            callbacks += [report, view, log, BestWeights(trainer, folder, settings.training.monitor)]
+            callbacks += [report, view, log]
+            if data.validation_samples:  # test samples choose nothing
+                callbacks.append(BestWeights(trainer, folder, settings.training.monitor))
             if settings.training.patience is not None:
                 callbacks.append(Patience(settings.training.patience, settings.training.monitor))
             seconds = _fit(settings, data, report, checkpoints, callbacks)
