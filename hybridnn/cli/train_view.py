@@ -180,6 +180,7 @@ def header_table(header: RunHeader) -> Table:
         *_device_rows(header),
         ("data", f"{header.data}, {samples}"),
         ("task", header.task),
+        ("columns", header.columns),
         ("network", network),
         ("optimizer", header.optimizer),
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
@@ -235,7 +236,7 @@ def epoch_table(
     pipelined: bool = False,
     tested: bool = False,
 ) -> Table:
-    """Make a table of one row per epoch; of a long run evenly spaced ones, the best on the validation split and the last.
+    """Make a table of one row per epoch; of a long run evenly spaced ones, the best in validation and the last.
 
     `evaluated` is the name of the split on which the epochs were evaluated, `metric` that of what was found there.
 

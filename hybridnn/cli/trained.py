@@ -81,7 +81,7 @@ def evaluate(
     """Evaluate the weights of a run, on its own data or others; several ranks as for train."""
     require_one_way(ranks, in_process)
     start_ranks(ranks)
-    from hybridnn.data.table_file import column_names
+    from hybridnn.data.table_options import column_names
     from hybridnn.drawing.figures import require_format, write_figure
     from hybridnn.runs.inference import evaluate_run
     from hybridnn.runs.trained_run import open_run
@@ -134,7 +134,7 @@ def predict(
     require_one_way(ranks, in_process)
     start_ranks(ranks)
     from hybridnn.comm.agreement import agree
-    from hybridnn.data.table_file import column_names
+    from hybridnn.data.table_options import column_names
     from hybridnn.runs.inference import predict_file
     from hybridnn.runs.trained_run import open_run
     from hybridnn.utils.files import write_atomically
@@ -266,7 +266,7 @@ def _weights_text(source: WeightsSource) -> str:
 def _warn_of_columns(file: str, ignored: Sequence[str]) -> None:
     """Print the unused columns of a table on the error stream."""
     if ignored:
-        from hybridnn.data.table_file import column_list
+        from hybridnn.data.table_options import column_list
 
         columns = column_list(ignored)
         print(f"Warning: {file}: columns that the run was not trained on are ignored: {columns}", file=sys.stderr)

@@ -13,7 +13,8 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.text import counted, printable
 
 from .table_columns import Floats, Kind, Numbers, label_text, plain_numbers, read_column
-from .table_file import NAMES_SHOWN, Extra, TableOptions, as_names, column_list, named_frame, require_columns
+from .table_file import Extra, named_frame
+from .table_options import NAMES_SHOWN, TableOptions, as_names, column_list, require_columns
 from .table_problems import TARGET_ADVICE, not_numbers, require_no_problem
 
 if TYPE_CHECKING:
@@ -78,6 +79,21 @@ class TableEncoding:
             "." if given.decimal == "auto" else given.decimal,
             "" if given.thousands in ("auto", "none") else given.thousands,
         )
+
+    def describe(self) -> str:
+        """What was decided about the columns, as one line."""
+        numbers = [name for name in self.columns if name not in self.categories and name not in self.kinds]
+        notes = [f"numbers: {column_list(numbers)}"] if numbers else []
+        notes += ["numbers have decimal commas"] if self.numbers.decimal == "," else []
+        notes += [f"{self.numbers.thousands!r} separates thousands"] if self.numbers.thousands else []
+        for kind, text in (("date", "dates become days since 1970"), ("truth", "truth values become 0 and 1")):
+            names = [name for name, of in self.kinds.items() if of == kind and name not in self.targets]
+            notes += [f"{text}: {column_list(names)}"] if names else []
+        values = [f"{name} ({len(texts):,} values)" for name, texts in self.categories.items()]
+        notes += [f"one input for each value: {column_list(values)}"] if values else []
+        notes += ["missing values become means"] if self.means else []
+        notes += [f"left out: {column_list(self.options.drop_columns)}"] if self.options.drop_columns else []
+        return "; ".join(notes)
 
     def encode(
         self, table: DataFrame, called: str = "the table", *, targets: str | Sequence[str] | None = None

@@ -27,6 +27,7 @@ from hybridnn.runs.trained_run import TrainedRun
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import npz_bytes
+from hybridnn.utils.text import counted
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -266,10 +267,18 @@ def predict_file(
     for part, predicted in _predicted(run, grid, trainer, rows, count, None):
         if samples is not None:
             outputs[part] = predicted
+    agree(grid.world, lambda: None if samples is None else _require_finite(outputs, str(path)))
     if samples is None:
         return None
     ignored = tuple(name for name in samples.ignored if name not in kept)
     return replace(_predictions(run, outputs), ignored=ignored, kept=kept)
+
+
+def _require_finite(outputs: NDArray[Any], called: str) -> None:
+    bad = ~np.isfinite(outputs).all(axis=1)
+    if bad.any():
+        rows = f"{counted(int(bad.sum()), 'row')}, first row {int(bad.argmax()) + 1:,}"
+        raise DataError(f"{called}: the prediction overflows ({rows}): its inputs are far beyond those of the training")
 
 
 def _predictions(run: TrainedRun, outputs: NDArray[Any]) -> Predictions:
