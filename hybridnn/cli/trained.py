@@ -119,7 +119,7 @@ def predict(
         str | None,
         option(
             "Columns of the table to write before the predictions, separated by commas; by default the first column, "
-            "if it is no input and all of its values differ.",
+            "if it identifies the rows.",
             "NAMES",
         ),
     ] = None,
@@ -138,6 +138,7 @@ def predict(
     from hybridnn.runs.inference import predict_file
     from hybridnn.runs.trained_run import open_run
     from hybridnn.utils.files import write_atomically
+    from hybridnn.utils.text import plural
 
     def predict_rank() -> None:
         grid = _make_grid(model)
@@ -158,7 +159,8 @@ def predict(
         if found is not None:
             _warn_of_damage(trained.source)
             _warn_of_columns(str(file), found.ignored)
-            print(f"{out}: {len(found.values):,} predictions with the weights of {_weights_text(trained.source)}")
+            count = len(found.values)
+            print(f"{out}: {count:,} {plural('prediction', count)} with the weights of {_weights_text(trained.source)}")
 
     on_ranks(in_process, predict_rank)
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .table_encoding import TableEncoding
 
 COMPACT_DATES = (19000101, 21001231)
-YEARS = (1600, 2100)
 SENTINELS = np.array([sign * (10.0**digits - 1) for digits in range(2, 7) for sign in (1, -1)] + [999.9, -999.9])
 """Numbers such as 99 and -999, which stand for missing values in many tables."""
 FAR = 3.0  # times the range of the other values, from which on a sentinel is far from them
@@ -69,12 +68,11 @@ def doubts(frame: DataFrame, columns: Sequence[Column], encoding: TableEncoding,
 
 
 def is_identifier(name: str, values: Floats) -> bool:
-    """Whether a column of numbers seems to identify the rows: it counts them, or all differ and its name says so."""
+    """Whether numbers seem to identify the rows: they count from 0 or 1, or all differ and the name says so."""
     if len(values) < FEW_ROWS or (values != np.rint(values)).any() or len(np.unique(values)) < len(values):
         return False
-    are_years = values[0] >= YEARS[0] and values[-1] <= YEARS[1]
     has_name = ID_NAME.fullmatch(name) or ID_SUFFIX.fullmatch(name)
-    return bool(has_name) or (not are_years and bool((np.diff(values) == 1).all()))
+    return bool(has_name) or (values[0] in (0, 1) and bool((np.diff(values) == 1).all()))
 
 
 def _row_numbers(name: str, values: Floats) -> Iterator[str]:

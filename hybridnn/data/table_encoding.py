@@ -138,7 +138,7 @@ class TableEncoding:
         there = ~np.isnan(rows)
         counts = there.sum(axis=0)
         if not counts.all():
-            empty = sorted({name for name, count in zip(self._feature_columns(), counts, strict=True) if not count})
+            empty = sorted({name for name, count in zip(self.feature_columns, counts, strict=True) if not count})
             raise DataError(f"{called}: no value in the training samples of {column_list(empty)}: no mean to fill in")
         return replace(self, means=tuple((np.where(there, rows, 0).sum(axis=0) / counts).tolist()))
 
@@ -169,7 +169,7 @@ class TableEncoding:
                 for name in self.columns
             ]
             values = np.concatenate(parts, axis=1)
-        _require_finite(values, self._feature_columns(), called)
+        _require_finite(values, self.feature_columns, called)
         return values
 
     def _numbers_of(self, table: DataFrame, names: Sequence[str], called: str) -> Floats:
@@ -228,7 +228,8 @@ class TableEncoding:
         _require_finite(targets, names, called)
         return targets
 
-    def _feature_columns(self) -> list[str]:
+    @property
+    def feature_columns(self) -> list[str]:
         """The column of every feature."""
         return [name for name in self.columns for _ in self.categories.get(name, ("",))]
 
@@ -252,7 +253,7 @@ class TableEncoding:
             x, in_x = np.where(in_x, self.means, x), np.zeros_like(in_x)
         bad = np.concatenate([in_x, in_y], axis=1)
         if bad.any():
-            which = _counts([*self._feature_columns(), *targets], bad)
+            which = _counts([*self.feature_columns, *targets], bad)
             how = "the network was trained without such samples"
             if self.options.missing != "error":
                 how += "; only training and evaluation leave them out"

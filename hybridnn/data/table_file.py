@@ -143,7 +143,7 @@ def _read_csv(
     if table.shape[1] == 1 and (other := _other_separator(names, records)):
         how = f"if {other!r} separates columns, set data.separator = {other!r}"
         raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
-    if options.header == "auto" and not inputs and _are_data(names, records):
+    if options.header == "auto" and not {*inputs}.intersection(names) and _are_data(names, records):
         how = "set data.header to false if these are data, and columns get numbered names, or to true if they are names"
         raise DataError(f"{called}: the first line seems to hold data ({column_list(names)}); {how}")
     if options.names and len(options.names) != len(names):

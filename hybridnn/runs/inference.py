@@ -136,10 +136,12 @@ def _predicted(
     for first in range(0, samples, size):
         part = slice(first, min(first + size, samples))
         block = np.empty((part.stop - first, run.features), run.settings.training.dtype)
-        if grid.rank == 0 and rows is not None:
-            rows.take(np.arange(first, part.stop), block, None if targets is None else targets[part])
-        grid.world.broadcast(block)
-        yield part, trainer.predict(block)
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found in the outputs
+            if grid.rank == 0 and rows is not None:
+                rows.take(np.arange(first, part.stop), block, None if targets is None else targets[part])
+            grid.world.broadcast(block)
+            outputs = trainer.predict(block)
+        yield part, outputs
 
 
 def _target_names(run: TrainedRun) -> tuple[str, ...]:
