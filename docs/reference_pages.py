@@ -164,7 +164,7 @@ def algorithms() -> str:
 
 def animation(place: str) -> str:
     """A page of `ANIMATIONS`, as ``hybridnn schedule METHOD --out FILE.html`` writes it."""
-    from hybridnn.drawing.html import html_page
+    from hybridnn.drawing.animation import html_page
     from hybridnn.drawing.timelines import schedule
 
     return html_page(schedule(Path(place).stem, stages=4, **ANIMATIONS[place]).animation)

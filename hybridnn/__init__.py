@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hybridnn._version import __version__
 from hybridnn.comm.mpi import register_single_rank
 from hybridnn.comm.open_mpi import set_rank_settings
-from hybridnn.diagnostics.departure import send_departure
 
 if TYPE_CHECKING:
     from hybridnn.drawing.timelines import schedule
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from hybridnn.nn.mlp import MLP
     from hybridnn.nn.optimizers import SGD, Adam, AdamW, RMSprop
     from hybridnn.parallel.grid import ProcessGrid
-    from hybridnn.training.callbacks import Callback, EarlyStopping
+    from hybridnn.training.callbacks import EarlyStopping, ProgressBar
     from hybridnn.training.config import DeviceOptions, TrainConfig
-    from hybridnn.training.progress_bar import ProgressBar
+    from hybridnn.training.trained_network import Callback
     from hybridnn.training.trainer import Trainer
 
 __all__ = [
@@ -59,18 +59,25 @@ _MODULES = {
     "Cosine": "nn.learning_rates",
     "Step": "nn.learning_rates",
     "WarmupLinear": "nn.learning_rates",
-    "Callback": "training.callbacks",
+    "Callback": "training.trained_network",
     "DeviceOptions": "training.config",
     "EarlyStopping": "training.callbacks",
     "HybridnnError": "errors",
     "ProcessGrid": "parallel.grid",
-    "ProgressBar": "training.progress_bar",
+    "ProgressBar": "training.callbacks",
     "TrainConfig": "training.config",
     "Trainer": "training.trainer",
     "schedule": "drawing.timelines",
 }
 
-atexit.register(send_departure)
+
+def _leave() -> None:
+    """Send how this rank exits to the ranks that wait for it, where MPI was loaded."""
+    if "mpi4py.MPI" in sys.modules:
+        import_module("hybridnn.diagnostics.failsafe").send_departure()
+
+
+atexit.register(_leave)
 set_rank_settings(os.environ)
 register_single_rank(lambda: import_module("hybridnn.in_process.runner").one_rank())
 

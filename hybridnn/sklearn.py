@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import is_child
 from hybridnn.data import ArrayRows
-from hybridnn.errors import EnvironmentProblem, HybridnnError
+from hybridnn.errors import EnvironmentProblem, HybridnnError, warn_caller
 from hybridnn.in_process import run_ranks
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer, RMSprop
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.training.callbacks import EarlyStopping
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.caller_warnings import warn_caller
 from hybridnn.utils.checks import require_choice, require_number, require_whole, with_advice
 
 if TYPE_CHECKING:

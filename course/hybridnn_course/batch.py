@@ -150,23 +150,6 @@ def _require_same_assignment(grader: Grader, out: Path) -> None:
         raise DataError(f"{out}: has the grades of {stored.assignment}; give another folder for {grader.assignment.id}")
 
 
-def read_outcomes(grader: Grader, submissions: Path, out: Path) -> tuple[list[Graded], list[str]]:
-    """Outcomes that are there, and the names of submissions without one."""
-    graded, missing = [], []
-    for path in find_submissions(submissions):
-        name = str(path.relative_to(submissions))
-        found: Outcome | None
-        try:
-            found = _stored(_outcome_file(grader, path, read_bytes(path, ARCHIVE_BYTES), out))
-        except FileError as error:
-            found = _unreadable(grader, error)
-        if found is None:
-            missing.append(name)
-        else:
-            graded.append(Graded(name, found))
-    return graded, missing
-
-
 def with_student_flags(graded: Sequence[Graded], roster: Collection[str] = ()) -> list[Graded]:
     """The outcomes, with flags where several submissions name the same student, or one who is not on the roster.
 

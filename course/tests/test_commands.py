@@ -92,9 +92,8 @@ def test_a_term_from_its_beginning_to_the_grades(course: Run, tmp_path: Path) ->
     assert "ada.zip: 35" in graded
     assert "wrong.zip: not gradable: it is a submission of a3, not of a2" in graded  # costs no attempt
     assert "not graded, as they are no zip files: ada.7z\n" in graded
-    assert "none of these submissions is graded" in error_line(course("report", *where, "--case-seconds", "5"))
     assert "ada.zip,ada,35.0,100,yes" in (tmp_path / "grades/grades.csv").read_text()
-    assert "no submission that can be graded: bob" in _done(course("report", *where, "--roster", "roster.csv"))
+    assert "no submission that can be graded: bob" in _done(course("grade", *where, "--roster", "roster.csv"))
     assert "1 submission compared, 0 pairs" in _done(course("similar", "a2", "in", "--course", "term"))
     assert "def bounds_solution" in _done(course("solution", "a2", "--course", "term"))
 

@@ -18,7 +18,7 @@ from course.tests.made import KIT, allow_kit, course_of, reference_files, submis
 from hybridnn.errors import DataError
 from hybridnn_course import grading, isolation
 from hybridnn_course.assignment import Assignment, Mistake, load_assignment
-from hybridnn_course.batch import SUFFIX, Graded, grade_folder, read_outcomes, with_student_flags
+from hybridnn_course.batch import SUFFIX, Graded, grade_folder, with_student_flags
 from hybridnn_course.carrier import Worker
 from hybridnn_course.checks import TaskKey, TrustedRunner, check_task
 from hybridnn_course.cli.assistant import grade
@@ -154,9 +154,6 @@ def test_a_folder_is_graded_once_and_reported(tmp_path: Path, grader: Grader) ->
     repeated = grade_folder(grader, tmp_path / "submissions", out, told=lambda item: again.append(item.name))
     assert repeated == graded
     assert {path: path.stat().st_mtime_ns for path in out.glob(f"*{SUFFIX}")} == before
-    stored, missing = read_outcomes(grader, tmp_path / "submissions", out)
-    assert stored == graded
-    assert missing == []
 
 
 def test_a_folder_with_the_grades_of_another_assignment_is_refused(tmp_path: Path, grader: Grader) -> None:
@@ -210,7 +207,6 @@ def test_a_damaged_outcome_is_graded_again(tmp_path: Path, monkeypatch: pytest.M
     assert first == [Graded("a.zip", outcome)]
     (file,) = (tmp_path / "grades").glob(f"*{SUFFIX}")
     file.write_text(file.read_text()[:100])
-    assert read_outcomes(grader, tmp_path / "submissions", tmp_path / "grades") == ([], ["a.zip"])
     assert grade_folder(grader, tmp_path / "submissions", tmp_path / "grades") == first
 
 

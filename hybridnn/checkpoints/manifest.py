@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hybridnn.errors import DataError, one_line
 from hybridnn.pipeline.layout import Layout
-from hybridnn.training.progress import Positive, Progress
+from hybridnn.training.records import Positive, Progress
 from hybridnn.utils.files import parse_json
 from hybridnn.utils.settings_models import first_problem
 

@@ -59,8 +59,8 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.training.progress import Progress
 from hybridnn.training.rank_comparison import trainer_facts
+from hybridnn.training.records import Progress
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.checks import require_whole
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.cost.calibration.calibrate import Calibration
-    from hybridnn.cost.calibration.fit import FittedOperation, HeldOutError
+    from hybridnn.cost.calibration.fit import FittedOperation
     from hybridnn.cost.machine import Machine
 
 
@@ -29,48 +29,33 @@ SEED = 0  # of the sizes and shapes that are measured
 def calibrate(
     out: Annotated[Path, option("The machine file to write.", "FILE.toml")] = Path("machine.toml"),
     seconds: Annotated[float, option("Approximate time of the measurement.", "S")] = 120.0,
-    memory: Annotated[
-        float | None, option("Bytes each rank may use; by default its share of the free memory.", "BYTES")
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        option("Draw the samples and the fits into this file (default: nothing is drawn).", "FILE.png|.svg|.pdf"),
-    ] = None,
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Replace existing files, and write the machine file even where the verdict is doubtful."
-        ),
+        bool, typer.Option("--force", help="Replace an existing file, and write one where the verdict is doubtful too.")
     ] = False,
     output_format: OutputFormat = Format.text,
     ranks: Ranks = None,
 ) -> None:
     """Measure this machine, for plans and predictions; start it with -n and as many ranks as runs will use."""
-    _check_options(out, seconds, memory, plot)
+    from hybridnn.utils.checks import require_number
+
+    require_number("--seconds", seconds, above=0, at_most=86_400, allowed="above 0, at most a day")
+    if out.suffix.lower() != ".toml":
+        raise SettingError("--out", str(out), "the name of the file must end in .toml")
     start_ranks(ranks)
 
     # Only now, so that a wrong option is reported without waiting for the rest to load.
     from hybridnn.comm.agreement import agree
     from hybridnn.cost.calibration import calibrate as calibration
     from hybridnn.cost.machine_file import write_machine
-    from hybridnn.drawing.cost_plots import draw_fits
-    from hybridnn.drawing.figures import write_figure
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.step_timer import TrainingTimer
 
     grid = ProcessGrid()
-    if plot is not None and grid.size == 1:
-        raise SettingError("--plot", str(plot), "there are no messages to plot with one rank; use 2 or more")
 
     def on_first_rank(action: Callable[[], None]) -> None:
         agree(grid.world, action if grid.rank == 0 else lambda: None)
 
-    def check_files() -> None:
-        require_new_file("--out", out, replace=force)
-        if plot is not None:
-            require_new_file("--plot", plot, replace=force)
-
-    on_first_rank(check_files)
+    on_first_rank(lambda: require_new_file("--out", out, replace=force))
     console = make_console()
     as_json = output_format is Format.json
 
@@ -78,36 +63,17 @@ def calibrate(
         if not as_json:
             console.print(f"measuring {text}")
 
-    found = calibration.calibrate(grid, seconds, SEED, TrainingTimer(), memory_bytes=memory, report=report)
-
-    def write_files() -> None:
-        write_machine(found.machine, out)
-        if plot is not None:
-            write_figure(draw_fits(found.fits), plot)
-
+    found = calibration.calibrate(grid, seconds, SEED, TrainingTimer(), report=report)
     quality = found.machine.quality
     is_written = force or quality is None or not quality.problems
     if is_written:
-        on_first_rank(write_files)
+        on_first_rank(lambda: write_machine(found.machine, out))
     if as_json:
         write_json(_facts(found, out if is_written else None))
     else:
         _print_calibration(console, found, out if is_written else None)
     if not is_written:
         raise typer.Exit(1)
-
-
-def _check_options(out: Path, seconds: float, memory: float | None, plot: Path | None) -> None:
-    from hybridnn.drawing.figures import require_format
-    from hybridnn.utils.checks import require_number
-
-    require_number("--seconds", seconds, above=0, at_most=86_400, allowed="above 0, at most a day")
-    if memory is not None:
-        require_number("--memory", memory, at_least=1, at_most=2.0**63, allowed="bytes, 1 or more")
-    if out.suffix.lower() != ".toml":
-        raise SettingError("--out", str(out), "the name of the file must end in .toml")
-    if plot is not None:
-        require_format(plot, "--plot")
 
 
 def _print_calibration(console: Console, found: Calibration, out: Path | None) -> None:
@@ -179,12 +145,9 @@ def _facts(found: Calibration, out: Path | None) -> dict[str, object]:
                 "algorithm": fit.cost.algorithm,
                 "factor": fit.factor,
                 "segments": [segment.model_dump() for segment in fit.cost.segments],
-                "held_out_error": _error_facts(fit.held_out_error()),
-                "held_out_error_from_64_kib": _error_facts(fit.held_out_error(LARGE_BYTES)),
-                "samples": [
-                    {"nbytes": sample.nbytes, "seconds": sample.seconds, "held_out": sample.held_out}
-                    for sample in fit.samples
-                ],
+                "held_out_error": (error := fit.held_out_error()) and asdict(error),
+                "held_out_error_from_64_kib": (error := fit.held_out_error(LARGE_BYTES)) and asdict(error),
+                "samples": [asdict(sample) for sample in fit.samples],
             }
             for fit in found.fits
         ],
@@ -192,10 +155,6 @@ def _facts(found: Calibration, out: Path | None) -> dict[str, object]:
         "not_measured": list(found.missing),
         "crowded": found.oversubscription,
     }
-
-
-def _error_facts(error: HeldOutError | None) -> dict[str, object] | None:
-    return None if error is None else asdict(error)
 
 
 def _fit_table(fits: tuple[FittedOperation, ...]) -> Table:

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.completion import dataset_names, setting_values
-from hybridnn.cli.options import Format, OutputFormat, Overrides, command_group, option
+from hybridnn.cli.options import (
+    Format,
+    OutputFormat,
+    Overrides,
+    command_group,
+    dataset_names,
+    option,
+    setting_values,
+)
 from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.utils.text import to_json

@@ -24,7 +24,6 @@ VERDICT_WIDTH = len("warning")
 
 
 def doctor(
-    strict: Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")] = False,
     limit: Annotated[float, option("Time for each check with other ranks.", "SECONDS")] = 15.0,
     output_format: OutputFormat = Format.text,
     ranks: Ranks = None,
@@ -39,9 +38,9 @@ def doctor(
     from hybridnn.doctor.examine import examine
 
     if output_format is Format.json:
-        code = examine(limit, strict=strict, format_report=_json, print_report=_print_json)
+        code = examine(limit, format_report=_json, print_report=_print_json)
     else:
-        code = examine(limit, strict=strict, format_report=lambda report: _text(report).plain, print_report=_print_text)
+        code = examine(limit, format_report=lambda report: _text(report).plain, print_report=_print_text)
     raise typer.Exit(code)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hybridnn.cli.completion import end_no_word_at_equals, join_at_equals
+from hybridnn.cli.options import end_no_word_at_equals, join_at_equals
 from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
 from hybridnn.errors import INTERRUPTED, EnvironmentProblem, HybridnnError
 from hybridnn.utils.collector import paused_collector, skip_last_collection

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.cost.machine import Machine
-    from hybridnn.drawing.animation import Animation
     from hybridnn.drawing.drawing import Drawing
 
 
@@ -172,20 +171,17 @@ def print_drawing(console: Console, drawing: Drawing) -> None:
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
-def choose_format(wanted: PictureFormat | None, out: Path | None, *, plays: bool = False) -> PictureFormat:
-    """Return the format given by the user, else that of the file's suffix, else text; HTML only if the command `plays`.
+def choose_format(wanted: PictureFormat | None, out: Path | None) -> PictureFormat:
+    """Return the format given by the user, else that of the file's suffix, else text.
 
     Raises `SettingError` if the suffix of the file contradicts the format, its folder does not exist, or a PNG or PDF
     has no file.
     """
-    formats = [name for name in PictureFormat if plays or name is not PictureFormat.html]
-    if wanted is not None and wanted not in formats:
-        raise SettingError("--format", wanted.value, "must be one of " + ", ".join(name.value for name in formats))
     if out is None:
         if wanted is not None and wanted in BINARY:
             raise SettingError("--format", wanted.value, "needs a file: give --out FILE")
         return wanted or PictureFormat.text
-    suffixes = {name: ".txt" if name is PictureFormat.text else f".{name.value}" for name in formats}
+    suffixes = {name: ".txt" if name is PictureFormat.text else f".{name.value}" for name in PictureFormat}
     found = next((name for name, suffix in suffixes.items() if suffix == out.suffix.lower()), None)
     if wanted is None and found is None and out.suffix:
         raise SettingError("--out", str(out), "the name of the file must end in " + ", ".join(suffixes.values()))
@@ -219,7 +215,6 @@ def write_result(
     facts: Callable[[], object],
     draw: Callable[[], Drawing | Figure],
     width: float | None = None,
-    play: Callable[[], Animation] | None = None,
 ) -> None:
     """Write a result in one of the formats to a file, or print it.
 
@@ -234,10 +229,6 @@ def write_result(
         without_colours = StringIO()
         text(make_console(without_colours))
         write_file(without_colours.getvalue(), out)
-    elif play is not None and picture is PictureFormat.html:
-        from hybridnn.drawing.html import html_page
-
-        write_file(html_page(play()), out)
     else:
         from hybridnn.drawing.drawing import Drawing
         from hybridnn.drawing.figures import figure_bytes

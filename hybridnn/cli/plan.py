@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.config.settings import ParallelSettings
-    from hybridnn.cost.planning.plan import Plan
+    from hybridnn.cost.plan import Plan
     from hybridnn.cost.prediction.predict import Prediction
 
 Facts = dict[str, Any]
@@ -42,8 +42,8 @@ def plan(
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cost.machine_file import require_machine
-    from hybridnn.cost.planning.plan import best_by_ranks
-    from hybridnn.cost.planning.plan import plan as make_plan
+    from hybridnn.cost.plan import best_by_ranks
+    from hybridnn.cost.plan import plan as make_plan
     from hybridnn.runs.workload import fixed_constraints, workload_from_settings
 
     with first_rank_alone():
@@ -60,7 +60,7 @@ def plan(
 
 def _facts(plan: Plan, best: Mapping[int, Prediction] | None) -> Facts:
     """All figures of a plan, named with their units; `best` is the result of `best_by_ranks`, None without any."""
-    from hybridnn.cost.planning.plan import bottleneck_sentence, reason_sentence
+    from hybridnn.cost.plan import bottleneck_sentence, reason_sentence
     from hybridnn.cost.prediction.memory import data_bytes
 
     return {

@@ -28,7 +28,6 @@ import typer
 from hybridnn.cli.options import count
 from hybridnn.comm.launcher import launched_rank
 from hybridnn.comm.mpi import INTERACTIVE_STEP, STEP_SIZE
-from hybridnn.diagnostics.departure import running_world
 from hybridnn.diagnostics.failsafe import (
     BEGUN,
     ENDED,
@@ -39,6 +38,7 @@ from hybridnn.diagnostics.failsafe import (
     notify_higher_ranks,
     progress_file,
     report_failure,
+    running_world,
 )
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.runs.stop_signals import REPEAT_SECONDS

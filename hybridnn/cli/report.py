@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, option
-from hybridnn.cli.output import MISSING, make_console, new_table, number_cell, require_picture, write_json
+from hybridnn.cli.options import Format, OutputFormat
+from hybridnn.cli.output import MISSING, make_console, new_table, number_cell, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.utils.text import format_milliseconds
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hybridnn.diagnostics.stalls.diagnosis import StallRecord
+    from hybridnn.diagnostics.diagnosis import StallRecord
     from hybridnn.runs.quantities import InstructionFigures, RunFigures, ScalingGroup
     from hybridnn.runs.run_files import RunRecord
 
@@ -28,32 +28,21 @@ NAMED = frozenset({"data", "data.train_samples", "model.sizes"})  # conditions t
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
-    out: Annotated[
-        Path | None,
-        option(
-            "Draw measured beside predicted times into this file (default: they are only printed).",
-            "FILE.png|.svg|.pdf",
-        ),
-    ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Show where the time of a run went, or which rank a stalled run waited for; of several runs, how they scale."""
-    from hybridnn.diagnostics.stalls.diagnosis import stall_report
-    from hybridnn.diagnostics.stalls.files import FOLDER, read_stall
-    from hybridnn.drawing.cost_plots import draw_run_check, draw_runs_check
-    from hybridnn.drawing.figures import write_figure
+    from hybridnn.diagnostics.diagnosis import stall_report
+    from hybridnn.diagnostics.stall_files import FOLDER, read_stall
     from hybridnn.runs.quantities import compare_runs, figures_of, instruction_figures
     from hybridnn.runs.run_files import read_run, run_status
 
     with first_rank_alone():
-        if out is not None:
-            require_picture("--out", out)
         as_json = output_format is Format.json
         record = read_stall(folders[0]) if len(folders) == 1 else None
         if record is not None:
             if not as_json:
                 print(stall_report(record, folders[0] / FOLDER))
-            if out is None and run_status(folders[0]) in ("absent", "unfinished"):
+            if run_status(folders[0]) in ("absent", "unfinished"):
                 if as_json:
                     write_json({"stall": _stall_facts(record)})
                 return
@@ -71,11 +60,6 @@ def report(
                 write_json({"groups": [_group_facts(group) for group in groups]})
             else:
                 _print_groups(groups)
-        if out is not None:
-            picture = draw_run_check(runs[0], figures[0]) if len(runs) == 1 else draw_runs_check(figures)
-            write_figure(picture, out)
-            if not as_json:
-                print(out)
 
 
 def _stall_facts(record: StallRecord) -> dict[str, object]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.completion import method_names
-from hybridnn.cli.options import OutputPicture, PictureFile, PictureFormat, count, option
+from hybridnn.cli.options import OutputPicture, PictureFormat, count, method_names, option
 from hybridnn.cli.output import (
     choose_format,
     make_console,
     new_grid,
     new_table,
     print_drawing,
+    write_file,
     write_result,
 )
 from hybridnn.errors import SettingError
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 
 FEW_MINIBATCHES = 12  # rows of the table of weight versions, unless there are more stages or the user chose all
+
+PEAKS = ("peak_live_activations", "peak_live_inputs", "peak_weight_versions")
+"""What a stage stores at most, by the names of a memory plan."""
 
 LINT_VERDICT = "lint: ok; no deadlock, even if every send waits until it is received"
 
@@ -70,10 +74,13 @@ def schedule(
         option("Width of the picture, such as 8 for a column of a page; by default one scale for all.", "CM"),
     ] = None,
     output_format: OutputPicture = None,
-    out: PictureFile = None,
+    out: Annotated[
+        Path | None, option("A file for the result; a FILE.html plays the schedule (default: it is printed).", "FILE")
+    ] = None,
 ) -> None:
     """Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock."""
     from hybridnn.drawing import timelines
+    from hybridnn.drawing.animation import html_page
     from hybridnn.pipeline.checks.lint import audit
     from hybridnn.pipeline.schedules.methods import METHODS
     from hybridnn.utils.checks import require_number
@@ -81,7 +88,8 @@ def schedule(
     if method is None:
         make_console().print(new_grid((info.name, info.summary) for info in METHODS.values()))
         return
-    picture = choose_format(output_format, out, plays=True)
+    plays = out is not None and out.suffix.lower() == ".html" and output_format is None
+    picture = None if plays else choose_format(output_format, out)
     is_picture = picture in (PictureFormat.svg, PictureFormat.png, PictureFormat.pdf)
     if messages and not is_picture:
         raise SettingError("--messages", True, "needs a picture: give --out FILE.svg, .png or .pdf")
@@ -102,6 +110,9 @@ def schedule(
     )
     timeline, durations = made.timeline, made.durations
     rows = audit(timeline.schedule)
+    if picture is None:
+        write_file(html_page(made.animation), out)
+        return
     write_result(
         picture,
         out,
@@ -109,7 +120,6 @@ def schedule(
         lambda: _facts(timeline, durations, rows),
         lambda: made.drawn(messages=messages, versions=versions),
         width,
-        lambda: made.animation,
     )
 
 
@@ -156,14 +166,8 @@ def _facts(timeline: Timeline, durations: Durations, rows: Sequence[StalenessRow
             "makespan": timeline.makespan,
             "bubble_fraction": timeline.bubble_fraction,
             "stages": [
-                {
-                    "stage": stage,
-                    "peak_live_activations": timeline.plans[stage].peak_live_activations,
-                    "peak_live_inputs": timeline.plans[stage].peak_live_inputs,
-                    "peak_weight_versions": timeline.plans[stage].peak_weight_versions,
-                    "busy": timeline.busy[stage],
-                }
-                for stage in range(schedule.stages)
+                {"stage": stage} | {name: getattr(plan, name) for name in PEAKS} | {"busy": busy}
+                for stage, (plan, busy) in enumerate(zip(timeline.plans, timeline.busy, strict=True))
             ],
         },
     }
@@ -196,9 +200,9 @@ def _staleness_facts(row: StalenessRow) -> dict[str, Any]:
 def _stage_table(timeline: Timeline) -> Table:
     rows = []
     for stage, (plan, busy) in enumerate(zip(timeline.plans, timeline.busy, strict=True)):
-        peaks = (plan.peak_live_activations, plan.peak_live_inputs, plan.peak_weight_versions)
+        peaks = [str(getattr(plan, name)) for name in PEAKS]
         idle = 1 - busy / timeline.makespan if timeline.makespan else 0.0
-        rows.append((str(stage), *map(str, peaks), f"{busy:.6g}", f"{idle:.1%}"))
+        rows.append((str(stage), *peaks, f"{busy:.6g}", f"{idle:.1%}"))
     titles = ("stage", "peak live\nactivations", "peak live\ninputs", "peak weight\nversions", "busy", "idle")
     return new_table((), titles, rows)
 

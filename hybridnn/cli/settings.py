@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.completion import setting_names
-from hybridnn.cli.options import Format, OutputFormat
+from hybridnn.cli.options import Format, OutputFormat, setting_names
 from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import SettingError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import MachineFile, OutputPicture, Overrides, PictureFile, count, option
+from hybridnn.cli.options import MachineFile, OutputPicture, Overrides, PictureFile, count
 from hybridnn.cli.output import (
     choose_format,
     new_table,
@@ -19,7 +19,6 @@ from hybridnn.cli.output import (
     write_result,
 )
 from hybridnn.cli.ranks import first_rank_alone
-from hybridnn.errors import SettingError
 from hybridnn.utils.text import format_milliseconds
 
 if TYPE_CHECKING:
@@ -28,12 +27,9 @@ if TYPE_CHECKING:
 
     from hybridnn.cost.machine import Machine
     from hybridnn.cost.prediction.times import TimeBreakdown
-    from hybridnn.cost.simulation import Disturbance, ScalingCurve, SimulatedStep
+    from hybridnn.cost.simulation import ScalingCurve, SimulatedStep
     from hybridnn.drawing.drawing import Drawing
     from hybridnn.pipeline.layout import Layout
-
-
-MOST_MINIBATCHES = 10_000  # more take minutes, and a steady state is reached long before
 
 
 PARTS = ("computing", "communication", "bubble")  # activities that are shown; a simulation counts overhead as computing
@@ -47,7 +43,7 @@ ABOVE_IDEAL = (
 EXPLANATION = """\
 computing      passes, loss and update, with loading, copying and Python
 communication  collectives that are waited for, and what of messages cannot be hidden
-bubble         waiting for other stages, their messages, and slower ranks"""
+bubble         waiting for other stages and their messages"""
 
 
 class ScalingKind(str, Enum):
@@ -62,22 +58,6 @@ def simulate(
     ranks: Annotated[int, count("Ranks of the job; without parallel.batch they fill it.")],
     machine: MachineFile = None,
     overrides: Overrides = None,
-    minibatches: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MOST_MINIBATCHES,
-            help="Minibatches to simulate; by default 1, and 4 for each stage where they overlap.",
-            metavar="N",
-        ),
-    ] = None,
-    jitter: Annotated[
-        float, option("Relative standard deviation of the time of every computation.", "X", least=0.0)
-    ] = 0.0,
-    slow: Annotated[
-        list[str] | None,
-        option("A rank that computes slower, by a factor; may be given many times.", "RANK:FACTOR"),
-    ] = None,
     curve: Annotated[
         ScalingKind | None,
         typer.Option(
@@ -94,22 +74,19 @@ def simulate(
         from hybridnn.config.settings import load_settings
         from hybridnn.cost.machine_file import require_machine
 
-        slow_ranks = _slow_ranks(slow or ())
         settings, cluster = load_settings(config, overrides or ()), require_machine(machine)
 
         # Only now, so that a wrong setting is reported without waiting for the rest to load.
-        from hybridnn.cost.simulation import Disturbance, default_minibatches, scaling_curve, simulate_layout
+        from hybridnn.cost.simulation import scaling_curve, simulate_layout
         from hybridnn.drawing.simulation_picture import draw_simulation
         from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
-        disturbance = Disturbance(jitter, slow_ranks)
         workload = workload_from_settings(settings)
         layout = layout_from_settings(settings, ranks, workload.model, cluster)
-        count = minibatches or default_minibatches(layout)
         if curve is not None:
-            from hybridnn.drawing.cost_plots import draw_scaling
+            from hybridnn.drawing.simulation_picture import draw_scaling
 
-            scaling = scaling_curve(workload, layout, cluster, curve.value, count, disturbance)
+            scaling = scaling_curve(workload, layout, cluster, curve.value)
             write_result(
                 picture,
                 out,
@@ -118,31 +95,15 @@ def simulate(
                 lambda: draw_scaling(scaling, _layout_text(layout, cluster)),
             )
             return
-        calm = simulate_layout(workload, layout, cluster, count)
-        step = simulate_layout(workload, layout, cluster, count, disturbance) if disturbance else calm
+        step = simulate_layout(workload, layout, cluster)
         drawing = draw_simulation(step)
         write_result(
             picture,
             out,
-            lambda console: _print_step(console, step, calm, cluster, drawing),
-            lambda: _step_facts(step, calm, cluster, disturbance, drawing),
+            lambda console: _print_step(console, step, cluster, drawing),
+            lambda: _step_facts(step, cluster, drawing),
             lambda: drawing,
         )
-
-
-def _slow_ranks(texts: Sequence[str]) -> dict[int, float]:
-    """Slowdown of each rank, from texts RANK:FACTOR."""
-    slow: dict[int, float] = {}
-    for text in texts:
-        left, _, right = text.partition(":")
-        try:
-            rank, factor = int(left), float(right)
-        except ValueError:
-            raise SettingError("--slow", text, "a rank and a factor, for example 3:1.5") from None
-        if rank in slow:
-            raise SettingError("--slow", text, "every rank once")
-        slow[rank] = factor
-    return slow
 
 
 def _layout_text(layout: Layout, machine: Machine) -> str:
@@ -152,8 +113,8 @@ def _layout_text(layout: Layout, machine: Machine) -> str:
     return f"{counted(layout.ranks, 'rank')} of {machine.name}: {layout.describe()}"
 
 
-def _print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, machine: Machine, drawing: Drawing) -> None:
-    """Print the drawing, the time of a step, and its parts on every stage; `calm` is the step without disturbance."""
+def _print_step(console: Console, step: SimulatedStep, machine: Machine, drawing: Drawing) -> None:
+    """Print the drawing, the time of a step, and its parts on every stage."""
     print_drawing(console, drawing)
     console.print()
     console.print(_layout_text(step.layout, machine))
@@ -162,16 +123,11 @@ def _print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, mach
     per_step = step.seconds_per_step
     rate = f"{step.workload.batch_size / per_step:,.0f} samples/s" if per_step else ""
     console.print(f"{format_milliseconds(per_step)} ms per step, {step.seconds_per_epoch:.4g} s per epoch, {rate}")
-    if step is not calm:
-        slower = per_step / calm.seconds_per_step - 1
-        console.print(f"without jitter and slow ranks {format_milliseconds(calm.seconds_per_step)} ms ({slower:+.1%})")
     console.print(_stage_table(step))
     console.print(EXPLANATION)
 
 
-def _step_facts(
-    step: SimulatedStep, calm: SimulatedStep, machine: Machine, disturbance: Disturbance, drawing: Drawing
-) -> dict[str, Any]:
+def _step_facts(step: SimulatedStep, machine: Machine, drawing: Drawing) -> dict[str, Any]:
     """The figures of a simulation and its drawing, with stages, minibatches and microbatches from 0."""
     layout = step.layout
     return {
@@ -183,11 +139,8 @@ def _step_facts(
         "minibatches": step.minibatches,
         "microbatches": layout.microbatches,
         "chunks": layout.chunks,
-        "jitter": disturbance.jitter,
-        "slow": [{"rank": rank, "factor": factor} for rank, factor in disturbance.slow.items()],
         "seconds": step.seconds,
         "seconds_per_step": step.seconds_per_step,
-        "undisturbed_seconds_per_step": calm.seconds_per_step,
         "seconds_per_epoch": step.seconds_per_epoch,
         "mean_of_ranks": _parts(step.mean()),
         "stages": [

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.completion import study_names
-from hybridnn.cli.options import Format, OutputFormat, command_group, count, option
-from hybridnn.cli.output import make_console, new_table, print_table, write_json
+from hybridnn.cli.options import Force, Format, OutputFormat, command_group, count, option, study_names
+from hybridnn.cli.output import make_console, new_table, print_table, require_new_file, write_file, write_json
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
 from hybridnn.cli.settings import Key, chosen, print_rows
 from hybridnn.errors import EnvironmentProblem, SettingError
@@ -22,7 +21,6 @@ from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from hybridnn.study.cells import Cell
-    from hybridnn.study.prices import CellPrice
     from hybridnn.study.results import StudyResults
     from hybridnn.study.runner import StudyRun
     from hybridnn.study.submit import Submission
@@ -124,7 +122,12 @@ def run(
         float | None, option("End a cell after so many seconds (default: no limit).", "SECONDS", least=0.1)
     ] = None,
     jobs: Annotated[int, count("Run N cells at once, where the study does not compare times.", "--jobs")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and commands, and run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells with their predicted times, and run nothing.")
+    ] = False,
+    commands: Annotated[
+        bool, typer.Option("--commands", help="Print the command of every cell, and run nothing.")
+    ] = False,
 ) -> None:
     """Run the cells of a study that are not finished; call it again to continue."""
     if launch_rank() is not None:
@@ -140,8 +143,8 @@ def run(
     from hybridnn.study.study_folder import FAILURES
 
     planned = plan_study(study, out or default_folder(study), launcher, only, cell)
-    if dry_run:
-        _print_plan(planned)
+    if dry_run or commands:
+        _print_plan(planned, commands=commands)
         return
     if launcher is None:  # which may place the ranks on other nodes
         require_own_processor(study)
@@ -151,6 +154,24 @@ def run(
         view.summarize(outcomes)
     if any(outcome.status in FAILURES for outcome in outcomes):
         raise typer.Exit(1)
+
+
+@app.command("new")
+def new(
+    settings: Annotated[Path, typer.Argument(help="The settings file of the training.", metavar="SETTINGS.toml")],
+    ranks: Annotated[str, option("Numbers of ranks to compare.", "N,N,...")] = "1,2,4",
+    out: Annotated[Path | None, option("The study file; SETTINGS-layouts.toml by default.", "FILE", "--out")] = None,
+    force: Force = False,
+) -> None:
+    """Write the file of a study that finds the fastest layout of a training, to edit and run."""
+    from hybridnn.config.settings import load_settings
+    from hybridnn.study.layouts import new_study
+
+    load_settings(settings)
+    path = out or Path(f"{settings.stem}-layouts.toml")
+    require_new_file("--out", path, replace=force)
+    write_file(new_study(path.stem, settings, ranks), path)
+    print(f"edit it, then: {shlex.join(['hybridnn', 'study', 'run', str(path)])}")
 
 
 @app.command("submit")
@@ -214,41 +235,48 @@ def report(
             raise typer.Exit(1)
 
 
-def _print_plan(run: StudyRun) -> None:
-    """Print every chosen cell with number, status, command and price, and the skipped combinations with the reasons."""
-    from hybridnn.study.prices import price_cells, price_warnings
+def _print_plan(run: StudyRun, *, commands: bool) -> None:
+    """Print a table of the chosen cells with states and prices, or their commands, and what was left out."""
+    from hybridnn.study.prices import CellPrice, price_cells, price_warnings
 
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
     missing = [cell for cell in run.chosen if not run.folder.has_ended(cell.id)]
     prices = price_cells(run.study, missing)
+    rows, remarks = [], dict[str, list[str]]()
     for cell in run.chosen:
-        print(f"{numbers[cell.id]:>4}  {run.folder.state(cell.id).status:<11}  {cell.id}")
-        print(f"                {_command_text(run, cell)}")
-        if prices is not None and cell.id in prices.cells:
-            print(f"                {_price_text(prices.cells[cell.id])}")
-    for name, reason in run.plan.skipped.items():
-        print(f"      skipped   {name}\n                {reason}")
+        command, problem = _command_of(run, cell)
+        if commands:
+            print(command or f"# {cell.id} {problem}")
+        price = prices.cells.get(cell.id) if prices is not None else None
+        costs = (f"{price.seconds:.4g}", f"{price.core_hours:.3g}") if isinstance(price, CellPrice) else ("", "")
+        rows.append((str(numbers[cell.id]), cell.id, run.folder.state(cell.id).status, *costs))
+        for remark in filter(None, [problem, f"no prediction: {price}" * isinstance(price, str)]):
+            remarks.setdefault(remark, []).append(str(numbers[cell.id]))
+    if commands:
+        return
+    titles = ("cell", "state", "seconds of\ntraining", "core-\nhours")
+    shown = len(rows[0]) if any(row[-1] for row in rows) else 3
+    table = [row[:shown] for row in rows]
+    print_table(make_console(), new_table(("",), titles[: shown - 1], table, show_edge=False))
+    for remark, cells in remarks.items():
+        print(f"{', '.join(cells)}: {remark}")
+    for line in run.plan.left_out:
+        print(line)
     if prices is None:
         print("no machine file, and so no prediction of the time: `machine` in the study file names one")
     elif missing:
         print(prices.total_text)
         for warning in price_warnings(prices.machine, missing):
             print(f"warning: {warning}")
-    print(f"{len(run.chosen)} cells, {len(run.plan.skipped)} skipped, in {run.folder.path}")
+    print(f"{counted(len(run.chosen), 'cell')} in {run.folder.path}")
 
 
-def _command_text(run: StudyRun, cell: Cell) -> str:
+def _command_of(run: StudyRun, cell: Cell) -> tuple[str, str]:
     """The command of a cell, or why the launcher has none."""
     try:
-        return shlex.join(run.command(cell))
+        return shlex.join(run.command(cell)), ""
     except SettingError as error:
-        return f"cannot be started here: {error}"
-
-
-def _price_text(price: CellPrice | str) -> str:
-    if isinstance(price, str):
-        return f"no prediction: {price}"
-    return f"predicted: {price.seconds:.4g} s of training, {price.core_hours:.3g} core-hours"
+        return "", f"cannot be started here: {error}"
 
 
 def _print_submission(submission: Submission) -> None:

@@ -40,8 +40,9 @@ class StudyProgress(StudyView):
     def on_start(self, cells: int) -> None:
         """Print the number of cells to run, and start the bar."""
         self._cells = cells
-        chosen, skipped = len(self._run.chosen), len(self._run.plan.skipped)
-        self._print(f"{cells} of {chosen} cells to run, {skipped} skipped as impossible, in {self._run.folder.path}")
+        self._print(f"{cells} of {len(self._run.chosen)} cells to run, in {self._run.folder.path}")
+        for line in self._run.plan.left_out:
+            self._print(line)
         if cells and self._on_this_node and (crowded := planned_crowding(self._run.chosen, os.cpu_count() or 1)):
             self._print(f"warning: {crowded}")
         if cells and self._console.is_terminal:

@@ -65,11 +65,11 @@ def trace(
     out: PictureFile = None,
 ) -> None:
     """Break down where the time of a traced epoch went, and draw what every rank did."""
-    from hybridnn.drawing.trace_picture import animate_epoch, draw_epoch
+    from hybridnn.drawing.trace_picture import draw_epoch
     from hybridnn.runs.trace_breakdown import break_down
     from hybridnn.runs.trace_file import read_trace
 
-    picture = choose_format(output_format, out, plays=True)
+    picture = choose_format(output_format, out)
     measured = _choose_epoch(run, read_trace(run), epoch)
     window = _choose_window(measured, minibatches)
     drawing = draw_epoch(measured, window.start, window.stop, window.text)
@@ -80,7 +80,6 @@ def trace(
         lambda console: _print_trace(console, measured, drawing, window, breakdowns),
         lambda: _facts(measured, drawing, window, breakdowns),
         lambda: drawing,
-        play=lambda: animate_epoch(measured, drawing, window.start),
     )
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from hybridnn.cli.completion import dataset_names, method_names, setting_values
 from hybridnn.cli.options import (
     Config,
     Format,
@@ -20,7 +19,10 @@ from hybridnn.cli.options import (
     OutputFormat,
     Overrides,
     Ranks,
+    dataset_names,
+    method_names,
     option,
+    setting_values,
 )
 from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError, one_line

@@ -66,15 +66,6 @@ def evaluate(
     best: Best = False,
     model: ModelRanks = None,
     output_format: OutputFormat = Format.text,
-    picture: Annotated[
-        Path | None,
-        option(
-            "Draw the confusion matrix, or for a regression predicted against true values, to this .png, .svg or .pdf "
-            "file (default: nothing is drawn).",
-            "FILE",
-            "--picture",
-        ),
-    ] = None,
     ranks: Ranks = None,
     in_process: InProcess = None,
 ) -> None:
@@ -82,12 +73,9 @@ def evaluate(
     require_one_way(ranks, in_process)
     start_ranks(ranks)
     from hybridnn.data.table_options import column_names
-    from hybridnn.drawing.figures import require_format, write_figure
     from hybridnn.runs.inference import evaluate_run
     from hybridnn.runs.trained_run import open_run
 
-    if picture is not None:
-        require_format(picture)
     columns = column_names(targets)
 
     def evaluate_rank() -> None:
@@ -95,10 +83,6 @@ def evaluate(
         trained = open_run(run, checkpoint, grid.world, best=best)
         result = evaluate_run(trained, grid, data, columns, None if part is None else part.value)
         if grid.rank == 0:
-            if picture is not None and result.report is not None:
-                from hybridnn.drawing.quality_pictures import quality_figure
-
-                write_figure(quality_figure(result.report), picture)
             _print_evaluation(trained, result, as_json=output_format is Format.json)
 
     on_ranks(in_process, evaluate_rank)

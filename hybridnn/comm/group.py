@@ -9,7 +9,6 @@ most MPI libraries count elements in 32-bit integers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 from time import perf_counter
@@ -25,10 +24,8 @@ from hybridnn.comm.transport import REDUCTIONS, Transport, copy_rows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-    from typing_extensions import Self
 
     from hybridnn.gpu.setup import TransportFactory
-    from hybridnn.gpu.transports.device import Device
 
 MESSAGE_LIMIT = 2**30  # bytes of one MPI call at most; far below the 2 GiB where 32-bit counts and some networks fail
 
@@ -138,11 +135,6 @@ class Group:
         """What carries out the calls that do not block; `attach_device` replaces it."""
         return self._transport
 
-    @property
-    def device(self) -> Device | None:
-        """The device whose arrays are accepted; None without one, and in a group of one rank."""
-        return None if self._transports is None else self._transports.device
-
     def attach_device(self, transports: TransportFactory) -> str:
         """Accept arrays of this rank's device from now on. Collective; nothing may be in flight.
 
@@ -165,19 +157,18 @@ class Group:
         """
         self._transport.disconnect()
 
-    def split(self, color: int, axis: str) -> Self:
+    def split(self, color: int, axis: str) -> Group:
         """A new group of the ranks with the same `color`, in the same order. Collective.
 
         It accepts arrays of the device if this group does, but has no NCCL connection.
         """
         if self.size == 1:
-            return type(self)(None, axis, self.recorder, self._limit, self.members)
+            return Group(None, axis, self.recorder, self._limit, self.members)
         comm = self._comm.Split(color, self.rank)
         members = [self.members[rank] for rank in ranks_within(comm, self._comm)]
-        part = type(self)(comm, axis, self.recorder, self._limit, members)
+        part = Group(comm, axis, self.recorder, self._limit, members)
         if self._transports is not None:
-            connected = self._transports.name == "nccl"
-            part.attach_device(replace(self._transports, name="staging") if connected else self._transports)
+            part.attach_device(self._transports.of_parts())
         return part
 
     # -- notes for the recorder --------------------------------------------------------------------------------------
@@ -325,22 +316,16 @@ class Group:
         rows : sequence of int
             Number of rows of every rank; zeros are allowed.
         """
-        self.iscatter_rows(array, out, rows, root).wait()
-
-    def iscatter_rows(
-        self, array: NDArray[Any] | None, out: NDArray[Any], rows: Sequence[int], root: int = 0
-    ) -> Request:
-        """As `scatter_rows`, but non-blocking; the request owns both arrays until it is done."""
         require_buffer(out, "scatter")
         _require_shape("scatter", out, (rows[self.rank], *out.shape[1:]))
         if self.rank == root:
             array = _require_root_array("scatter", array, out, sum(rows))
         if self.size == 1:
             copy_rows(array, out)
-            return DONE
+            return
         total = sum(rows) * prod(out.shape[1:]) * out.itemsize
         start = partial(self._transport.scatter, array, out, rows, root)
-        return self._start("scatter", total, start, (out,) if array is None else (array, out), root)
+        self._start("scatter", total, start, (out,) if array is None else (array, out), root).wait()
 
     def gather_rows(self, array: NDArray[Any], out: NDArray[Any] | None, rows: Sequence[int], root: int = 0) -> None:
         """Concatenate the `array` of all ranks in the root's `out`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 from hybridnn.errors import SettingError
@@ -31,13 +31,7 @@ class Placement:
 
     def texts(self) -> dict[str, str]:
         """The values as texts by name; empty texts for those that are left to the launcher."""
-        values = {
-            "nodes": self.nodes,
-            "ranks_per_node": self.ranks_per_node,
-            "threads": self.threads,
-            "binding": self.binding,
-        }
-        return {name: "" if value is None else str(value) for name, value in values.items()}
+        return {name: "" if value is None else str(value) for name, value in asdict(self).items()}
 
 
 def srun_options(placement: Placement) -> list[str]:

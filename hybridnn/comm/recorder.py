@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from time import perf_counter
@@ -93,30 +92,13 @@ class Event(NamedTuple):
     about: object = None  # as for `Call`
 
 
-@dataclass(frozen=True)
-class RecordedTotals:
+class RecordedTotals(NamedTuple):
     """Sums over all events of a recorder."""
 
     communication_seconds: float  # time inside communication calls, with waiting
     waiting_seconds: float  # the part of it in which the rank waited for messages and at barriers
     bytes_sent: int
     messages: int
-
-    def __add__(self, other: RecordedTotals) -> RecordedTotals:
-        return RecordedTotals(
-            self.communication_seconds + other.communication_seconds,
-            self.waiting_seconds + other.waiting_seconds,
-            self.bytes_sent + other.bytes_sent,
-            self.messages + other.messages,
-        )
-
-    def __sub__(self, earlier: RecordedTotals) -> RecordedTotals:
-        return RecordedTotals(
-            self.communication_seconds - earlier.communication_seconds,
-            self.waiting_seconds - earlier.waiting_seconds,
-            self.bytes_sent - earlier.bytes_sent,
-            self.messages - earlier.messages,
-        )
 
 
 def purpose(about: object) -> object:

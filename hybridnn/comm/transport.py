@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -17,6 +18,24 @@ Graphs = MutableMapping[int, Callable[..., None]]
 
 REDUCTIONS = ("sum", "max")
 """Operations of an all-reduce."""
+
+
+@dataclass(frozen=True)
+class BucketConfig:
+    """Division of an all-reduce that overlaps with computations into messages."""
+
+    bucket_bytes: (
+        int  # smallest size of a bucket, except for the last one: smaller ones cost more latency than they hide
+    )
+    # size of the pieces of a bucket, and how many of them are in flight at a time
+    piece_bytes: int
+    in_flight: int
+    single_blocks: bool  # whether an array of one bucket is reduced by a blocking call
+
+
+HOST_BUCKETS = BucketConfig(1 << 19, 1 << 19, 2, single_blocks=True)
+"""The fastest values with Open MPI 5.0. The blocking call is faster still: on a node whose cores are all busy, overlap
+gains nothing."""
 
 
 class Transport:
@@ -34,12 +53,14 @@ class Transport:
 
     Attributes
     ----------
+    buckets : BucketConfig
     problem : str
         Why this rank could not be connected as requested; empty if it was, and where only another rank could not. All
         ranks of the group stage then.
     """
 
     problem = ""
+    buckets = HOST_BUCKETS
 
     def __init__(self, comm: Any, limit: int) -> None:
         self._comm, self._limit = comm, limit

@@ -56,9 +56,7 @@ def settings() -> list[Setting]:
             known = rows.get(name)
             if known is None:
                 rows[name] = Setting(name, _allowed(name, values), shown, comments.get(name, ""))
-            elif name.endswith(".name") or shown in known.default:
-                continue
-            else:
+            elif not name.endswith(".name") and shown not in ("", known.default.partition(";")[0]):
                 rows[name] = replace(known, default=f"{known.default}; {variant}: {shown}".removeprefix("; "))
     order = list(dict.fromkeys(name.rpartition(".")[0] for name in rows))
     return sorted(rows.values(), key=lambda row: order.index(row.name.rpartition(".")[0]))

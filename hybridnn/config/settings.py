@@ -23,8 +23,7 @@ from hybridnn.data.table_options import Categories, Decimal, Missing, Refused, T
 from hybridnn.errors import SettingError
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
-from hybridnn.nn.losses import resolve_loss
-from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
+from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP, resolve_loss
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.parallel.places import StageShapes
@@ -271,7 +270,6 @@ class ModelSettings(Section):
     residual: bool = False
     loss: Annotated[str, OneOf(("auto", *LOSSES))] = "auto"
     initializer: Annotated[str, OneOf(("auto", *INITIALIZERS))] = "auto"
-    init_from: Text | None = None
 
     @property
     def task(self) -> Task | None:
@@ -323,19 +321,16 @@ class TrainingSettings(Section):
 
 @with_options("output")
 class OutputSettings(Section):
-    """``[output]``: run folder, logging, trace, TensorBoard, stalls.
+    """``[output]``: run folder, logging, trace, stalls.
 
     Attributes
     ----------
     folder : str or None
         None creates a new one in ``runs/``.
-    tensorboard : bool
-        Write event files for TensorBoard, which has to be installed, to the run folder.
     """
 
     folder: Text | None = None
     trace: bool = False
-    tensorboard: bool = False
 
 
 def _warmup_given(given: Any) -> Any:

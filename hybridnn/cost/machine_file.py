@@ -1,4 +1,4 @@
-"""Machine files: a `Machine` as TOML or JSON, written by ``hybridnn calibrate`` or by hand.
+"""Machine files: a `Machine` as TOML, written by ``hybridnn calibrate`` or by hand.
 
 ``hpc_jobs/machines/cluster-1024.toml`` explains every key.
 """
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_lookup import MACHINE_FILE, MACHINE_VARIABLE, find_machine
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.utils.files import FileError, parse_toml, read_json, read_toml, shipped_folder, write_atomically
+from hybridnn.utils.files import FileError, parse_toml, read_toml, shipped_folder, write_atomically
 from hybridnn.utils.settings_models import setting_error
 from hybridnn.utils.text import shown_path
 
@@ -44,25 +44,24 @@ def require_machine(name: Path | str | None = None) -> Machine:
 
 
 def read_machine(source: Path | str) -> Machine:
-    """Read a machine from a ``.toml`` or ``.json`` file, or by the bare name of one that ships with the package.
+    """Read a machine from a ``.toml`` file, or by the bare name of one that ships with the package.
 
     Raises
     ------
     DataError
-        If there is no such file or name, it is not TOML or JSON, or a key is missing, unknown or has an invalid value:
+        If there is no such file or name, it is not TOML, or a key is missing, unknown or has an invalid value:
         one line with file, key, value and what is allowed.
     """
     path = Path(source)
     if not path.suffix and path.name == str(source):
         if path.name not in shipped_machines():
             given, shipped = f"machine {one_line(path.name)!r}", ", ".join(shipped_machines())
-            raise DataError(f"{given}: give a .toml or .json file, or one of the machines that ship: {shipped}")
+            raise DataError(f"{given}: give a .toml file, or one of the machines that ship: {shipped}")
         text = (shipped_folder("hpc_jobs") / "machines" / f"{path.name}.toml").read_text(encoding="utf-8")
         return _machine_from(path.name, parse_toml(text))
-    if path.suffix.lower() not in (".toml", ".json"):
-        raise FileError(path, "a machine file must end in .toml or .json")
-    is_toml = path.suffix.lower() == ".toml"
-    return _machine_from(shown_path(path), read_toml(path) if is_toml else read_json(path, finite=False))
+    if path.suffix.lower() != ".toml":
+        raise FileError(path, "a machine file must end in .toml")
+    return _machine_from(shown_path(path), read_toml(path))
 
 
 def shipped_machines() -> tuple[str, ...]:
@@ -84,9 +83,7 @@ def write_machine(machine: Machine, path: Path | str) -> None:
     write_atomically(Path(path), text)
 
 
-def _machine_from(source: str, values: object) -> Machine:
-    if not isinstance(values, dict):
-        raise DataError(f"{source}: must be an object with the keys {', '.join(Machine.model_fields)}")
+def _machine_from(source: str, values: dict[str, Any]) -> Machine:
     try:
         return Machine.model_validate(values)
     except ValidationError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .dataset import Dataset, DatasetInfo, RemoteFile
 from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
 
 if TYPE_CHECKING:
+    from .dataset import Dataset, DatasetInfo, RemoteFile
     from .download import fetch, is_fetched, locate
     from .load import catalogue, dataset_info, describe_dataset, load_dataset
     from .preparation import StandardizedRows, Standardizer, count_split, split, split_dataset, split_indices
@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Dataset DatasetInfo RemoteFile": "dataset",
     "fetch is_fetched locate": "download",
     "catalogue dataset_info describe_dataset load_dataset": "load",
     "StandardizedRows Standardizer count_split split split_dataset split_indices": "preparation",

@@ -1,6 +1,6 @@
 """Generated data of any size, computed when samples are taken.
 
-Every element is a function of (seed, stream, position): the SplitMix64 generator passes a counter through a mixing
+Every element is a function of (stream, position): the SplitMix64 generator passes a counter through a mixing
 function, so its n-th output costs as much as its first (Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195). So
 any rank can generate any rows, with equal values on all ranks, and no rank holds the whole data set.
 """
@@ -14,11 +14,12 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.utils.checks import Count, OneOf, Range, Seed, require_fields, require_whole
+from hybridnn.utils.checks import Count, OneOf, Range, require_fields, require_whole
 
 from .dataset import Dataset, DatasetInfo
 from .rows import TASKS, Task, check_indices
 
+SEED = 0
 HIDDEN = 32  # hidden units of the teacher network
 MOST_SAMPLES = 2**62  # whose numbers an int64 can hold
 NOISE = 0.1  # standard deviation in regression targets, whose standard deviation is about 0.6 without it
@@ -30,7 +31,7 @@ _GAMMA, _MIX_1, _MIX_2 = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1
 
 
 class _Stream(IntEnum):
-    """Independent random sequences of one seed."""
+    """Independent random sequences."""
 
     INPUTS = 0
     NOISE = 1
@@ -57,7 +58,6 @@ class SyntheticSpec:
     test_samples: Annotated[int, Range(at_least=0)] = 2_000
     inputs: Count = 16
     outputs: Count = 2
-    seed: Seed = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -76,9 +76,9 @@ class SyntheticRows:
         self.features = spec.inputs
         regression = spec.task == "regression"
         self.targets_shape: tuple[int, ...] = (spec.outputs,) if regression else ()
-        self._input_key = _key(spec.seed, _Stream.INPUTS)
-        self._noise_key = _key(spec.seed, _Stream.NOISE)
-        self._label_key = _key(spec.seed, _Stream.LABELS)
+        self._input_key = _key(_Stream.INPUTS)
+        self._noise_key = _key(_Stream.NOISE)
+        self._label_key = _key(_Stream.LABELS)
         if regression:
             self._teacher = _teacher(spec)
         else:
@@ -142,8 +142,8 @@ def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return bits
 
 
-def _key(seed: int, stream: _Stream) -> np.uint64:
-    return np.uint64(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0])
+def _key(stream: _Stream) -> np.uint64:
+    return np.uint64(np.random.SeedSequence([SEED, stream]).generate_state(1, np.uint64)[0])
 
 
 def _random_bits(key: np.uint64, numbers: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
@@ -167,13 +167,13 @@ def _normals(key: np.uint64, numbers: NDArray[np.uint64], width: int) -> NDArray
     return normals
 
 
-def _philox(seed: int, stream: _Stream) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, stream])))
+def _philox(stream: _Stream) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([SEED, stream])))
 
 
 def _teacher(spec: SyntheticSpec) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Weights of the teacher, (inputs, 32) and (32, outputs), scaled so that variances are about one."""
-    generator = _philox(spec.seed, _Stream.TEACHER)
+    generator = _philox(_Stream.TEACHER)
     first = generator.standard_normal((spec.inputs, HIDDEN)) / np.sqrt(spec.inputs)
     return first, generator.standard_normal((HIDDEN, spec.outputs)) / np.sqrt(HIDDEN)
 
@@ -196,6 +196,6 @@ def _ordered_product(left: NDArray[np.float64], right: NDArray[np.float64]) -> N
 
 def _means(spec: SyntheticSpec) -> NDArray[np.float64]:
     """Return the clusters' means, shape (classes, inputs)."""
-    means = _philox(spec.seed, _Stream.MEANS).standard_normal((spec.outputs, spec.inputs))
+    means = _philox(_Stream.MEANS).standard_normal((spec.outputs, spec.inputs))
     means *= SEPARATION / np.sqrt(spec.inputs)
     return means

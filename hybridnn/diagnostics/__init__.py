@@ -1,1 +1,1 @@
-"""What ends a job that fails or stalls: fail-safe, stall watchdog, comparison of collectives."""
+"""What ends a job that fails or stalls, and says why: fail-safe, watchdogs, diagnosis of the states of all ranks."""

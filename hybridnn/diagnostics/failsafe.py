@@ -2,7 +2,7 @@
 
 Without it the failing rank would exit while the others wait for it in a collective, and the job would hang. The hooks
 are installed by the first process grid of several ranks; a single process keeps Python's own. A rank that exits before
-that reports it to the ranks that wait for it (`departure`). ``HYBRIDNN_NO_ABORT=1`` keeps Python's own behaviour, for
+that reports how to the ranks that wait for it. ``HYBRIDNN_NO_ABORT=1`` keeps Python's own behaviour, for
 example under a debugger.
 """
 
@@ -15,20 +15,17 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from hybridnn.diagnostics.departure import (
-    FORWARDING_SECONDS,
-    LEFT_BYTES,
-    LEFT_TAG,
-    RecordedExit,
-    location,
-    running_world,
-    send_departure,
-)
+from hybridnn.comm.mpi import is_in_process
+from hybridnn.diagnostics.locations import frame_location
 
+FORWARDING_SECONDS = 0.5  # time for the launcher to forward the last output of a rank
+LEFT_TAG = 32766  # tag of the message of a rank that exits before it has met the others
+LEFT_BYTES = 400  # size of that message, which contains how the rank exits
 TURN_SECONDS = 0.1  # delay between ranks that end the job
 exit_now = os._exit  # Python's own ``os._exit``, without a message
 NOTICE_TAG = 32767  # tag of the message of a rank that prints an error; the largest tag that every library has
@@ -40,6 +37,14 @@ PROGRESS_FILE = "HYBRIDNN_PROGRESS_FILE"
 """Environment variable: the file in which ranks report to the process that started their launcher how far they are."""
 
 BEGUN, ENDED, FAILED = b"begun", b"ended", b"failed"  # what they write; an exit code follows the last
+
+
+def running_world() -> Any:
+    """COMM_WORLD if MPI is running on more than one rank, without importing anything."""
+    mpi = None if is_in_process() else sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
+        return None
+    return mpi.COMM_WORLD
 
 
 def progress_file() -> Path | None:
@@ -173,6 +178,56 @@ def _end_without(world: Any, left: int) -> NoReturn:
     )
 
 
+def send_departure() -> None:
+    """When the interpreter ends, send how this rank exits to the ranks that wait for it (`wait_for_ranks`).
+
+    Ranks that exit too receive the messages: MPICH kills a job that ends with unreceived ones.
+    """
+    world = running_world()
+    if world is None:
+        return
+    departure = describe_exit("its script ended").encode()[:LEFT_BYTES]
+    others = {rank for rank in range(world.Get_size()) if rank != world.Get_rank()}
+    others -= _departed(world, others)
+    sends = [world.Isend(departure, rank, LEFT_TAG) for rank in others]
+    deadline = time.monotonic() + FORWARDING_SECONDS
+    while (others or not all(send.Test() for send in sends)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+        others -= _departed(world, others)
+
+
+def _departed(world: Any, ranks: set[int]) -> set[int]:
+    """Receive the departure messages that have arrived from `ranks`, and return their ranks."""
+    departed = {rank for rank in ranks if world.Iprobe(rank, LEFT_TAG)}
+    for rank in departed:
+        world.Recv(bytearray(LEFT_BYTES), rank, LEFT_TAG)
+    return departed
+
+
+def describe_exit(otherwise: str) -> str:
+    """The call of ``sys.exit`` that ends the script; `otherwise` without one."""
+    call = sys.exit.call if isinstance(sys.exit, RecordedExit) else ""
+    return f"its script ended with {call}" if call else otherwise
+
+
+class RecordedExit:
+    """``sys.exit`` that records its exit code and the line of the call.
+
+    The attribute `call` is, for example, ``exit code 3, by sys.exit at script.py:12 in main``; empty before a call.
+    """
+
+    def __init__(self, exit_interpreter: Callable[..., NoReturn]) -> None:
+        self._exit_interpreter = exit_interpreter
+        self.call = ""
+
+    def __call__(self, status: object = None, /) -> NoReturn:
+        """Exit the interpreter by raising ``SystemExit(status)``."""
+        if threading.current_thread() is threading.main_thread():
+            code = 0 if status is None else status if isinstance(status, int) else 1
+            self.call = f"exit code {code}, by sys.exit at {frame_location(sys._getframe(1))}"
+        self._exit_interpreter(status)
+
+
 def notify_higher_ranks() -> None:
     """Notify the ranks above this one, without waiting, that it prints the error that ends the job."""
     world = running_world()
@@ -227,7 +282,7 @@ class _AnnouncedExit:
         world = running_world() if os.getpid() == self._process else None
         if world is not None:
             left = f"rank {world.Get_rank()} of {world.Get_size()} left the job with exit code {status}"
-            message = f"\n=== {left}, by os._exit at {location(sys._getframe(1))} ===\n"
+            message = f"\n=== {left}, by os._exit at {frame_location(sys._getframe(1))} ===\n"
             with contextlib.suppress(OSError):
                 os.write(2, message.encode(errors="replace"))
         exit_now(status)

@@ -10,14 +10,20 @@ from typing import Any
 
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.diagnostics.failsafe import end_job
-from hybridnn.doctor import mpi_calls
+from hybridnn.doctor import mpi_trials
 from hybridnn.doctor.job_checks import JobFacts, RankFacts, check_job, gather_facts
-from hybridnn.doctor.launch import check_job_size, check_launch, check_thread_level, failed_start, rank_in_job
-from hybridnn.doctor.mpi_calls import run_checks
 from hybridnn.doctor.mpi_trials import MpiTrials
 from hybridnn.doctor.node_checks import check_allocation
-from hybridnn.doctor.process_checks import check_process, thread_pools
-from hybridnn.doctor.report import DoctorReport, Finding, failure, merge_reports
+from hybridnn.doctor.process_checks import (
+    check_job_size,
+    check_launch,
+    check_process,
+    check_thread_level,
+    failed_start,
+    rank_in_job,
+    thread_pools,
+)
+from hybridnn.doctor.report import DoctorReport, Finding, failure, merge_reports, run_checks
 from hybridnn.doctor.startup_watchdog import StartupWatchdog
 from hybridnn.utils.text import name_numbers
 
@@ -32,13 +38,12 @@ EXIT_LIMITS = 2 * REPORT_LIMITS + 1
 def examine(
     limit: float,
     *,
-    strict: bool,
     format_report: Callable[[DoctorReport], str],
     print_report: Callable[[DoctorReport], None],
 ) -> int:
     """Carry out all checks and print their report; returns the exit code. Collective over the ranks that MPI connects.
 
-    Each check has `limit` seconds. `strict` counts warnings as failures. A child process prints the text from
+    Each check has `limit` seconds. A child process prints the text from
     `format_report` if MPI ends this one while it starts; `print_report` is called on one rank.
     """
     environment = dict(os.environ)  # MPI adds to it
@@ -53,7 +58,7 @@ def examine(
         report = merge_reports([findings])
         if not launched:
             print_report(report)
-        return report.exit_code(strict)
+        return report.exit_code
     world = import_mpi().COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()
     findings += _check_start(environment, library, level, size)
@@ -63,7 +68,7 @@ def examine(
     # One process prints, by the launcher's number where there is one: each of its processes may be rank 0 of 1.
     if gathered is not None and rank == 0 and (size > 1 or not launched):
         print_report(gathered)
-    return _agree_on_code(gathered, strict, trials.stuck, limit)
+    return _agree_on_code(gathered, trials.stuck, limit)
 
 
 def _start_mpi(
@@ -88,7 +93,7 @@ def _start_mpi(
         seconds = START_SECONDS
     try:
         with StartupWatchdog(if_dead, if_stuck, seconds):
-            return mpi_calls.start_mpi()
+            return mpi_trials.start_mpi()
     except Exception as error:  # MPI's errors have a class of their own
         lines = str(error).splitlines() or [type(error).__name__]
         findings.append(failed(f"MPI does not start: {lines[0]}"))
@@ -113,7 +118,7 @@ def _gather(
     """Send the findings to rank 0, and make the report there; None on other ranks."""
     own_findings = [astuple(finding)[:4] for finding in findings]
     own = {"findings": own_findings, "facts": None if trials.facts is None else asdict(trials.facts)}
-    texts = mpi_calls.gather_texts(json.dumps(own), REPORT_LIMITS * limit)
+    texts = mpi_trials.gather_texts(json.dumps(own), REPORT_LIMITS * limit)
     if not texts:
         return None
     received: list[Any] = [None if text is None else json.loads(text) for text in texts]
@@ -135,14 +140,14 @@ def _gather(
     return merge_reports(reports, job_findings)
 
 
-def _agree_on_code(report: DoctorReport | None, strict: bool, stuck: bool, limit: float) -> int:
+def _agree_on_code(report: DoctorReport | None, stuck: bool, limit: float) -> int:
     """Exit code of the report on every rank; ends the job where MPI is stuck."""
-    code = 1 if report is None else report.exit_code(strict)
+    code = 1 if report is None else report.exit_code
     if report is not None and report.ranks == 1:
         return code
     if stuck and report is not None:
         end_job("")
-    agreed = mpi_calls.broadcast_number(code, EXIT_LIMITS * limit)
+    agreed = mpi_trials.broadcast_number(code, EXIT_LIMITS * limit)
     if agreed is None:
         end_job("hybridnn doctor: rank 0 does not answer; the job ends\n")
     return agreed

@@ -1,10 +1,9 @@
-"""Checks that rank 0 makes with the facts of all ranks: nodes, binding, cores, threads, clocks, speed of messages."""
+"""Checks that rank 0 makes with the facts of all ranks: nodes, binding, cores, threads, speed of messages."""
 
 from __future__ import annotations
 
 import os
 import socket
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from hybridnn.comm.threads import THREAD_VARIABLES, own_cores, threads_for
-from hybridnn.doctor.mpi_calls import run_checks
 from hybridnn.doctor.node_checks import (
     CPU_QUOTA,
     NamedFacts,
@@ -22,10 +20,8 @@ from hybridnn.doctor.node_checks import (
     cpu_limit,
     gather_node_facts,
 )
-from hybridnn.doctor.report import Finding, ok, warning
+from hybridnn.doctor.report import Finding, ok, run_checks, warning
 from hybridnn.utils.text import counted, format_bytes, format_seconds, name_numbers
-
-CLOCK_TOLERANCE = 2.0  # seconds by which the system clocks of ranks may differ
 
 NOT_SET = ("", "0", "false")
 
@@ -42,7 +38,7 @@ OVERSUBSCRIBED = "the ranks share cores, and wait for their turn: start fewer"
 
 @dataclass(frozen=True)
 class RankFacts:
-    """Node, cores, threads and clock of a rank."""
+    """Node, cores and threads of a rank."""
 
     node: int  # the lowest rank on its node
     host: str
@@ -51,7 +47,6 @@ class RankFacts:
     cpu_limit: float | None  # processors that its container or allocation may use at a time; None without a limit
     threads: int  # threads of its BLAS
     threads_set_by: str  # the environment variable that sets them, with its value; empty without one
-    wall_clock: float  # seconds since 1970, read by all ranks at about the same time
     found: NodeFacts  # software and hardware of its node
 
     @classmethod
@@ -70,7 +65,6 @@ def gather_facts(node: int, environment: Mapping[str, str], pools: Sequence[Mapp
         cpu_limit=cpu_limit(environment, CPU_QUOTA),
         threads=max((pool["num_threads"] for pool in pools if pool["user_api"] == "blas"), default=1),
         threads_set_by=next((f"{name}={environment[name]}" for name in THREAD_VARIABLES if environment.get(name)), ""),
-        wall_clock=time.time(),
         found=gather_node_facts(environment),
     )
 
@@ -223,20 +217,6 @@ def _training_threads(job: JobFacts, rank: int) -> int:
     return threads_for(ranks_on_node, job.cores[facts.node], len(facts.cores))
 
 
-def check_clocks_agree(job: JobFacts) -> Finding | None:
-    """Whether the system clocks of all ranks agree; None for one rank."""
-    if len(job.ranks) == 1:
-        return None
-    clocks = {rank: facts.wall_clock for rank, facts in job.ranks.items()}
-    median = sorted(clocks.values())[len(clocks) // 2]
-    apart = [rank for rank, clock in clocks.items() if abs(clock - median) > CLOCK_TOLERANCE]
-    if apart:
-        most = max(abs(clocks[rank] - median) for rank in apart)
-        advice = "let nodes set their clocks by NTP: times in files of different ranks cannot be compared"
-        return warning(f"{name_numbers('rank', apart)} up to {format_seconds(most)} away from the others", advice)
-    return ok(f"the ranks agree to {CLOCK_TOLERANCE:g} s")
-
-
 def _check_alike(check: Callable[[Sequence[NamedFacts]], Finding], job: JobFacts) -> Finding | None:
     """Compare the nodes of a job, or its ranks where those of a node do not have the same software; None for one."""
     found = {rank: facts.found for rank, facts in sorted(job.ranks.items())}
@@ -303,7 +283,6 @@ JOB_CHECKS: Mapping[str, Callable[[JobFacts], Finding | None]] = {
     "binding": check_binding,
     "cores": check_cores,
     "threads": check_threads,
-    "dates": check_clocks_agree,
     "same software": partial(_check_alike, check_software),
     "same hardware": partial(_check_alike, check_hardware),
     PING_PONG: partial(check_ping_pong, PING_PONG),

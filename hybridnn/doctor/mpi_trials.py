@@ -1,10 +1,12 @@
-"""Trials of MPI by all ranks together: shared memory, a shared file, messages, all-reduces; each with a time limit.
+"""MPI with time limits: starting it, trials of memory, a file, messages and all-reduces, and collecting the reports.
 
-They call MPI directly, without groups and recorder, so that their findings are about the machine.
+MPI is called directly, without groups and recorder, so that the findings are about the machine. Nothing waits without
+end for a rank that does not arrive: blocking calls run in a thread of their own where the MPI library allows it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,20 +19,75 @@ from numpy.typing import NDArray
 
 from hybridnn.checkpoints.file_io import Rectangle, sync, write_rectangle
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.doctor import mpi_calls
 from hybridnn.doctor.job_checks import ALL_REDUCE, PING_PONG, PING_PONG_BETWEEN_NODES, SIZES, RankFacts
-from hybridnn.doctor.mpi_calls import Check, Deadline, TimeLimitError, call_mpi, run_check, wait_for
-from hybridnn.doctor.report import Finding, failure, ok
+from hybridnn.doctor.report import Check, Finding, Result, TimeLimitError, call_within, failure, ok, run_check
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-PING_TAG = 7002
+POLL_SECONDS = 1e-3
+REPORT_TAG, PING_TAG = 7001, 7002
 ROUNDS = 5  # repetitions of which the fastest counts
 ROUND_BYTES = 1 << 22
 MOST_REPEATS = 200
 AGREEMENT_LIMITS = 2  # ranks begin an agreement at most about one time limit apart
+
+
+class Deadline:
+    """A time limit in seconds that starts now."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def remaining(self) -> float:
+        """Remaining seconds, 0 or more."""
+        return max(0.0, self._end - time.monotonic())
+
+    def check(self) -> None:
+        """Raise `TimeLimitError` once no time remains."""
+        if not self.remaining:
+            raise TimeLimitError(self.seconds)
+
+
+def wait_for(requests: Sequence[Any], deadline: Deadline, *, busy: bool = False) -> None:
+    """Wait for MPI requests; if `busy`, by polling without sleep, for measurements.
+
+    After a `TimeLimitError` the buffers of the requests must be kept as long as the process lives.
+    """
+    for request in requests:
+        while not request.Test():
+            deadline.check()
+            if busy:
+                os.sched_yield()
+            else:
+                time.sleep(POLL_SECONDS)
+
+
+def call_mpi(deadline: Deadline, action: Callable[[], Result]) -> Result:
+    """Make a blocking call of MPI; the deadline counts where threads other than the first may call MPI."""
+    mpi = import_mpi()
+    if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
+        return action()
+    try:
+        return call_within(deadline.remaining, action)
+    except TimeLimitError:
+        raise TimeLimitError(deadline.seconds) from None
+
+
+def start_mpi() -> str:
+    """Start MPI unless it runs; returns its thread level: single, funneled, serialized or multiple."""
+    mpi = import_mpi()
+    if not mpi.Is_initialized():
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+    level = mpi.Query_thread()
+    names = ("single", "funneled", "serialized", "multiple")
+    return next(name for name in names if getattr(mpi, f"THREAD_{name.upper()}") == level)
+
+
+# -- trials ------------------------------------------------------------------------------------------------------------
 
 
 class MpiTrials:
@@ -48,8 +105,8 @@ class MpiTrials:
         found: list[tuple[MPI.Intracomm, MPI.Intracomm, list[int]]] = []
 
         def find_ranks() -> None:
-            comm = mpi_calls.duplicate_world(self._limit)
-            found.append((comm, *mpi_calls.find_nodes(comm, self._limit)))
+            comm = duplicate_world(self._limit)
+            found.append((comm, *find_nodes(comm, self._limit)))
 
         self._attempt("meeting", find_ranks)
         if not found:
@@ -77,7 +134,7 @@ class MpiTrials:
             self.findings.append(finding)
 
     def _all_go_on(self, comm: MPI.Intracomm) -> bool:
-        self.stuck = not mpi_calls.all_ready(comm, not self.stuck, AGREEMENT_LIMITS * self._limit)
+        self.stuck = not all_ready(comm, not self.stuck, AGREEMENT_LIMITS * self._limit)
         return not self.stuck
 
     def _trials(self, comm: MPI.Intracomm, node: MPI.Intracomm, nodes: list[int]) -> Mapping[str, Check]:
@@ -107,7 +164,7 @@ class MpiTrials:
         return trials
 
     def _path_of_all(self) -> Path:
-        job = mpi_calls.broadcast_number(os.getpid(), self._limit)  # no other job has a file of this name
+        job = broadcast_number(os.getpid(), self._limit)  # no other job has a file of this name
         return Path.cwd() / f".hybridnn-doctor-{job}"
 
 
@@ -221,3 +278,71 @@ def _fastest(action: Callable[[], Any], nbytes: int) -> float:
             action()
         fastest = min(fastest, (time.perf_counter() - start) / repeats)
     return fastest
+
+
+# -- agreement ---------------------------------------------------------------------------------------------------------
+
+
+def duplicate_world(seconds: float) -> MPI.Intracomm:
+    """A communicator of all ranks for trials, so that one that is given up leaves COMM_WORLD intact; collective."""
+    copy, request = import_mpi().COMM_WORLD.Idup()
+    wait_for([request], Deadline(seconds))
+    result: MPI.Intracomm = copy
+    return result
+
+
+def find_nodes(comm: MPI.Intracomm, seconds: float) -> tuple[MPI.Intracomm, list[int]]:
+    """Communicator of the ranks on this node, and the lowest rank on the node of every rank; collective."""
+    mpi = import_mpi()
+    deadline = Deadline(seconds)
+    node: Any = call_mpi(deadline, lambda: comm.Split_type(mpi.COMM_TYPE_SHARED))
+    lowest = np.array([comm.Get_rank()], np.int64)
+    wait_for([node.Iallreduce(mpi.IN_PLACE, lowest, mpi.MIN)], deadline)
+    nodes = np.empty(comm.Get_size(), np.int64)
+    wait_for([comm.Iallgather(lowest, nodes)], deadline)
+    return node, nodes.tolist()
+
+
+def all_ready(comm: MPI.Intracomm, ready: bool, seconds: float) -> bool:
+    """Whether every rank calls this within the time limit, with `ready` true; collective."""
+    mpi = import_mpi()
+    flag = np.array([ready], np.int64)
+    try:
+        wait_for([comm.Iallreduce(mpi.IN_PLACE, flag, mpi.MIN)], Deadline(seconds))
+    except TimeLimitError:
+        return False
+    return bool(flag[0])
+
+
+def gather_texts(text: str, seconds: float) -> list[str | None]:
+    """Texts of all ranks on rank 0, None for a rank that sent none in time; on other ranks an empty list."""
+    mpi = import_mpi()
+    world = mpi.COMM_WORLD
+    deadline = Deadline(seconds)
+    if world.Get_rank() != 0:
+        encoded = np.frombuffer(text.encode(), np.uint8)
+        with contextlib.suppress(TimeLimitError):
+            wait_for([world.Isend(encoded, 0, REPORT_TAG)], deadline)
+        return []
+    texts: list[str | None] = [text, *[None] * (world.Get_size() - 1)]
+    status = mpi.Status()
+    with contextlib.suppress(TimeLimitError):
+        while None in texts:
+            if world.Iprobe(mpi.ANY_SOURCE, REPORT_TAG, status):
+                source, buffer = status.Get_source(), np.empty(status.Get_count(mpi.BYTE), np.uint8)
+                wait_for([world.Irecv(buffer, source, REPORT_TAG)], deadline)
+                texts[source] = buffer.tobytes().decode()
+            else:
+                deadline.check()
+                time.sleep(POLL_SECONDS)
+    return texts
+
+
+def broadcast_number(number: int, seconds: float) -> int | None:
+    """The number of rank 0 on every rank; None where it does not arrive in time."""
+    buffer = np.array([number], np.int64)
+    try:
+        wait_for([import_mpi().COMM_WORLD.Ibcast(buffer, 0)], Deadline(seconds))
+    except TimeLimitError:
+        return None
+    return int(buffer[0])

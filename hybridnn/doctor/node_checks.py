@@ -6,6 +6,7 @@ node is named where ranks would not start.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -22,10 +23,10 @@ from statistics import median_low
 from hybridnn._version import __version__
 from hybridnn.comm.hosts import blas_library, processor_name
 from hybridnn.comm.launcher import NODE_LISTS, VERSION_SECONDS, RankLauncher
+from hybridnn.comm.mpi import library_version, load_mpi_library
 from hybridnn.comm.placement import Placement
 from hybridnn.comm.threads import own_cores
-from hybridnn.doctor.mpi_calls import load_mpi, run_checks
-from hybridnn.doctor.report import Finding, failure, ok, warning
+from hybridnn.doctor.report import Finding, failure, ok, run_checks, warning
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.utils.files import memory_bytes
 from hybridnn.utils.processes import run_child
@@ -89,6 +90,17 @@ def software_versions() -> dict[str, str]:
     except (EnvironmentProblem, OSError, RuntimeError):
         library = "missing"
     return found | {"BLAS": blas_library(), "MPI library": library}
+
+
+def load_mpi() -> str:
+    """Load the MPI library without starting it; returns its name and version, or raises `EnvironmentProblem`."""
+    if "mpi4py.MPI" not in sys.modules:
+        with contextlib.suppress(ImportError):  # `load_mpi_library` raises it with a better message
+            import mpi4py
+
+            mpi4py.rc(initialize=False, finalize=True)
+    load_mpi_library()
+    return library_version()
 
 
 def package_versions(version_of: Callable[[str], str] = metadata.version) -> dict[str, str | None]:

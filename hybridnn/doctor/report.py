@@ -1,13 +1,15 @@
-"""Findings of `hybridnn doctor`, and the report that merges those of all ranks."""
+"""Findings of `hybridnn doctor`, checks with time limits, and the report that merges the findings of all ranks."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 Verdict = Literal["ok", "warning", "failure"]
+Result = TypeVar("Result")
 SEVERITY: tuple[Verdict, ...] = ("ok", "warning", "failure")
 
 
@@ -37,6 +39,69 @@ def failure(what: str, advice: str = "") -> Finding:
     return Finding("", "failure", what, advice)
 
 
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+Check = Callable[[], Finding | None]
+"""A check of one thing; returns None where the thing does not exist here and is not needed."""
+
+
+class TimeLimitError(Exception):
+    """A call did not end within its time limit."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"did not end within {seconds:g} s")
+
+
+def call_within(seconds: float, action: Callable[[], Result]) -> Result:
+    """Call `action` in a thread of its own, and return or raise what it does, or `TimeLimitError`.
+
+    The thread is left behind when the time is over.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="call with a time limit", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeLimitError(seconds)
+    return results[0]
+
+
+def run_check(name: str, check: Check, seconds: float | None = None) -> Finding | None:
+    """Carry out a check; one that raises an exception, or takes longer than `seconds`, is a failure.
+
+    Without `seconds` the check is called directly, and has limits of its own.
+    """
+    try:
+        finding = check() if seconds is None else call_within(seconds, check)
+    except TimeLimitError as error:
+        advice = "a file system, another rank or a library does not answer: try with fewer ranks, or in another folder"
+        finding = failure(str(error), advice)
+    except (Exception, SystemExit) as error:
+        kind, text = type(error).__name__, str(error).strip()
+        reason = f"{kind}: {text.splitlines()[0]}" if text else kind
+        finding = failure(f"the check itself failed: {reason}", "mend what this names, and run doctor again")
+    return None if finding is None else replace(finding, name=name)
+
+
+def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
+    """Findings of checks that have time limits of their own."""
+    findings = (run_check(name, check) for name, check in checks)
+    return [finding for finding in findings if finding is not None]
+
+
+# -- report ------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class DoctorReport:
     """Findings of a job."""
@@ -53,9 +118,10 @@ class DoctorReport:
         """Number of findings with this verdict."""
         return Counter(finding.verdict for finding in self.findings)[verdict]
 
-    def exit_code(self, strict: bool) -> int:
-        """1 with a failure or, where `strict`, with a warning; otherwise 0."""
-        return int(self.verdict == "failure" or (strict and self.verdict == "warning"))
+    @property
+    def exit_code(self) -> int:
+        """1 with a failure, otherwise 0."""
+        return int(self.verdict == "failure")
 
 
 def merge_reports(reports: Sequence[Sequence[Finding] | None], job_findings: Iterable[Finding] = ()) -> DoctorReport:

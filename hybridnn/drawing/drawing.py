@@ -185,10 +185,10 @@ def draw_timeline(timeline: Timeline, *, versions: bool = False) -> Drawing:
     return Drawing(_title(schedule), rows, timeline.makespan, numbering.legend, versions=legend, slot=slot)
 
 
-def versions_legend(rows: Iterable[Row], since: str = "") -> str:
-    """Meaning of the versions on the boxes, counted `since` something; empty if there are none."""
+def versions_legend(rows: Iterable[Row]) -> str:
+    """Meaning of the versions on the boxes; empty if there are none."""
     read = [box.version for row in rows for box in row.boxes if box.version]
-    legend = [f"v2: weights after 2 updates{since}"] * bool(read)
+    legend = ["v2: weights after 2 updates"] * bool(read)
     return "; ".join(legend + ["v2+1: predicted 1 update ahead"] * any("+" in version for version in read))
 
 

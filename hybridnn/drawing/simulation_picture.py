@@ -1,18 +1,25 @@
-"""Drawing of simulated training steps: the timeline of every stage, with the messages, reductions and updates."""
+"""Pictures of simulated training steps: the timeline of every stage, with its updates, and scaling curves."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridnn.cost.simulation import SimulatedStep
+from hybridnn.cost.simulation import ScalingCurve, SimulatedStep
 from hybridnn.drawing.drawing import Box, Drawing, Row, draw_timeline
+from hybridnn.drawing.figures import COLORS, MUTED, column_figure, legend_above, ratio_tick, tidy
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
 from hybridnn.pipeline.schedules.instructions import ReduceGradients, Update
 from hybridnn.utils.text import MILLISECONDS, format_milliseconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_ROWS = 24  # stages that are drawn: of more, the first and the last
 MOST_BOXES = 2000  # computations that are drawn: of more, those that start first
@@ -20,26 +27,31 @@ MOST_BOXES = 2000  # computations that are drawn: of more, those that start firs
 KINDS = {ReduceGradients: "reduce", Update: "update"}
 """Kinds of box of computations that take no time in a planned schedule."""
 
+SPEED_UP_COLOR = COLORS[0]
+SHARE_COLORS = {"computing": COLORS[0], "communication": COLORS[1], "bubble": COLORS[3]}
+LINE_CHARACTERS = 48  # of a line of the title
+PERCENT = "{x:.0%}"
+PANEL = 1.9  # inches, height of a panel
+
 
 def draw_simulation(step: SimulatedStep, most_rows: int = MOST_ROWS, most_boxes: int = MOST_BOXES) -> Drawing:
     """Draw a row per stage, on a time axis in milliseconds.
 
-    If ranks differ, the replica of the pipeline that waits least is drawn: the others wait for it. The title states
-    what is left out beyond `most_rows` stages and `most_boxes` computations.
+    The title states what is left out beyond `most_rows` stages and `most_boxes` computations.
     """
-    schedule, lane = step.times.program.schedule, _busiest_lane(step)
+    schedule = step.times.program.schedule
     stages = stages_shown(schedule.stages, most_rows)
-    timed = {stage: _timed(step, stage, lane) for stage in stages}
+    timed = {stage: _timed(step, stage) for stage in stages}
     end = _end_drawn([item.start for items in timed.values() for item in items], most_boxes)
     drawn = [tuple(item for item in timed.get(stage, ()) if item.start < end) for stage in range(schedule.stages)]
     makespan = min(end, step.seconds * MILLISECONDS)
     drawing = draw_timeline(Timeline(schedule, tuple(drawn), makespan))
     rows = []
     for stage in stages:
-        boxes = [*drawing.rows[stage].boxes, *_added_boxes(step, stage, lane, drawn[stage])]
+        boxes = [*drawing.rows[stage].boxes, *_added_boxes(step, stage, drawn[stage])]
         cut = (replace(box, end=min(box.end, makespan)) for box in boxes)
         rows.append(Row(drawing.rows[stage].label, tuple(sorted(cut, key=lambda box: box.start))))
-    title = ", ".join([drawing.title, "simulated", *_left_out(step, stages, lane, makespan)])
+    title = ", ".join([drawing.title, "simulated", *_left_out(step, stages, makespan)])
     return replace(drawing, title=title, rows=tuple(rows), unit="ms", slot=0.0)
 
 
@@ -50,19 +62,14 @@ def stages_shown(stages: int, most: int = MOST_ROWS) -> tuple[int, ...]:
     return (*range(most - most // 2), *range(stages - most // 2, stages))
 
 
-def _busiest_lane(step: SimulatedStep) -> int | None:
-    return None if step.lanes is None else int(np.argmax(step.times.busy.sum(axis=0)))
-
-
-def _timed(step: SimulatedStep, stage: int, lane: int | None) -> list[TimedInstruction]:
+def _timed(step: SimulatedStep, stage: int) -> list[TimedInstruction]:
     own = step.times.program.of(stage)
-    starts, ends = (times[own] if lane is None else times[own, lane] for times in (step.times.starts, step.times.ends))
     return [
         TimedInstruction(instruction, start, end, None)
         for instruction, start, end in zip(
             step.times.program.computations[own],
-            (starts * MILLISECONDS).tolist(),
-            (ends * MILLISECONDS).tolist(),
+            (step.times.starts[own] * MILLISECONDS).tolist(),
+            (step.times.ends[own] * MILLISECONDS).tolist(),
             strict=True,
         )
     ]
@@ -72,11 +79,10 @@ def _end_drawn(starts: Sequence[float], most_boxes: int) -> float:
     return sorted(starts)[most_boxes] if len(starts) > most_boxes else inf
 
 
-def _added_boxes(step: SimulatedStep, stage: int, lane: int | None, items: Sequence[TimedInstruction]) -> Iterator[Box]:
+def _added_boxes(step: SimulatedStep, stage: int, items: Sequence[TimedInstruction]) -> Iterator[Box]:
     """Boxes that a planned schedule does not have: messages that occupy the stage, reductions, updates."""
     own = step.times.program.of(stage)
-    receiving = step.times.receiving[own] if lane is None else step.times.receiving[own, lane]
-    for item, seconds in zip(items, receiving.tolist(), strict=False):
+    for item, seconds in zip(items, step.times.receiving[own].tolist(), strict=False):
         minibatch = item.instruction.minibatch
         if seconds:
             start = item.start - seconds * MILLISECONDS
@@ -87,11 +93,59 @@ def _added_boxes(step: SimulatedStep, stage: int, lane: int | None, items: Seque
             yield Box(item.start, item.end, "", kind, minibatch, detail)
 
 
-def _left_out(step: SimulatedStep, stages: Sequence[int], lane: int | None, makespan: float) -> Iterator[str]:
-    if lane is not None and len(step.times.ends[0]) > 1:
-        yield f"replica {lane}, the busiest"
+def _left_out(step: SimulatedStep, stages: Sequence[int], makespan: float) -> Iterator[str]:
     if len(stages) < len(step.layout.stages):
         first, last = stages[len(stages) - len(stages) // 2 - 1], stages[len(stages) - len(stages) // 2]
         yield f"stages {first + 1} to {last - 1} left out"
     if makespan < step.seconds * MILLISECONDS:
         yield f"up to {makespan:.4g} of {format_milliseconds(step.seconds)} ms"
+
+
+# -- scaling curves --------------------------------------------------------------------------------------------------
+
+
+def draw_scaling(curve: ScalingCurve, title: str) -> Figure:
+    """Draw a scaling curve: speed-up and efficiency against ranks, and a breakdown of the ranks' time."""
+    figure, (speed_up, efficiency, shares) = column_figure(PANEL, 0.7 * PANEL, 1.2 * PANEL)
+    ranks = [point.ranks for point in curve.points]
+    line: dict[str, Any] = {"color": SPEED_UP_COLOR, "linewidth": 1.3, "marker": "o", "markersize": 2.5}
+    speed_up.plot(ranks, ranks, color=MUTED, linestyle="--", linewidth=1.0, label="ideal")
+    speed_up.plot(ranks, [point.speed_up for point in curve.points], label="simulated", **line)
+    speed_up.set_yscale("log", base=2)
+    speed_up.yaxis.set_major_formatter(ratio_tick)
+    minibatch = "one minibatch for all" if curve.kind == "strong" else "minibatch grows with ranks"
+    text = textwrap.fill(title, LINE_CHARACTERS)
+    speed_up.set_title(f"{text}\n{curve.kind.capitalize()} scaling: {minibatch}")
+    speed_up.set_ylabel("speed-up over one rank")
+    efficiencies = [point.efficiency for point in curve.points]
+    efficiency.axhline(1, color=MUTED, linestyle="--", linewidth=1.0)
+    efficiency.plot(ranks, efficiencies, **line)
+    efficiency.set_ylim(0, 1.1 * max(1.0, *efficiencies))
+    efficiency.yaxis.set_major_formatter(PERCENT)
+    efficiency.set_ylabel("speed-up per rank")
+    for axes in (speed_up, efficiency):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("ranks")
+        tidy(axes)
+    _draw_shares(shares, curve)
+    legend_above(figure, [*speed_up.get_legend_handles_labels()[0], *shares.get_legend_handles_labels()[0]])
+    return figure
+
+
+def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
+    positions = range(len(curve.points))
+    communication = np.array([point.communication_share for point in curve.points])
+    bubble = np.array([point.bubble_share for point in curve.points])
+    shares = {"computing": 1 - communication - bubble, "communication": communication, "bubble": bubble}
+    bottom = np.zeros(len(curve.points))
+    for name, color in SHARE_COLORS.items():
+        axes.bar(positions, shares[name], bottom=bottom, color=color, label=name, width=0.8)
+        bottom = bottom + shares[name]
+    labels = [str(point.ranks) for point in curve.points]
+    axes.set_xticks(list(positions), labels, rotation=90 if len(labels) > 8 else 0)
+    axes.set_title("Where the ranks' time goes")
+    axes.set_xlabel("ranks")
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PERCENT)
+    tidy(axes, grid=False)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from weakref import finalize, ref
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.blocks import block_size
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Call, CapturedCalls, Recorder, capture_calls
+from hybridnn.gpu.cupy_kernels import CupyKernels
 from hybridnn.gpu.device_samples import DeviceSamples, PartOfOrder
 from hybridnn.nn.kernels import Array
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
@@ -79,7 +80,7 @@ class CudaGraphSteps:
         group: Group,
     ) -> None:
         self._samples: ref[DeviceSamples] | None = None  # weak: their memory is freed before they are replaced
-        self._chunk, self._kernels = chunk, chunk.kernels
+        self._chunk, self._kernels = chunk, cast("CupyKernels", chunk.kernels)
         self._record = capture.record
         self._may_fail = not capture.required and group.size == 1  # one of several ranks cannot leave the others
         self._optimizer, self._state, self._group = optimizer, state, group

@@ -36,10 +36,17 @@ from hybridnn.gpu.cupy_launch import (
 )
 from hybridnn.gpu.cupy_loading import load_cupy
 from hybridnn.gpu.device_events import PinnedMemory, Progress, record_event, wait_for
-from hybridnn.nn.kernels import Array, Kernels, StepScalars
+from hybridnn.nn.kernels import Array, Kernels
 
 if TYPE_CHECKING:
     from hybridnn.nn.optimizers import SGD, Adam
+
+StepScalars = Sequence[float] | Array
+"""What an update needs of the learning rate and the number of the step, computed once (`Optimizer.step_scalars`).
+
+An update that is recorded once and replayed in many steps keeps its arguments. It therefore takes an array of float64,
+shape (3,), on the device, which `CupyKernels.begin_step` fills in every step.
+"""
 
 COPIES_AHEAD = 4
 """Inputs and targets of two minibatches: the host reads ahead while the device computes, with bounded memory."""
@@ -298,7 +305,21 @@ class CupyKernels(Kernels):
     def begin_step(
         self, step: Array, order: Array, batch_size: int, indices: Array, table: Array, scalars: Array
     ) -> None:
-        """Copy a step's indices and scalars."""
+        """Read what differs between the steps of an epoch from arrays of the epoch, by the number of the step.
+
+        Parameters
+        ----------
+        step : array of int64, shape (1,)
+            Number of the step, from 0.
+        order : array of int64, shape (samples,)
+            Indices of the samples of all steps: those of the step begin at `step` times `batch_size`.
+        indices : array of int64, shape (n,)
+            Receives those of the step, n of them.
+        table : array of float64, shape (steps, 3)
+            `StepScalars` of all steps.
+        scalars : array of float64, shape (3,)
+            Receives those of the step.
+        """
         same_dtype(step, order, indices)
         same_dtype(table, scalars)
         require(step.dtype == np.int64 and scalars.dtype == FLOAT64, "indices of int64 and scalars of float64")
@@ -308,7 +329,7 @@ class CupyKernels(Kernels):
         self._launch("begin_step", None, grid, FLAT_BLOCK, step, order, batch_size, indices, n, table, scalars, count)
 
     def end_step(self, step: Array, loss: Array, losses: Array) -> None:
-        """Store a step's loss, and go to the next step."""
+        """Write `loss`, shape (1,), to element `step` of `losses`, of float64, and add 1 to `step`."""
         require(step.dtype == np.int64 and losses.dtype == FLOAT64, "a number of int64 and losses of float64")
         self._launch("end_step", same_dtype(loss), (1,), (WARP,), step, loss, losses)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hybridnn.nn.activations import ACTIVATIONS, cuda_source
+from hybridnn.nn.activations import SELU_ALPHA, SELU_SCALE
 
 FOLDER = Path(__file__).parent / "cuda"
 FILES = ("common", "arrays", "layers", "losses", "updates")
@@ -44,12 +44,36 @@ GLOBAL_LOCALE = ctypes.c_void_p(-1)  # LC_GLOBAL_LOCALE of locale.h
 
 Size = tuple[int, ...]
 
+ACTIVATIONS = {
+    "relu": ("z < 0 ? 0 : z", "y > 0 ? 1 : 0"),
+    "identity": ("z", "1"),
+    "tanh": ("tanh(z)", "1 - y * y"),
+    "sigmoid": ("1 / (1 + exp(-z))", "y * (1 - y)"),
+    "selu": (
+        f"z > 0 ? REAL({SELU_SCALE!r}) * z : REAL({SELU_SCALE * SELU_ALPHA!r}) * expm1(z)",
+        f"y > 0 ? REAL({SELU_SCALE!r}) : y + REAL({SELU_SCALE * SELU_ALPHA!r})",
+    ),
+}
+"""Activation functions of ``z``, and their derivatives as functions of the output ``y``: CUDA C of type ``REAL``."""
+
 
 @cache
 def source() -> str:
     """The CUDA C++ source of all kernels, with ``#line`` directives, so that compiler messages name the files."""
     files = (f'#line 1 "{name}.cu"\n{(FOLDER / name).with_suffix(".cu").read_text("utf-8")}' for name in FILES)
-    return "".join(files) + f'#line 1 "activations"\n{cuda_source()}'
+    return "".join(files) + f'#line 1 "activations"\n{activation_source()}'
+
+
+def activation_source() -> str:
+    """CUDA C++ of the kernels of all activation functions; the macro ``KERNELS_OF`` is in ``cuda/layers.cu``."""
+    return "".join(
+        f"struct Activation_{name} {{\n"
+        f"    static __device__ REAL value([[maybe_unused]] REAL z) {{ return {value}; }}\n"
+        f"    static __device__ REAL slope([[maybe_unused]] REAL y) {{ return {slope}; }}\n"
+        f"}};\n"
+        f"KERNELS_OF({name}, Activation_{name})\n"
+        for name, (value, slope) in ACTIVATIONS.items()
+    )
 
 
 @cache

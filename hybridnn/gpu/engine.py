@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hybridnn.gpu.cuda_graphs import CudaGraphSteps, StepCapture
 from hybridnn.gpu.device_samples import DeviceSampleCache, DeviceSplit, gather_on_device, read_and_copy
 from hybridnn.pipeline.execution.chunk_runtime import plan_chunk
-from hybridnn.pipeline.execution.executor import Executor, Minibatch
+from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.data_split import DataSplit
 from hybridnn.training.device import TrainingDevice
 from hybridnn.training.engine import Engine, Load
@@ -72,18 +72,12 @@ class GpuEngine(Engine):
         if self._graphs is None or not isinstance(split, DeviceSplit):
             yield from super().train(split, minibatches, losses)
             return
-        executor = self._training_executor(split.task, minibatches)
-        executor.begin(minibatches)
+        executor = self._begin(split.task, minibatches)
         self._graphs.begin(split.on_device, minibatches)
         losses.read_from(self._graphs.losses)  # which the device writes
         for minibatch in minibatches:
-            self._graphs.step(minibatch, lambda captured: self._step(executor, captured))
+            self._graphs.step(minibatch, lambda captured: self._step(executor, captured, lambda captured, total: None))
             yield minibatch
-
-    def _step(self, executor: Executor, minibatch: Minibatch) -> None:
-        executor.gradient(minibatch)
-        self._clip()
-        executor.update(minibatch)
 
     @property
     def _forward_size(self) -> int:

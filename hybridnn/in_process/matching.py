@@ -2,7 +2,7 @@
 
 Sends wait for their receive (rendezvous) unless they are small and `eager_bytes` allows it. Collectives of a
 communicator match by their number. A receive buffer holds NaN until its wait, and a send buffer is compared with its
-content at the call.
+content at the call. Messages and collectives take time on a virtual clock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,13 +23,65 @@ from hybridnn.in_process.communication_errors import (
     DeadlockError,
     describe_deadlock,
 )
-from hybridnn.in_process.records import Moment, Record, message_of
+from hybridnn.in_process.records import Line, Moment, Record, Site, calling_line, describe_line, message_of
 from hybridnn.in_process.scheduler import Scheduler
-from hybridnn.in_process.source_lines import Line, Site, calling_line, describe_line
-from hybridnn.in_process.virtual_clock import VirtualClock
+from hybridnn.utils.checks import require_number
 from hybridnn.utils.text import name_ranks
 
+if TYPE_CHECKING:
+    from hybridnn.cost.machine import Machine
+
+
 ANY_TAG = -1
+
+
+class VirtualClock:
+    """Communication time of all ranks, exact and repeatable: `now` has seconds since the start, by rank.
+
+    A message begins when both sides have called and the sender's and the receiver's port are free, and takes alpha + n
+    beta; a collective begins when its last rank has entered, and takes the time of the cost models (an all-to-all: one
+    message to each other rank, in turn). A `machine` replaces alpha and beta, seconds per message and per byte, by its
+    links and collectives inside a node. Computing takes no time.
+    """
+
+    def __init__(self, size: int, alpha: float = 0.0, beta: float = 0.0, machine: Machine | None = None) -> None:
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            require_number(name, value, at_least=0, allowed="seconds, 0 or more")
+        self.now = [0.0] * size
+        self._alpha, self._beta, self._machine = alpha, beta, machine
+        self._sending, self._receiving = [0.0] * size, [0.0] * size
+        self._collective = lru_cache(maxsize=None)(self._collective_seconds)
+
+    def message(self, source: int, target: int, nbytes: int, sent: float, received: float) -> float:
+        """Arrival of a message whose two sides were called at the times `sent` and `received`."""
+        begun = max(sent, received, self._sending[source], self._receiving[target])
+        end = begun + self._message_seconds(nbytes)
+        self._sending[source] = self._receiving[target] = end
+        return end
+
+    def collective(self, name: str, nbytes: int, entered: Sequence[float]) -> float:
+        """End of a collective on all ranks, which entered it at these times."""
+        return max(entered) + self._collective(name, nbytes, len(entered))
+
+    def _message_seconds(self, nbytes: int) -> float:
+        if self._machine is None:
+            return self._alpha + nbytes * self._beta
+        return self._machine.message_seconds(nbytes)
+
+    def _collective_seconds(self, name: str, nbytes: int, ranks: int) -> float:
+        if ranks == 1:
+            return 0.0
+        from hybridnn.cost.collectives import ALGORITHMS, counts  # a single rank without MPI needs no cost model
+
+        if name == "alltoall":
+            return (ranks - 1) * self._message_seconds(nbytes // ranks)
+        if name not in ALGORITHMS:
+            return 0.0
+        if self._machine is not None:
+            return self._machine.collective_seconds(name, nbytes, ranks)
+        return min(
+            counts(name, algorithm, nbytes, ranks).seconds(self._alpha, self._beta) for algorithm in ALGORITHMS[name]
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from hybridnn.comm.mpi import substitute_mpi
 from hybridnn.drawing.drawn_object import DrawnObject
 from hybridnn.errors import SettingError
-from hybridnn.in_process.matching import Context, MessageEngine
+from hybridnn.in_process.matching import Context, MessageEngine, VirtualClock
 from hybridnn.in_process.mpi_interface import Comm, MpiModule
 from hybridnn.in_process.records import Message, Record, message_of
-from hybridnn.in_process.virtual_clock import VirtualClock
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from hybridnn.in_process.communication_errors import DeadlockError, StuckError
-from hybridnn.in_process.source_lines import is_debugged, location_of_thread
+from hybridnn.in_process.records import is_debugged, location_of_thread
 
 IDLE_POLLS = 1000  # polls of a rank, while no rank does anything else, after which it is taken to wait for ever
 

@@ -1,4 +1,4 @@
-"""Table of the activation functions: NumPy form, derivative, CUDA expressions and initializer of each.
+"""Table of the activation functions: NumPy form, derivative and initializer of each.
 
 The backward pass takes the derivative from the *output*, so that a layer stores one array and not two.
 """
@@ -29,10 +29,6 @@ class Activation:
     # output `y` and the gradient `dy` of that; `out` may be `dy`. `scratch` of both functions is an array of the same
     # shape and dtype, which they may overwrite.
     gradient: Callable[[HostArray, HostArray, HostArray, HostArray], None]
-    # the function of ``z`` and its derivative as a function of the output ``y``, as expressions of CUDA C of type
-    # ``REAL``
-    cuda_value: str
-    cuda_slope: str
     initializer: str  # initial weights with ``initializer="auto"``
 
 
@@ -103,28 +99,10 @@ def _selu_gradient(y: HostArray, dy: HostArray, out: HostArray, scratch: HostArr
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "relu": Activation(_relu, _relu_gradient, "z < 0 ? 0 : z", "y > 0 ? 1 : 0", "he"),
-    "identity": Activation(_identity, _identity_gradient, "z", "1", "glorot"),
-    "tanh": Activation(_tanh, _tanh_gradient, "tanh(z)", "1 - y * y", "glorot"),
-    "sigmoid": Activation(_sigmoid, _sigmoid_gradient, "1 / (1 + exp(-z))", "y * (1 - y)", "glorot"),
-    "selu": Activation(
-        _selu,
-        _selu_gradient,
-        f"z > 0 ? REAL({SELU_SCALE!r}) * z : REAL({SELU_SCALE * SELU_ALPHA!r}) * expm1(z)",
-        f"y > 0 ? REAL({SELU_SCALE!r}) : y + REAL({SELU_SCALE * SELU_ALPHA!r})",
-        "lecun",
-    ),
+    "relu": Activation(_relu, _relu_gradient, "he"),
+    "identity": Activation(_identity, _identity_gradient, "glorot"),
+    "tanh": Activation(_tanh, _tanh_gradient, "glorot"),
+    "sigmoid": Activation(_sigmoid, _sigmoid_gradient, "glorot"),
+    "selu": Activation(_selu, _selu_gradient, "lecun"),
 }
 """The functions by the names that settings and `MLP` accept."""
-
-
-def cuda_source() -> str:
-    """CUDA C++ of the kernels of all functions; the macro ``KERNELS_OF`` is in ``cuda/layers.cu``."""
-    return "".join(
-        f"struct Activation_{name} {{\n"
-        f"    static __device__ REAL value([[maybe_unused]] REAL z) {{ return {function.cuda_value}; }}\n"
-        f"    static __device__ REAL slope([[maybe_unused]] REAL y) {{ return {function.cuda_slope}; }}\n"
-        f"}};\n"
-        f"KERNELS_OF({name}, Activation_{name})\n"
-        for name, function in ACTIVATIONS.items()
-    )

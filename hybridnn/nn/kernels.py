@@ -37,13 +37,6 @@ Measured fastest between 2^12 and whole arrays on a core with 512 KiB of second-
 
 NORM_BLOCK = 1 << 16
 
-StepScalars = Sequence[float] | Array
-"""What an update needs of the learning rate and the number of the step, computed once (`Optimizer.step_scalars`).
-
-An update that is recorded once and replayed in many steps keeps its arguments. It therefore takes an array of float64,
-shape (3,), on the device, which `Kernels.begin_step` fills in every step.
-"""
-
 
 def add_scaled(y: HostArray, factor: float, x: HostArray) -> None:
     """``y += factor * x`` for contiguous arrays, in one pass where NumPy takes two."""
@@ -267,6 +260,20 @@ class Kernels:
         np.log(sums, out=sums)
         loss[0] = np.add.reduce(sums) - np.add.reduce(label_logits)
 
+    def weighted_cross_entropy(
+        self, logits: Array, labels: Array, columns: Array, weights: Array, scale: float, gradient: Array, loss: Array
+    ) -> None:
+        """As `cross_entropy`, with each sample's loss times the weight of its class, shape (classes,); not on a GPU."""
+        loss[0] = 0
+        if logits.shape[1]:
+            np.subtract(logits, logits.max(axis=0), out=gradient)
+            label_logits = gradient[labels, columns]
+            np.exp(gradient, out=gradient)
+            sums, of_samples = gradient.sum(axis=0), weights[labels]
+            np.multiply(gradient, of_samples * scale / sums, out=gradient)
+            gradient[labels, columns] -= of_samples * scale
+            loss[0] = np.sum(of_samples * (np.log(sums) - label_logits))
+
     def count_correct(self, logits: Array, labels: Array, correct: Array) -> None:
         """Count samples whose largest logit is that of the label; asynchronous on a device.
 
@@ -310,39 +317,6 @@ class Kernels:
         if norm > limit:
             np.multiply(flat, limit / norm, out=flat)
 
-    def begin_step(
-        self,
-        step: Array,
-        order: Array,
-        batch_size: int,
-        indices: Array,
-        table: Array,
-        scalars: Array,
-    ) -> None:
-        """Read what differs between the steps of an epoch from arrays of the epoch, by the number of the step.
-
-        Parameters
-        ----------
-        step : array of int64, shape (1,)
-            Number of the step, from 0.
-        order : array of int64, shape (samples,)
-            Indices of the samples of all steps: those of the step begin at `step` times `batch_size`.
-        indices : array of int64, shape (n,)
-            Receives those of the step, n of them.
-        table : array of float64, shape (steps, 3)
-            `StepScalars` of all steps.
-        scalars : array of float64, shape (3,)
-            Receives those of the step.
-        """
-        first = step.item() * batch_size
-        np.copyto(indices, order[first : first + indices.size])
-        np.copyto(scalars, table[step.item()])
-
-    def end_step(self, step: Array, loss: Array, losses: Array) -> None:
-        """Write `loss`, shape (1,), to element `step` of `losses`, of float64, and add 1 to `step`."""
-        losses[step.item()] = loss.item()
-        step += 1
-
     def sgd_update(
         self,
         weights: Array,
@@ -351,7 +325,7 @@ class Kernels:
         out: Array,
         scratch: Array,
         settings: SGD,
-        scalars: StepScalars,
+        scalars: Sequence[float],
     ) -> None:
         """One step of SGD, PyTorch's update with the velocity starting at zero.
 
@@ -369,7 +343,7 @@ class Kernels:
         scratch : ndarray, shape (at least min(UPDATE_BLOCK, n),)
             Overwritten.
         scalars : (float,)
-            The learning rate.
+            The learning rate, of `Optimizer.step_scalars`.
         """
         lr, momentum, weight_decay = scalars[0], settings.momentum, settings.weight_decay
         for start in range(0, weights.size, UPDATE_BLOCK):
@@ -402,7 +376,7 @@ class Kernels:
         out: Array,
         scratch: Array,
         settings: Adam,
-        scalars: StepScalars,
+        scalars: Sequence[float],
     ) -> None:
         """One step of Adam (Kingma and Ba 2015, Algorithm 1), or of AdamW if the weight decay is decoupled.
 

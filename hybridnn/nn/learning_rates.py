@@ -10,7 +10,7 @@ from math import cos, pi
 from typing import Protocol
 
 from hybridnn.errors import SettingError
-from hybridnn.utils.checks import AtLeastZero, Count, Fraction, Positive, require_fields
+from hybridnn.utils.checks import AtLeastZero, Count, Positive, require_fields
 
 
 class LearningRateSchedule(Protocol):
@@ -63,10 +63,9 @@ class Step:
 
 @dataclass(frozen=True)
 class _WarmUp(ABC):
-    """A rise from 0 to the base rate, then a fall."""
+    """A rise from 0 to the base rate, then a fall to 0 at the last update."""
 
     warmup_epochs: AtLeastZero = 0.0  # epochs of the rise
-    final_factor: Fraction = 0.0  # factor at the last update, between 0 and 1
 
     def __post_init__(self) -> None:
         require_fields("schedule", self)
@@ -85,24 +84,24 @@ class _WarmUp(ABC):
 
 @dataclass(frozen=True)
 class WarmupLinear(_WarmUp):
-    """From 0 to the base rate in `warmup_epochs`, then linearly to `final_factor` of it at the last update."""
+    """From 0 to the base rate in `warmup_epochs`, then linearly to 0 at the last update."""
 
     name = "warmup-linear"
 
     warmup_epochs: AtLeastZero = 1.0
 
     def _falling(self, progress: float) -> float:
-        return 1.0 - (1.0 - self.final_factor) * progress
+        return 1.0 - progress
 
 
 @dataclass(frozen=True)
 class Cosine(_WarmUp):
-    """Optional warm-up, then half a cosine from the base rate to `final_factor` of it (Loshchilov and Hutter 2017)."""
+    """Optional warm-up, then half a cosine from the base rate to 0 (Loshchilov and Hutter 2017)."""
 
     name = "cosine"
 
     def _falling(self, progress: float) -> float:
-        return self.final_factor + (1.0 - self.final_factor) * (1.0 + cos(pi * progress)) / 2.0
+        return (1.0 + cos(pi * progress)) / 2.0
 
 
 SCHEDULES = (Constant, Step, WarmupLinear, Cosine)

@@ -111,3 +111,11 @@ class MLP:
         ]
         rows.append(("all", self.sizes[0], self.sizes[-1], "", f"{self.parameters:,}"))
         return html_table(heads, rows)
+
+
+def resolve_loss(model: MLP, task: str) -> str:
+    """The loss of `model` on data of `task`, which determines ``auto``; `SettingError` if it does not fit."""
+    expected = "cross_entropy" if task == "classification" else "mse"
+    if model.loss not in ("auto", expected):
+        raise SettingError("model.loss", model.loss, f"{task} data takes {expected} (or auto)")
+    return expected

@@ -28,7 +28,7 @@ class OptimizerState:
     """State of an optimizer between updates."""
 
     slots: dict[str, Array]  # arrays of the shape of the parameters, by name: ``velocity``, or ``first`` and ``second``
-    scratch: Array  # memory for intermediate results, two cache blocks
+    scratch: Array  # memory for intermediate results: two cache blocks, of which `blocks` gives the first
     kernels: Kernels
     updates: int = 0  # updates done
     # while updates are captured and replayed: where they read the scalars of the step (`Optimizer.step_scalars`)
@@ -104,9 +104,9 @@ class Optimizer(ABC):
     def reads_gradient_once(self) -> bool:  # noqa: D102
         return False
 
-    def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate | None:
-        """Description of the next update, which is counted as done; None if the gradient is read more than once."""
-        return None
+    def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate:
+        """Description of the next update, which is counted as done; for optimizers that read gradients once."""
+        raise NotImplementedError
 
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """Scalars of the next update that depend on the learning rate and the number of the step, at most three."""

@@ -12,6 +12,8 @@ second method by its name, the first one by the text of section 7.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,18 +29,27 @@ if TYPE_CHECKING:
 DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")
 
 
-class LocalDistributor:
-    """Every rank reads its own block."""
+Fetch = Callable[["Rows | None", NDArray[np.int64], HostArray | None, HostArray | None], None]
+"""``fetch(rows, indices, x, y)`` writes this rank's block of the samples `indices` to `x` and `y`, unless None.
 
-    def __init__(self, grid: ProcessGrid) -> None:
-        self._grid = grid
+All ranks request the same arrays; `rows` are None on a rank that receives its samples.
+"""
 
-    def fetch(self, rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None) -> None:
-        """Write this rank's block of the samples `indices` to `x` and `y`, unless None."""
-        assert rows is not None
-        if self._grid.batch > 1:
-            indices = indices[block_slice(len(indices), self._grid.batch, self._grid.batch_rank)]
-        rows.take(indices, x, y)
+
+def make_fetch(grid: ProcessGrid, distribution: str) -> Fetch:
+    """The function for a setting of ``data.distribution``; collective over the grid unless it is ``"local"``."""
+    if distribution == "local":
+        return partial(_read_own_block, grid)
+    return ScatterDistributor(grid, broadcast=distribution == "scatter-broadcast").fetch
+
+
+def _read_own_block(
+    grid: ProcessGrid, rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None
+) -> None:
+    assert rows is not None
+    if grid.batch > 1:
+        indices = indices[block_slice(len(indices), grid.batch, grid.batch_rank)]
+    rows.take(indices, x, y)
 
 
 class ScatterDistributor:
@@ -56,7 +67,7 @@ class ScatterDistributor:
         self._buffers: dict[tuple[str, tuple[int, ...], np.dtype[Any]], HostArray] = {}
 
     def fetch(self, rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None) -> None:
-        """As `LocalDistributor.fetch`; collective over the grid, and all ranks must request the same arrays."""
+        """See `Fetch`."""
         all_x = all_y = None
         if rows is not None and self._grid.rank == 0:
             all_x = None if x is None else self._buffer(x, len(indices), "x")
@@ -97,13 +108,3 @@ class ScatterDistributor:
         if buffer is None or len(buffer) < samples:
             buffer = self._buffers[key] = np.empty((samples, *width), like.dtype)
         return buffer[:samples]
-
-
-Distributor = LocalDistributor | ScatterDistributor
-
-
-def make_distributor(grid: ProcessGrid, distribution: str) -> Distributor:
-    """The distributor of a setting of ``data.distribution``."""
-    if distribution == "local":
-        return LocalDistributor(grid)
-    return ScatterDistributor(grid, broadcast=distribution == "scatter-broadcast")

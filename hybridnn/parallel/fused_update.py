@@ -29,7 +29,7 @@ from hybridnn.nn.kernels import NUMPY, Array, Kernels, add_scaled
 from hybridnn.nn.optimizers import SGD, Optimizer, OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
 from hybridnn.parallel.dense import WeightGradientArrays
-from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
+from hybridnn.parallel.node_memory import NodeMemory
 from hybridnn.parallel.replica_sharing import NodeReplica, slice_bounds
 from hybridnn.parallel.workspace import MicrobatchBuffers, Workspace
 
@@ -92,7 +92,7 @@ class FusedUpdateReplica(NodeReplica):
 
     def __init__(
         self,
-        memory: NodeMemory | PrivateMemory,
+        memory: NodeMemory,
         batch: Group,
         layout: ParameterLayout,
         dtype: DTypeLike,
@@ -149,7 +149,6 @@ class FusedUpdateReplica(NodeReplica):
     ) -> None:
         """Update this rank's rows in place, and return when all rows are updated."""
         update = optimizer.linear_update(weights, state, rate)
-        assert update is not None, "the optimizer reads gradients more than once"
         assert out is None, "there is only one version of the weights"
         target = self._views(update.target)
         self._add_products(self._owned, target, update.factor, update.keep)

@@ -12,37 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hybridnn.comm.blocks import pieces
 from hybridnn.comm.group import Group, Request
 from hybridnn.nn.kernels import Array
-
-BUCKET_BYTES = 1 << 19
-"""A bucket is sent when it has at least this many bytes: smaller messages cost more latency than they hide."""
-
-PIECE_BYTES = 1 << 19
-IN_FLIGHT = 2
-"""An overlapped bucket travels in pieces of `PIECE_BYTES`, of which so many are in flight at a time. These were the
-fastest values with Open MPI 5.0. The blocking call is faster still: on a node
-whose cores are all busy, overlap gains nothing."""
-
-
-@dataclass(frozen=True)
-class BucketConfig:
-    """Division of an overlapped all-reduce into messages."""
-
-    bucket_bytes: int  # smallest size of a bucket, except for the last one
-    # size of the pieces of a bucket, and how many of them are in flight at a time
-    piece_bytes: int
-    in_flight: int
-    single_blocks: bool  # whether a buffer of one bucket is reduced by a blocking call
-
-
-HOST_BUCKETS = BucketConfig(BUCKET_BYTES, PIECE_BYTES, IN_FLIGHT, single_blocks=True)
-DEVICE_BUCKETS = BucketConfig(1 << 24, 1 << 30, 1 << 10, single_blocks=False)
-"""A device computes while messages are in flight, and its transports divide them, so pieces are not limited here. The
-bucket size keeps a connection of many GB/s busy for about as long as a collective takes to start."""
 
 
 def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int, tuple[int, int]]:
@@ -79,12 +52,10 @@ class GradientReducer:
         False: one all-reduce after the backward pass (Laugier et al. 2018, Algorithm 1, line 14).
     """
 
-    def __init__(
-        self, group: Group, gradient: Array, ends: Sequence[int], overlap: bool, config: BucketConfig = HOST_BUCKETS
-    ) -> None:
-        self._group, self._config = group, config
+    def __init__(self, group: Group, gradient: Array, ends: Sequence[int], overlap: bool) -> None:
+        self._group, self._config = group, group.transport.buckets
         # Without overlap the buffer is one bucket.
-        min_elements = max(config.bucket_bytes // gradient.itemsize if overlap else gradient.size, 1)
+        min_elements = max(self._config.bucket_bytes // gradient.itemsize if overlap else gradient.size, 1)
         plan = plan_buckets(ends, gradient.size, min_elements)
         self._buckets = {layer: gradient[start:stop] for layer, (start, stop) in plan.items()}
         self._waiting: deque[Array] = deque()  # pieces of complete buckets

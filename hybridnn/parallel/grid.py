@@ -28,7 +28,7 @@ from hybridnn.utils.text import counted
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
+    from hybridnn.diagnostics.stall_watchdog import StallWatchdog
     from hybridnn.gpu.setup import TransportFactory
 
 
@@ -51,9 +51,6 @@ class ProcessGrid:
         Receives every call; a new one by default.
     message_limit : int
         Bytes above which an array is sent in pieces.
-    check_collectives : bool
-        Compare every collective across its group before it starts: see `CheckedGroup`. A `Trainer` then also compares
-        all samples and weights that the ranks are given, rather than some of them.
 
     Attributes
     ----------
@@ -94,11 +91,9 @@ class ProcessGrid:
         stages: Sequence[tuple[int, int]] | None = None,
         recorder: Recorder | None = None,
         message_limit: int = MESSAGE_LIMIT,
-        check_collectives: bool = False,
     ) -> None:
-        self.check_collectives = check_collectives
         arguments = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
-        _require_equal(comm, arguments | {"message_limit": message_limit, "check_collectives": check_collectives})
+        _require_equal(comm, arguments | {"message_limit": message_limit})
         ranks: Any = comm if comm is not None else import_mpi().COMM_WORLD
         if stages is None:
             pipeline, batch, model = resolve_axes(ranks.Get_size(), pipeline, batch, model)
@@ -116,7 +111,7 @@ class ProcessGrid:
         self._make_groups(ranks, world, message_limit)
         self.stall_watchdog: StallWatchdog | None = None
         if self.size > 1:
-            from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
+            from hybridnn.diagnostics.stall_watchdog import StallWatchdog
 
             # Made here although a training starts it: a rank that leaves before that is named too.
             self.stall_watchdog = StallWatchdog.for_grid(self.recorder, world, self.node_comm)
@@ -134,17 +129,12 @@ class ProcessGrid:
 
     def _make_groups(self, ranks: Any, world: Any, message_limit: int) -> None:
         """Split the ranks along the axes. Collective."""
-        group_class = Group
-        if self.check_collectives:
-            from hybridnn.diagnostics.checked_group import CheckedGroup
-
-            group_class = CheckedGroup
 
         def group(axis: str, comm: Any) -> Group:
-            return group_class(comm, axis, self.recorder, message_limit, ranks_within(comm, world))
+            return Group(comm, axis, self.recorder, message_limit, ranks_within(comm, world))
 
         first = self._first_of_stage[self.pipeline_rank]
-        self.world = group_class(world, "world", self.recorder, message_limit)
+        self.world = Group(world, "world", self.recorder, message_limit)
         self.model_group = group("model", ranks.Split(first + self.batch_rank, self.model_rank))
         self.batch_group = group("batch", ranks.Split(first + self.model_rank, self.batch_rank))
         color = self.batch_rank * self.size + self.model_rank
@@ -186,12 +176,6 @@ class ProcessGrid:
     def size(self) -> int:
         """Number of ranks."""
         return self.world.size
-
-    def _repr_svg_(self) -> str:
-        """For notebooks: the ranks of every stage, a row for each batch part and a column for each model part."""
-        from hybridnn.drawing.grid_picture import grid_picture
-
-        return grid_picture(self.stages, self.rank_at, self.rank).svg()
 
     def __repr__(self) -> str:
         return (

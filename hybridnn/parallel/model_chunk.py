@@ -263,9 +263,9 @@ def _make_replica(
     sharing = config.sharing
     if config.fused_update:
         from hybridnn.parallel.fused_update import FusedUpdateReplica
-        from hybridnn.parallel.node_memory import PrivateMemory
+        from hybridnn.parallel.node_memory import NodeMemory
 
-        memory = PrivateMemory(batch) if sharing is None else sharing.memory
+        memory = NodeMemory(batch) if sharing is None else sharing.memory
         return FusedUpdateReplica(memory, batch, layout, dtype, config.arrays, kernels)
     if sharing is not None:
         from hybridnn.parallel.shared_replica import SharedReplica

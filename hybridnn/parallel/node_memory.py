@@ -12,34 +12,29 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.comm.mpi import import_mpi, ranks_within
+from hybridnn.comm.mpi import import_mpi
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.parallel.grid import ProcessGrid
 
 SHARED_MEMORY = "/dev/shm"  # folder in which MPI libraries create windows on Linux
 
 
 class NodeMemory:
-    """Allocates shared-memory windows of the ranks of a node, and frees them together.
+    """Allocates shared-memory windows of ranks of a node, and frees them together; a single rank gets private memory.
 
-    A single rank gets private memory. All methods are collective over the ranks that share.
+    All methods are collective over the ranks that share.
 
     Parameters
     ----------
-    replicas_only : bool
-        Whether only the ranks of the node in this rank's batch group share, which have the same weights; by default all
-        ranks of the node.
+    group : Group
+        The ranks that share.
+    comm : MPI.Intracomm, optional
+        Their communicator; not for a single rank.
+    alternative : str
+        Setting that avoids shared memory, for the error if there is not enough.
     """
 
-    def __init__(self, grid: ProcessGrid, *, replicas_only: bool = False) -> None:
-        node = grid.node_group
-        self.group, self._comm = node, grid.node_comm
-        self._alternative = "data.distribution = 'scatter'"
-        if replicas_only:
-            self._comm = grid.node_comm.Split(grid.batch_group.members[0], node.rank)
-            members = [node.members[number] for number in ranks_within(self._comm, grid.node_comm)]
-            self.group = type(node)(self._comm, "batch", grid.recorder, members=members)
-            self._alternative = "parallel.shared_replicas = false"
+    def __init__(self, group: Group, comm: Any = None, alternative: str = "") -> None:
+        self.group, self._comm, self._alternative = group, comm, alternative
         self._windows: list[Any] = []
 
     @property
@@ -91,22 +86,6 @@ class NodeMemory:
             window.Unlock_all()
             window.Free()
         self._windows = []
-
-
-class PrivateMemory:
-    """Private memory with the interface of `NodeMemory`."""
-
-    is_leader = True
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """An uninitialized array."""
-        return np.empty(shape, dtype)
-
-    def publish(self, synchronize: Callable[[], None] | None = None) -> None:
-        """Does nothing: no other rank reads the memory."""
 
 
 def free_shared_memory() -> float:

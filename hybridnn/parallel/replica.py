@@ -88,9 +88,9 @@ class PrivateReplica(Replica):
         self.ready: Callable[[int], None] = _nothing_to_reduce
         self.finish: Callable[[], None] = _nothing_to_reduce
         if group.size > 1:
-            from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS, HOST_BUCKETS, GradientReducer
+            from hybridnn.parallel.gradient_reduction import GradientReducer
 
-            reducer = GradientReducer(group, flat, ends, overlap, HOST_BUCKETS if kernels.on_host else DEVICE_BUCKETS)
+            reducer = GradientReducer(group, flat, ends, overlap)
             self.ready, self.finish = reducer.ready, reducer.finish
 
     @property

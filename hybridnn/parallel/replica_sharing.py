@@ -15,11 +15,12 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Group
+from hybridnn.comm.mpi import ranks_within
 from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
+from hybridnn.parallel.node_memory import NodeMemory
 from hybridnn.parallel.replica import Replica
 
 
@@ -63,7 +64,7 @@ def share_replicas(grid: ProcessGrid) -> Sharing | None:
     grid.world.allreduce(most, "max")
     if most[0] == 1:
         return None
-    memory = NodeMemory(grid, replicas_only=True)  # collective over the node, whichever of its ranks share
+    memory = _replica_memory(grid)
     if slices == 1:
         return None
     own = [number for number in range(slices) if number * sharers // slices == memory.group.rank]
@@ -81,6 +82,15 @@ def share_replicas(grid: ProcessGrid) -> Sharing | None:
     return Sharing(memory, batch, slices, tuple(sorted(owned, key=lambda item: item.number)))
 
 
+def _replica_memory(grid: ProcessGrid) -> NodeMemory:
+    """Memory of the ranks that share a node and a batch group, and so the weights; collective over the node."""
+    node = grid.node_group
+    comm = grid.node_comm.Split(grid.batch_group.members[0], node.rank)
+    members = [node.members[number] for number in ranks_within(comm, grid.node_comm)]
+    group = Group(comm, "batch", grid.recorder, members=members)
+    return NodeMemory(group, comm, "parallel.shared_replicas = false")
+
+
 def slice_bounds(size: int, slices: int, number: int) -> tuple[int, int]:
     """Start and stop of a slice of a flat buffer, in whole cache lines; may be empty."""
     start, stop = block_bounds(-(-size // ALIGNMENT), slices, number)
@@ -92,15 +102,15 @@ class NodeReplica(Replica):
 
     Parameters
     ----------
-    memory : NodeMemory or PrivateMemory
-        Of the ranks that share; `PrivateMemory` for a group of one rank.
+    memory : NodeMemory
+        Of the ranks that share.
     kernels : Kernels
         Those of the host, or of the device of a single rank.
     """
 
     def __init__(
         self,
-        memory: NodeMemory | PrivateMemory,
+        memory: NodeMemory,
         batch: Group,
         arrays: Iterator[Array],
         dtype: DTypeLike,

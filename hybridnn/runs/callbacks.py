@@ -6,7 +6,6 @@ Signals and elapsed time, which differ between ranks, are agreed on by a small a
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 from collections import deque
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from dataclasses import replace
 from math import inf, sqrt
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -26,19 +24,16 @@ from hybridnn.nn.kernels import Array
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import best_epoch, epochs_without_improvement, score
-from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights, read_records
+from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights
 from hybridnn.runs.stop_signals import StopSignals
-from hybridnn.training.callbacks import Callback
-from hybridnn.training.progress import Progress, StepPosition
-from hybridnn.training.records import EpochRecord, StepRecord
-from hybridnn.training.trained_network import TrainedNetwork
+from hybridnn.training.records import EpochRecord, Progress, StepPosition, StepRecord
+from hybridnn.training.trained_network import Callback, TrainedNetwork
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.settings_models import seconds_of
 from hybridnn.utils.text import command_argument
 
 AGREEMENT_SECONDS = 0.02  # approximate time between two agreements; at the end of an epoch there always is one
 MOST_STEPS = 1 << 16  # upper limit of the steps between two agreements
-TENSORBOARD_FOLDER = "tensorboard"
 
 
 class Checkpoints(Callback):
@@ -220,76 +215,6 @@ class BestWeights(Callback):
         except OSError as error:
             raise EnvironmentProblem(f"{error.filename}: cannot be removed: {error.strerror}") from error
         return -inf
-
-
-# -- TensorBoard -------------------------------------------------------------------------------------------------------
-
-
-def require_tensorboard() -> None:
-    """Raise `SettingError` unless TensorBoard is installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise SettingError("output.tensorboard", True, "needs the package tensorboard: pip install tensorboard")
-
-
-class TensorBoardLog(Callback):
-    """Writes scalars over the number of updates to a folder of the run.
-
-    The history of a resumed run is written again, and earlier files are removed: these may have steps after the
-    checkpoint from which the run is resumed.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Run folder; None on ranks other than 0, which write nothing.
-    evaluated : str
-        Split on which epochs are evaluated, which names the curves.
-    """
-
-    def __init__(self, folder: Path | None, evaluated: str) -> None:
-        self._folder, self._evaluated = folder, evaluated
-        self._writer: Any = None
-
-    def on_train_begin(self, trainer: TrainedNetwork) -> None:
-        """Write the history of the run so far."""
-        if self._folder is None:
-            return
-        from tensorboard.summary import Writer
-
-        for path in (self._folder / TENSORBOARD_FOLDER).glob("events.out.tfevents.*"):
-            path.unlink()
-        self._writer = Writer(str(self._folder / TENSORBOARD_FOLDER))
-        for record in read_records(self._folder)[0]:
-            if isinstance(record, StepRecord):
-                self.on_train_batch_end(trainer, record)
-            elif isinstance(record, EpochRecord):
-                self.on_epoch_end(trainer, record)
-
-    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
-        """Add a logged step."""
-        if self._writer is not None:
-            self._writer.add_scalar("loss/minibatch", record.train_loss, record.step)
-
-    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
-        """Add an epoch."""
-        if self._writer is None:
-            return
-        values = {
-            "loss/train": record.train_loss,
-            f"loss/{self._evaluated}": record.validation_loss,
-            f"accuracy/{self._evaluated}": record.validation_accuracy,
-            f"r2/{self._evaluated}": record.validation_r2,
-            "learning rate": record.learning_rate,
-            "samples per second": record.samples_per_second,
-        }
-        for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, record.step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Write what is left, also after an error."""
-        if self._writer is not None:
-            self._writer.close()
 
 
 # -- errors of predicted weights ---------------------------------------------------------------------------------------

@@ -37,8 +37,7 @@ from hybridnn.runs.run_files import (
     run_status,
     to_line,
 )
-from hybridnn.training.progress import Progress
-from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Record, StepRecord
+from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Progress, Record, StepRecord
 from hybridnn.utils.files import discard_partial, replace_atomically
 from hybridnn.utils.text import command_argument, to_json
 

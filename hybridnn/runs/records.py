@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from hybridnn.comm.hosts import Hosts
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
-from hybridnn.training.callbacks import Callback
 from hybridnn.training.records import MONITORS, EpochRecord, Record
+from hybridnn.training.trained_network import Callback
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:

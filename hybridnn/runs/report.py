@@ -25,9 +25,8 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary, RunView
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS
-from hybridnn.training.callbacks import Callback
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
-from hybridnn.training.trained_network import TrainedNetwork
+from hybridnn.training.trained_network import Callback, TrainedNetwork
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import write_atomically
 
@@ -150,13 +149,11 @@ class RunReport(Callback):
 
 def _with_absolute_paths(settings: Settings, encoding: TableEncoding | None) -> Settings:
     """Settings that any working folder can use, with the input columns by which a table is read."""
-    data, model = settings.data, settings.model
-    if data.file is not None:
-        inputs = () if encoding is None else encoding.columns
-        data = data.model_copy(update={"file": os.path.abspath(data.file), "inputs": inputs})
-    if model.init_from is not None:
-        model = model.model_copy(update={"init_from": os.path.abspath(model.init_from)})
-    return settings.model_copy(update={"data": data, "model": model})
+    if settings.data.file is None:
+        return settings
+    inputs = () if encoding is None else encoding.columns
+    update = {"file": os.path.abspath(settings.data.file), "inputs": inputs}
+    return settings.model_copy(update={"data": settings.data.model_copy(update=update)})
 
 
 def summarize(

@@ -35,7 +35,6 @@ FREE_SETTINGS = frozenset(
         "data.distribution",
         "data.file",
         "data.inputs",
-        "model.init_from",
         "training.evaluate_every",
         "training.patience",
         "training.evaluate_every_steps",

@@ -24,9 +24,7 @@ from hybridnn.runs.callbacks import (
     BestWeights,
     Checkpoints,
     Patience,
-    TensorBoardLog,
     WeightErrors,
-    require_tensorboard,
     restore_best_weights,
 )
 from hybridnn.runs.data import PlacedData, place_data
@@ -38,11 +36,10 @@ from hybridnn.runs.run_files import CHECKPOINTS, TRACE
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step
-from hybridnn.training.callbacks import Callback
-from hybridnn.training.device import TrainingDevice, resolve_device
+from hybridnn.training.device import resolve_device
 from hybridnn.training.rank_comparison import describe_value, require_same_settings
+from hybridnn.training.trained_network import Callback
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.files import read_npz
 
 TRACED_EVENTS = 1 << 16  # events that a trace keeps of every rank: the last ones of the run
 
@@ -96,10 +93,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         agree(grid.world, lambda: report.start(resumed))
         first_step = trainer.step
         with _with_resume_advice(path):
-            logs = folder is not None and settings.output.tensorboard
-            log = TensorBoardLog(path if logs else None, data.evaluated[0])
-            stack.callback(log.close)
-            callbacks += [report, view, log]
+            callbacks += [report, view]
             if data.validation_samples:  # test samples choose nothing
                 callbacks.append(BestWeights(trainer, folder, settings.training.monitor))
             if settings.training.patience is not None:
@@ -130,8 +124,6 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
     """
     settings = choose_parallel_settings(settings)
     grid = _make_grid(settings)
-    if settings.output.tensorboard:
-        agree(grid.world, require_tensorboard)
     device = resolve_device(settings.device, grid)  # before anything that takes long
 
     def load() -> Dataset:
@@ -153,7 +145,8 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
         seed=settings.training.seed,
         dtype=settings.training.dtype,
     )
-    trainer = _make_trainer(settings, grid, device, data)
+    model = settings.model.make(data.features, data.outputs, data.task)
+    trainer = Trainer.from_config(settings.train_config(model), grid=grid, device=device)
     resolved = {
         "parallel": _resolved(settings.parallel, trainer),
         "device": replace(settings.device, name=device.kind),
@@ -168,21 +161,6 @@ def _make_grid(settings: Settings) -> ProcessGrid:
     if parallel.stages:
         axes = {"stages": [(stage.batch, stage.model) for stage in parallel.stages]}
     return ProcessGrid(**axes, recorder=recorder)
-
-
-def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data: PlacedData) -> Trainer:
-    weights_file = settings.model.init_from
-    setting = f"model.init_from = {str(weights_file)!r}"
-    model = settings.model.make(data.features, data.outputs, data.task)
-    weights = None
-    if weights_file is not None:
-        weights = agree(grid.world, lambda: read_npz(weights_file, setting), names_nodes=True)
-    return Trainer.from_config(
-        settings.train_config(model),
-        grid=grid,
-        device=device,
-        initial_weights=weights,
-    )
 
 
 def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:

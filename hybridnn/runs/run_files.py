@@ -284,9 +284,6 @@ def _impossible_figure(run: RunRecord) -> str | None:
 def _parse(line: bytes) -> Record:
     values = parse_json(line)
     kind = values.pop("kind")
-    for name in ("loss", "accuracy", "r2"):
-        if f"test_{name}" in values:  # its name in earlier versions
-            values[f"validation_{name}"] = values.pop(f"test_{name}")
     if kind not in RECORD_CLASSES:
         raise ValueError(f"kind = {kind!r}")
     record: Record = _adapter(kind).validate_json(to_json(values))

@@ -17,7 +17,7 @@ from hybridnn.training.data_split import make_split
 from hybridnn.training.device import TrainingDevice
 from hybridnn.training.engine import Engine
 from hybridnn.training.epoch import train_epochs
-from hybridnn.training.progress import Progress
+from hybridnn.training.records import Progress
 
 RATE = 1e-9  # learning rate, so small that the training does not diverge
 ROUNDS, STEPS = 3, 6  # number of timed rounds, of which the median is taken, and steps per round
@@ -44,8 +44,7 @@ class TrainingTimer:
         def train() -> None:
             batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
             minibatches = engine.make_minibatches(split, batches, [RATE] * STEPS, first=engine.updates)
-            for _ in train_epochs(engine, self._grid, split, [minibatches], Progress(step=engine.updates)):
-                pass
+            train_epochs(engine, self._grid, split, [minibatches], Progress(step=engine.updates), lambda event: False)
 
         train()  # warm-up
         instructions = len(case.layout.schedule(1).orders[0])

@@ -190,7 +190,7 @@ def write_trace(path: Path | None, grid: ProcessGrid, layout: Layout) -> None:
 def read_trace(path: Path) -> Trace:
     """Read the trace in a run folder, or the file itself; times are in seconds from the first event, to the nanosecond.
 
-    Raises `DataError` if there is no trace, or the file is damaged, of another program or of an earlier version.
+    Raises `DataError` if there is no trace, or the file is damaged, or of another program.
     """
     from pydantic import TypeAdapter  # takes long to load, and no training reads a trace
 
@@ -206,8 +206,6 @@ def read_trace(path: Path) -> Trace:
         raise
     try:
         about = content["otherData"]
-        if "method" in about:
-            raise FileError(file, "an earlier version wrote this trace, without the layout of the run: train again")
         layout: Layout = TypeAdapter(Layout).validate_python(about["layout"])
         complete_since = _read_nanoseconds(about["complete_since_us"]) / 1e9
         return Trace(layout, tuple(_rank_traces(content["traceEvents"], layout)), complete_since)

@@ -90,7 +90,7 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     if settings.parallel.partition == "profile" and len(stages) > 1:
         if machine is None:
             raise SettingError("parallel.partition", "profile", "needs a machine file where no layers are timed")
-        from hybridnn.cost.planning.layouts import balanced_layers
+        from hybridnn.cost.layouts import balanced_layers
 
         # Only the size of the minibatch matters here.
         workload = workload_of_run(settings, model, settings.training.batch_size, "")
@@ -194,7 +194,7 @@ def fixed_constraints(settings: Settings) -> dict[str, Any]:
 def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
     """The keys of ``[parallel]`` for the fastest exact layout."""
     from hybridnn.cost.machine_file import require_machine
-    from hybridnn.cost.planning.plan import best_exact
+    from hybridnn.cost.plan import best_exact
 
     parallel, wanted = settings.parallel, fixed_constraints(settings)
     for key in UNSUPPORTED:

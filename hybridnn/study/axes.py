@@ -10,16 +10,19 @@ from typing import Any
 
 from hybridnn.comm.placement import BINDINGS
 from hybridnn.errors import SettingError
+from hybridnn.study.layouts import (
+    NAMED_GRIDS,
+    NO_METHOD,
+    LayoutChoice,
+    check_method,
+    methods_of,
+    parse_grid,
+    parse_layout,
+)
 from hybridnn.utils.checks import must_be_one_of, require_whole
 from hybridnn.utils.settings_models import by_dotted_name
 
-ALL_GRIDS = ("batch", "model", "all")
-"""Names in place of a grid: all ranks along one axis, or every grid of batch x model that the ranks allow."""
-
 MOST_REPEATS = 1000  # a number with a digit too many would be a list that fills the memory
-
-NAMED_GRIDS = {"batch": r"[0-9]+x1", "model": r"1x[0-9]+", "mixed": r"(?!1x)[0-9]+x(?!1$)[0-9]+"}
-"""Names of grids in a baseline and in statements: all ranks along one axis, or several along both; grids as text."""
 
 DEFAULT_HIDDEN = (256, 256)
 
@@ -58,30 +61,10 @@ def _set_value(settings: Table, name: str, value: Any) -> None:
     settings[key] = value
 
 
-def _parse_grid(value: Any) -> tuple[int, int, int] | str:
-    """Ranks along pipeline, batch and model.
-
-    `value` is ``"2x4"`` or ``[2, 4]`` (batch x model), ``"2x2x1"`` or ``[2, 2, 1]`` (with the pipeline first),
-    ``{pipeline = 2, batch = 2}``, or one of `ALL_GRIDS`, which is returned unchanged.
-    """
-    if isinstance(value, str) and value in ALL_GRIDS:
-        return value
-    sizes: list[Any] = []
-    if isinstance(value, str) and re.fullmatch(r"[0-9]+(x[0-9]+){1,2}", value):
-        sizes = [int(part) for part in value.split("x")]
-    elif isinstance(value, list):
-        sizes = value
-    elif isinstance(value, Mapping) and set(value) <= {"pipeline", "batch", "model"}:
-        sizes = [value.get(axis, 1) for axis in ("pipeline", "batch", "model")]
-    if len(sizes) not in (2, 3) or any(type(size) is not int or size < 1 for size in sizes):
-        forms = "'2x4' (batch x model), '2x2x1' (pipeline x batch x model), a list or a table of these"
-        raise SettingError("axes.grids", value, f"must be {forms}, or one of {', '.join(ALL_GRIDS)}")
-    pipeline, batch, model = [1, *sizes] if len(sizes) == 2 else sizes
-    return pipeline, batch, model
-
-
 def format_value(value: Any) -> str:
     """The value of an axis as text for tables and names: ``2x4``, ``512``, ``0.001``."""
+    if isinstance(value, LayoutChoice):
+        return value.text if value.grid is None else format_value(value.grid)
     if isinstance(value, tuple):  # a grid
         return "x".join(map(str, value[1:] if value[0] == 1 else value))
     if isinstance(value, bool):
@@ -122,8 +105,14 @@ def _apply_nothing(settings: Table, value: Any, ranks: int) -> None:
 
 def _apply_grid(settings: Table, value: Any, ranks: int) -> None:
     parallel = _section(settings, "parallel")
-    parallel.pop("stages", None)
+    for key in ("stages", "method"):  # a layout without stages has no method either
+        parallel.pop(key, None)
     parallel.update(zip(("pipeline", "batch", "model"), value, strict=True))
+
+
+def _apply_method(settings: Table, value: Any, ranks: int) -> None:
+    if value != NO_METHOD:
+        _set_value(settings, "parallel.method", value)
 
 
 def _hidden(settings: Table) -> Sequence[Any]:
@@ -171,12 +160,15 @@ _KNOWN_AXES = (
     ),
     _whole_axis("ranks_per_node", "ranks-per-node", _apply_nothing, "Ranks on a node; the last node may have fewer."),
     Axis(
-        "grids",
+        "layouts",
         "grid",
         _apply_grid,
-        _parse_grid,
-        "Process grids: `'2x4'` (batch x model), `'2x2x1'` (pipeline x batch x model), a list or a table of these; "
-        "`'batch'` or `'model'`, all ranks along one axis; `'all'`, every grid of batch x model that the ranks allow.",
+        parse_layout,
+        "Process grids with the methods of their pipelines: `'2x4'` (batch x model), `'2x2x1:1f1b'` (pipeline x batch "
+        "x model), `'4x1x1:gpipe,ddg'` (a cell for each method). Families stand for layouts of every number of ranks: "
+        "`'batch'` or `'model'`, all ranks along one axis; `'grid'`, several along both; `'pipeline:1f1b'`, every "
+        "number of stages, with all other ranks along batch; `'all'`, these with every exact method but `sequential`. "
+        "In names and tables, the method is a label of its own, `-` without stages.",
     ),
     _whole_axis("depths", "depth", _apply_depth, "Hidden layers, all of the width in `base.model.hidden`."),
     _whole_axis("widths", "width", _apply_width, "Width of every hidden layer."),
@@ -185,7 +177,6 @@ _KNOWN_AXES = (
         "batch_per_rank", "batch-per-rank", _per_rank("training.batch_size"), "Samples of a minibatch for each rank."
     ),
     _whole_axis("samples_per_rank", "samples-per-rank", _per_rank("data.rows"), "Training samples for each rank."),
-    Axis("methods", "method", _setting("parallel.method"), description="Values of `parallel.method`."),
     Axis("splits", "split", _setting("parallel.model_split"), description="Values of `parallel.model_split`."),
     Axis("dtypes", "dtype", _setting("training.dtype"), description="Values of `training.dtype`."),
     _whole_axis("threads", "threads", _apply_nothing, "BLAS threads of every rank, in place of the key `threads`."),
@@ -201,6 +192,9 @@ _KNOWN_AXES = (
 )
 AXES = {axis.name: axis for axis in _KNOWN_AXES}
 """The known axes, in the order in which they are applied and named: a width needs the depth before it."""
+
+METHOD = Axis("layouts", "method", _apply_method, check_method)
+"""The methods of layouts, which have a label of their own in names, tables and statements."""
 
 ChosenAxes = Sequence[tuple[Axis, list[Any]]]
 """The axes of a study with their checked values."""
@@ -218,6 +212,7 @@ def check_axes(axes: Table, variants: Mapping[str, Table]) -> ChosenAxes:
         is_count = name == "repeats"
         found.append((axis, list(range(1, axis.check(values) + 1)) if is_count else _values(name, values)))
     checked = [(axis, [axis.check(value) for value in values]) for axis, values in found]
+    checked += [(METHOD, methods_of(values)) for axis, values in checked if axis.label == "grid"]
     return tuple(sorted(checked, key=lambda pair: _position(pair[0])))
 
 
@@ -276,10 +271,12 @@ def values_as_text(key: str, wanted: Table, axes: ChosenAxes) -> dict[str, list[
         texts = [format_value(value) for value in values]
         found[axis.label] = []
         for value in given if isinstance(given, list) else [given]:
-            is_name = axis.label == "grid" and value in list(NAMED_GRIDS)
-            text = value if is_name else format_value(axis.check(value))
-            # Names of grids stand for other ones with every number of ranks; whether a cell has them is checked later.
-            if text not in texts and not is_name and not (axis.label == "grid" and set(texts) & set(ALL_GRIDS)):
+            is_grid = axis.label == "grid"
+            is_name = is_grid and value in list(NAMED_GRIDS)
+            text = value if is_name else format_value((parse_grid if is_grid else axis.check)(value))
+            # Families have other grids with every number of ranks, one rank among them; whether a cell has a grid is
+            # checked later.
+            if text not in texts and not is_grid:
                 raise SettingError(f"{key}.{name}", value, f"not a value of this axis: {', '.join(texts)}")
             found[axis.label].append(text)
     return found

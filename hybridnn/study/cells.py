@@ -15,10 +15,10 @@ from hybridnn.comm.launcher import ANYWHERE
 from hybridnn.comm.placement import Placement
 from hybridnn.config.settings import Settings, settings_from, with_stages
 from hybridnn.errors import GridError, HybridnnError, SettingError
-from hybridnn.parallel.grid import fitting_grids
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.runs.workload import require_fitting_layout
-from hybridnn.study.axes import REPEATED, format_value, has_values
+from hybridnn.study.axes import METHOD, REPEATED, format_value, has_values
+from hybridnn.study.layouts import NO_METHOD, ONE_RANK, Layout, LayoutChoice
 from hybridnn.study.study_file import Study, conclusions_module
 
 LONGEST_ID = 150  # characters of an id before it is cut and a hash appended
@@ -47,11 +47,22 @@ class CellPlan:
     skipped: dict[str, str]
     conclusions: dict[str, Any] = field(default_factory=dict)  # of the study, checked
 
+    @property
+    def left_out(self) -> list[str]:
+        """A line for each reason, with the number of skipped combinations and the first of them."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            names.setdefault(reason, []).append(name)
+        return [
+            f"{len(found)} left out: {reason} ({found[0]}{f' and {len(found) - 1} more' * (len(found) > 1)})"
+            for reason, found in names.items()
+        ]
+
 
 def make_cells(study: Study) -> CellPlan:
     """Form every combination of the axes.
 
-    Combinations whose values exclude each other (a grid and another number of ranks, more model ranks than neurons,
+    Combinations whose values exclude each other (a layout and another number of ranks, more model ranks than neurons,
     contradictory settings) are skipped with the reason. Raises `SettingError` if a value is not allowed in any of its
     combinations, two combinations have one name, no cell can run, or none is the baseline.
     """
@@ -62,17 +73,14 @@ def make_cells(study: Study) -> CellPlan:
         name = _name(combination)
         refusal: SettingError | None = None
         try:
-            ranks, settings = _settings_of(study, combination)
+            cell = _cell_of(study, name, combination)
+        except GridError as error:
+            skipped[name] = error
         except SettingError as error:
             skipped[name] = refusal = error
         else:
-            try:
-                cell = _make_cell(name, combination, ranks, settings, _placement(study, combination, ranks))
-            except GridError as error:
-                skipped[name] = error
-            else:
-                if cell != cells.setdefault(name, cell):
-                    raise SettingError("axes", name, "two cells have this name; give their values other names")
+            if cell != cells.setdefault(name, cell):
+                raise SettingError("axes", name, "two cells have this name; give their values other names")
         for label, value in combination.items():
             errors_by_value.setdefault((label, format_value(value)), []).append(refusal)
         if combination.get("repeat", 1) != 1:
@@ -87,8 +95,13 @@ def make_cells(study: Study) -> CellPlan:
     if not any(has_values(cell.values, study.baseline) for cell in cells.values()):
         wanted = ", ".join(f"{label} = {value}" for label, value in study.baseline.items())
         raise SettingError("baseline", wanted, "no cell of this study has these values")
-    reasons = {name: str(error) for name, error in skipped.items()}
+    reasons = {name: _reason(error) for name, error in skipped.items()}
     return CellPlan(tuple(cells.values()), reasons, _conclusions(study, tuple(cells.values())))
+
+
+def _reason(error: HybridnnError) -> str:
+    """The error without the value, so that several combinations have the same reason."""
+    return f"{error.setting}: {error.allowed}" if isinstance(error, SettingError) else str(error)
 
 
 def _conclusions(study: Study, cells: tuple[Cell, ...]) -> dict[str, Any]:
@@ -103,22 +116,51 @@ def _conclusions(study: Study, cells: tuple[Cell, ...]) -> dict[str, Any]:
 
 
 def _combinations(study: Study) -> Iterator[Combination]:
-    """The product of the axes, repetitions slowest, with the names in `ALL_GRIDS` replaced by grids."""
-    labels = [axis.label for axis, _ in study.axes]
-    slowest_first = sorted(study.axes, key=lambda pair: (*REPEATED, pair[0].label).index(pair[0].label))
+    """The product of the axes, repetitions slowest, with the layouts of every number of ranks.
+
+    A choice of layouts stays in a combination for which it has none. The base of the speed-ups, one rank, comes first.
+    Raises `SettingError` for a choice that has none with any number of ranks.
+    """
+    used, unused = set[str](), dict[str, GridError]()
+    axes = [(axis, values) for axis, values in study.axes if axis is not METHOD]
+    labels = [axis.label for axis, _ in axes]
+    slowest_first = sorted(axes, key=lambda pair: (*REPEATED, pair[0].label).index(pair[0].label))
+    needs_base = study.keys.compares == "times" and not study.baseline and not {"nodes", "ranks-per-node"} & {*labels}
     for values in product(*(values for _, values in slowest_first)):
         by_label = dict(zip((axis.label for axis, _ in slowest_first), values, strict=True))
         combination = {label: by_label[label] for label in labels}
-        chosen = combination.get("grid")
-        if not isinstance(chosen, str):
+        choice = combination.get("grid")
+        if choice is None:
             yield combination
             continue
-        ranks = _ranks_of(combination)
-        if ranks is None:
-            raise SettingError("axes.grids", chosen, "needs the axis ranks, or grids with numbers, for example '2x4'")
-        grids = {"batch": [(ranks, 1)], "model": [(1, ranks)], "all": fitting_grids(ranks)}[chosen]
-        for batch, model in grids:
-            yield {**combination, "grid": (1, batch, model)}
+        others = [label for label in ("ranks", "grid") if label in labels]
+        if needs_base and all(combination[label] == _first_value(study, label) for label in others):
+            one = {label: 1 if label == "ranks" else value for label, value in combination.items()}
+            yield _with_layout(one, ONE_RANK)
+        try:
+            layouts = choice.layouts(_ranks_of(combination))
+        except GridError as error:
+            unused[choice.text] = error
+            yield combination
+        else:
+            used.add(choice.text)
+            for layout in layouts:
+                yield _with_layout(combination, layout)
+    for text, reason in unused.items():
+        if text not in used:
+            raise SettingError("axes.layouts", text, f"no layout of this study: {reason}")
+
+
+def _first_value(study: Study, label: str) -> Any:
+    return next(values[0] for axis, values in study.axes if axis.label == label)
+
+
+def _with_layout(combination: Combination, layout: Layout) -> Combination:
+    """The combination with a layout in place of the choice, and its method after it."""
+    found: Combination = {}
+    for label, value in combination.items():
+        found |= {"grid": layout.grid, "method": layout.method} if label == "grid" else {label: value}
+    return found
 
 
 def _name(combination: Combination) -> str:
@@ -126,7 +168,7 @@ def _name(combination: Combination) -> str:
     text = "_".join(
         f"{label}-{re.sub(r'[^A-Za-z0-9.+-]+', '-', format_value(value))}"
         for label, value in combination.items()
-        if (label, value) != ("repeat", 1)
+        if (label, value) not in (("repeat", 1), ("method", NO_METHOD))
     )
     if len(text) <= LONGEST_ID:
         return text or "base"
@@ -168,13 +210,18 @@ def _placement(study: Study, combination: Combination, ranks: int) -> Placement:
     return Placement(nodes, per_node, combination.get("threads", study.keys.threads), combination.get("binding"))
 
 
-def _make_cell(name: str, combination: Combination, ranks: int, settings: Settings, placement: Placement) -> Cell:
+def _cell_of(study: Study, name: str, combination: Combination) -> Cell:
     """The cell of a combination; raises `GridError` where the run itself would refuse it only after its start."""
+    choice = combination.get("grid")
+    if isinstance(choice, LayoutChoice):
+        choice.layouts(_ranks_of(combination))  # raises the reason why there is none
+    ranks, settings = _settings_of(study, combination)
+    placement = _placement(study, combination, ranks)
     try:
-        settings = _with_stages(settings, ranks, named="method" in combination)
+        settings = _with_stages(settings, ranks)
         require_fitting_layout(settings, ranks)
     except SettingError as error:
-        raise GridError(str(error)) from error
+        raise GridError(_reason(error)) from error
     values = {label: format_value(value) if label == "grid" else value for label, value in combination.items()}
     return Cell(name, ranks, values, settings, placement)
 
@@ -186,10 +233,10 @@ def _apply_axes(study: Study, combination: Combination, ranks: int) -> dict[str,
     return values
 
 
-def _with_stages(settings: Settings, ranks: int, *, named: bool) -> Settings:
-    """Resolve the stages as the run does; refuse one stage, with which it would not use the method."""
+def _with_stages(settings: Settings, ranks: int) -> Settings:
+    """Resolve the stages as the run does; refuse one stage for a method that is not exact."""
     parallel = with_stages(settings.parallel, ranks)
     stages = len(parallel.stages) or parallel.pipeline
-    if stages == 1 and (named or not METHODS[parallel.method].exact) and parallel.method != "sequential":
+    if stages == 1 and not METHODS[parallel.method].exact:
         raise too_few_stages(parallel.method)
     return settings.model_copy(update={"parallel": parallel})

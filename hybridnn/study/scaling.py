@@ -12,7 +12,7 @@ from hybridnn.study.results import Key, StudyPoint, StudyResults, point_name
 from hybridnn.study.statistics import Estimate, ratio_of_medians
 from hybridnn.utils.text import counted
 
-LAYOUT = frozenset({"ranks", "nodes", "grid"})
+LAYOUT = frozenset({"ranks", "nodes", "grid", "method"})
 WORK = frozenset({"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.rows"})
 """Axes that change the number of samples of an epoch or a minibatch."""
 
@@ -50,11 +50,12 @@ def compare_points(results: StudyResults) -> dict[str, Comparison]:
 def base_of(results: StudyResults, point: StudyPoint) -> StudyPoint | None:
     """The point that a point is compared with, as in `compare_points`."""
     baseline = results.manifest.baseline
+    layout = LAYOUT - baseline.keys()
     fixed = point.values.keys() - baseline.keys() - LAYOUT
 
     def rank(other: StudyPoint) -> tuple[bool, bool, int, float]:
         other_ranks = bool(baseline) and other.first.ranks != point.first.ranks
-        other_layout = bool(baseline) and any(other.values.get(name) != point.values.get(name) for name in LAYOUT)
+        other_layout = bool(baseline) and any(other.values.get(name) != point.values.get(name) for name in layout)
         return other_ranks, other_layout, other.first.ranks, other.seconds_per_epoch.value
 
     candidates = [
@@ -99,10 +100,10 @@ def base_ranks(results: StudyResults) -> set[int]:
 
 @dataclass(frozen=True)
 class ScalingLine:
-    """Points of increasing ranks that otherwise differ in their grid alone: for each number of ranks the fastest.
+    """Points of one family of layouts and of increasing ranks: for each number of ranks the fastest.
 
-    `name` has the values of the axes in which the line differs from the others. Seconds are per epoch, or with
-    `per_step` per step.
+    `name` has the values of the axes in which the line differs from the others, and the family if there are several.
+    Seconds are per epoch, or with `per_step` per step.
     """
 
     name: str
@@ -169,34 +170,26 @@ def same_training(points: Iterable[StudyPoint]) -> list[list[StudyPoint]]:
     return alike_points(points, constant=lambda point: (*_work(point), training_of(point)))
 
 
-def strong_lines(results: StudyResults) -> list[ScalingLine]:
-    """Lines along which only the ranks grow.
+def family_of(point: StudyPoint) -> str:
+    """The family of a point's layout: ``"batch"``, ``"model"``, ``"grid"``, ``"pipeline 1f1b"`` or ``"one rank"``."""
+    pipeline, batch, model = point.grid
+    if pipeline > 1:
+        return f"pipeline {point.first.method}"
+    if batch * model == 1:
+        return "one rank"
+    return "batch" if model == 1 else "model" if batch == 1 else "grid"
 
-    With methods that are not exact, a line either has the same stages everywhere, or stages of one shape, of which
-    there are more on more ranks: its trainings differ then. With a baseline, a line begins with the base of its first
-    point, if that does the same work on fewer ranks.
+
+def strong_lines(results: StudyResults) -> list[ScalingLine]:
+    """Lines along which only the ranks grow, of which one has several numbers of them.
+
+    One rank belongs to every line. Otherwise a line begins with the base of its first point, if that does the same work
+    on fewer ranks.
     """
-    least = 1 if results.manifest.baseline else 2
-    changing = [point for point in results.points if training_of(point)]
-    same_stages = _lines(
-        results,
-        results.points,
-        LAYOUT,
-        lambda point: (*_work(point), training_of(point)),
-        lambda point: f"{point.grid[0]} stages" * bool(training_of(point)),
-    )
-    more_stages = _lines(
-        results,
-        changing,
-        LAYOUT,
-        lambda point: (*_work(point), point.cells[0].run.header.layout.stages[0]),
-        lambda point: f"stages of {point.grid[1]}x{point.grid[2]}",
-    )
-    found = [line for line in same_stages if len(line.points) >= (2 if training_of(line.points[0]) else least)]
-    found += [line for line in more_stages if len(line.points) >= least]
     comparisons = compare_points(results)
+    found = _lines(results, results.points, LAYOUT, _work, lambda point: "")
     lines = [_from_base(line, comparisons) for line in found]
-    return [line for line in lines if len(line.points) > 1]
+    return lines if any(len(line.points) > 1 for line in lines) else []
 
 
 def _from_base(line: ScalingLine, comparisons: Mapping[str, Comparison]) -> ScalingLine:
@@ -239,22 +232,34 @@ def _lines(
     constant: Callable[[StudyPoint], Key],
     text: Callable[[StudyPoint], str],
 ) -> list[ScalingLine]:
-    """Lines of the groups of `alike_points` that have times, also of one point; `text` names what is constant."""
-    lines = []
+    """Lines of the families in the groups of `alike_points` that have times; `text` names what is constant."""
+    found: list[tuple[str, str, tuple[StudyPoint, ...]]] = []
     for group in alike_points(filter(_is_timed, points), without, constant):
-        fastest: dict[int, StudyPoint] = {}
+        by_family: dict[str, dict[int, StudyPoint]] = {}
         for point in sorted(group, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
-            fastest.setdefault(point.first.ranks, point)
-        chosen = tuple(fastest.values())
-        parts = [point_name(results, chosen[0], without=without), text(chosen[0])]
-        lines.append(ScalingLine(", ".join(filter(None, parts)), chosen))
-    return lines
+            by_family.setdefault(family_of(point), {}).setdefault(point.first.ranks, point)
+        one = by_family.pop("one rank", {})
+        for family, fastest in (by_family or {"": {}}).items():
+            chosen = tuple((one | fastest).values())
+            values = point_name(results, chosen[0], without={*without, *LAYOUT})
+            name = "" if values == results.manifest.name else values
+            found.append((", ".join(filter(None, [name, text(chosen[0])])), family, chosen))
+    several = len({family for _, family, _ in found}) > 1
+    return [
+        ScalingLine(", ".join(filter(None, [name, family * several])) or results.manifest.name, chosen)
+        for name, family, chosen in found
+    ]
 
 
 def _differs_in_ranks(point: StudyPoint, base: StudyPoint) -> bool:
-    """Whether a speed-up of the point can only come from more ranks: not from another method or grid, for example."""
-    return point.first.ranks > base.first.ranks and all(
-        str(base.values.get(label)) == str(value) for label, value in point.values.items() if label not in LAYOUT
+    """Whether a speed-up of the point can only come from more ranks: not from another method of stages, for example."""
+    same_method = base.grid[0] == 1 or base.first.method == point.first.method
+    return (
+        same_method
+        and point.first.ranks > base.first.ranks
+        and all(
+            str(base.values.get(label)) == str(value) for label, value in point.values.items() if label not in LAYOUT
+        )
     )
 
 

@@ -16,17 +16,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.config import JsonDict
 
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, values_as_text
+from hybridnn.study.layouts import parse_layout
 from hybridnn.utils.checks import Count, Positive
 from hybridnn.utils.files import FileError, read_toml
 from hybridnn.utils.settings_models import Section, by_dotted_name, setting_error
 from hybridnn.utils.text import shown_path
 
-TIMED = frozenset({"ranks", "nodes", "ranks_per_node", "grids", "methods", "splits", "threads", "binding"})
+TIMED = frozenset({"ranks", "nodes", "ranks_per_node", "layouts", "splits", "threads", "binding"})
 """Axes that change the time of a run but, with exact methods, not its training; as those of ``parallel.``"""
 
 ENTRY_POINTS = "hybridnn.studies"
@@ -39,6 +40,16 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 _TEXTS: JsonDict = {"type": "array", "items": {"type": "string"}}
+
+
+def _settings_in_file(base: Any) -> Any:
+    """The settings that all cells share; those in a file in place of its path."""
+    if not isinstance(base, str):
+        return base
+    try:
+        return read_toml(Path(base))
+    except FileError as error:
+        raise SettingError("base", base, error.reason) from error
 
 
 class Conclusions(Section):
@@ -91,13 +102,13 @@ class StudyFile(Conclusions):
     compares: Literal["times", "training"] | None = Field(
         None,
         description="What the cells are compared by. `'times'` runs every cell 5 times unless `axes.repeats` names "
-        "another number; `'training'` runs it once. By default `'times'` where axes of ranks, grids, methods, splits, "
+        "another number; `'training'` runs it once. By default `'times'` where axes of ranks, layouts, splits, "
         "placement or `parallel.` vary and there are no `seeds`.",
     )
     baseline: Table = Field(
         default_factory=dict,
-        description="Values of axes, such as `{method = 'sequential'}`: speed-ups are against the cells that have them "
-        "and the same values of all other axes.",
+        description="Values of axes, such as `{grid = 'batch'}`: speed-ups are against cells that have them and the "
+        "same values of all other axes. Without it, a study that compares times of layouts has a cell of one rank.",
     )
     machine: Annotated[str, Field(min_length=1)] | None = Field(
         None,
@@ -109,7 +120,10 @@ class StudyFile(Conclusions):
         description="Whether the ranks of a cell take turns in one process, without MPI: many stages on few cores. "
         "Such cells have no times.",
     )
-    base: Table = Field(default_factory=dict, description="Settings that all cells share, as in a settings file.")
+    base: Annotated[Table, BeforeValidator(_settings_in_file)] = Field(
+        default_factory=dict,
+        description="Settings that all cells share, as in a settings file, or a path to one, from the working folder.",
+    )
     axes: Table = Field(description="Lists of values by axis. Every combination of values is a cell.")
     variants: dict[Name, Table] = Field(
         default_factory=dict,
@@ -195,7 +209,7 @@ def _what_is_compared(file: StudyFile, axes: Table) -> str:
     varies = any(
         (name in TIMED or name.startswith("parallel."))
         and isinstance(values, list)
-        and (len(values) > 1 or values == ["all"])
+        and (len(values) > 1 or (name == "layouts" and not all(parse_layout(value).is_one for value in values)))
         for name, values in given.items()
     )
     return "times" if varies and "seeds" not in given else "training"
@@ -209,7 +223,7 @@ def _with_repeats(axes: Table, compares: str) -> Table:
 
 def _check_baseline(baseline: Table, axes: ChosenAxes) -> dict[str, str]:
     """The values of a baseline as text, by label; `SettingError` for one that no axis has."""
-    # A list is one value here: that of a grid.
+    # A list is one value, which none of a baseline may be.
     given = {name: [value] if isinstance(value, list) else value for name, value in by_dotted_name(baseline).items()}
     return {label: text for label, (text,) in values_as_text("baseline", given, axes).items()}
 

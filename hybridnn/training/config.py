@@ -197,8 +197,7 @@ class TrainConfig:
         """The attributes by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
-    def require_kinds(self) -> None:
-        """Refuse a model, an optimizer or a schedule of another type, by a `SettingError`."""
+    def _require_kinds(self) -> None:
         if not isinstance(self.model, MLP):
             raise SettingError("model", self.model, "must be an MLP, for example MLP([3, 4, 1])")
         if not isinstance(self.optimizer, Optimizer):
@@ -212,8 +211,9 @@ class TrainConfig:
         Raises
         ------
         SettingError
-            For the first option that is not allowed.
+            For a model, an optimizer or a schedule of another type, or the first option that is not allowed.
         """
+        self._require_kinds()
         for name, section in OPTION_SECTIONS.items():
             require_fields(section or "training", self, (name,))
         return replace(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.data import ArrayRows, Dataset, Rows, as_rows
+from hybridnn.data import ArrayRows, Rows, as_rows
 from hybridnn.data.rows import as_array, constant_targets
 from hybridnn.errors import DataError
 from hybridnn.nn.mlp import MLP
@@ -58,7 +58,7 @@ def make_split(
 
     Arrays are converted to `dtype` once. `x` is None on ranks other than 0 if the distribution is not ``"local"``.
     Raises `DataError` on every rank: the data do not fit the model, they differ between ranks in the samples that
-    `rows_facts` compares (all samples with the grid's `check_collectives`), or rank 0 has none.
+    `rows_facts` compares, or rank 0 has none.
     """
     scattered = distribution != "local"
     has_data = not scattered or grid.rank == 0
@@ -70,7 +70,7 @@ def make_split(
         from hybridnn.training.rank_comparison import require_same_rows
 
         advice = "; with distribution = 'scatter', rank 0 sends what it holds"
-        require_same_rows(grid.world, what, rows, dtype, complete=grid.check_collectives, advice=advice)
+        require_same_rows(grid.world, what, rows, dtype, complete=False, advice=advice)
     samples, classification = int(facts[0]), bool(facts[1])
     return DataSplit(rows if has_data else None, samples, "classification" if classification else "regression")
 
@@ -119,7 +119,7 @@ def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: 
 
 def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike) -> ArrayRows:
     if y is None:
-        hint = ": give a part of the data set, such as its train" if isinstance(x, Dataset) else ""
+        hint = ": give a part of the data set, such as its train" if hasattr(x, "train") else ""  # as of a `Dataset`
         raise DataError(f"{what}: samples came without targets{hint}")
     task = {"cross_entropy": "classification", "mse": "regression", "auto": None}[model.loss]
     try:

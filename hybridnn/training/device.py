@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
-from hybridnn.comm.agreement import agree
+from hybridnn.comm.agreement import agree, lowest_rank
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import NUMPY, Kernels
@@ -15,6 +16,8 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import DeviceOptions, TrainConfig
 from hybridnn.training.engine import Engine
 from hybridnn.training.layout_choice import choose_sharing
+
+NO_CUPY = "CuPy is not installed; with an NVIDIA GPU: pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]'"
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,10 @@ def resolve_device(
         if options.name == "gpu":
             raise SettingError("device.name", options.name, "ranks of one process compute on the CPU: 'auto' or 'cpu'")
         return TrainingDevice(NUMPY, "cpu", "ranks of one process")
+    if options.name == "auto" and load is None:
+        first = lowest_rank(grid.world, find_spec("cupy") is None)
+        if first is not None:
+            return TrainingDevice(NUMPY, "cpu", f"rank {first}: {NO_CUPY}" if grid.size > 1 else NO_CUPY)
     from hybridnn.gpu.device_choice import prepare_device  # above this package
 
     return prepare_device(options, grid, load, make)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import lru_cache
 from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.agreement import agree
+from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.blocks import block_slice
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels
-from hybridnn.nn.losses import loss_gradient, resolve_loss
-from hybridnn.parallel.distribution import make_distributor
+from hybridnn.nn.mlp import resolve_loss
+from hybridnn.parallel.distribution import make_fetch
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.workspace import StageArrays
@@ -81,7 +84,7 @@ class Engine:
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
         self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
         self.class_weights: Array | None = None  # shape (outputs,), factors of the training loss
-        self._fetch = make_distributor(grid, config.distribution).fetch
+        self._fetch = make_fetch(grid, config.distribution)
         self._training = self._forward = self._executors(plans, config.batch_size)
 
     @property
@@ -132,19 +135,25 @@ class Engine:
         Minibatch
             After its update. With an exact method on the CPU its loss has been fetched.
         """
-        executor = self._training_executor(split.task, minibatches)
+        executor = self._begin(split.task, minibatches)
         take_loss = losses.add if self.layout.exact and self._kernels.on_host else losses.note
-        executor.begin(minibatches)
         for minibatch in minibatches:
-            executor.gradient(minibatch)
-            take_loss(minibatch, self.chunks[-1].replica.total_loss)
-            self._clip()
-            executor.update(minibatch)
+            self._step(executor, minibatch, take_loss)
             yield minibatch
 
-    def _training_executor(self, task: str, minibatches: Sequence[Minibatch]) -> Executor:
-        """The executor for these minibatches: an exact method repeats the program of one."""
-        return self._training.executor(task, 1 if self.layout.exact else len(minibatches), trains=True)
+    def _begin(self, task: str, minibatches: Sequence[Minibatch]) -> Executor:
+        """The executor for these minibatches, begun: an exact method repeats the program of one."""
+        executor = self._training.executor(task, 1 if self.layout.exact else len(minibatches), trains=True)
+        executor.begin(minibatches)
+        return executor
+
+    def _step(self, executor: Executor, minibatch: Minibatch, take_loss: Callable[[Minibatch, Array], None]) -> None:
+        """Do one update: the step of every method and device."""
+        executor.gradient(minibatch)
+        take_loss(minibatch, self.chunks[-1].replica.total_loss)
+        if self.config.clip_norm is not None:
+            self._clip(self.config.clip_norm)
+        executor.update(minibatch)
 
     def copy_weights(self) -> list[Array]:
         """Copies of this rank's weights by chunk, after the last update of its stage; collective over its replicas."""
@@ -173,13 +182,11 @@ class Engine:
         self._kernels.copy(array, copy)
         return copy
 
-    def _clip(self) -> None:
+    def _clip(self, limit: float) -> None:
         """Scale the gradient down if its norm exceeds the limit; asynchronous on a device."""
-        if self.config.clip_norm is None:
-            return
         norm = self.arrays.squared_gradient_norm()
         for chunk in self.chunks:
-            chunk.replica.clip(norm, self.config.clip_norm)
+            chunk.replica.clip(norm, limit)
 
     def require_finite(self, test: Metrics | None, step: int) -> None:
         """Check that the weights after a step and the validation loss are finite.
@@ -218,9 +225,8 @@ class Engine:
         if grid.pipeline == 1:
             return sums.total(grid.batch_group)
         is_last = grid.pipeline_rank == grid.pipeline - 1
-        totals = sums.total(grid.batch_group).to_array() if is_last else np.empty(6)
-        broadcast_from_last_stage(grid, totals)
-        return Metrics.from_array(totals)
+        text = json.dumps(asdict(sums.total(grid.batch_group))) if is_last else ""
+        return Metrics(**json.loads(broadcast_text(grid.world, text, grid.rank_at(grid.pipeline - 1, 0, 0))))
 
     def predict(self, x: HostArray) -> HostArray:
         """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
@@ -258,22 +264,39 @@ class Engine:
         """Executors for minibatches of up to `capacity` samples."""
 
         def make_runtimes() -> list[ChunkRuntime]:
-            how: dict[str, Any] = {"batch_size": capacity, "synchronous": self.config.synchronous_sends}
             return [
-                make_runtime(plan, self._grid, chunk, self.config.optimizer, state, trains=trains, **how)
+                make_runtime(
+                    plan,
+                    self._grid,
+                    chunk,
+                    self.config.optimizer,
+                    state,
+                    batch_size=capacity,
+                    synchronous=self.config.synchronous_sends,
+                    trains=trains,
+                )
                 for plan, chunk, state in zip(plans, self.chunks, self.states, strict=True)
             ]
 
         return Executors(self._grid, self.layout, self._loss, make_runtimes)
 
     def _loss(self, task: str, *, weighted: bool = True) -> Callable[[StageArrays, int, HostArray], None]:
-        """The function that computes a microbatch's loss and output gradient."""
-        kernels, name = self._kernels, resolve_loss(self.config.model, task)
+        """The function that computes the sum of the losses of a microbatch, and the gradient of the mean loss.
+
+        The mean is that over the minibatch of all ranks: sums travel, and are divided once by its number of samples, so
+        that the gradient does not depend on the distribution of the samples.
+        """
+        kernels, classifies = self._kernels, resolve_loss(self.config.model, task) == "cross_entropy"
 
         def loss(arrays: StageArrays, size: int, total: HostArray) -> None:
-            outputs, targets, gradient = arrays.outputs, arrays.targets, arrays.output_gradient
-            weights = self.class_weights if weighted else None
-            loss_gradient(kernels, name, outputs, targets, arrays.columns, size, gradient, total, weights)
+            outputs, targets, gradient, scale = arrays.outputs, arrays.targets, arrays.output_gradient, 1.0 / size
+            if weighted and self.class_weights is not None:
+                columns, weights = arrays.columns, self.class_weights
+                kernels.weighted_cross_entropy(outputs, targets, columns, weights, scale, gradient, total)
+            elif classifies:
+                kernels.cross_entropy(outputs, targets, arrays.columns, scale, gradient, total)
+            else:
+                kernels.mean_squared_error(outputs, targets.T, scale, gradient, total)
 
         return loss
 
@@ -337,21 +360,13 @@ class Executors:
     ) -> None:
         self._grid, self._layout, self._loss, self._make_runtimes = grid, layout, loss, make_runtimes
         self.runtimes: list[ChunkRuntime] = []
-        self._kept: dict[tuple[str | None, bool, int], Executor] = {}
+        self.executor = lru_cache(KEPT_EXECUTORS)(self._make_executor)
 
-    def executor(self, task: str | None, count: int, *, trains: bool) -> Executor:
+    def _make_executor(self, task: str | None, count: int, *, trains: bool) -> Executor:
         """The executor for `count` minibatches, for training or for forward passes only; no `task`: no targets."""
-        key = task, trains, count
-        executor = self._kept.pop(key, None)
-        if executor is None:
-            runtimes = self.runtimes_for(task)
-            schedule = self._layout.schedule if trains else self._layout.forward_schedule
-            program = make_program(schedule, self._grid.pipeline_rank, self._grid.pipeline, count)
-            executor = Executor(program, self._grid, runtimes, None if task is None else self._loss(task))
-        self._kept[key] = executor  # inserted last: the first one is the least recently used
-        if len(self._kept) > KEPT_EXECUTORS:
-            del self._kept[next(iter(self._kept))]
-        return executor
+        schedule = self._layout.schedule if trains else self._layout.forward_schedule
+        program = make_program(schedule, self._grid.pipeline_rank, self._grid.pipeline, count)
+        return Executor(program, self._grid, self.runtimes_for(task), None if task is None else self._loss(task))
 
     def runtimes_for(self, task: str | None) -> list[ChunkRuntime]:
         """The runtimes, with workspace for the targets of a task."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import repeat
 from time import perf_counter
 
 import numpy as np
@@ -17,37 +19,49 @@ from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGradient, Recompute, Update, WeightGradient
 from hybridnn.training.data_split import DataSplit
 from hybridnn.training.engine import Engine
-from hybridnn.training.progress import Progress, StepPosition
-from hybridnn.training.records import EvaluationRecord, MeasuredStep, Meter, Speed, StepRecord
+from hybridnn.training.records import EvaluationRecord, MeasuredStep, Progress, Speed, StepPosition, StepRecord
 
 KINDS = (*(kind.name for kind in (Forward, Recompute, Backward, InputGradient, WeightGradient, Update)), "loss", "step")
 """Kinds of computation in the recorder, in the same order on all ranks."""
 
+Measurement = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+EPOCH, RECORD = "epoch", "record"
+"""Kinds of intervals of a `StepClock`: epochs, and the steps from one record to the next."""
+
 
 class StepClock:
-    """Measures the time from its construction to `stop` by kind of instruction, communication and waiting."""
+    """Measures intervals of training on this rank: time by kind of instruction, communication, waiting and traffic.
 
-    def __init__(self, grid: ProcessGrid, *meters: Meter) -> None:
-        self._grid, self._meters = grid, meters
-        self._start = self._now()
+    Attributes
+    ----------
+    samples : int
+        Samples, over all ranks, on which the caller has trained since the start.
+    """
+
+    def __init__(self, grid: ProcessGrid) -> None:
+        self._grid, self.samples = grid, 0
+        self._spans: dict[str, deque[Measurement]] = {EPOCH: deque(), RECORD: deque()}
+        self._starts = dict.fromkeys(self._spans, self._now())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Context of work that is no training, which this clock and its meters leave out; not collective."""
-        before, totals = self._now(), self._grid.recorder.totals
+        """Context of work that is no training, which the current intervals leave out; not collective."""
+        before = self._now()
         yield
         spent = self._now() - before
-        self._start += spent
-        for meter in self._meters:
-            meter.leave_out(float(spent[0]), self._grid.recorder.totals - totals)
+        self._starts = {interval: start + spent for interval, start in self._starts.items()}
 
-    def stop(self) -> None:
-        """End the measurement; not collective."""
-        self._seconds = self._now() - self._start
+    def mark(self, interval: str) -> None:
+        """End an interval of a kind, and start the next; not collective."""
+        now = self._now()
+        self._spans[interval].append(now - self._starts[interval])
+        self._starts[interval] = now
 
-    def read(self, epoch: int, steps: int) -> MeasuredStep:
-        """Seconds per step as means over the ranks, for a measurement of `steps` steps; collective over the grid."""
-        size, own = self._grid.size, self._seconds
+    def measured_step(self, epoch: int, steps: int) -> MeasuredStep:
+        """Seconds per step as means over the ranks, of all epochs since the start, `steps` steps; collective."""
+        own, size = np.sum(list(self._spans[EPOCH]), axis=0)[:-2], self._grid.size
         total = np.concatenate([own / size, np.zeros(size)])
         total[len(own) + self._grid.world.rank] = own[3:].sum()  # computing time of every rank, in its own place
         self._grid.world.allreduce(total)
@@ -56,10 +70,19 @@ class StepClock:
         kinds = {kind: spent for kind, spent in zip(KINDS, computing, strict=True) if spent}
         return MeasuredStep(epoch, seconds, kinds, communication - waiting, waiting, float(total[len(own) :].max()))
 
-    def _now(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def read(self, interval: str) -> Speed:
+        """Speed in the oldest interval of a kind that has not been read; collective over the grid."""
+        seconds, communication, waiting, *_, sent, samples = self._spans[interval].popleft().tolist()
+        all_sent = np.array([sent], np.int64)
+        self._grid.world.allreduce(all_sent)
+        return Speed(samples / seconds, seconds - communication, communication, int(all_sent[0]), waiting)
+
+    def _now(self) -> Measurement:
+        """Seconds, those in communication and in waiting, those of each of `KINDS`, bytes sent, and samples."""
         totals, computing = self._grid.recorder.totals, self._grid.recorder.computing_seconds
-        spent = [computing.get(kind, 0.0) for kind in KINDS]
-        return np.array([perf_counter(), totals.communication_seconds, totals.waiting_seconds, *spent])
+        communication, waiting, sent, _ = totals
+        spent = map(computing.get, KINDS, repeat(0.0))
+        return np.array([perf_counter(), communication, waiting, *spent, sent, self.samples])
 
 
 @dataclass(frozen=True)
@@ -81,15 +104,16 @@ def train_epochs(
     split: DataSplit,
     epochs: Sequence[Sequence[Minibatch]],
     before: Progress,
+    emit: Callable[[Event], bool],
     test: DataSplit | None = None,
     *,
     pauses: bool = False,
-) -> Generator[Event, None, None]:
+) -> bool:
     """Train on the remaining minibatches of an epoch, once each, and on those of later ones; collective.
 
     The minibatches of all epochs are one program: the pipeline of an asynchronous method drains only after the last.
     Its stages end an epoch, or reach a step that is evaluated, at different times: each copies its own weights then.
-    Records, evaluations and results of the epochs follow in order when the pipeline has drained.
+    Its records, evaluations and results of epochs follow in order when the pipeline has drained.
 
     Parameters
     ----------
@@ -97,32 +121,29 @@ def train_epochs(
         At least one, of at least one; of an exact method only one.
     before : Progress
         Progress before the first of them.
+    emit : callable
+        Called with the `StepRecord` of every logged step, with an `EvaluationRecord` of the samples `test` every
+        `evaluate_every_steps` steps, and with an `EpochResult` while the weights are those after the epoch. With
+        `pauses`, also with the `StepPosition` after each step of an exact method but the last. Returns whether the
+        training ends: of interest for positions, and for the result of the last epoch.
 
-    Yields
-    ------
-    StepRecord
-        Of every logged step.
-    EvaluationRecord
-        Of the samples `test`, every `evaluate_every_steps` steps.
-    StepPosition
-        With `pauses`, after each step of an exact method but the last. Who ends the training there closes the iterator.
-    EpochResult
-        While the weights are those after the epoch.
+    Returns
+    -------
+    bool
+        Whether `emit` ended the training, after a step or after the last epoch.
     """
-    run, start = _Run(engine, grid, epochs, before, test), perf_counter()
+    run, start = _Run(engine, grid, epochs, before, emit, test), perf_counter()
     try:
-        if engine.layout.exact:
-            yield from run.train(split, pauses=pauses)
-        else:
-            run.train_until_drained(split)
+        if run.train(split, pauses=pauses and engine.layout.exact):
+            return True
         run.fetch_losses()
     finally:
         grid.recorder.end_phase("training", start, before.epoch)
-    yield from run.results()
+    return run.emit_results()
 
 
 class _Run:
-    """The minibatches of some epochs, one program, with their losses and the meters of their records."""
+    """The minibatches of some epochs, one program, with their losses and the clock of their records."""
 
     def __init__(
         self,
@@ -130,11 +151,11 @@ class _Run:
         grid: ProcessGrid,
         epochs: Sequence[Sequence[Minibatch]],
         before: Progress,
+        emit: Callable[[Event], bool],
         test: DataSplit | None,
     ) -> None:
-        self._engine, self._epochs, self._before, self._test = engine, epochs, before, test
-        self._since_start, self._since_record = Meter(grid), Meter(grid)
-        self._clock = StepClock(grid, self._since_start, self._since_record)
+        self._engine, self._epochs, self._before, self._emit, self._test = engine, epochs, before, emit, test
+        self._exact, self._clock = engine.layout.exact, StepClock(grid)
         self._minibatches = [minibatch for epoch in epochs for minibatch in epoch]
         self._losses = engine.new_losses(self._minibatches)
         self._diverged: NonFiniteLossError | None = None
@@ -142,77 +163,77 @@ class _Run:
         self._evaluate_every = 0 if test is None else engine.config.evaluate_every_steps
         self._copies: dict[int, list[Array]] = {}  # weights after steps, of an asynchronous method
 
-    def train(self, split: DataSplit, *, pauses: bool) -> Iterator[Event]:
-        """Train with an exact method, whose pipeline is empty between steps."""
-        losses, before, unmarked = self._losses, self._before, 0
+    def train(self, split: DataSplit, *, pauses: bool) -> bool:
+        """Do all steps; whether the training was ended between two of them.
+
+        The pipeline of an exact method is empty between steps: records and evaluations are emitted there. With an
+        asynchronous method the weights after epochs, and after steps to be evaluated, are copied.
+        """
+        losses, before, last = self._losses, self._before, self._minibatches[-1].number + 1
+        ends = {epoch[-1].number + 1 for epoch in self._epochs[:-1]}
+        examined = ends.union(self._evaluated(self._minibatches[0].number + 1, last))
         for done, minibatch in enumerate(self._engine.train(split, self._minibatches, losses), 1):
             step = minibatch.number + 1
-            unmarked += minibatch.size
+            self._clock.samples += minibatch.size
             if step % self._log_every == 0:
-                losses.fetch(done)  # waits for the device, so that the mark is at the end of the step
-                self._since_record.mark(unmarked)
-                unmarked = 0
-                yield self._record(minibatch, losses.means[-1], before.epoch)
-            if self._is_evaluated(step):
-                with self._clock.paused():
-                    yield self._evaluation(step, before.epoch)
-            if pauses and done < len(self._minibatches):
-                reached = partial(losses.progress, before, done)
-                yield StepPosition(step, before.minibatches + done, minibatch.rate, reached)
-
-    def train_until_drained(self, split: DataSplit) -> None:
-        """Train with an asynchronous method, and keep copies of the weights after epochs and steps to be evaluated."""
-        ends, last = {epoch[-1].number + 1 for epoch in self._epochs[:-1]}, self._minibatches[-1].number + 1
-        samples = unmarked = 0
-        for minibatch in self._engine.train(split, self._minibatches, self._losses):
-            step = minibatch.number + 1
-            samples += minibatch.size
-            unmarked += minibatch.size
+                if self._exact:
+                    losses.fetch(done)  # waits for the device, so that the mark is at the end of the step
+                self._clock.mark(RECORD)
+                if self._exact:
+                    self._emit(self._record(minibatch, losses.means[-1], before.epoch))
             if step in ends:
-                self._since_start.mark(samples)
-                samples = 0
-            if step in ends or (self._is_evaluated(step) and step < last):
+                self._clock.mark(EPOCH)
+            if step in examined:
                 with self._clock.paused():
-                    self._copies[step] = self._engine.copy_weights()
-            if step % self._log_every == 0:
-                self._since_record.mark(unmarked)
-                unmarked = 0
+                    if self._exact:
+                        self._emit(self._evaluation(step, before.epoch))
+                    elif step < last:
+                        self._copies[step] = self._engine.copy_weights()
+            if pauses and step < last:
+                progress = partial(losses.progress, before, done)
+                # What ranks agree on there, such as a checkpoint that is due, depends on the clock and is no training.
+                with self._clock.paused():
+                    if self._emit(StepPosition(step, before.minibatches + done, minibatch.rate, progress)):
+                        return True
+        return False
 
     def fetch_losses(self) -> None:
-        """Fetch all losses; one that is not finite is raised by `results`, after the records of the steps before."""
+        """Fetch all losses; one that is not finite is raised by `emit_results`, after the records of earlier steps."""
         try:
             self._losses.fetch(len(self._minibatches))
         except NonFiniteLossError as error:
             self._diverged = error
 
-    def results(self) -> Iterator[Event]:
-        """End the measurement; the results of the epochs in order, with the records of an asynchronous method."""
-        self._since_start.mark(sum(minibatch.size for minibatch in self._epochs[-1]))
-        self._clock.stop()
-        measured = self._clock.read(self._before.epoch, len(self._minibatches))
-        progress, means = self._before, self._losses.means
+    def emit_results(self) -> bool:
+        """End the measurement, and emit the results of the epochs, with the records of an asynchronous method."""
+        self._clock.mark(EPOCH)
+        measured = self._clock.measured_step(self._before.epoch, len(self._minibatches))
+        progress, means, stops = self._before, self._losses.means, False
         for epoch in self._epochs:
             first, end = progress.step, epoch[-1].number + 1
-            if not self._engine.layout.exact:
+            if not self._exact:
                 for minibatch, loss in zip(epoch, means[first - self._before.step :], strict=False):
                     if (minibatch.number + 1) % self._log_every == 0:
-                        yield self._record(minibatch, loss, progress.epoch)
+                        self._emit(self._record(minibatch, loss, progress.epoch))
             if self._diverged is not None and len(means) < end - self._before.step:
                 raise self._diverged
             progress = self._losses.progress(progress, len(epoch))
-            if not self._engine.layout.exact:
-                for step in filter(self._is_evaluated, range(first + 1, end + 1)):
-                    yield self._evaluation(step, progress.epoch)
-            times = self._since_start.read(), replace(measured, epoch=progress.epoch)
+            if not self._exact:
+                for step in self._evaluated(first + 1, end):
+                    self._emit(self._evaluation(step, progress.epoch))
+            times = self._clock.read(EPOCH), replace(measured, epoch=progress.epoch)
             with self._engine.other_weights(self._copies.get(end)):
-                yield EpochResult(progress, epoch[-1].rate, *times)
+                stops = self._emit(EpochResult(progress, epoch[-1].rate, *times))
             progress = progress.next_epoch()
+        return stops
 
     def _record(self, minibatch: Minibatch, loss: float, epoch: int) -> StepRecord:
-        return StepRecord(minibatch.number + 1, epoch, loss, minibatch.rate, **asdict(self._since_record.read()))
+        return StepRecord(minibatch.number + 1, epoch, loss, minibatch.rate, **asdict(self._clock.read(RECORD)))
 
-    def _is_evaluated(self, step: int) -> bool:
-        return self._evaluate_every > 0 and step % self._evaluate_every == 0
+    def _evaluated(self, first: int, last: int) -> range:
+        """The steps from `first` to `last` that are evaluated."""
+        every = self._evaluate_every
+        return range(-(-first // every) * every, last + 1, every) if every else range(0)
 
     def _evaluation(self, step: int, epoch: int) -> EvaluationRecord:
         assert self._test is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
@@ -13,7 +13,7 @@ from hybridnn.comm.group import Group
 from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
-from hybridnn.training.progress import Progress
+from hybridnn.training.records import Progress
 
 
 def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:
@@ -120,17 +120,6 @@ class Metrics:
     samples: int
     roc_auc: float | None = None
     average_precision: float | None = None
-
-    def to_array(self) -> NDArray[np.float64]:
-        """The attributes as an array, shape (6,), with NaN for None."""
-        return np.array([np.nan if value is None else value for value in asdict(self).values()])
-
-    @classmethod
-    def from_array(cls, values: NDArray[np.float64]) -> Metrics:
-        """The inverse of `to_array`; the loss may be NaN."""
-        loss, *metrics = values.tolist()
-        accuracy, r2, samples, *ranking = (None if np.isnan(value) else value for value in metrics)
-        return cls(loss, accuracy, r2, int(samples or 0), *ranking)
 
 
 def ranking_scores(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> tuple[float, float] | tuple[None, None]:

@@ -224,12 +224,12 @@ def row_details(rows: Rows, dtype: Any) -> dict[str, str]:
     return details
 
 
-def array_facts(arrays: Mapping[str, NDArray[Any]], dtype: Any, *, complete: bool) -> dict[str, str]:
-    """Shapes and digests of arrays by name, in precision `dtype`; of all rows (`complete`), or evenly spaced ones."""
+def array_facts(arrays: Mapping[str, NDArray[Any]], dtype: Any) -> dict[str, str]:
+    """Shapes, and digests of evenly spaced rows, of arrays by name, in precision `dtype`."""
     facts = {}
     for name in sorted(arrays):
         array = np.asarray(arrays[name])
-        rows = array if complete or array.ndim == 0 else array[_evenly_spaced(len(array), SAMPLED_ROWS)]
+        rows = array if array.ndim == 0 else array[_evenly_spaced(len(array), SAMPLED_ROWS)]
         elements = _without_sign_of_zero(np.array(rows, dtype, order="C"))
         facts[name] = f"shape {array.shape} with digest {digest_of(elements).hex()[:SHOWN_DIGITS]}"
     return facts

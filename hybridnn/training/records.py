@@ -1,27 +1,67 @@
-"""Records of a training: logged steps and epochs; and the meter of training speed."""
+"""Progress of a training, which a checkpoint stores, and its records: steps, epochs, measured times and evaluations."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import nan
 from pathlib import Path
-from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-import numpy as np
-
-from hybridnn.comm.recorder import RecordedTotals
 from hybridnn.errors import DataError, SettingError
-from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.utils.checks import Range
 from hybridnn.utils.text import figure_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from hybridnn.drawing.shapes import Picture
+
+
+Number = Annotated[int, Range(at_least=0, below=2**63)]
+Positive = Annotated[int, Range(at_least=1, below=2**63)]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of the training; a manifest is read with the limits of the types.
+
+    Attributes
+    ----------
+    step : int
+        Updates done.
+    epoch : int
+        The current epoch, from 1; about to begin if `minibatches` is 0.
+    minibatches, samples : int
+        Done in this epoch.
+    loss_sum : float
+        Sum of the losses of these samples, each before its update.
+    """
+
+    # Not pydantic's type of it: that takes longer to load than all else that a `Trainer` needs.
+    __pydantic_config__: ClassVar[Mapping[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
+
+    step: Number = 0
+    epoch: Positive = 1
+    minibatches: Number = 0
+    loss_sum: float = 0.0
+    samples: Number = 0
+
+    def next_epoch(self) -> Progress:
+        """The same step as the beginning of the next epoch."""
+        return Progress(step=self.step, epoch=self.epoch + 1)
+
+
+class StepPosition(NamedTuple):
+    """Position of the training between two steps, when the pipeline is empty."""
+
+    step: int
+    minibatches: int  # updates done in the current epoch; 0 after the end of an epoch
+    learning_rate: float  # of the last update
+    # returns the progress that a checkpoint stores. Fetches losses that are still on a device, so it is collective
+    # and may raise `NonFiniteLossError`.
+    progress: Callable[[], Progress]
 
 
 @dataclass(frozen=True)
@@ -45,40 +85,6 @@ class Speed:
         samples = sum(record.samples_per_second * own for record, own in zip(epochs, seconds, strict=True))
         sent, waiting = sum(record.bytes_sent for record in epochs), sum(record.waiting_seconds for record in epochs)
         return cls(samples / (compute + inside) if samples else 0.0, compute, inside, sent, waiting)
-
-
-class Meter:
-    """Measures intervals of training: `mark` ends one on this rank, `read` returns its speed over all ranks.
-
-    Parameters
-    ----------
-    grid : ProcessGrid
-        Its recorder counts the messages.
-    """
-
-    def __init__(self, grid: ProcessGrid) -> None:
-        self._grid = grid
-        self._totals, self._start = grid.recorder.totals, perf_counter()
-        self._spans: deque[tuple[int, float, RecordedTotals]] = deque()
-
-    def leave_out(self, seconds: float, spent: RecordedTotals) -> None:
-        """Leave work that is no training out of the current interval."""
-        self._start += seconds
-        self._totals += spent
-
-    def mark(self, samples: int) -> None:
-        """End an interval of training on `samples` samples, and start the next; not collective."""
-        now, totals = perf_counter(), self._grid.recorder.totals
-        self._spans.append((samples, now - self._start, totals - self._totals))
-        self._start, self._totals = now, totals
-
-    def read(self) -> Speed:
-        """Speed of the oldest interval not yet read; collective over the grid."""
-        samples, seconds, spent = self._spans.popleft()
-        sent = np.array([spent.bytes_sent], np.int64)
-        self._grid.world.allreduce(sent)
-        inside = spent.communication_seconds
-        return Speed(samples / seconds, seconds - inside, inside, int(sent[0]), spent.waiting_seconds)
 
 
 class Record:

@@ -1,4 +1,4 @@
-"""A network on a process grid: evaluation, prediction, and access to its weights, gradients and memory."""
+"""A network on a process grid: evaluation, prediction, weights, gradients and memory; and callbacks of its training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybridnn.comm.agreement import agree
 from hybridnn.nn.kernels import HostArray
-from hybridnn.nn.losses import resolve_loss
-from hybridnn.nn.mlp import MLP
+from hybridnn.nn.mlp import MLP, resolve_loss
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
@@ -18,8 +17,7 @@ from hybridnn.training.config import OPTIONS, TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
-from hybridnn.training.progress import Progress
-from hybridnn.training.records import History
+from hybridnn.training.records import EpochRecord, EvaluationRecord, History, Progress, StepPosition, StepRecord
 from hybridnn.utils.checks import nearest
 
 if TYPE_CHECKING:
@@ -191,7 +189,7 @@ class TrainedNetwork:
             return
         from hybridnn.training.rank_comparison import array_facts, require_same_data
 
-        facts = partial(array_facts, arrays, self.engine.dtype, complete=self.grid.check_collectives)
+        facts = partial(array_facts, arrays, self.engine.dtype)
         require_same_data(self.grid.world, what, facts)
 
     def _splits(
@@ -208,3 +206,39 @@ class TrainedNetwork:
         split = make_split(self.grid, self.config.distribution, self.model, x, y, what, self.engine.dtype)
         resolve_loss(self.model, split.task)  # raises before the first step if the loss does not fit the data
         return self.engine.place(split, x, what if cache else None)
+
+
+class Callback:
+    """Base class of callbacks for `Trainer.fit`, whose methods do nothing.
+
+    Every rank calls them, in the order of the list, so they may call collective methods of the trainer. The records are
+    equal on all ranks, but for the times of the rank. ``trainer.stop_training = True`` ends the training after the
+    epoch, on all ranks if one of them sets it. With `drain_every` they are called when the pipeline has drained, for
+    one epoch after the other, and the value after the last of these epochs counts.
+    """
+
+    def on_train_begin(self, trainer: TrainedNetwork) -> None:
+        """Called before the first epoch of `fit`."""
+
+    def on_epoch_begin(self, trainer: TrainedNetwork, epoch: int) -> None:
+        """Called before an epoch, counted from 1; an incomplete epoch begins again."""
+
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
+        """Called with every logged step (`log_every`); with an asynchronous method, after the drain."""
+
+    def on_evaluation(self, trainer: TrainedNetwork, record: EvaluationRecord) -> None:
+        """Called after an evaluation between two steps (`evaluate_every_steps`)."""
+
+    def between_steps(self, trainer: TrainedNetwork, reached: StepPosition) -> bool:
+        """Called when the pipeline is empty: between two steps, and after an epoch with its record written.
+
+        With an asynchronous method it is called after a drain only. It may write a checkpoint. If it returns True,
+        which it does on every rank or on none, `fit` returns.
+        """
+        return False
+
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
+        """Called after an epoch and its evaluation."""
+
+    def on_train_end(self, trainer: TrainedNetwork) -> None:
+        """Called after the last epoch of `fit`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from math import ceil
 from numbers import Real
@@ -15,13 +15,12 @@ import numpy as np
 
 from hybridnn.comm.mpi import is_in_process, require_communicator
 from hybridnn.comm.threads import limit_blas_threads
-from hybridnn.errors import SettingError
+from hybridnn.errors import SettingError, warn_caller
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer, find_optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
-from hybridnn.training.callbacks import Callback
 from hybridnn.training.config import OPTIONS, DeviceOptions, TrainConfig
 from hybridnn.training.data_split import (
     DataSplit,
@@ -33,12 +32,10 @@ from hybridnn.training.data_split import (
     without_r2,
 )
 from hybridnn.training.device import TrainingDevice, resolve_device
-from hybridnn.training.epoch import EpochResult, train_epochs
+from hybridnn.training.epoch import EpochResult, Event, train_epochs
 from hybridnn.training.layout_choice import choose_layout
-from hybridnn.training.progress import Progress, StepPosition
-from hybridnn.training.records import EpochRecord, EvaluationRecord, History, StepRecord
-from hybridnn.training.trained_network import TrainedNetwork
-from hybridnn.utils.caller_warnings import warn_caller
+from hybridnn.training.records import EpochRecord, EvaluationRecord, History, Progress, StepPosition, StepRecord
+from hybridnn.training.trained_network import Callback, TrainedNetwork
 from hybridnn.utils.checks import require_fields, require_whole, with_advice
 
 if TYPE_CHECKING:
@@ -123,7 +120,6 @@ class Trainer(TrainedNetwork):
     ) -> None:
         rule = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
         config = TrainConfig(model, SGD() if rule is None else rule, **options)
-        config.require_kinds()
         require_fields("output", config, ("stall_seconds",))
         grid = grid if grid is not None else ProcessGrid()
         if not isinstance(grid, ProcessGrid):
@@ -218,7 +214,7 @@ class Trainer(TrainedNetwork):
         require_whole("training.epochs", epochs, 1)
         asks = progress is None and "IPython" in sys.modules and self.grid.size == 1 and not is_in_process()
         if progress or asks:
-            from hybridnn.training.progress_bar import ProgressBar, in_notebook
+            from hybridnn.training.callbacks import ProgressBar, in_notebook
 
             callbacks = [*callbacks, ProgressBar(epochs)] if progress or in_notebook() else callbacks
         train, test = self._splits(x, y, validation)
@@ -253,32 +249,39 @@ class Trainer(TrainedNetwork):
         for callback in callbacks:
             callback.on_epoch_begin(self, self.progress.epoch)
         loaded = self._until_drained(train, per_epoch)
-        drained, stops = self.progress.epoch + len(loaded), False
+        drained = self.progress.epoch + len(loaded)
         # Positions between steps are made for those only that look at them.
         pausing = [callback for callback in callbacks if type(callback).between_steps is not Callback.between_steps]
-        events = train_epochs(self.engine, self.grid, train, loaded, self.progress, test, pauses=bool(pausing))
+
+        def take(event: Event) -> bool:
+            """Add an event to the history and call the callbacks; whether one of them ends the training."""
+            stops = False
+            if isinstance(event, StepRecord):
+                self.history.steps.append(event)
+                for callback in callbacks:
+                    callback.on_train_batch_end(self, self.history.steps[-1])  # to which a callback may add
+            elif isinstance(event, EvaluationRecord):
+                self.history.evaluations.append(event)
+                for callback in callbacks:
+                    callback.on_evaluation(self, event)
+            elif isinstance(event, StepPosition):
+                stops = self._pause(event, pausing)
+                if stops:
+                    self.progress = event.progress()
+            else:
+                stops = self._end_epoch(event, test, callbacks)
+                if self.progress.epoch < drained:
+                    for callback in callbacks:
+                        callback.on_epoch_begin(self, self.progress.epoch)
+            return stops
+
         # A diverging loss raises `NonFiniteLossError` in the step.
-        with np.errstate(over="ignore", invalid="ignore"), closing(events):
-            for event in events:
-                if isinstance(event, StepRecord):
-                    self.history.steps.append(event)
-                    for callback in callbacks:
-                        callback.on_train_batch_end(self, self.history.steps[-1])  # to which a callback may add
-                elif isinstance(event, EvaluationRecord):
-                    self.history.evaluations.append(event)
-                    for callback in callbacks:
-                        callback.on_evaluation(self, event)
-                elif isinstance(event, StepPosition):
-                    if self._pause(event, pausing):
-                        self.progress = event.progress()
-                        return True
-                else:
-                    stops = self._end_epoch(event, test, callbacks)
-                    if self.progress.epoch < drained:
-                        for callback in callbacks:
-                            callback.on_epoch_begin(self, self.progress.epoch)
+        with np.errstate(over="ignore", invalid="ignore"):
+            stops = train_epochs(self.engine, self.grid, train, loaded, self.progress, take, test, pauses=bool(pausing))
+        if stops:
+            return True
         rate = self.history.epochs[-1].learning_rate
-        return stops or self._pause(StepPosition(self.step, 0, rate, lambda: self.progress), pausing)
+        return self._pause(StepPosition(self.step, 0, rate, lambda: self.progress), pausing)
 
     def _pause(self, reached: StepPosition, callbacks: Sequence[Callback]) -> bool:
         """Call the callbacks between two steps; whether one of them ends the training."""

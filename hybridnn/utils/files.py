@@ -112,9 +112,9 @@ def read_text(path: Path | str, limit: int) -> str:
         raise FileError(path, f"is not text in UTF-8: {wrong}; save the file as UTF-8") from None
 
 
-def read_json(path: Path | str, limit: int = JSON_BYTES, *, finite: bool = True) -> Any:
+def read_json(path: Path | str, limit: int = JSON_BYTES) -> Any:
     """The value in a JSON file, by `parse_json`; `limit` and errors as for `read_bytes`."""
-    return _parsed(path, "JSON", partial(parse_json, read_bytes(path, limit), finite=finite))
+    return _parsed(path, "JSON", partial(parse_json, read_bytes(path, limit)))
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
@@ -176,16 +176,16 @@ def _reason_of(error: Exception) -> str:
 # -- JSON and TOML ----------------------------------------------------------------------------------------------------
 
 
-def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """The value of a JSON text; unless `finite`, infinities and NaN in Python's notation are accepted.
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
 
-    Raises ``ValueError`` if it is not JSON, is nested too deep, or has a number that is not allowed or an integer of
+    Raises ``ValueError`` if it is not JSON, is nested too deep, or has a number that is not finite or an integer of
     more than 64 bits.
     """
     from pydantic_core import from_json  # only here: a training that reads no JSON does not load it
 
-    value = from_json(text, allow_inf_nan=not finite)
-    _check_values(value, finite=finite)
+    value = from_json(text, allow_inf_nan=False)
+    _check_values(value, finite=True)
     return value
 
 
@@ -286,20 +286,15 @@ def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return file.getvalue()
 
 
-def read_npz(path: Path | str, name: str | None = None) -> dict[str, NDArray[Any]]:
+def read_npz(path: Path | str) -> dict[str, NDArray[Any]]:
     """Arrays of an ``.npz`` file by name, without pickles.
 
     The sizes that the headers claim are compared with those of the members and of the memory before any array is
     allocated.
 
     Raises `DataError` if the file is missing, damaged, larger than the memory, or not an ``.npz`` of plain arrays.
-
-    Parameters
-    ----------
-    name : str, optional
-        Name of the file in errors; by default its path.
     """
-    name = name or shown_path(path)
+    name = shown_path(path)
     try:
         with open_regular(path) as stream:
             return _read_npz(stream, name)

@@ -198,7 +198,6 @@ def chen(
     network: Network = "3072-32x2048-10",
     batch: Minibatch = 128,
     ranks: P = 4,
-    itemsize: Itemsize = 4,
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Chen et al. 2018, Figure 3: bytes of a step of data parallelism, of a layer pipeline, and their ratio."""
@@ -207,10 +206,7 @@ def chen(
     widths = _widths(network)
     if len(widths) <= ranks:
         raise SettingError("--ranks", ranks, f"at most {len(widths) - 1}, the layers of the network")
-    data, model = (
-        data_parallel_bytes(widths, ranks, itemsize=itemsize),
-        pipeline_bytes(widths, batch, ranks, itemsize=itemsize),
-    )
+    data, model = data_parallel_bytes(widths, ranks), pipeline_bytes(widths, batch, ranks)
     facts = {
         "widths": widths,
         "weights": _weights(widths),
@@ -224,7 +220,7 @@ def chen(
         write_json(facts)
         return
     console = make_console()
-    console.print(f"W = {facts['weights']:,} weights, B = {batch:,}, P = {ranks}, {itemsize} bytes per element")
+    console.print(f"W = {facts['weights']:,} weights, B = {batch:,}, P = {ranks}, 4 bytes per element")
     rows = [
         ("data parallelism, 2 (P-1) W", f"{data:,}"),
         ("layer pipeline, 2 B d at every boundary", f"{model:,}"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import log2
 
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.planning.plan import best_exact
+from hybridnn.cost.plan import best_exact
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import GridError, SettingError
 from hybridnn.nn.mlp import MLP
@@ -62,7 +62,7 @@ def map_of_machine(layers: int, widths: Sequence[int], batches: Sequence[int], r
     """The grids whose whole step is fastest by a machine file: computing, communication and waiting.
 
     SGD without momentum, a replica for every batch rank, one stage; the split of the layers and the overlap are those
-    of the fastest layout (`hybridnn.cost.planning.plan.best_exact`).
+    of the fastest layout (`hybridnn.cost.plan.best_exact`).
     """
 
     def fastest(width: int, batch: int) -> Grid:

@@ -7,7 +7,7 @@ The names in parentheses are modules, of `hybridnn.parallel` unless they begin w
 line                              1      2      3      code
 ================================  =====  =====  =====  =============================================================
 layers_init                       2      2      2      `ModelChunk.initialize` (`model_chunk`)
-loss_init                         2      2      2      `resolve_loss` (`hybridnn.nn.losses`)
+loss_init                         2      2      2      `resolve_loss` (`hybridnn.nn.mlp`)
 for epoch                         3      3      3      `Trainer.fit` (`hybridnn.training.trainer`)
 CreateMiniBatches                 4, 5   4, 5   4, 5   `epoch_order`, `minibatches` (`hybridnn.training.data_split`)
 for miniBatch                     6      6      6      `Engine.train` (`hybridnn.training.engine`)
@@ -16,7 +16,7 @@ previous_y = miniBatch            8      7      8      `Engine.make_minibatches`
 for layer                         9      8      9      `ModelChunk.forward` (`model_chunk`)
 ForwardPass                       10     9      10     `ColumnDense.forward` (`dense`)
 AllGather of the outputs                 10     11     `ColumnDense.forward` (`dense`)
-gradient of the loss              11     11     12     `loss_gradient` (`hybridnn.nn.losses`)
+gradient of the loss              11     11     12     `Kernels.cross_entropy` (`hybridnn.nn.kernels`)
 for layer in reverse              12     12     13     `ModelChunk.backward` (`model_chunk`)
 slice of the output gradient             13     14     a view: `LayerArrays.own_dy` (`dense`)
 BackwardPass, input gradient      13     14     15     `ColumnDense.backward_input` (`dense`)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hybridnn.cost.machine_file import require_machine
-from hybridnn.cost.planning.plan import best_exact
+from hybridnn.cost.plan import best_exact
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD

@@ -28,7 +28,7 @@ from hybridnn_papers.statements import Conclusions
 from hybridnn_papers.verdicts import Resampled, Verdict, decide, verdicts_of
 from reference.finished_runs import made_study, write_run, write_study
 
-AXIS_NAMES = {"width": "widths", "method": "methods", "grid": "grids", "seed": "seeds"}
+AXIS_NAMES = {"width": "widths", "seed": "seeds"}
 UNFINISHED: dict[str, Any] = {}
 Cell = tuple[dict[str, Any], dict[str, Any]]  # values of axes; options of `write_run`, `UNFINISHED`
 
@@ -37,8 +37,11 @@ def _results(folder: Path, cells: list[Cell], statement: Mapping[str, Any], **ke
     """A study of these cells with a statement, and other keys of its conclusions."""
     axes: dict[str, list[Any]] = {}
     for values, _ in cells:
+        grid, method = values.get("grid", "2x1x1"), values.get("method")
+        if {"grid", "method"} & values.keys():
+            axes.setdefault("layouts", []).append(f"{grid}:{method}" if method else grid)
         for label, value in values.items():
-            if label != "repeat":
+            if label not in ("repeat", "grid", "method"):
                 axes.setdefault(AXIS_NAMES.get(label, label), []).append(value)
     known = check_axes({name: list(dict.fromkeys(values)) for name, values in axes.items()}, {})
     given = Conclusions.model_validate({"statements": [{"says": "Says.", **statement}], **keys})
@@ -279,8 +282,7 @@ target = 0.5
 [axes]
 ranks = [1, 2]
 widths = [8, 16]
-methods = ["sequential", "fr"]
-grids = ["1x1", "2x1x1"]
+layouts = ["2x1x1:sequential,fr"]
 [reduced.axes]
 widths = [8]
 [[statements]]
@@ -310,7 +312,11 @@ def test_values_of_the_full_form_are_missing_in_the_short_one(tmp_path: Path) ->
     ("old", "new", "problem"),
     [
         ('"speed_up"', '"speed"', r"statements\[0\]\.quantity = 'speed': must be 'speed_up', "),
-        ("width =", "depth =", r"statements\[0\]\.where\.depth = .*: not an axis of this study: ranks, grid, width"),
+        (
+            "width =",
+            "depth =",
+            r"\[0\]\.where\.depth = .*: not an axis of this study: ranks, grid, method, width",
+        ),
         ("[8, 16]}", "[8, 32]}", r"statements\[0\]\.where\.width = 32: not a value of this axis: 8, 16"),
         ("width = [8, 16]}", 'method = "fr", ranks = 1}', r"\[0\]\.where = .*no cell of this study has these"),
         (BOUND_LINE, 'along = "lr"\ntrend = "increasing"', r"statements\[0\]\.along = 'lr': not an axis"),

@@ -20,9 +20,9 @@ from reference.command_line import Run, error_line
 
 RunMpi = Callable[..., JobResult]
 DOCTOR = [sys.executable, "-m", "hybridnn", "doctor"]
-ALWAYS = {"python", "packages", "BLAS", "MPI library", "Slurm", "clock", "working folder", "cache folder", "CuPy"}
+ALWAYS = {"python", "packages", "BLAS", "MPI library", "Slurm", "working folder", "cache folder", "CuPy"}
 WITH_MPI = {"launch", "thread level", "shared memory", "common folder", "nodes", "binding", "cores", "threads"}
-WITH_RANKS = {"ping-pong", "all-reduce", "dates"}
+WITH_RANKS = {"ping-pong", "all-reduce"}
 
 BROKEN = """
 import os, signal, sys, time
@@ -63,8 +63,8 @@ def by_name(output: str) -> dict[str, list[Mapping[str, Any]]]:
     return names
 
 
-def test_one_process_and_strictly(tmp_path: Path) -> None:
-    """One process of an allocation of two tasks is a warning, which counts with --strict."""
+def test_one_process(tmp_path: Path) -> None:
+    """One process of an allocation of two tasks is a warning."""
     job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}
     done = doctor(tmp_path, **job)
     assert done.returncode == 0, done.stderr
@@ -76,7 +76,6 @@ def test_one_process_and_strictly(tmp_path: Path) -> None:
     assert summary.startswith("1 rank: ")
     assert summary.endswith(" 0 failures")
     assert list(tmp_path.iterdir()) == []
-    assert doctor(tmp_path, "--strict", **job).returncode == 1
 
 
 def test_on_ranks(run_mpi: RunMpi, tmp_path: Path) -> None:
@@ -143,14 +142,13 @@ def test_mpi_that_does_not_start(tmp_path: Path, how: str) -> None:
     program = f"""
 import os, time
 from hybridnn.cli.main import main
-from hybridnn.doctor import mpi_calls
-from hybridnn.doctor import examine
+from hybridnn.doctor import examine, mpi_trials
 examine.START_SECONDS = {seconds}
 
 def fail():
     raise RuntimeError("no such network")
 
-mpi_calls.start_mpi = {{"hangs": lambda: time.sleep(3600), "dies": lambda: os._exit(16), "raises": fail}}[{how!r}]
+mpi_trials.start_mpi = {{"hangs": lambda: time.sleep(3600), "dies": lambda: os._exit(16), "raises": fail}}[{how!r}]
 main()
 """
     done = doctor(tmp_path, "--format", "json", program=program)
@@ -170,9 +168,9 @@ def test_a_rank_that_waits_for_others_ends_without_a_report(tmp_path: Path) -> N
     program = f"""
 import time
 from hybridnn.cli.main import main
-from hybridnn.doctor import examine, mpi_calls
+from hybridnn.doctor import examine, mpi_trials
 examine.START_SECONDS, examine.LATER_SECONDS = {deadline(1)}, 0.1
-mpi_calls.start_mpi = lambda: time.sleep(3600)
+mpi_trials.start_mpi = lambda: time.sleep(3600)
 main()
 """
     rank = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "1"}

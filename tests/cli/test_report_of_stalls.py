@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.diagnostics.stalls.state import JobState, RankState
+from hybridnn.diagnostics.rank_state import JobState, RankState
 from reference.command_line import Run, error_line
 from reference.finished_runs import write_run
 from reference.stalls import collective, progress, rank_state

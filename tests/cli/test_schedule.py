@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from hybridnn.cli.output import print_drawing
+from hybridnn.drawing.animation import html_page
 from hybridnn.drawing.drawing import Box, Drawing, Row
-from hybridnn.drawing.html import html_page
 from hybridnn.drawing.timelines import schedule as make_timeline
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from reference.command_line import Run, error_line

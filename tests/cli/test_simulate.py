@@ -44,32 +44,19 @@ def facts(simulate: Run, *arguments: str) -> dict[str, Any]:
 
 
 def test_text_and_json(simulate: Run) -> None:
-    value = facts(simulate, "--ranks", "8", "--minibatches", "3")
-    assert (value["ranks"], value["minibatches"], value["microbatches"]) == (8, 3, 4)
-    assert value["seconds"] == pytest.approx(3 * value["seconds_per_step"])
+    value = facts(simulate, "--ranks", "8")
+    assert (value["ranks"], value["minibatches"], value["microbatches"]) == (8, 1, 4)
+    assert value["seconds"] == pytest.approx(value["seconds_per_step"])
     for parts in (value["mean_of_ranks"], *value["stages"]):
         names = ("computing", "communication", "bubble")
         total = sum(parts[f"{name}_seconds_per_step"] for name in names)
         assert total == pytest.approx(value["seconds_per_step"])
-    assert value["undisturbed_seconds_per_step"] == value["seconds_per_step"]
     assert len(value["drawing"]["rows"]) == 2
     code, out, error = simulate("--ranks", "8", *MACHINE)
     assert (code, error) == (0, "")
     assert "1f1b: 2 stages, 1 minibatch, 4 microbatches each, simulated" in out
     assert "8 ranks of cluster-1024: pipeline 2 x batch 4, 1f1b with 4 microbatches" in out
     assert "ms per step" in out
-    assert "without jitter" not in out
-
-
-def test_a_slow_rank_and_jitter(simulate: Run) -> None:
-    slow = facts(simulate, "--ranks", "8", "--slow", "7:4")
-    assert slow["seconds_per_step"] > 1.5 * slow["undisturbed_seconds_per_step"]
-    some = [facts(simulate, "--ranks", "8", "--jitter", jitter) for jitter in ("0.3", "0.3", "0.2")]
-    assert some[0] == some[1]
-    assert some[0]["seconds_per_step"] != some[2]["seconds_per_step"]
-    code, out, _ = simulate("--ranks", "8", *MACHINE, "--slow", "7:4")
-    assert code == 0
-    assert "without jitter and slow ranks" in out
 
 
 def test_pictures(simulate: Run) -> None:
@@ -138,14 +125,6 @@ def test_costs_of_more_busy_ranks_than_there_are_have_a_warning(
     [
         (["--ranks", "7"], "does not fit 7 ranks"),
         (["--curve", "steep"], "'steep' is not one of 'strong', 'weak'"),
-        (["--jitter", "-0.1"], "jitter"),
-        (["--jitter", "nan"], "jitter"),
-        (["--slow", "8:2"], "slow = 8: a rank from 0 to 7"),
-        (["--slow", "2"], "--slow = '2': a rank and a factor"),
-        (["--slow", "2:2", "--slow", "2:3"], "--slow = '2:3': every rank once"),
-        (["--slow", "2:0"], "slow = 0.0: a finite factor above 0"),
-        (["--minibatches", "0"], "minibatches"),
-        (["--minibatches", "1000000000"], "minibatches"),
         (["--machine", "nowhere.toml"], "nowhere.toml"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from functools import partial
@@ -99,7 +100,7 @@ def test_study_says_that_ranks_will_share_cores(
 def test_failed_cell_gives_exit_code_one_and_its_error(study: Run) -> None:
     # This launcher starts one rank, which does not fit the grid of the second cell.
     with open("tiny.toml", "a") as file:
-        file.write('grids = ["batch"]\n')
+        file.write('layouts = ["batch"]\n')
     code, text, _ = study("run", "tiny.toml", "--launcher", "env -u {ranks}", "--out", "here")
     assert code == 1
     assert "1 of 2 cells are finished" in text
@@ -107,26 +108,52 @@ def test_failed_cell_gives_exit_code_one_and_its_error(study: Run) -> None:
     assert run_status(Path("here/cells/ranks-1_grid-1x1")) == "finished"
 
 
-def test_dry_run_lists_cells_commands_and_skipped_combinations(study: Run, tmp_path: Path) -> None:
-    Path("grids.toml").write_text(STUDY + 'grids = ["1x1", "2x1"]\n')
+def test_dry_run_is_a_table_and_what_was_left_out(study: Run, tmp_path: Path) -> None:
+    Path("grids.toml").write_text(STUDY.replace("[1, 2]", "[1, 2, 3]") + 'layouts = ["batch", "2x1x1:1f1b"]\n')
     write_run(tmp_path / "out" / "cells" / "ranks-1_grid-1x1", ended=False)
-    code, out, _ = study("run", "grids.toml", "--launcher", "env -u {ranks}", "--out", "out", "--dry-run")
+    run = ("run", "grids.toml", "--launcher", "env -u {ranks}", "--out", "out")
+    code, out, _ = study(*run, "--dry-run")
     assert code == 0
-    assert "   0  interrupted  ranks-1_grid-1x1\n" in out
-    assert "   1  never run    ranks-2_grid-2x1\n" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[2:6] == [
+        ["0", "ranks-1_grid-1x1", "interrupted"],
+        ["1", "ranks-2_grid-2x1", "never", "run"],
+        ["2", "ranks-2_grid-2x1x1_method-1f1b", "never", "run"],
+        ["3", "ranks-3_grid-3x1", "never", "run"],
+    ]
+    assert "\n2 left out: 2x1x1:1f1b has 2 ranks (ranks-1_grid-2x1x1 and 1 more)\n" in out
+    assert "no machine file, and so no prediction of the time" in out
+    assert "mpirun" not in out
+    assert "env -u" not in out
+    assert out.endswith("4 cells in out\n")
+    code, commands, _ = study(*run, "--commands")
     settings = "out/cells/ranks-2_grid-2x1/settings.toml"
     threads = " ".join(f"{name}_NUM_THREADS=1" for name in ("OPENBLAS", "MKL", "BLIS", "OMP"))
-    assert f"env -u 2 env {threads} {shlex.quote(sys.executable)} -m hybridnn train {settings} --set" in out
-    assert "      skipped   ranks-2_grid-1x1\n" in out
-    assert "no machine file, and so no prediction of the time" in out
-    assert out.endswith("2 cells, 2 skipped, in out\n")
+    assert (code, len(commands.splitlines())) == (0, 4)
+    expected = f"env -u 2 env {threads} {shlex.quote(sys.executable)} -m hybridnn train {settings} --set"
+    assert commands.splitlines()[1].startswith(expected)
     assert not Path("out/study.json").exists()
     # Without a launcher, it is found as by train.
-    code, out, _ = study("run", "tiny.toml", "--cell", "1", "--dry-run")
+    code, out, _ = study("run", "tiny.toml", "--cell", "1", "--commands")
     assert code == 0
-    assert out.startswith("   1  never run    ranks-2\n")
     assert f" {shlex.quote(str(find_mpirun()))} -n 2 env OPENBLAS_NUM_THREADS=1 " in out
-    assert out.endswith("1 cells, 0 skipped, in runs/studies/tiny\n")
+
+
+def test_new_study_of_a_settings_file_can_run(study: Run) -> None:
+    Path("mine.toml").write_text("[training]\nbatch_size = 64\n[model]\nhidden = [8, 8, 8]\n[parallel]\nbatch = 2\n")
+    code, out, err = study("new", "mine.toml", "--ranks", "2,4")
+    assert code == 0, err
+    assert out.endswith("edit it, then: hybridnn study run mine-layouts.toml\n")
+    planned = load_study(Path("mine-layouts.toml"))
+    assert (planned.keys.compares, planned.keys.base["training"]) == ("times", {"batch_size": 64})
+    cells = make_cells(planned).cells
+    assert {cell.ranks for cell in cells} == {1, 2, 4}
+    assert len(cells) == 5 * (1 + 3 + 5)
+    assert "is there already; --force replaces it" in error_line(study("new", "mine.toml"))
+    assert "--ranks = '2,': must be numbers of ranks" in error_line(
+        study("new", "mine.toml", "--ranks", "2,", "--force")
+    )
+    assert "none.toml" in error_line(study("new", "none.toml"))
 
 
 def test_submit_prints_the_jobs_or_submits_them(study: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,9 +277,9 @@ def test_dry_run_prices_the_study(study: Run) -> None:
     Path("s.toml").write_text('name = "s"\nmachine = "cluster-1024"\naxes = {ranks = [1]}')
     code, out, _ = study("run", "s.toml", "--launcher", "", "--dry-run")
     assert code == 0
-    assert "\n                predicted: " in out
+    assert re.search(r"\n +0 +ranks-1 +never run +[\d.]+ +[\d.e-]+\n", out)
     assert "\npredicted by cluster-1024: " in out
-    assert " HYBRIDNN_MACHINE=cluster-1024 " in out
+    assert " HYBRIDNN_MACHINE=cluster-1024 " in study("run", "s.toml", "--launcher", "", "--commands")[1]
 
 
 def test_folders_are_compared_unless_they_are_of_different_studies(study: Run, tmp_path: Path) -> None:

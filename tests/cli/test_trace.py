@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -231,20 +230,3 @@ def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str],
     before = sorted(Path.cwd().iterdir())
     assert message in error_line(run(*arguments))
     assert sorted(Path.cwd().iterdir()) == before
-
-
-def test_the_page_of_a_training_has_the_versions_of_every_pass(run_hybridnn: Run) -> None:
-    options = ("--pipeline", "2", "--method", "pipedream", "--hidden", "16,16", "--epochs", "2", "--quiet")
-    assert run_hybridnn("train", "--in-process", "2", *options, "--set", "output.trace=true", "--out", "run")[0] == 0
-    assert run_hybridnn("trace", "run", "--minibatches", "16-19", "--out", "page.html") == (0, "page.html\n", "")
-    page = Path("page.html").read_text("utf-8")
-    assert "<title>pipedream, 2 stages, measured in epoch 2, minibatches 16 to 19 of 30</title>" in page
-    content = re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)
-    assert content is not None
-    found = json.loads(content[1])
-    kinds = [kind["name"] for kind in found["kinds"]]
-    for stage, row in enumerate(found["rows"]):
-        passes = [box for box in row["boxes"] if kinds[box[2]] in ("forward", "backward")]
-        read = [version for *_, version in passes]
-        assert read == [f"v{max(0, int(label) - 16 - (1 - stage))}" for *_, label, _ in passes]
-    assert found["messages"]

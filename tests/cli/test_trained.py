@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from sklearn import metrics
 
 from hybridnn.data import load_dataset, load_file, split
-from hybridnn.drawing.quality_pictures import quality_figure
 from hybridnn.runs.quality import ClassReport
 from reference import network as net
 from reference.command_line import Run, error_line, records_of
@@ -167,19 +165,6 @@ def test_the_report_of_a_regression_is_in_the_units_of_the_targets(run_hybridnn:
         assert item["rmse"] == pytest.approx(metrics.root_mean_squared_error(true, own))
         assert item["mae"] == pytest.approx(metrics.mean_absolute_error(true, own))
     assert "RMSE" in run_hybridnn("evaluate", "run")[1]
-    assert run_hybridnn("evaluate", "run", "--picture", "errors.svg")[0] == 0
-    texts = {item.text for item in ElementTree.parse("errors.svg").iter("{http://www.w3.org/2000/svg}text")}
-    assert {"true price", "predicted price", "true noise", "predicted - true"} <= texts
-
-
-def test_the_confusion_matrix_is_drawn(evaluate: Run) -> None:
-    for name, beginning in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")):
-        assert evaluate("--picture", name)[::2] == (0, "")
-        assert Path(name).read_bytes().startswith(beginning)
-    confusion = np.array(json.loads(evaluate("--format", "json")[1])["confusion"])
-    axes = quality_figure(ClassReport(tuple("0123456789"), confusion)).axes[0]
-    counts = {(item.get_position()[1], item.get_position()[0]): item.get_text() for item in axes.texts}
-    assert counts == {place: f"{count:,}" for place, count in np.ndenumerate(confusion) if count}
 
 
 def test_classes_that_never_occur_have_scores_of_zero() -> None:
@@ -192,8 +177,6 @@ def test_classes_that_never_occur_have_scores_of_zero() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--picture", "a.gif"], "picture = 'a.gif': "),
-        (["--picture", "none/a.png"], "picture = 'none/a.png': "),
         (["--data", "digit"], "digits"),
         (["--data", "absent.csv"], "data.file = 'absent.csv': "),
         (["--data", "x.csv"], "data.targets = []: "),

@@ -149,15 +149,12 @@ def test_files_that_some_nodes_lack_name_these_nodes(
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y)
-    data, weights, settings = (local_folders / name for name in ("data.npz", "weights.npz", "config.toml"))
+    data, settings = (local_folders / name for name in ("data.npz", "config.toml"))
     on_node(four_nodes, "node2", "cp", tmp_path / "data.npz", data)
-    on_node(four_nodes, "node1", "cp", undisturbed / "weights.npz", weights)
     on_node(four_nodes, "node1", "cp", undisturbed / "config.toml", settings)
 
     line = refusal(started(four_nodes, tmp_path, "train", "--file", data, "--hidden", "5"))
     assert line == f"Error: on node1: data.file = '{data}': no such file"
-    line = refusal(started(four_nodes, tmp_path, *TRAIN, "--set", f"model.init_from={weights}"))
-    assert line == f"Error: on node2: model.init_from = '{weights}': there is no such file"
     line = refusal(started(four_nodes, tmp_path, "train", settings))
     assert line.startswith("Error on rank 2 on node2: ")
     assert str(settings) in line

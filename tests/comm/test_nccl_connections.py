@@ -16,7 +16,7 @@ from hybridnn.gpu.transports.device import Device
 from hybridnn.gpu.transports.nccl import start_nccl
 from hybridnn.parallel.grid import ProcessGrid
 from mpi_runner.launch import run_mpi
-from reference.stand_in_device import StandInCupy, data_of
+from reference.stand_in_device import StandInCupy, data_of, device_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -68,8 +68,7 @@ def test_connecting_again_ends_the_earlier_connection(comm: MPI.Intracomm) -> No
 def test_a_connection_that_failed_ends_the_wait_for_the_device(comm: MPI.Intracomm) -> None:
     """As when a rank or a link is lost: NCCL's kernel, and so the stream, would wait for ever."""
     grid, cupy = connected(comm)
-    device = grid.batch_group.device
-    assert device is not None
+    device = device_of(grid.batch_group)
     for _ in range(3):
         cupy.current.enqueue(lambda: None)
     device.wait_for(device.record_event())
@@ -88,11 +87,10 @@ def test_an_abandoned_connection_is_aborted_without_the_other_ranks(comm: MPI.In
     grid, cupy = connected(comm)
     check_sum(grid.batch_group, cupy)
     if comm.rank == 0:
-        device = grid.batch_group.device
+        device = device_of(grid.batch_group)
         del grid
         gc.collect()
         assert cupy.ended == ["aborted connection"]
-        assert device is not None
         device.progress()  # no longer asks the connection for errors
     comm.Barrier()
 

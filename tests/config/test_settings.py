@@ -208,7 +208,7 @@ SCHEDULES = st.sampled_from(
         {"name": "constant"},
         {"name": "step", "milestones": [2, 4], "factor": 0.5},
         {"name": "warmup-linear", "warmup_epochs": 0.5},
-        {"name": "cosine", "final_factor": 0.1},
+        {"name": "cosine", "warmup_epochs": 0.5},
     ]
 )
 DATA = st.sampled_from(

@@ -19,7 +19,7 @@ from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.data import ArrayRows, Dataset
 from hybridnn.in_process import run_ranks
 from hybridnn.runs.data import place_data
-from hybridnn.training.progress import StepPosition
+from hybridnn.training.records import StepPosition
 from reference import network as net
 from reference import serial
 from reference.callbacks import Calling

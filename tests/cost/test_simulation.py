@@ -4,43 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from math import inf, lcm, nan
-from typing import Any
 
-import numpy as np
 import pytest
 
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation import (
-    UNDISTURBED,
-    Disturbance,
-    DisturbedCosts,
     ScalingCurve,
     ScalingPoint,
     SimulatedStep,
-    default_minibatches,
-    make_lanes,
     scaling_curve,
     simulate_layout,
 )
-from hybridnn.drawing.cost_plots import SHARE_COLORS, draw_scaling
 from hybridnn.drawing.figures import COLORS
-from hybridnn.drawing.simulation_picture import draw_simulation, stages_shown
+from hybridnn.drawing.simulation_picture import SHARE_COLORS, draw_scaling, draw_simulation, stages_shown
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.instructions import (
-    ALL_MICROBATCHES,
-    Backward,
-    Forward,
-    ReduceGradients,
-    WeightGradient,
-)
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
 from reference.pictures import least_points
@@ -57,58 +40,28 @@ PASS = 16 * 16 * 1e-6
 def simulated(
     layout: Layout,
     machine: Machine,
-    disturbance: Disturbance = UNDISTURBED,
-    minibatches: int = 0,
     workload: Workload = WORKLOAD,
 ) -> SimulatedStep:
-    return simulate_layout(workload, layout, machine, minibatches or default_minibatches(layout), disturbance)
+    return simulate_layout(workload, layout, machine)
 
 
-@pytest.mark.parametrize(("slow", "factor"), [(0, 1.0), (0, 1.5), (1, 4.0), (3, 1.5)])
-def test_a_slow_stage_is_the_bottleneck(slow: int, factor: float) -> None:
+@pytest.mark.parametrize("layers", [(2, 2, 2, 2), (3, 2, 2, 1), (1, 5, 1, 1), (2, 1, 1, 4)])
+def test_the_stage_with_most_layers_is_the_bottleneck(layers: tuple[int, ...]) -> None:
     """GPipe: a microbatch through all stages and back, and between these m - 1 more through the slowest, twice."""
-    layout = Layout(((1, 1),) * 4, (2, 2, 2, 2), method="gpipe", microbatches=8)
-    step = simulated(layout, plain_machine(), Disturbance(slow={slow: factor}))
-    forward = [2 * 8 * PASS * (factor if stage == slow else 1) for stage in range(4)]
+    layout = Layout(((1, 1),) * 4, layers, method="gpipe", microbatches=8)
+    step = simulated(layout, plain_machine())
+    forward = [count * 8 * PASS for count in layers]
     backward = [seconds * 2 for seconds in forward]
-    backward[0] *= 3 / 4
+    backward[0] -= 8 * PASS
     assert step.seconds_per_step == pytest.approx(sum(forward) + sum(backward) + 7 * (max(forward) + max(backward)))
 
 
-def test_a_slow_replica_delays_the_others() -> None:
-    """They wait for it where the gradients are summed, and compute no longer than before."""
-    layout = Layout(((4, 1),), (8,))
-    step = simulated(layout, plain_machine(), Disturbance(slow={2: 3.0}))
-    alone = 16 * PASS * 23
-    assert step.seconds_per_step == pytest.approx(3 * alone)
-    assert step.times.busy[0].tolist() == pytest.approx([alone, alone, 3 * alone, alone])
-    assert step.stages[0].bubble == pytest.approx(3 / 4 * 2 * alone)
-
-
 def test_stages_of_different_widths() -> None:
-    """One rank feeds two, of which the second is slow: the first stage waits for both gradients."""
+    """One rank feeds two."""
     layout = Layout(((1, 1), (2, 1)), (4, 4), method="gpipe", microbatches=1)
-    step = simulated(layout, plain_machine(), Disturbance(slow={2: 5.0}))
+    step = simulated(layout, plain_machine())
     first, second = 64 * PASS * 4, 32 * PASS * 4
-    assert step.seconds_per_step == pytest.approx(first + 5 * 3 * second + first * 7 / 4)
-
-
-def test_jitter_costs_what_the_slowest_takes() -> None:
-    """Batch parallelism: the step ends with the slowest rank, forward and backward together."""
-    layout = Layout(((16, 1),), (8,))
-    disturbance = Disturbance(0.2, seed=3)
-    step = simulated(layout, plain_machine(), disturbance)
-    forward, backward = 4 * PASS * 8, 4 * PASS * 15
-    program = step.times.program
-    of_ranks = [
-        sum(
-            seconds * disturbance.factors(rank, instruction, 1)[0]
-            for seconds, instruction in zip((forward, backward), program.computations, strict=False)
-        )
-        for rank in range(16)
-    ]
-    assert step.seconds_per_step == pytest.approx(max(of_ranks))
-    assert step.stages[0].computing == pytest.approx(np.mean(of_ranks))
+    assert step.seconds_per_step == pytest.approx(first + 3 * second + first * 7 / 4)
 
 
 def test_many_stages() -> None:
@@ -132,25 +85,20 @@ def test_many_stages() -> None:
 def test_parts_add_up_to_the_step() -> None:
     layout = Layout(((2, 2), (2, 1)), (4, 4), method="1f1b", microbatches=4)
     machine = plain_machine(alpha=1e-4, beta=1e-8)
-    for disturbance in (UNDISTURBED, Disturbance(0.1, {1: 2.0})):
-        step = simulated(layout, machine, disturbance)
-        for breakdown in (*step.stages, step.mean()):
-            assert breakdown.total == pytest.approx(step.seconds_per_step)
-            assert min(breakdown.parts.values()) >= 0
-        mean = step.mean()
-        assert mean.computing == pytest.approx((4 * step.stages[0].computing + 2 * step.stages[1].computing) / 6)
-        busy = sum(step.instructions.values())
-        assert mean.computing < busy < mean.computing + mean.communication
+    step = simulated(layout, machine)
+    for breakdown in (*step.stages, step.mean()):
+        assert breakdown.total == pytest.approx(step.seconds_per_step)
+        assert min(breakdown.parts.values()) >= 0
+    mean = step.mean()
+    assert mean.computing == pytest.approx((4 * step.stages[0].computing + 2 * step.stages[1].computing) / 6)
+    busy = sum(step.instructions.values())
+    assert mean.computing < busy < mean.computing + mean.communication
 
 
 def test_refused_simulations() -> None:
     layout = Layout(((4, 1),) * 2, (4, 4), method="1f1b", microbatches=8)
-    with pytest.raises(SettingError, match="slow = 8: a rank from 0 to 7"):
-        simulated(layout, plain_machine(), Disturbance(slow={8: 2.0}))
-    with pytest.raises(SettingError, match="minibatches = 0"):
-        simulate_layout(WORKLOAD, layout, plain_machine(), 0)
     with pytest.raises(SettingError, match="curve = 'wide'"):
-        scaling_curve(WORKLOAD, layout, plain_machine(), "wide", 1)
+        scaling_curve(WORKLOAD, layout, plain_machine(), "wide")
 
 
 def test_more_ranks_than_the_machine_has_take_turns() -> None:
@@ -160,21 +108,16 @@ def test_more_ranks_than_the_machine_has_take_turns() -> None:
 
 
 def test_batch_ranks_without_samples_wait_for_the_others() -> None:
-    """Three samples are three ranks' work, on however many ranks, and disturbed or not."""
+    """Three samples are three ranks' work, on however many ranks."""
     few = replace(WORKLOAD, batch_size=3)
     three, many = (simulated(Layout(((ranks, 1),), (8,)), plain_machine(), workload=few) for ranks in (3, 16))
     assert many.seconds == pytest.approx(three.seconds) == pytest.approx(16 * 16 * 1e-6 * 23)
-    slow = simulated(Layout(((16, 1),), (8,)), plain_machine(), Disturbance(slow={0: 2.0}), workload=few)
-    assert slow.seconds > many.seconds
 
 
 def test_rounding_leaves_no_bubble() -> None:
     machine = plain_machine(alpha=1e-5 / 3, beta=1e-9 / 7)
     for ranks in (1, 3, 7, 32):
-        for disturbance in (Disturbance(), Disturbance(jitter=0.1)):
-            step = simulated(Layout(((ranks, 1),), (8,)), machine, disturbance)
-            assert all(stage.bubble >= 0 for stage in step.stages)
-            assert disturbance or step.mean().bubble == 0
+        assert simulated(Layout(((ranks, 1),), (8,)), machine).mean().bubble == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -201,7 +144,7 @@ def test_a_prediction_and_a_simulation_agree(method: str) -> None:
 
 @pytest.mark.parametrize("kind", ["strong", "weak"])
 def test_scaling_is_ideal_without_communication(kind: str) -> None:
-    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(), kind, 1)
+    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(), kind)
     assert [point.ranks for point in curve.points] == [1, 2, 4, 8, 16]
     assert [point.batch_size for point in curve.points] == [
         64 * (point.ranks if kind == "weak" else 1) for point in curve.points
@@ -214,7 +157,7 @@ def test_scaling_is_ideal_without_communication(kind: str) -> None:
 
 def test_scaling_with_latency() -> None:
     """Strong: the reduction takes ever more of a shrinking step; lg P messages of alpha at the least."""
-    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(alpha=1e-3), "strong", 1)
+    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(alpha=1e-3), "strong")
     alone = 64 * 16 * 16 * 1e-6 * 23
     for lg, point in enumerate(curve.points):
         step = alone / 2**lg + lg * 1e-3
@@ -226,7 +169,7 @@ def test_scaling_with_latency() -> None:
 def test_scaling_of_a_pipeline() -> None:
     """The smallest layout is one replica of the pipeline; four replicas in sixes are 6, 12, 24 and 24 ranks."""
     layout = Layout(((6, 1),) * 4, (2, 2, 2, 2), method="gpipe", microbatches=8)
-    curve = scaling_curve(WORKLOAD, layout, plain_machine(), "weak", 1)
+    curve = scaling_curve(WORKLOAD, layout, plain_machine(), "weak")
     assert [point.ranks for point in curve.points] == [1, 4, 8, 16, 24]
     assert [point.batch_size for point in curve.points] == [64, 64, 128, 256, 384]
     for point in curve.points[1:]:
@@ -236,7 +179,7 @@ def test_scaling_of_a_pipeline() -> None:
 
 
 def test_ranks_beyond_the_samples_gain_nothing() -> None:
-    curve = scaling_curve(WORKLOAD, Layout(((128, 1),), (8,)), plain_machine(), "strong", 1)
+    curve = scaling_curve(WORKLOAD, Layout(((128, 1),), (8,)), plain_machine(), "strong")
     assert [point.ranks for point in curve.points[-2:]] == [64, 128]
     assert [point.speed_up for point in curve.points[-2:]] == pytest.approx([64, 64])
 
@@ -248,15 +191,10 @@ def test_efficiency_above_1_is_an_effect_of_the_cache() -> None:
     digits = Workload(MLP([64, 512, 512, 512, 10]), 1438, 128)
     layout = Layout(((2, 1),), (4,), shared_replicas=True)
     usual, cached = (
-        scaling_curve(digits, layout, machine, "strong", 1).points[-1].efficiency
+        scaling_curve(digits, layout, machine, "strong").points[-1].efficiency
         for machine in (cluster, cluster.model_copy(update={"compute": tuple(endless)}))
     )
     assert cached < 1 < usual
-
-
-def test_slow_ranks_disturb_the_layouts_that_have_them() -> None:
-    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(), "strong", 1, Disturbance(slow={4: 2.0}))
-    assert [point.efficiency for point in curve.points] == pytest.approx([1, 1, 1, 0.5, 0.5])
 
 
 def test_plot_of_a_curve() -> None:
@@ -272,108 +210,13 @@ def test_plot_of_a_curve() -> None:
     assert speed_up.yaxis.get_major_formatter()(0.5) == "1/2"
 
 
-# -- disturbances ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("jitter", [0.05, 0.5])
-def test_lognormal_with_mean_1(jitter: float) -> None:
-    factors = Disturbance(jitter).factors(3, Forward(0), 200_000)
-    assert factors.mean() == pytest.approx(1, abs=5 * jitter / 200_000**0.5)
-    assert factors.std() == pytest.approx(jitter, rel=0.05)
-    logs = np.log(factors)
-    assert ((logs - logs.mean()) ** 3).mean() / logs.std() ** 3 == pytest.approx(0, abs=0.03)  # no skew
-
-
-def test_factors_depend_on_seed_rank_kind_and_minibatch() -> None:
-    some = Disturbance(0.1, seed=4)
-    wanted = some.factors(2, Forward(1), 5).tolist()
-    others = [
-        some.factors(3, Forward(1), 5),
-        some.factors(2, Forward(2), 5),
-        some.factors(2, Backward(1), 5),
-        Disturbance(0.1, seed=5).factors(2, Forward(1), 5),
-    ]
-    assert all(other.tolist() != wanted for other in others)
-    assert some.factors(2, Forward(1), 5).tolist() == wanted
-    assert some.factors(2, Forward(1), 9).tolist()[:5] == wanted
-    assert Disturbance(0.1, {2: 3.0}, 4).factors(2, Forward(1), 5) == pytest.approx(3 * np.array(wanted))
-
-
-def test_the_slowest_rank_of_a_model_group_counts() -> None:
-    """Two stages of 2 x 2 ranks and 3 microbatches; ranks vary fastest along the model group."""
-    layout = Layout(((2, 2), (2, 2)), (4, 4), method="zb-h1", microbatches=3)
-    disturbance, lanes = Disturbance(0.2, {5: 2.0}, 1), make_lanes([2, 2])
-    costs = StageCosts(WORKLOAD, layout, plain_machine())
-    disturbed = DisturbedCosts(costs, lanes, disturbance)
-    for stage in range(2):
-        for instruction, number in ((Forward(0, 2), 2), (WeightGradient(0, 1), 1), (Forward(0, 0), 0)):
-            base = costs.duration(stage, instruction)
-            factors = [disturbance.factors(4 * stage + rank, instruction, 4)[number] for rank in range(4)]
-            wanted = [base * max(factors[:2]), base * max(factors[2:])]
-            assert np.asarray(disturbed.duration(stage, instruction)).tolist() == pytest.approx(wanted)
-
-
-def test_chunks_and_merged_weight_gradients_have_factors_of_their_own() -> None:
-    layout = Layout(((1, 1), (1, 1)), (2, 2, 2, 2), method="interleaved", microbatches=2, chunks=2, merges=True)
-    costs = StageCosts(WORKLOAD, layout, plain_machine())
-    disturbed = DisturbedCosts(costs, make_lanes([1, 1]), Disturbance(0.2))
-    found = [
-        float(np.asarray(disturbed.duration(0, one))[0] / costs.duration(0, one))
-        for microbatch in (0, 1, ALL_MICROBATCHES)
-        for one in (WeightGradient(0, microbatch, 0), WeightGradient(0, microbatch, 1))
-    ]
-    assert len(set(found)) == 6
-    # By microbatch, then by chunk.
-    assert found[:4] == pytest.approx(Disturbance(0.2).factors(0, WeightGradient(0), 4))
-
-
-def test_communication_is_not_disturbed() -> None:
-    layout = Layout(((4, 1),), (8,))
-    costs = StageCosts(WORKLOAD, layout, plain_machine(alpha=1.0))
-    disturbed = DisturbedCosts(costs, make_lanes([4]), Disturbance(0.5, {1: 7.0}))
-    wanted = costs.duration(0, ReduceGradients(0))
-    assert wanted > 1
-    assert np.asarray(disturbed.duration(0, ReduceGradients(0))).tolist() == [wanted] * 4
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"jitter": value} for value in (-0.1, nan, inf, 1e300)] + [{"slow": {0: 0.0}}, {"slow": {-1: 2.0}}, {"seed": -1}],
-)
-def test_invalid_disturbances(options: dict[str, Any]) -> None:
-    with pytest.raises(SettingError) as error:
-        Disturbance(**options)
-    assert [error.value.setting] == list(options)
-
-
-@pytest.mark.parametrize("widths", [[1], [4, 4], [2, 3], [6, 1, 4]])
-def test_two_samples_of_a_lane_have_all_ranks_in_common(widths: list[int]) -> None:
-    samples = lcm(*widths)
-    ranks_of_sample = [tuple(sample * width // samples for width in widths) for sample in range(samples)]
-    lanes = make_lanes(widths)
-    found = list(zip(*(ranks.tolist() for ranks in lanes.ranks), strict=True))
-    assert found == list(dict.fromkeys(ranks_of_sample))
-    assert len(lanes) == len(found) <= sum(widths)
-
-
-@pytest.mark.parametrize("widths", [[3, 2, 4], [5, 5]])
-def test_lanes_of_a_rank_wait_for_each_other(widths: list[int]) -> None:
-    """In a pass; in a reduction, all lanes of the stage do."""
-    lanes = make_lanes(widths)
-    times = np.random.default_rng(0).random(len(lanes))
-    for stage, ranks in enumerate(lanes.ranks):
-        latest = [max(time for time, other in zip(times, ranks, strict=True) if other == rank) for rank in ranks]
-        assert lanes.meet(stage, Forward(0), times).tolist() == latest
-        assert lanes.meet(stage, ReduceGradients(0), times).tolist() == [times.max()] * len(times)
-
-
 # -- drawings ----------------------------------------------------------------------------------------------------------
 
 
-def shallow(layout: Layout, disturbance: Disturbance = UNDISTURBED, alpha: float = 0.0) -> SimulatedStep:
+def shallow(layout: Layout, alpha: float = 0.0) -> SimulatedStep:
     """A minibatch through a network that has the layers of the layout."""
     workload = replace(WORKLOAD, model=MLP([16] * (sum(layout.layers) + 1)))
-    return simulated(layout, plain_machine(alpha=alpha), disturbance, 1, workload)
+    return simulated(layout, plain_machine(alpha=alpha), workload)
 
 
 def test_boxes_in_milliseconds() -> None:
@@ -394,15 +237,13 @@ def test_boxes_in_milliseconds() -> None:
     assert drawing.makespan == pytest.approx(step.seconds * 1e3)
 
 
-def test_the_busiest_replica_and_a_part_of_many_stages_are_drawn() -> None:
-    """The replica with the slow rank, whose forward pass of 32 samples takes three times as long."""
+def test_a_part_of_many_stages_is_drawn() -> None:
     layout = Layout(((2, 1),) * 12, (1,) * 12, method="1f1b", microbatches=32)
-    step = shallow(layout, Disturbance(slow={1: 3.0}))
+    step = shallow(layout)
     drawing = draw_simulation(step, most_rows=5, most_boxes=20)
-    assert "replica 1, the busiest" in drawing.title
     assert "stages 3 to 9 left out" in drawing.title
     forward = drawing.rows[0].boxes[0]
-    assert forward.end - forward.start == pytest.approx(3 * 16 * 16 * 1e-3)
+    assert forward.end - forward.start == pytest.approx(16 * 16 * 1e-3)
     assert [row.label for row in drawing.rows] == ["stage 0", "stage 1", "stage 2", "stage 10", "stage 11"]
     computations = [box for row in drawing.rows for box in row.boxes if box.kind in ("forward", "backward")]
     assert 10 < len(computations) <= 20

@@ -22,8 +22,7 @@ import pydantic  # noqa: F401 - which every rank would import by itself
 from hybridnn.comm.group import Group, Request
 from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.failsafe import exit_now, install
-from hybridnn.diagnostics.stalls.processes import Process, start_of
-from hybridnn.diagnostics.stalls.watchdog import SharedFolder, StallWatchdog
+from hybridnn.diagnostics.stall_watchdog import Process, SharedFolder, StallWatchdog, start_of
 
 FOR_EVER = 1000.0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hybridnn.diagnostics import failsafe
-from hybridnn.diagnostics.departure import LEFT_TAG, running_world, send_departure
+from hybridnn.diagnostics.failsafe import LEFT_TAG, running_world, send_departure
 from mpi_runner.launch import run_mpi
 
 if TYPE_CHECKING:

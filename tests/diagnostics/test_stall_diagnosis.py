@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hybridnn
+from hybridnn.diagnostics.diagnosis import StallFinding, diagnose
 from hybridnn.diagnostics.locations import code_location
-from hybridnn.diagnostics.stalls.diagnosis import StallFinding, diagnose
-from hybridnn.diagnostics.stalls.state import RankState
+from hybridnn.diagnostics.rank_state import RankState
 from reference.stalls import Job, Step, collective, message, progress, rank_state
 
 ALL = (0, 1, 2, 3)

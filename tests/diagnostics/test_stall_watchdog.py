@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from hybridnn.comm.recorder import Recorder
-from hybridnn.diagnostics.stalls.files import StallFiles
-from hybridnn.diagnostics.stalls.watchdog import SharedFolder, StallWatchdog, _DepartureNote, create_shared_folder
+from hybridnn.diagnostics.stall_files import StallFiles
+from hybridnn.diagnostics.stall_watchdog import SharedFolder, StallWatchdog, _DepartureNote, create_shared_folder
 from hybridnn.parallel.grid import ProcessGrid
 from mpi_runner.launch import run_job, run_mpi
 from mpi_runner.slowness import deadline

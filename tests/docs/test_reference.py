@@ -90,16 +90,16 @@ def test_keys_of_a_study_file() -> None:
     assert rows["threads"] == ("`1`", "a whole number, at least 1")
 
 
-def test_the_forms_of_grids_are_those_of_the_page(tmp_path: Path) -> None:
+def test_the_forms_of_layouts_are_those_of_the_page(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "reference" / "studies.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([^`]+)` \| ([\dx, ]+) \|$", page.partition("## Grids")[2], re.MULTILINE)
-    assert len(rows) == 7
-    for form, grids in rows:
+    rows = re.findall(r"^\| `([^`]+)` \| ([\dx, ]+) \| (\S+) \|$", page.partition("## Layouts")[2], re.MULTILINE)
+    assert len(rows) == 6
+    for form, grids, method in rows:
         study = tmp_path / "study.toml"
-        study.write_text(f'name = "s"\ncompares = "training"\naxes = {{ranks = [8], grids = [{form}]}}\n')
-        assert [f"ranks-8_grid-{grid}" for grid in grids.split(", ")] == [
-            c.id for c in make_cells(load_study(study)).cells
-        ]
+        axes = f"base.model.hidden = [8, 8, 8]\naxes = {{ranks = [8], layouts = [{form}]}}\n"
+        study.write_text(f'name = "s"\ncompares = "training"\n{axes}')
+        cells = make_cells(load_study(study)).cells
+        assert [(c.values["grid"], c.values["method"]) for c in cells] == [(g, method) for g in grids.split(", ")]
 
 
 def test_page_of_the_python_api_has_every_public_name() -> None:

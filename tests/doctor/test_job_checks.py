@@ -1,4 +1,4 @@
-"""Checks of a job: nodes, slots, binding, cores, threads, clocks and speed of messages, on constructed facts."""
+"""Checks of a job: nodes, slots, binding, cores, threads and speed of messages, on constructed facts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from hybridnn.doctor.job_checks import (
     RankFacts,
     check_all_reduce,
     check_binding,
-    check_clocks_agree,
     check_cores,
     check_job,
     check_nodes,
@@ -28,7 +27,7 @@ from hybridnn.doctor.node_checks import NodeFacts
 from reference.findings import expect
 
 NODE = NodeFacts({"numpy": "2.1.0"}, "Xeon", 4, 256 << 30)
-ONE = RankFacts(0, "n1", (0, 1, 2, 3), 4, None, 1, "", 1.8e9, NODE)
+ONE = RankFacts(0, "n1", (0, 1, 2, 3), 4, None, 1, "", NODE)
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
 
 
@@ -119,12 +118,6 @@ def test_threads_against_cores(facts: JobFacts, verdict: str, text: str) -> None
     found = check_threads(facts)
     assert found.verdict == verdict
     assert text in f"{found.what} {found.advice}"
-
-
-def test_dates_of_the_ranks() -> None:
-    assert check_clocks_agree(job(1)) is None
-    expect(check_clocks_agree(job(3)), "ok")
-    expect(check_clocks_agree(with_rank(job(3), 1, wall_clock=1.8e9 + 60)), "warning", "rank 1 up to 60 s away")
 
 
 def timed(name: str, seconds: list[float], *, crowded: bool = False) -> JobFacts:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.doctor.launch import (
+from hybridnn.doctor.process_checks import (
     check_job_size,
     check_launch,
     check_library,

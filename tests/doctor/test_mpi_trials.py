@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hybridnn.doctor import mpi_calls
-from hybridnn.doctor.mpi_calls import Deadline, TimeLimitError, call_within, wait_for
-from hybridnn.doctor.mpi_trials import time_all_reduce, time_ping_pong, try_file, try_window
+from hybridnn.doctor import mpi_trials
+from hybridnn.doctor.mpi_trials import Deadline, time_all_reduce, time_ping_pong, try_file, try_window, wait_for
+from hybridnn.doctor.report import TimeLimitError, call_within
 from mpi_runner.slowness import deadline
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def test_a_call_within_a_time_limit() -> None:
 
 @pytest.mark.mpi(ranks=[3])
 def test_ranks_of_a_node_share_memory_and_are_timed(comm: MPI.Intracomm) -> None:
-    own = mpi_calls.duplicate_world(LIMIT)
+    own = mpi_trials.duplicate_world(LIMIT)
     assert (own.Get_rank(), own.Get_size()) == (comm.Get_rank(), comm.Get_size())
-    node, nodes = mpi_calls.find_nodes(own, LIMIT)
+    node, nodes = mpi_trials.find_nodes(own, LIMIT)
     assert nodes == [0] * comm.Get_size()
     assert node.Get_size() == comm.Get_size()
     assert try_window(node, LIMIT).verdict == "ok"
@@ -59,11 +59,11 @@ def test_ranks_of_a_node_share_memory_and_are_timed(comm: MPI.Intracomm) -> None
 @pytest.mark.mpi(ranks=[3])
 def test_texts_are_gathered_and_a_file_is_written(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     rank, size = comm.Get_rank(), comm.Get_size()
-    texts = mpi_calls.gather_texts("ä" * 1000 * rank, LIMIT)
+    texts = mpi_trials.gather_texts("ä" * 1000 * rank, LIMIT)
     assert texts == (["ä" * 1000 * other for other in range(size)] if rank == 0 else [])
-    assert mpi_calls.broadcast_number(40 + rank, LIMIT) == 40
-    assert mpi_calls.all_ready(comm, True, LIMIT)
-    assert mpi_calls.all_ready(comm, rank != 0, LIMIT) is False
+    assert mpi_trials.broadcast_number(40 + rank, LIMIT) == 40
+    assert mpi_trials.all_ready(comm, True, LIMIT)
+    assert mpi_trials.all_ready(comm, rank != 0, LIMIT) is False
     assert try_file(comm, mpi_tmp_path / "file", LIMIT).verdict == "ok"
     comm.Barrier()
     assert list(mpi_tmp_path.iterdir()) == []
@@ -92,11 +92,11 @@ def test_a_wrong_sum_is_found(comm: MPI.Intracomm) -> None:
 def test_a_late_rank_is_not_waited_for_and_has_no_text(comm: MPI.Intracomm) -> None:
     if comm.Get_rank() == 1:
         time.sleep(1.0)
-        mpi_calls.all_ready(comm, True, LIMIT)  # joins late, so that no request is left over
+        mpi_trials.all_ready(comm, True, LIMIT)  # joins late, so that no request is left over
     else:
-        assert not mpi_calls.all_ready(comm, True, 0.2)
+        assert not mpi_trials.all_ready(comm, True, 0.2)
     comm.Barrier()
     if comm.Get_rank() != 1:
-        texts = mpi_calls.gather_texts("here", deadline(1))
+        texts = mpi_trials.gather_texts("here", deadline(1))
         assert texts == (["here", None, "here"] if comm.Get_rank() == 0 else [])
     comm.Barrier()

@@ -1,4 +1,4 @@
-"""Checks of one process: software, folders, clock, and GPUs as constructed outputs of the child process."""
+"""Checks of one process: software, folders, and GPUs as constructed outputs of the child process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from hybridnn.doctor.process_checks import (
     OTHER_FOLDER,
     GpuFacts,
     check_blas,
-    check_clock,
     check_cupy,
     check_folder,
     check_gpus,
@@ -104,36 +103,6 @@ def test_blas() -> None:
     pool = {"user_api": "blas", "internal_api": "openblas", "version": "0.3.30", "num_threads": 2}
     assert "openblas 0.3.30" in check_blas([pool, {"user_api": "openmp"}]).what
     assert check_blas([{"user_api": "openmp"}]).verdict == "warning"
-
-
-def clock_and_sleep(step: float, slept: float) -> tuple[Any, Any]:
-    """A clock that advances by `step` at each reading and by `slept` in a sleep, and that sleep."""
-    now = [0.0]
-
-    def tick() -> float:
-        now[0] += step
-        return now[0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += slept
-
-    return tick, sleep
-
-
-@pytest.mark.parametrize(
-    ("step", "slept", "date", "verdict"),
-    [
-        (1e-7, 0.02, 1.8e9, "ok"),
-        (-1e-7, 0.02, 1.8e9, "failure"),
-        (1e-7, 0.0, 1.8e9, "failure"),
-        (1e-3, 0.02, 1.8e9, "warning"),
-        (1e-7, 0.02, 3600.0, "warning"),
-    ],
-)
-def test_clock(step: float, slept: float, date: float, verdict: str) -> None:
-    tick, sleep = clock_and_sleep(step, slept)
-    assert check_clock(tick, lambda: date, sleep).verdict == verdict
-    assert check_clock().verdict == "ok"  # of this machine
 
 
 DEVICE = {"name": "H200", "free": 100 << 30, "total": 139 << 30}

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hybridnn.drawing.animation import Stored
-from hybridnn.drawing.html import html_page
+from hybridnn.drawing.animation import Stored, html_page
 from hybridnn.drawing.timelines import schedule
 from hybridnn.errors import SettingError
 from reference.animations import moments, shown

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from hybridnn.drawing.html import write_html
+from hybridnn.drawing.animation import write_html
 from hybridnn.drawing.timelines import ScheduleTimeline, schedule
 from mpi_runner.slowness import deadline
 from reference.animations import Shown, at_barrier, moments, shown, unread

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from hybridnn.in_process import DeadlockError, run_ranks
-from hybridnn.in_process.source_lines import Site
+from hybridnn.in_process.records import Site
 from mpi_runner.slowness import deadline
 
 STEPS_OVER = pytest.mark.skipif(

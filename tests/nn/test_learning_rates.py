@@ -17,10 +17,10 @@ PAIRS = [
     (Step((1, 3)), Schedule("step", milestones=(1, 3), factor=0.1)),
     (Step((2,), 0.5), Schedule("step", milestones=(2,), factor=0.5)),
     (WarmupLinear(), Schedule("linear", warmup_epochs=1.0)),
-    (WarmupLinear(0, 0.25), Schedule("linear", final=0.25)),
-    (WarmupLinear(1.5, 0.1), Schedule("linear", warmup_epochs=1.5, final=0.1)),
+    (WarmupLinear(0), Schedule("linear")),
+    (WarmupLinear(1.5), Schedule("linear", warmup_epochs=1.5)),
     (Cosine(), Schedule("cosine")),
-    (Cosine(2, 0.3), Schedule("cosine", warmup_epochs=2.0, final=0.3)),
+    (Cosine(2), Schedule("cosine", warmup_epochs=2.0)),
 ]
 
 
@@ -36,18 +36,18 @@ def test_step_changes_at_the_first_update_after_a_milestone() -> None:
     assert [schedule.factor(u, 7, 35) for u in (0, 6, 7, 20, 21, 34)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
 
 
-@pytest.mark.parametrize("schedule", [WarmupLinear(2, 0.2), Cosine(2, 0.2)])
-def test_warm_up_rises_to_one_and_the_last_update_has_the_final_factor(schedule: Any) -> None:
+@pytest.mark.parametrize("schedule", [WarmupLinear(2), Cosine(2)])
+def test_warm_up_rises_to_one_and_the_rate_of_the_last_update_is_zero(schedule: Any) -> None:
     factors = [schedule.factor(u, PER_EPOCH, UPDATES) for u in range(UPDATES)]
     assert 0 < factors[0] < 0.1
     assert factors[:15] == sorted(factors[:15])
     assert factors[14] == 1.0
     assert factors[14:] == sorted(factors[14:], reverse=True)
-    assert factors[-1] == pytest.approx(0.2, rel=1e-14)
+    assert factors[-1] == 0.0
 
 
 def test_cosine_is_half_way_down_in_the_middle() -> None:
-    assert Cosine(0, 0.2).factor(17, PER_EPOCH, UPDATES) == pytest.approx(0.6, rel=1e-14)
+    assert Cosine(0).factor(17, PER_EPOCH, UPDATES) == pytest.approx(0.5, rel=1e-14)
 
 
 @pytest.mark.parametrize("schedule", [WarmupLinear(0), Cosine(0), WarmupLinear(9), Cosine(9)])
@@ -67,9 +67,7 @@ def test_runs_of_one_or_two_updates_have_rates(schedule: Any, updates: int) -> N
         (lambda: Step((1,), 0.0), "schedule.factor"),
         (lambda: Step((1,), float("nan")), "schedule.factor"),
         (lambda: WarmupLinear(-1), "schedule.warmup_epochs"),
-        (lambda: WarmupLinear(1, 2), "schedule.final_factor"),
         (lambda: Cosine(float("nan")), "schedule.warmup_epochs"),
-        (lambda: Cosine(0, -0.1), "schedule.final_factor"),
     ],
 )
 def test_invalid_schedules_are_refused(make: Any, setting: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.data import ArrayRows
-from hybridnn.parallel.distribution import DISTRIBUTIONS, make_distributor
+from hybridnn.parallel.distribution import DISTRIBUTIONS, make_fetch
 from hybridnn.parallel.grid import ProcessGrid, fitting_grids
 from reference.ranks import allgather_objects
 
@@ -24,7 +24,7 @@ def test_every_rank_gets_its_block(comm: MPI.Intracomm) -> None:
     for batch, model in fitting_grids(comm.size):
         grid = ProcessGrid(comm, batch=batch, model=model)
         for distribution in DISTRIBUTIONS:
-            distributor = make_distributor(grid, distribution)
+            fetch = make_fetch(grid, distribution)
             for targets in (labels, values):
                 holds = distribution == "local" or grid.rank == 0
                 rows = ArrayRows(x, targets) if holds else None
@@ -32,7 +32,7 @@ def test_every_rank_gets_its_block(comm: MPI.Intracomm) -> None:
                     own = indices[block_slice(len(indices), batch, grid.batch_rank)]
                     got_x = np.full((len(own), 3), -1, np.float32)
                     got_y = np.full((len(own), *targets.shape[1:]), -1, targets.dtype)
-                    distributor.fetch(rows, indices, got_x, got_y)
+                    fetch(rows, indices, got_x, got_y)
                     np.testing.assert_array_equal(got_x, x[own])
                     np.testing.assert_array_equal(got_y, targets[own])
 
@@ -47,7 +47,7 @@ def test_bytes_of_the_two_scatter_methods(comm: MPI.Intracomm) -> None:
     for distribution in ("scatter", "scatter-broadcast"):
         grid = ProcessGrid(comm, batch=2, model=2)
         rows = ArrayRows(x, y) if grid.rank == 0 else None
-        make_distributor(grid, distribution).fetch(rows, np.arange(8), np.empty((4, 5)), np.empty(4, np.int64))
+        make_fetch(grid, distribution)(rows, np.arange(8), np.empty((4, 5)), np.empty(4, np.int64))
         sent[distribution] = sum(allgather_objects(comm, grid.recorder.totals.bytes_sent))
     block = 4 * sample_bytes
     assert sent["scatter"] == 3 * block

@@ -11,13 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.parallel.gradient_reduction import (
-    DEVICE_BUCKETS,
-    HOST_BUCKETS,
-    BucketConfig,
-    GradientReducer,
-    plan_buckets,
-)
+from hybridnn.comm.transport import HOST_BUCKETS, BucketConfig
+from hybridnn.gpu.transports.staging import DEVICE_BUCKETS
+from hybridnn.parallel.gradient_reduction import GradientReducer, plan_buckets
 from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
@@ -49,7 +45,8 @@ def test_overlapped_buckets_equal_one_allreduce(comm: MPI.Intracomm, config: Buc
     for overlap in (True, False):
         for bucket_bytes in (1, 8 * 60, 1 << 20):
             gradient = gradients[comm.rank].copy()
-            reducer = GradientReducer(group, gradient, ends, overlap, replace(config, bucket_bytes=bucket_bytes))
+            group.transport.buckets = replace(config, bucket_bytes=bucket_bytes)
+            reducer = GradientReducer(group, gradient, ends, overlap)
             for layer in reversed(range(4)):
                 reducer.ready(layer)
             reducer.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,8 @@ for arguments in json.loads(sys.argv[1]):
         assert end.code == 0, arguments
 """
 
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+
 LEFT_OUT = {
     "bad = their_methods:absent": "AttributeError",
     "worse = no_such_module:mine": "ModuleNotFoundError",
@@ -56,15 +59,17 @@ LEFT_OUT = {
 
 def test_installed_methods_are_listed_drawn_and_trained_with_and_others_left_out_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "their_methods.py").write_text(MODULE)
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "delayed.py").write_text(next(example for example in examples if "ddg-newest" in example))
     info = tmp_path / "their_methods-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-methods\nVersion: 1.0\n")
-    points = ["last-first = their_methods:mine", *LEFT_OUT]
+    points = ["last-first = their_methods:mine", "ddg-newest = delayed:newest", *LEFT_OUT]
     (info / "entry_points.txt").write_text("\n".join(["[hybridnn.methods]", *points, ""]))
 
     small = ("--hidden", "6,6", "--epochs", "1", "--set", "training.dtype=float64", "-q", "--in-process", "2")
     commands = [("schedule",), ("schedule", "last-first", "--stages", "2", "--microbatches", "3")]
-    for method in ("last-first", "gpipe"):
+    for method in ("last-first", "gpipe", "ddg-newest", "vanilla"):
         commands.append(("train", *small, "--pipeline", "2", "--method", method, "--out", method))
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
@@ -85,3 +90,4 @@ def test_installed_methods_are_listed_drawn_and_trained_with_and_others_left_out
         assert f"the pipeline method {name} ({value}) is left out: {reason}" in done.stderr
     assert done.stderr.count("is left out") == len(LEFT_OUT)
     assert_same_weights(tmp_path / "last-first", tmp_path / "gpipe", 1e-13)
+    assert_same_weights(tmp_path / "ddg-newest", tmp_path / "vanilla", 1e-13)  # other orders, the same versions

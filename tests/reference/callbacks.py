@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridnn import Callback
-from hybridnn.training.progress import StepPosition
-from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
+from hybridnn.training.records import EpochRecord, EvaluationRecord, StepPosition, StepRecord
 from hybridnn.training.trained_network import TrainedNetwork
 
 

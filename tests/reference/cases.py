@@ -50,8 +50,8 @@ OPTIMIZERS: dict[str, tuple[Optimizer, serial.Rule]] = {
 SCHEDULES: dict[str, tuple[Any, serial.Schedule]] = {
     "constant": (hybridnn.Constant(), serial.Schedule()),
     "step": (hybridnn.Step((1, 2), 0.3), serial.Schedule("step", milestones=(1, 2), factor=0.3)),
-    "warmup-linear": (hybridnn.WarmupLinear(0.5, 0.1), serial.Schedule("linear", warmup_epochs=0.5, final=0.1)),
-    "cosine": (hybridnn.Cosine(1.0, 0.2), serial.Schedule("cosine", warmup_epochs=1.0, final=0.2)),
+    "warmup-linear": (hybridnn.WarmupLinear(0.5), serial.Schedule("linear", warmup_epochs=0.5)),
+    "cosine": (hybridnn.Cosine(1.0), serial.Schedule("cosine", warmup_epochs=1.0)),
 }
 
 

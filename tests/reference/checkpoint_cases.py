@@ -19,7 +19,7 @@ from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.layout import Layout
-from hybridnn.training.progress import Progress
+from hybridnn.training.records import Progress
 
 OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...]]] = {
     "sgd": (SGD(momentum=0.0), ()),

@@ -14,7 +14,7 @@ import numpy as np
 
 from reference import network as net
 from reference.network import Array, Network, Weights
-from reference.serial import SGD, Outcome, Plan, RMSprop, Rule, sample_order
+from reference.serial import SGD, Adam, Outcome, Plan, Rule, sample_order
 
 DELAYED = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain", "pipedream-vsync")
 """Asynchronous methods; the others are exact and equal `reference.serial.train`."""
@@ -88,9 +88,14 @@ class Versions:
         self.rates.append(rate)
 
 
+def predicts(rule: Rule) -> bool:
+    """Whether weights can be predicted: momentum and Adam have a direction, other rules are refused."""
+    return isinstance(rule, Adam) or bool(isinstance(rule, SGD) and rule.slots())
+
+
 def direction(rule: Rule, slots: dict[str, Weights], name: str, weights: Array, updates: int) -> Array:
     """Direction of prediction: the velocity, or for Adam the step at rate 1 without a new gradient."""
-    if not slots or updates == 0 or isinstance(rule, RMSprop):  # RMSprop is refused where weights are predicted
+    if updates == 0 or not predicts(rule):
         return np.zeros_like(weights)
     if isinstance(rule, SGD):
         return slots["velocity"][name]

@@ -23,9 +23,9 @@ from hybridnn.config.settings import Settings, load_settings, to_toml
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.data import load_file
 from hybridnn.data.user_file import load_samples
-from hybridnn.diagnostics.stalls.diagnosis import stall_report
-from hybridnn.diagnostics.stalls.files import read_stall
-from hybridnn.diagnostics.stalls.state import JobState
+from hybridnn.diagnostics.diagnosis import stall_report
+from hybridnn.diagnostics.rank_state import JobState
+from hybridnn.diagnostics.stall_files import read_stall
 from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.schedules.instructions import Forward
 from hybridnn.runs.quantities import figures_of
@@ -109,10 +109,6 @@ def study_manifest(folder: Path) -> Path:
 def machine_toml(folder: Path) -> Path:
     write_machine(read_machine("cluster-1024"), folder / "machine.toml")
     return folder / "machine.toml"
-
-
-def machine_json(folder: Path) -> Path:
-    return content("machine.json", read_machine("cluster-1024").model_dump_json(exclude_none=True))(folder)
 
 
 ALL = (0, 1)
@@ -203,7 +199,6 @@ FUNCTIONS = {
     "study": Reader(content("s.toml", next(iter(ready_studies().values())).read_bytes()), load_study, "toml", (), READ),
     "study.json": Reader(study_manifest, use_study_manifest, "json", takes_name=False),
     "machine.toml": Reader(machine_toml, read_machine, "toml", (), READ),
-    "machine.json": Reader(machine_json, read_machine, "json", (), READ),
     "history": Reader(history, use_history, "lines", takes_name=False),
     "config of a run": Reader(
         lambda folder: write_run(folder) / "config.toml", lambda path: read_run(path.parent), "toml", takes_name=False
@@ -248,11 +243,9 @@ def call(*arguments: str) -> None:
 QUICK = ("train", "--epochs", "1", "-q")
 COMMANDS = {
     "train, settings": command("s.toml", "train", "s.toml"),
-    "train, weights": command("w.npz", "train", "--set", "model.init_from=w.npz", "-q"),
     "train, machine": command("machine.toml", *QUICK, accepts=("nothing",)),
     "plan, settings": command("s.toml", "plan", "s.toml", "--machine", "cluster-1024"),
     "plan, machine": command("m.toml", "plan", "--machine", "m.toml"),
-    "plan, machine in JSON": command("m.json", "plan", "--machine", "m.json"),
     "study run": command("study.toml", "study", "run", "study.toml"),
     "study report": command("study.json", "study", "report", "."),
     "trace file": command("trace.json", "trace", "trace.json"),

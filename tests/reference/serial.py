@@ -74,14 +74,13 @@ class Schedule:
     """Factor of the rate of update u (from 0) of `updates`, with `per_epoch` updates in an epoch.
 
     In a warm-up of W updates it is (u + 1) / (W + 1), so that update W is the first at the full rate. Then ``linear``
-    decreases along a straight line, and ``cosine`` along half a cosine, to `final` at the last update of the run.
+    decreases along a straight line, and ``cosine`` along half a cosine, to 0 at the last update of the run.
     """
 
     name: str = "constant"
     milestones: tuple[int, ...] = ()
     factor: float = 1.0
     warmup_epochs: float = 0.0
-    final: float = 0.0
 
     def at(self, u: int, per_epoch: int, updates: int) -> float:
         if self.name == "constant":
@@ -94,8 +93,8 @@ class Schedule:
             return (u + 1) / (warmup + 1)
         done = (u - warmup) / (updates - 1 - warmup) if updates - 1 > warmup else 0.0
         if self.name == "linear":
-            return 1.0 + done * (self.final - 1.0)
-        return self.final + (1.0 - self.final) * 0.5 * (1.0 + cos(pi * done))
+            return 1.0 - done
+        return 0.5 * (1.0 + cos(pi * done))
 
 
 def clip(gradients: dict[str, Array], limit: float | None) -> dict[str, Array]:

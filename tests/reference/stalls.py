@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hybridnn
-from hybridnn.diagnostics.stalls.state import CallState, FinishedEvent, Frame, GroupState, RankState
+from hybridnn.diagnostics.rank_state import CallState, FinishedEvent, Frame, GroupState, RankState
 from hybridnn.utils.text import format_ranks
 
 __all__ = ["Job", "collective", "message", "progress", "rank_state"]

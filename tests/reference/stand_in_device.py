@@ -35,6 +35,7 @@ __all__ = [
     "StandInNccl",
     "data_of",
     "device_group",
+    "device_of",
 ]
 
 STALE = 99
@@ -289,6 +290,12 @@ ONE_MESSAGE, SMALL_PIECES = 2**22, 40  # bytes per piece: whole arrays, and a fe
 
 def data_of(rank: int, shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
     return np.random.default_rng(100 + rank).integers(0, 9, shape).astype(dtype)
+
+
+def device_of(group: Group) -> Device:
+    """The device whose arrays a group accepts."""
+    assert group._transports is not None
+    return group._transports.device
 
 
 def device_group(comm: MPI.Intracomm, name: Any, chunk: int = ONE_MESSAGE, **how: Any) -> tuple[Group, StandInCupy]:

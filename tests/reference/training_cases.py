@@ -9,9 +9,8 @@ from typing import Any
 from unittest.mock import patch
 
 from hybridnn import ProcessGrid, Trainer
+from hybridnn.comm.transport import HOST_BUCKETS, Transport
 from hybridnn.in_process import run_ranks
-from hybridnn.parallel import gradient_reduction
-from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
 from hybridnn.training.records import StepRecord
 from reference import network as net
 from reference.callbacks import Calling
@@ -94,7 +93,7 @@ def _changed(settings: Any) -> list[tuple[str, Any]]:
 def run_training_case(it: TrainingCase) -> None:
     """Train on ranks of this process, and compare what the training leaves on every rank with the reference."""
     buckets = replace(HOST_BUCKETS, bucket_bytes=it.bucket_bytes or HOST_BUCKETS.bucket_bytes)
-    with patch.object(gradient_reduction, "HOST_BUCKETS", buckets), ExitStack() as stack:
+    with patch.object(Transport, "buckets", buckets), ExitStack() as stack:
         sent = stack.enter_context(recorded_messages()) if it.dtype == "float32" else None
         run_ranks(it.ranks, lambda comm: check_training(it, comm, sent))
 

@@ -26,6 +26,7 @@ from reference.pipeline_cases import (
     few_of_each,
     short_training,
 )
+from reference.pipelines import predicts
 from reference.sweeps import DISTRIBUTIONS, SPLITS, grid_shapes, layouts, sizes_for, trainings
 from reference.training_cases import Grid, TrainingCase
 
@@ -171,7 +172,7 @@ def pipelines() -> Cases:
         for it in (*few, PipelineCase("interleaved", ADAM, 2 * stages, chunks=2)):  # minibatches of fewer samples
             yield TrainingCase(stages, Grid(pipeline=stages), it)
     for optimizer, it in product(OPTIMIZERS, DELAYED_CASES.values()):
-        if it.method != "spectrain" or optimizer not in ("plain", "decay", "rmsprop"):  # these predict no weights
+        if it.method != "spectrain" or predicts(OPTIMIZERS[optimizer][1]):
             yield TrainingCase(3, Grid(pipeline=3), replace(it, case=replace(MOMENTUM, optimizer=optimizer)))
     for stages in (2, 3):
         grid, one_sample = Grid(pipeline=stages), replace(MOMENTUM, batch_size=1, samples=6)

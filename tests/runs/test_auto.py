@@ -9,7 +9,7 @@ import pytest
 
 from hybridnn.config.settings import ParallelSettings, Settings, keys_of_layout, load_settings
 from hybridnn.cost.machine_file import write_machine
-from hybridnn.cost.planning.plan import best_exact
+from hybridnn.cost.plan import best_exact
 from hybridnn.errors import HybridnnError
 from hybridnn.runs.workload import choose_parallel_settings, workload_from_settings
 from reference.machines import make_machine

@@ -95,13 +95,3 @@ def test_folding_a_float32_run_gives_float64(tmp_path: Path) -> None:
         assert {arrays[f"layers.{layer}.{kind}"].dtype.name for layer in (0, 1) for kind in ("weight", "bias")} == {
             dtype
         }
-
-
-def test_exported_file_starts_another_run(regression: Path, tmp_path: Path) -> None:
-    data = {"file": str(regression.parent / "mine.npz")}
-    training = {**REGRESSION["training"], "epochs": 1}
-    optimizer = {"lr": 1e-300, "momentum": 0.0}
-    model = {**REGRESSION["model"], "init_from": str(exported(regression, fold=False))}
-    train(tmp_path / "again", data=data, model=model, training=training, optimizer=optimizer)
-    for name, array in weights_of(regression).items():
-        np.testing.assert_array_equal(weights_of(tmp_path / "again")[name], array)

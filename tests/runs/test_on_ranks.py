@@ -113,3 +113,17 @@ def test_mistakes_are_raised_on_every_rank(comm: MPI.Intracomm, tmp_path: Path) 
             evaluate_run(trained, grid, source)
     with pytest.raises(HybridnnError, match="no test part"):
         evaluate_run(trained, grid, str(run / "other.npz"), part="test")
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_bytes_of_an_epoch_do_not_depend_on_the_clock(
+    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shared_folder(comm, tmp_path)
+    sent = []
+    for seconds in (0.0, 1e9):  # ranks agree on a stop after every step, or hardly ever
+        monkeypatch.setattr("hybridnn.runs.callbacks.AGREEMENT_SECONDS", seconds)
+        comm.Barrier()
+        last = train(folder / f"run-{seconds}", data={"name": "digits"}, training={"epochs": 2, "batch_size": 64})
+        sent.append(last.bytes_sent)
+    assert sent[0] == sent[1] > 0

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.drawing.cost_plots import draw_run_check, draw_runs_check
 from hybridnn.runs.quantities import (
     RunFigures,
     TimeShares,
@@ -21,7 +20,6 @@ from hybridnn.runs.quantities import (
 )
 from hybridnn.runs.run_files import read_run
 from reference.finished_runs import measured_line, prediction_line, write_run
-from reference.pictures import least_points
 
 
 def test_figures_of_a_run_without_a_prediction(tmp_path: Path) -> None:
@@ -146,16 +144,6 @@ def test_exact_methods_are_compared_and_others_with_the_same_stages_alone(tmp_pa
     ]
     groups = [[row.figures.folder[-1] for row in group.rows] for group in compare_runs(exact + stale)]
     assert groups == [["a", "b", "c", "d"], ["e", "f"], ["g"], ["h"]]
-
-
-def test_bars_show_the_step_measured_and_predicted(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "a", lines=[prediction_line(0.25), measured_line(1, 0.3)]))
-    bare = read_run(write_run(tmp_path / "b"))
-    one = draw_run_check(run, figures_of(run))
-    widths = [patch.get_width() for patch in one.axes[0].patches]
-    assert {1e3 * figures_of(run).seconds_per_step, 250.0} <= set(widths)
-    for picture in (one, draw_runs_check([figures_of(run), figures_of(bare)])):
-        assert least_points(picture) >= 6
 
 
 LARGE, SMALL = 1e9, 1e6

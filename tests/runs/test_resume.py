@@ -16,7 +16,7 @@ from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.nn.learning_rates import Cosine
 from hybridnn.nn.optimizers import Optimizer
-from hybridnn.training.progress import StepPosition
+from hybridnn.training.records import StepPosition
 from reference.callbacks import Calling
 
 SIZES, SAMPLES, BATCH, EPOCHS = [5, 9, 8, 7, 3], 53, 12, 3
@@ -39,7 +39,7 @@ def trainer_on(layout: Layout, optimizer: Optimizer, alone: bool = False) -> Tra
         optimizer,
         grid=ProcessGrid(mpi.COMM_SELF if alone else mpi.COMM_WORLD, **layout.axes),
         batch_size=BATCH,
-        schedule=Cosine(0, 0.1),
+        schedule=Cosine(),
         seed=3,
         dtype="float64",
         log_every=1,

@@ -23,8 +23,7 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
-from hybridnn.training.progress import Progress
-from hybridnn.training.records import EpochRecord, StepRecord
+from hybridnn.training.records import EpochRecord, Progress, StepRecord
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -140,15 +139,6 @@ def test_finished_run_and_weights_are_not_overwritten(tmp_path: Path) -> None:
         with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
             RunFolder.create(tmp_path, "x", mode)
     assert (tmp_path / "weights.npz").read_bytes() == b"precious"
-
-
-def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path, "x") as folder:
-        folder.append(EPOCH)
-    history = tmp_path / "history.jsonl"
-    text = history.read_text().replace(', "validation_roc_auc": null, "validation_average_precision": null', "")
-    history.write_text(text.replace('"validation_', '"test_'))
-    assert read_records(tmp_path) == ([EPOCH], "")
 
 
 def test_unfinished_run_is_started_again(tmp_path: Path) -> None:

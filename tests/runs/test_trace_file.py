@@ -200,14 +200,6 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_trace_of_an_earlier_version_is_refused_in_a_line(tmp_path: Path) -> None:
-    content = trace_document([(1, 1)], [[]])
-    content["otherData"] |= {"method": "sequential"}
-    (tmp_path / "trace.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match="an earlier version wrote this trace, without the layout of the run"):
-        read_trace(tmp_path)
-
-
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no trace\.json; train with --set output.trace=true"):
         read_trace(tmp_path)

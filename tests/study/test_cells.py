@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from hybridnn.comm.placement import Placement
+from hybridnn.config.settings import ParallelSettings, TrainingSettings
 from hybridnn.errors import SettingError
+from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.study.cells import CellPlan, make_cells
 from hybridnn.study.study_file import load_study
 
@@ -43,7 +45,7 @@ def test_cells_are_the_product_of_the_axes(plan_of: PlanOf) -> None:
 
 
 def test_repeats_run_round_by_round(plan_of: PlanOf) -> None:
-    plan = plan_of('axes = {ranks = [2, 1], grids = ["batch"], seeds = [0, 1], repeats = 2}')
+    plan = plan_of('axes = {ranks = [2, 1], layouts = ["batch"], seeds = [0, 1], repeats = 2}')
     rounds = [(cell.values["repeat"], cell.values["seed"], cell.ranks) for cell in plan.cells]
     assert rounds == [(repeat, seed, ranks) for repeat in (1, 2) for seed in (0, 1) for ranks in (2, 1)]
     assert plan.cells[-1].id == "ranks-1_grid-1x1_seed-1_repeat-2"
@@ -59,7 +61,7 @@ def test_ids_do_not_change_when_an_axis_grows(plan_of: PlanOf) -> None:
     ("text", "repeats"),
     [
         ("axes = {ranks = [1, 2]}", 5),
-        ('axes = {grids = ["2x1x1"], methods = ["gpipe", "1f1b"]}', 5),
+        ('axes = {layouts = ["2x1x1:gpipe,1f1b"]}', 5),
         ("base.parallel.model = 2\naxes.parallel.overlap = [true, false]", 5),
         ("axes = {ranks = [2], widths = [8, 16]}", 1),
         ("axes = {ranks = [1, 2], seeds = [0, 1]}", 1),
@@ -77,7 +79,7 @@ def test_studies_that_compare_times_are_repeated(plan_of: PlanOf, text: str, rep
     ("baseline", "message"),
     [
         ("{colour = 1}", r"baseline\.colour = 1: not an axis of this study"),
-        ('{method = "fr"}', r"baseline\.method = 'fr': not a value of this axis: sequential, ddg"),
+        ('{method = "fr"}', r"baseline\.method = 'fr': not a value of this axis: sequential, ddg, -"),
         ("{ranks = true}", r"axes\.ranks = True: a whole number"),
         ('{grid = "1x1", method = "ddg"}', r"baseline = 'grid = 1x1, method = ddg': no cell of this study"),
         ('{grid = "model", ranks = 2}', r"no cell of this study has these values"),
@@ -85,16 +87,16 @@ def test_studies_that_compare_times_are_repeated(plan_of: PlanOf, text: str, rep
     ],
 )
 def test_baseline_that_no_cell_has_is_refused(plan_of: PlanOf, baseline: str, message: str) -> None:
-    axes = 'ranks = [1, 2], grids = ["1x1", "2x1x1"], methods = ["sequential", "ddg"], seeds = [0]'
+    axes = 'ranks = [1, 2], layouts = ["1x1", "2x1x1:sequential,ddg"], seeds = [0]'
     with pytest.raises(SettingError, match=message):
         plan_of(f"baseline = {baseline}\naxes = {{{axes}}}")
 
 
 def test_baseline_is_by_label(plan_of: PlanOf, tmp_path: Path) -> None:
-    axes = 'grids = ["1x1", "2x1x1"], methods = ["sequential", "1f1b"], optimizer.lr = [0.1, 0.2]'
+    axes = 'layouts = ["1x1", "2x1x1:sequential,1f1b"], optimizer.lr = [0.1, 0.2]'
     for baseline, text in (
-        ('{methods = "sequential"}', {"method": "sequential"}),
-        ("{optimizer.lr = 0.2, grid = [2, 1, 1]}", {"optimizer.lr": "0.2", "grid": "2x1x1"}),
+        ('{method = "sequential"}', {"method": "sequential"}),
+        ('{optimizer.lr = 0.2, grid = "2x1x1"}', {"optimizer.lr": "0.2", "grid": "2x1x1"}),
         ('{grid = "batch"}', {"grid": "batch"}),
     ):
         plan_of(f"baseline = {baseline}\naxes = {{{axes}}}")
@@ -107,7 +109,7 @@ def test_cell_has_the_settings_of_its_axes(plan_of: PlanOf) -> None:
         base = {training = {epochs = 3}, model = {activation = "tanh"}}
         [axes]
         ranks = [8]
-        grids = ["2x4"]
+        layouts = ["2x4"]
         widths = [512]
         depths = [3]
         batch_sizes = [64]
@@ -131,32 +133,84 @@ def test_cell_has_the_settings_of_its_axes(plan_of: PlanOf) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grid", "expected", "text"),
-    [
-        ('"2x4"', (1, 2, 4), "2x4"),
-        ("[2, 1, 3]", (2, 1, 3), "2x1x3"),
-        ("{pipeline = 3}", (3, 1, 1), "3x1x1"),
-        ("{model = 5}", (1, 1, 5), "1x5"),
-    ],
+    ("layout", "expected", "text"), [("2x4", (1, 2, 4), "2x4"), ("2x1x3:1f1b", (2, 1, 3), "2x1x3_method-1f1b")]
 )
-def test_grid_in_every_form_sets_ranks_and_axes(plan_of: PlanOf, grid: str, expected: Axes, text: str) -> None:
-    (cell,) = plan_of(f"axes = {{grids = [{grid}]}}").cells
+def test_layout_sets_ranks_and_axes(plan_of: PlanOf, layout: str, expected: Axes, text: str) -> None:
+    (cell,) = plan_of(f'base.parallel.method = "gpipe"\naxes = {{layouts = ["{layout}"]}}').cells
     parallel = cell.settings.parallel
     assert (parallel.pipeline, parallel.batch, parallel.model) == expected
     assert (cell.ranks, cell.id) == (prod(expected), f"grid-{text}")
+    assert parallel.method == ("1f1b" if expected[0] > 1 else ParallelSettings().method)
 
 
-@pytest.mark.parametrize("grid", ['"2y4"', "[2]", "[0, 1]", "[1, 2, 3, 4]", "true", "{depth = 2}", "[1.5, 2]"])
-def test_grid_in_another_form_is_refused(plan_of: PlanOf, grid: str) -> None:
-    with pytest.raises(SettingError, match=r"axes\.grids = .*must be '2x4'"):
-        plan_of(f"axes = {{grids = [{grid}]}}")
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        *((layout, "must be 'batch', 'model', 'grid'") for layout in ('"2y4"', "[2, 4]", '"0x1"', '"1x2x3x4"', "true")),
+        ('"pipeline"', "needs a method, such as pipeline:1f1b"),
+        ('"2x1x1"', "needs a method, such as 2x1x1:1f1b"),
+        ('"batch:1f1b"', "has no stages, and so no method"),
+        ('"2x1:1f1b"', "has no stages, and so no method"),
+        ('"pipeline:1f2b"', r"parallel\.method = '1f2b': did you mean 1f1b"),
+    ],
+)
+def test_layout_in_another_form_is_refused(plan_of: PlanOf, layout: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        plan_of(f"axes = {{ranks = [2], layouts = [{layout}]}}")
 
 
-def test_names_stand_for_grids_of_every_number_of_ranks(plan_of: PlanOf) -> None:
-    assert _ids(plan_of('axes = {ranks = [1, 4], grids = ["batch"]}')) == ["ranks-1_grid-1x1", "ranks-4_grid-4x1"]
-    assert _ids(plan_of('axes = {ranks = [4], grids = ["model"]}')) == ["ranks-4_grid-1x4"]
-    found = _ids(plan_of('axes = {ranks = [6], grids = ["all", "2x3"]}'))
-    assert sorted(found) == ["ranks-6_grid-1x6", "ranks-6_grid-2x3", "ranks-6_grid-3x2", "ranks-6_grid-6x1"]
+FAMILIES = """
+base.model.hidden = [8, 8, 8]
+axes = {ranks = [2, 4, 5], layouts = ["batch", "model", "grid", "pipeline:1f1b", "2x1x2:gpipe"], repeats = 2}
+"""
+
+
+def test_families_are_layouts_of_every_number_of_ranks_with_one_rank_as_base(plan_of: PlanOf) -> None:
+    plan = plan_of(FAMILIES, compares="times")
+    layouts = [(cell.ranks, cell.values["grid"], cell.values["method"]) for cell in plan.cells]
+    assert layouts == 2 * [
+        (1, "1x1", "-"),
+        *((2, "2x1", "-"), (2, "1x2", "-"), (2, "2x1x1", "1f1b")),
+        *((4, "4x1", "-"), (4, "1x4", "-"), (4, "2x2", "-"), (4, "4x1x1", "1f1b"), (4, "2x2x1", "1f1b")),
+        *((4, "2x1x2", "gpipe"), (5, "5x1", "-"), (5, "1x5", "-")),
+    ]
+    assert {cell.settings.parallel.method for cell in plan.cells if cell.values["method"] == "-"} == {"1f1b"}
+    # With a baseline, and where trainings are compared, there is no other base.
+    for text, compares in ((FAMILIES, "training"), ('baseline = {grid = "batch"}' + FAMILIES, "times")):
+        assert plan_of(text, compares=compares).cells[0].ranks == 2
+    with_ones = plan_of(FAMILIES.replace("[2, 4, 5]", "[1, 2, 4, 5]"), compares="times")
+    assert [cell.id for cell in with_ones.cells] == [cell.id for cell in plan.cells]
+
+
+def test_combinations_that_are_left_out_are_a_line_for_each_reason(plan_of: PlanOf) -> None:
+    assert plan_of(FAMILIES).left_out == [
+        "2 left out: a grid of several batch and model ranks needs a number of ranks that is not prime "
+        "(ranks-2_grid-grid and 1 more)",
+        "2 left out: 2x1x2:gpipe has 4 ranks (ranks-2_grid-2x1x2 and 1 more)",
+        "1 left out: parallel.pipeline: at most 4, the number of layers (ranks-5_grid-5x1x1_method-1f1b)",
+    ]
+    with pytest.raises(SettingError, match=r"axes\.layouts = '2x2': no layout of this study: 2x2 has 4 ranks"):
+        plan_of('axes = {ranks = [2], layouts = ["batch", "2x2"]}')
+
+
+def test_all_layouts_have_every_exact_method_whose_stages_work_at_once(plan_of: PlanOf) -> None:
+    cells = plan_of('base.model.hidden = [8, 8, 8]\naxes = {ranks = [2], layouts = ["all"]}').cells
+    methods = [name for name, method in METHODS.items() if method.exact and name != "sequential"]
+    assert [cell.values["grid"] for cell in cells] == ["2x1", "1x2", *["2x1x1"] * len(methods)]
+    assert [cell.values["method"] for cell in cells] == ["-", "-", *methods]
+
+
+def test_base_may_be_a_settings_file(plan_of: PlanOf, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text("training.batch_size = 7\nparallel = {pipeline = 2, method = 'pipedream'}\n")
+    text = f"base = '{mine}'\naxes.layouts = ['1x1', '2x1']\nreduced.base.training.epochs = 9"
+    plans = plan_of(text), plan_of(text, reduced=True)
+    for plan, epochs in zip(plans, (TrainingSettings().epochs, 9), strict=True):
+        for cell in plan.cells:
+            training = cell.settings.training
+            assert (training.batch_size, training.epochs, cell.settings.parallel.pipeline) == (7, epochs, 1)
+    with pytest.raises(SettingError, match=r"study\.toml: base = 'none\.toml': "):
+        plan_of("base = 'none.toml'\naxes.ranks = [1]")
 
 
 def test_ranks_come_from_the_base_without_an_axis_of_ranks(plan_of: PlanOf) -> None:
@@ -226,10 +280,14 @@ def test_reduced_study_overrides_base_and_axes(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize(
     ("text", "skipped", "reason"),
     [
-        ('axes = {ranks = [4, 2], grids = ["2x2"], repeats = 2}', "ranks-2_grid-2x2", "does not fit 2 ranks"),
-        ('axes = {grids = ["3x1x1", "4x1x1"], depths = [2]}', "grid-4x1x1_depth-2", "at most 3, the number of layers"),
+        ('axes = {ranks = [4, 2], layouts = ["2x2"], repeats = 2}', "ranks-2_grid-2x2", "2x2 has 4 ranks"),
         (
-            'base.parallel.microbatches = 2\naxes = {grids = ["2x1x1"], methods = ["gpipe", "ddg"]}',
+            'axes = {layouts = ["3x1x1:1f1b", "4x1x1:1f1b"], depths = [2]}',
+            "grid-4x1x1_method-1f1b_depth-2",
+            "at most 3, the number of layers",
+        ),
+        (
+            'base.parallel.microbatches = 2\naxes = {layouts = ["2x1x1:gpipe,ddg"]}',
             "grid-2x1x1_method-ddg",
             "1 with ddg",
         ),
@@ -248,49 +306,31 @@ def test_impossible_cells_are_skipped_with_the_reason(plan_of: PlanOf, text: str
     assert reason in why
 
 
-def test_methods_without_a_grid_have_the_ranks_as_stages(plan_of: PlanOf) -> None:
-    plan = plan_of('axes = {ranks = [1, 3], methods = ["sequential", "1f1b", "fr"]}')
-    ran = {cell.id: (cell.settings.parallel.pipeline, cell.settings.parallel.method) for cell in plan.cells}
-    assert ran == {
-        "ranks-1_method-sequential": (1, "sequential"),
-        "ranks-3_method-sequential": (3, "sequential"),
-        "ranks-3_method-1f1b": (3, "1f1b"),
-        "ranks-3_method-fr": (3, "fr"),
-    }
-    assert set(plan.skipped) == {"ranks-1_method-1f1b", "ranks-1_method-fr"}
-    assert plan.skipped["ranks-1_method-fr"].startswith("parallel.method = 'fr': needs a pipeline of at least 2 stages")
-
-
-def test_methods_on_a_grid_of_one_stage_are_left_out(plan_of: PlanOf) -> None:
-    plan = plan_of('axes = {grids = ["4x1", "2x2x1"], methods = ["sequential", "gpipe"]}')
-    assert _ids(plan) == ["grid-4x1_method-sequential", "grid-2x2x1_method-sequential", "grid-2x2x1_method-gpipe"]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("axes = {width = [1]}", r"not an axis; known are ranks, nodes, ranks_per_node, grids, depths"),
+        ("axes = {width = [1]}", r"not an axis; known are ranks, nodes, ranks_per_node, layouts, depths"),
         ('axes = {"optimizer.lrr" = [1.0]}', r"unknown setting optimizer\.lrr; did you mean optimizer\.lr\?"),
         ('axes = {widths = [8, "a"]}', r"axes\.widths = 'a': a whole number, 1 or more"),
         ("axes = {widths = 8}", r"axes\.widths = 8: must be a list"),
         ("axes = {repeats = [1, 2]}", r"axes\.repeats = \[1, 2\]: a whole number"),
         ("axes = {repeats = 9_000_000_000}", r"axes\.repeats = 9000000000: a whole number from 1 to 1,000"),
         ('axes = {binding = ["cores"]}', r"axes\.binding = 'cores': must be 'none', 'core' or 'socket'"),
-        ('axes = {grids = ["all"]}', "needs the axis ranks"),
+        ('axes = {layouts = ["all"]}', "needs the axis ranks"),
         ('axes = {"output.folder" = ["a b", "a-b"]}', "two cells have this name"),
         (
             'axes = {"optimizer.name" = ["sgd", "adam"], "optimizer.momentum" = [0.5]}',
             "does not belong to name = 'adam'",
         ),
         (
-            'axes = {methods = ["fr", "ddg"]}',
-            r"no cell of this study can run: parallel\.method = 'fr': needs a pipeline of at least 2",
+            'axes = {"parallel.method" = ["fr", "ddg"]}',
+            r"no cell of this study can run: parallel.method: needs a pipeline of at least 2",
         ),
         ("base.training.epoch = 1\naxes = {ranks = [1]}", r"unknown setting training\.epoch"),
         ("axis = {ranks = [1]}", r"axis; did you mean axes\?|axes is missing|axes"),
         ("base.model.hidden = [4, 8]\naxes = {depths = [2]}", r"must be layers of one width"),
         ("base.model.hidden = 5\naxes = {widths = [8]}", r"model\.hidden = 5: must be a list of widths"),
-        ('base.parallel = 1\naxes = {grids = ["1x2"]}', r"parallel = 1: must be a section"),
+        ('base.parallel = 1\naxes = {layouts = ["1x2"]}', r"parallel = 1: must be a section"),
         ('axes = {variants = [["x"]]}\nvariants.y = {}', r"axes\.variants = \['x'\]: known in \[variants\]: y"),
         ("axes = {ranks", r"is not valid TOML"),
     ],
@@ -319,7 +359,7 @@ def test_without_a_distribution_of_studies_an_unknown_name_says_what_to_install(
 
 
 def test_placement_follows_from_nodes_and_ranks_per_node(plan_of: PlanOf) -> None:
-    plan = plan_of("threads = 3\naxes = {nodes = [1, 2], ranks_per_node = [2, 4], grids = ['batch']}")
+    plan = plan_of("threads = 3\naxes = {nodes = [1, 2], ranks_per_node = [2, 4], layouts = ['batch']}")
     placements = {cell.id: (cell.ranks, cell.placement) for cell in plan.cells}
     assert placements["nodes-2_ranks-per-node-4_grid-8x1"] == (8, Placement(2, 4, 3))
     assert {ranks for ranks, _ in placements.values()} == {2, 4, 8}

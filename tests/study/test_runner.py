@@ -420,7 +420,7 @@ training = {epochs = 2, evaluate_every = 2}
 data = {name = "synthetic", rows = 100, synthetic = {test_samples = 20}}
 [axes]
 ranks = [3]
-methods = ["pipedream", "fr"]
+layouts = ["pipeline:pipedream,fr"]
 """
 
 
@@ -431,7 +431,7 @@ def _in_process(tmp_path: Path, before: str = "", after: str = "") -> Study:
 
 def test_stages_in_one_process_have_results_and_no_times(tmp_path: Path) -> None:
     study = _in_process(tmp_path)
-    assert (study.keys.compares, [axis.name for axis, _ in study.axes]) == ("training", ["ranks", "methods"])
+    assert (study.keys.compares, [axis.name for axis, _ in study.axes]) == ("training", ["ranks", "layouts", "layouts"])
     command = _plan(tmp_path, study, "env LAUNCHED={ranks}").command(_plan(tmp_path, study).chosen[0])
     assert command[:2] == ["env", "LAUNCHED=1"], "a launcher starts the one process"
     plan = plan_study(study, tmp_path / "out")
@@ -439,7 +439,7 @@ def test_stages_in_one_process_have_results_and_no_times(tmp_path: Path) -> None
     assert (command[0], command[-2:]) == ("env", ["--in-process", "3"])
     assert [outcome.status for outcome in run_study(plan, View(), jobs=2)] == ["finished"] * 2
     results = read_results(tmp_path / "out")
-    run = read_run(plan.folder.cell("ranks-3_method-fr"))
+    run = read_run(plan.folder.cell("ranks-3_grid-3x1x1_method-fr"))
     assert (run.header.in_process, run.header.ranks) == (True, 3)
     assert run.untimed == "its ranks took turns in one process"
     assert all("seconds per epoch" not in row for row in point_rows(results))

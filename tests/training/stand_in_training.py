@@ -64,7 +64,7 @@ class StandInKernels:
         return self._cupy.current.is_capturing()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        compute = update_from_memory(name) if name.endswith("_update") else getattr(self._host, name)
+        compute = update_from_memory(name) if name.endswith("_update") else STEPS.get(name) or getattr(self._host, name)
 
         def later(*arguments: Any, **settings: Any) -> None:
             inner = [memory_of(value) for value in arguments]
@@ -126,6 +126,24 @@ def update_from_memory(name: str) -> Callable[..., None]:
         compute(*arguments[:-1], tuple(map(float, arguments[-1])))
 
     return update
+
+
+def begin_step(
+    step: NDArray[Any], order: NDArray[Any], batch_size: int, indices: NDArray[Any], table: NDArray[Any], scalars: Any
+) -> None:
+    """As `CupyKernels.begin_step`."""
+    first = step.item() * batch_size
+    np.copyto(indices, order[first : first + indices.size])
+    np.copyto(scalars, table[step.item()])
+
+
+def end_step(step: NDArray[Any], loss: NDArray[Any], losses: NDArray[Any]) -> None:
+    """As `CupyKernels.end_step`."""
+    losses[step.item()] = loss.item()
+    step += 1
+
+
+STEPS: dict[str, Callable[..., None]] = {"begin_step": begin_step, "end_step": end_step}
 
 
 def memory_of(value: Any) -> Any:

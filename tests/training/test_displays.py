@@ -1,4 +1,4 @@
-"""What notebooks show of networks, grids, schedules and trainings."""
+"""What notebooks show of networks, schedules and trainings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, ProcessGrid, ProgressBar, Trainer, schedule
-from hybridnn.drawing.grid_picture import OWN, grid_picture
 from hybridnn.errors import DataError, SettingError, UnequalSettingError
 from hybridnn.training.records import EpochRecord, History
 from reference.callbacks import Calling
@@ -44,12 +43,6 @@ class Cells(HTMLParser):
         self.rows[-1][-1] += data
 
 
-def places(svg: str) -> dict[str, tuple[float, float]]:
-    """Where the texts of an SVG are; of equal ones the last."""
-    texts = ElementTree.fromstring(svg).iter(f"{SVG}text")
-    return {text.text or "": (float(text.attrib["x"]), float(text.attrib["y"])) for text in texts}
-
-
 def trained(epochs: int = 3) -> Trainer:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
@@ -68,32 +61,6 @@ def test_a_network_is_a_table_of_its_layers() -> None:
         ["2", "300", "2", "identity", "602"],
         ["all", "4", "2", "", "92,402"],
     ]
-
-
-@pytest.mark.in_process(ranks=[6])
-def test_a_grid_is_a_picture_of_its_ranks(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm, batch=3, model=2)
-    texts = places(grid._repr_svg_())
-    heads = [texts[f"model {part}"][0] for part in range(2)]
-    rows = [texts[f"batch {part}"][1] for part in range(3)]
-    ranks = [[texts[f"rank {2 * row + column}"] for column in range(2)] for row in range(3)]
-    assert ranks == [[(x, y) for x in heads] for y in rows]
-    assert heads[0] < heads[1]
-    assert rows[0] < rows[1] < rows[2]
-    assert texts["this rank"][1] > rows[2]
-    own = [rect for rect in ElementTree.fromstring(grid._repr_svg_()).iter(f"{SVG}rect") if rect.get("fill") == OWN]
-    x, y = texts[f"rank {comm.rank}"]
-    assert float(own[0].attrib["x"]) < x < float(own[0].attrib["x"]) + float(own[0].attrib["width"])
-    assert float(own[0].attrib["y"]) < y < float(own[0].attrib["y"]) + float(own[0].attrib["height"])
-    assert len(own) == 2  # in the grid and in the legend
-    stages = places(ProcessGrid(comm, pipeline=2, batch=3)._repr_svg_())
-    assert stages["stage 0"][0] < stages["rank 0"][0] < stages["stage 1"][0] < stages["rank 3"][0]
-
-
-def test_of_a_large_grid_the_first_and_the_last_parts_are_drawn() -> None:
-    texts = places(grid_picture([(1, 1), (100, 2)], lambda stage, batch, model: stage + 2 * batch + model, 0).svg())
-    assert {"rank 0", "rank 1", "rank 200", "batch 14", "batch 99", "…"} <= set(texts)
-    assert "batch 15" not in texts
 
 
 def test_a_history_fits_a_line() -> None:
@@ -186,7 +153,7 @@ def test_progress_in_a_terminal_is_one_line_that_is_updated_in_place(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("hybridnn.training.progress_bar.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("hybridnn.training.callbacks.REFRESH_SECONDS", 0.0)
     shown, history = shown_on(Terminal(), monkeypatch, **settings)
     assert shown.count("\n") == 1
     *_, before_end, end = shown.split("\r\033[K")

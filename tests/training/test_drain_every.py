@@ -10,10 +10,9 @@ import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import NonFiniteLossError
-from hybridnn.training.callbacks import Callback, EarlyStopping
-from hybridnn.training.progress import StepPosition
-from hybridnn.training.records import EpochRecord, StepRecord
-from hybridnn.training.trained_network import TrainedNetwork
+from hybridnn.training.callbacks import EarlyStopping
+from hybridnn.training.records import EpochRecord, StepPosition, StepRecord
+from hybridnn.training.trained_network import Callback, TrainedNetwork
 from reference.callbacks import Calling
 from reference.cases import assert_arrays_close, assert_arrays_same, assert_close, data
 from reference.pipeline_cases import (

@@ -12,7 +12,7 @@ from hybridnn import ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.parallel.fused_update import FusedUpdateReplica
-from hybridnn.training.progress import StepPosition
+from hybridnn.training.records import StepPosition
 from reference.callbacks import Calling
 from reference.cases import Case, assert_arrays_close, assert_arrays_same, data, make_trainer, reference
 from reference.ranks import on_nodes

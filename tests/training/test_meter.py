@@ -11,9 +11,8 @@ from hybridnn.comm import recorder
 from hybridnn.comm.recorder import Recorder
 from hybridnn.in_process import run_ranks
 from hybridnn.training import epoch as training_epoch
-from hybridnn.training import records as meter
-from hybridnn.training.epoch import StepClock
-from hybridnn.training.records import MeasuredStep, Meter, Speed
+from hybridnn.training.epoch import EPOCH, RECORD, StepClock
+from hybridnn.training.records import MeasuredStep, Speed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,14 +32,13 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(recorder, "perf_counter", made)
-    monkeypatch.setattr(meter, "perf_counter", made)
     monkeypatch.setattr(training_epoch, "perf_counter", made)
     return made
 
 
 def test_waits_are_told_apart_from_other_communication(clock: Clock) -> None:
     grid = ProcessGrid(recorder=Recorder())
-    measured = Meter(grid)
+    steps = StepClock(grid)
     for name, seconds, nbytes in (
         ("receive.wait", 8.0, 0),
         ("send", 0.5, 40),
@@ -53,8 +51,9 @@ def test_waits_are_told_apart_from_other_communication(clock: Clock) -> None:
         clock.now += seconds
         grid.recorder.end_communication(name, "pipeline", start, nbytes)
     clock.now += 4.0  # computing
-    measured.mark(80)
-    assert measured.read() == Speed(
+    steps.samples += 80
+    steps.mark(RECORD)
+    assert steps.read(RECORD) == Speed(
         samples_per_second=4.0, compute_seconds=4.0, communication_seconds=16.0, bytes_sent=100, waiting_seconds=9.5
     )
 
@@ -73,8 +72,8 @@ def test_steps_are_measured_as_means_and_with_the_rank_that_computes_most(clock:
             start = clock.now
         clock.now = 110.0
         grid.recorder.end_communication("barrier", "world", start, 0)
-        steps.stop()
-        return steps.read(epoch=2, steps=5)
+        steps.mark(EPOCH)
+        return steps.measured_step(epoch=2, steps=5)
 
     for measured in run_ranks(4, measure).results:
         assert measured.instructions == pytest.approx({"forward": 0.25, "backward": 0.5})
@@ -85,8 +84,7 @@ def test_steps_are_measured_as_means_and_with_the_rank_that_computes_most(clock:
 
 def test_a_pause_is_no_part_of_a_span(clock: Clock) -> None:
     grid = ProcessGrid(recorder=Recorder())
-    span = Meter(grid)
-    steps = StepClock(grid, span)
+    steps = StepClock(grid)
     clock.now += 2.0
     with steps.paused():
         start = clock.now
@@ -95,8 +93,8 @@ def test_a_pause_is_no_part_of_a_span(clock: Clock) -> None:
         grid.recorder.end_compute("forward", start)
         clock.now += 1.0
     clock.now += 2.0
-    span.mark(8)
-    steps.stop()
-    assert span.read() == Speed(2.0, 4.0, 0.0, 0, 0.0)
-    measured = steps.read(1, 2)
+    steps.samples += 8
+    steps.mark(EPOCH)
+    measured = steps.measured_step(1, 2)
+    assert steps.read(EPOCH) == Speed(2.0, 4.0, 0.0, 0, 0.0)
     assert (measured.seconds_per_step, measured.waiting, measured.instructions) == (2.0, 0.0, {})

@@ -60,8 +60,7 @@ class OwnDescent(SGD):
 
 
 def trainer_on(comm: MPI.Intracomm, optimizer: Any = None, model: Any = None, **options: Any) -> Trainer:
-    grid = ProcessGrid(comm, check_collectives=options.pop("check_collectives", False))
-    return Trainer(model or MLP([4, 6, 3]), optimizer, grid=grid, **({"batch_size": 500} | options))
+    return Trainer(model or MLP([4, 6, 3]), optimizer, grid=ProcessGrid(comm), **({"batch_size": 500} | options))
 
 
 def changed(array: Any, place: Any, value: float) -> Any:
@@ -130,7 +129,7 @@ def test_trainers_that_differ_are_refused_when_they_are_made(
         "training.seed: rank 0 has 0, rank 1 has 1, rank 2 has 2; output.log_every: rank 1 has 2, ranks 0, 2 have 1; "
         "it must be the same on every rank"
     )
-    for axes in ({"model": 3}, {"check_collectives": True}, {"message_limit": 1 << 20}, {"stages": [(1, 1), (2, 1)]}):
+    for axes in ({"model": 3}, {"message_limit": 1 << 20}, {"stages": [(1, 1), (2, 1)]}):
         message = refusal(comm, GridError, lambda axes=axes: ProcessGrid(comm, **(axes if is_last else {})))
         assert re.match(rf"process grid: {next(iter(axes))}: rank 2 has .*, ranks 0, 1 have", message), message
     weights = trainer_on(comm).weights()
@@ -184,9 +183,9 @@ def test_what_differs_later_is_refused_before_anything_changes(comm: MPI.Intraco
     assert predicted.startswith("predict: samples: rank 2 has shape (1000, 4) with digest")
     other = {name: changed(array, 0, 7) if is_last else array for name, array in before.items()}
     assert "layers.0.bias: rank 2 has" in refusal(comm, DataError, lambda: trainer.load_weights(other))
-    generated = SyntheticRows(SyntheticSpec(seed=2 if is_last else 1), 0, 100)
+    generated = SyntheticRows(SyntheticSpec(test_samples=2 if is_last else 1), 0, 100)
     message = refusal(comm, DataError, lambda: trainer_on(comm, model=MLP([16, 4, 2])).fit(generated, epochs=1))
-    assert re.match(r"training data: generated data: rank 2 has SyntheticSpec\(.*seed=2\)", message), message
+    assert re.match(r"training data: generated data: rank 2 has SyntheticSpec\(.*test_samples=2,.*\)", message), message
     digits = load_dataset("digits").train
     chosen = SubsetRows(digits, np.arange(100) + is_last)
     message = refusal(comm, DataError, lambda: trainer_on(comm, model=MLP([64, 10])).fit(chosen, epochs=1))
@@ -223,17 +222,6 @@ def test_ranks_that_train_the_same_pass_however_it_is_written(comm: MPI.Intracom
     # Ranks that receive what rank 0 sends may hold anything.
     sent = trainer_on(comm, distribution="scatter")
     sent.fit(*((X, Y) if comm.rank == 0 else (None, None) if is_last else (X[:5], Y[:5])), epochs=1)
-
-
-@pytest.mark.in_process(ranks=[RANKS])
-@pytest.mark.timeout(600)
-def test_a_difference_between_the_compared_rows_is_found_where_everything_is_checked(comm: MPI.Intracomm) -> None:
-    x = changed(X, (UNSEEN, 0), 8.0) if comm.rank == comm.size - 1 else X
-    trainer_on(comm).fit(x, Y, epochs=1)
-    checked = trainer_on(comm, check_collectives=True)
-    for action in (lambda: checked.fit(x, Y, epochs=1), lambda: checked.evaluate(x, Y), lambda: checked.predict(x)):
-        assert "digest" in refusal(comm, DataError, action)
-    checked.fit(X, Y, epochs=1)
 
 
 @pytest.mark.mpi(ranks=[RANKS])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, ProcessGrid, Trainer
-from hybridnn.diagnostics.stalls.files import read_stall
+from hybridnn.diagnostics.stall_files import read_stall
 from hybridnn.errors import SettingError
 from mpi_runner.launch import JobResult, run_mpi
 

@@ -23,7 +23,7 @@ from hybridnn.runs.run_files import read_run
 from hybridnn.runs.trained_run import find_weights
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice
-from hybridnn.training.progress import StepPosition
+from hybridnn.training.records import StepPosition
 from reference.callbacks import Calling
 from reference.cases import Case, assert_arrays_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
@@ -161,12 +161,6 @@ def test_two_axes_at_once(comm: MPI.Intracomm) -> None:
         grid = ProcessGrid(comm, pipeline=2, **axes)
         case = PipelineCase("1f1b", replace(MOMENTUM, clip_norm=0.05), microbatches=3)
         check_pipelined(case, grid, device=stand_in(grid))
-
-
-@pytest.mark.mpi(ranks=[2])
-def test_checked_collectives(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm, batch=2, check_collectives=True)
-    check(Case(epochs=1), grid, stand_in(grid))
 
 
 @pytest.mark.mpi(ranks=[2])

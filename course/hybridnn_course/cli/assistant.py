@@ -1,4 +1,4 @@
-"""`hybridnn course grade | report | similar | autograde`: what an assistant, or Gradescope, does with submissions."""
+"""`hybridnn course grade | similar | autograde`: what an assistant, or Gradescope, does with submissions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 
 from hybridnn.cli.options import count, option
 from hybridnn.cli.output import make_console, new_table
-from hybridnn.errors import DataError
 from hybridnn.utils.text import counted
 from hybridnn_course.cli.lecturer import HERE, CourseFolder
 
@@ -47,7 +46,7 @@ def grade(
     isolation: Isolation = "auto",
     case_seconds: Annotated[float, option("Time limit of one case.", "S", "--case-seconds", least=0.1)] = 10.0,
 ) -> None:
-    """Grade a folder of submissions; what is graded already is kept, so that it may be stopped at any moment."""
+    """Grade a folder of submissions; what is graded already is kept, and the points of a rubric are added."""
     from hybridnn_course.batch import grade_folder, other_files
     from hybridnn_course.isolation import missing_protection
 
@@ -65,30 +64,6 @@ def grade(
     _write_reports(grader, grade_folder(grader, submissions, out, jobs=jobs, told=told), out, students)
     if others := other_files(submissions):
         console.print(f"not graded, as they are no zip files: {', '.join(others)}", soft_wrap=True)
-
-
-def report(
-    assignment: AssignmentName,
-    submissions: Submissions,
-    course: CourseFolder = HERE,
-    out: Out = GRADES,
-    roster: Roster = None,
-    isolation: Isolation = "auto",
-    case_seconds: Annotated[float, option("Time limit of one case, as for grade.", "S", "--case-seconds")] = 10.0,
-) -> None:
-    """Write tables and pages of graded submissions anew, with the points of the rubric where it is filled in."""
-    from hybridnn_course.batch import read_outcomes
-
-    students = _students(roster)
-    grader = _grader(course, assignment, isolation, case_seconds)
-    graded, missing = read_outcomes(grader, submissions, out)
-    if not graded:
-        raise DataError(
-            f"{out}: none of these submissions is graded there, with this course, --isolation and --case-seconds"
-        )
-    _write_reports(grader, graded, out, students)
-    if missing:
-        make_console().print(f"not graded yet: {', '.join(missing)}", soft_wrap=True)
 
 
 def similar(
@@ -125,12 +100,11 @@ def similar(
 
 def autograde(
     root: Annotated[Path, option("Folder of autograder/.", "FOLDER", "--root")] = GRADESCOPE,
-    isolation: Isolation = "user",
 ) -> None:
     """Grade the submission that Gradescope put in its place, and write the results where it reads them."""
     from hybridnn_course.gradescope import autograde as grade_there
 
-    grade_there(root, isolation=isolation)
+    grade_there(root)
 
 
 def _students(roster: Path | None) -> list[str]:

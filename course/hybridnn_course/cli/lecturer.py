@@ -104,14 +104,13 @@ def make(
 
 def verify(
     assignments: Assignments = None,
-    everything: Annotated[bool, typer.Option("--all", help="All assignments; the default without names.")] = False,
     variants: Annotated[int, count("Variants of each assignment: the standard one, then others.", "--variants")] = 1,
 ) -> None:
     """Prove the kit: references earn all points, stubs none, every known mistake is found as itself."""
     from hybridnn_course.assignment import assignment_packages, load_assignment
     from hybridnn_course.verify import verify_assignment
 
-    names = list(assignment_packages()) if everything or not assignments else assignments
+    names = assignments or list(assignment_packages())
     chosen = [load_assignment(name) for name in names]
     console = make_console()
     table = new_table(("assignment", "variant"), ("tasks", "mistakes", "problems", "s"), wraps=True)

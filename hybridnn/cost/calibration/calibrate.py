@@ -13,7 +13,7 @@ from statistics import mean
 
 import numpy as np
 
-from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.hosts import blas_library, proc_value, processor_name
 from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
@@ -26,9 +26,9 @@ from hybridnn.cost.calibration.communication import (
 from hybridnn.cost.calibration.computation import ComputeError, StepTimer, calibrate_compute
 from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations, fit_overhead
 from hybridnn.cost.machine import Compute, Machine, NetworkLink, Overlap, Quality, Segment
-from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.partition import TYPICAL_LINK
+from hybridnn.utils.files import memory_bytes
 from hybridnn.utils.text import counted
 
 DTYPES = ("float32", "float64")
@@ -55,7 +55,6 @@ def calibrate(
     seed: int,
     time_step: StepTimer,
     *,
-    memory_bytes: float | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
     """Measure the machine in about so many seconds; collective over the grid, and the result of rank 0 counts.
@@ -66,17 +65,10 @@ def calibrate(
         All ranks, in any shape. With one rank only computing is measured.
     time_step : callable
         Times training steps on one rank; `hybridnn.runs.step_timer.TrainingTimer`.
-    memory_bytes : float, optional
-        Per rank; the available memory by default.
     report : callable
         Called with a description of each measurement.
-
-    Raises
-    ------
-    SettingError
-        If `memory_bytes` is not given and the system does not state its available memory.
     """
-    memory = memory_bytes_per_rank(grid) if memory_bytes is None else memory_bytes
+    memory = memory_bytes_per_rank(grid)
     threads = limit_blas_threads(grid.node_group).count
     cores = cores_of_node(grid.node_group)
     load, busy_ranks = other_load(grid, threads)
@@ -210,24 +202,13 @@ def host_facts(grid: ProcessGrid, threads: int) -> dict[str, str]:
 
 
 def memory_bytes_per_rank(grid: ProcessGrid) -> float:
-    """Available memory of a node per rank, on the node with least; collective.
-
-    Raises
-    ------
-    SettingError
-        If the system does not state it.
-    """
-    least = np.array([-agree(grid.world, _available_memory) / grid.node_group.size])
+    """Available memory of a node per rank, on the node with least; collective."""
+    least = np.array([-_available_memory() / grid.node_group.size])
     grid.world.allreduce(least, "max")
     return -float(least[0])
 
 
 def _available_memory() -> float:
-    """Bytes that this node could give to new processes."""
+    """Bytes that this node could give to new processes; all its memory where the system does not say."""
     available = proc_value(Path("/proc/meminfo"), "MemAvailable")
-    if available:
-        return 1024.0 * int(available.split()[0])
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        raise SettingError("--memory", None, "this system does not say how much is free; give bytes per rank") from None
+    return 1024.0 * int(available.split()[0]) if available else float(memory_bytes())

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import pieces
 from hybridnn.comm.group import Group, Request
-from hybridnn.parallel.gradient_reduction import BUCKET_BYTES, IN_FLIGHT, PIECE_BYTES, GradientReducer
+from hybridnn.comm.transport import HOST_BUCKETS
+from hybridnn.parallel.gradient_reduction import GradientReducer
 from hybridnn.parallel.grid import ProcessGrid
 
 Array = NDArray[np.float32]
@@ -246,8 +247,8 @@ def _ping_pong(group: Group, array: Array) -> None:
 def _reduce_in_pieces(group: Group, array: Array) -> None:
     """Non-blocking all-reduce in the pieces of a gradient, with as many in flight as in a backward pass."""
     requests: deque[Request] = deque()
-    for piece in pieces(array, PIECE_BYTES):
-        if len(requests) == IN_FLIGHT:
+    for piece in pieces(array, HOST_BUCKETS.piece_bytes):
+        if len(requests) == HOST_BUCKETS.in_flight:
             requests.popleft().wait()
         requests.append(group.iallreduce(piece))
     while requests:
@@ -277,14 +278,14 @@ WIDTH = 128  # rows and columns of the matrices; their product takes about a ten
 
 def measure_reduction(group: Group) -> float:
     """Seconds per byte of adding arrays of the size of a piece on all ranks at the same time; collective."""
-    total, summand = (np.ones(PIECE_BYTES // ITEMSIZE, np.float32) for _ in range(2))
+    total, summand = (np.ones(HOST_BUCKETS.piece_bytes // ITEMSIZE, np.float32) for _ in range(2))
     seconds = []
     group.barrier()
     for _ in range(MOST_REPEATS):
         start = perf_counter()
         np.add(total, summand, out=total)
         seconds.append(perf_counter() - start)
-    return _slowest(group, float(np.median(seconds)))[0] / PIECE_BYTES
+    return _slowest(group, float(np.median(seconds)))[0] / HOST_BUCKETS.piece_bytes
 
 
 def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:
@@ -349,8 +350,8 @@ class _OverlapTrial:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._gradient = np.zeros(LAYERS * BUCKET_BYTES // ITEMSIZE, np.float32)
-        self._ends = [(layer + 1) * BUCKET_BYTES // ITEMSIZE for layer in range(LAYERS)]
+        self._gradient = np.zeros(LAYERS * HOST_BUCKETS.bucket_bytes // ITEMSIZE, np.float32)
+        self._ends = [(layer + 1) * HOST_BUCKETS.bucket_bytes // ITEMSIZE for layer in range(LAYERS)]
         generator = np.random.default_rng(0)
         self._left, self._right = generator.standard_normal((2, WIDTH, WIDTH), np.float32)
         self._product = np.empty_like(self._left)

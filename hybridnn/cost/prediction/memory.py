@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import DONE, Group, Request
 from hybridnn.comm.recorder import Recorder, capture_calls
-from hybridnn.cost.prediction.places import Placement, replica_groups
+from hybridnn.cost.prediction.groups import Placement, replica_groups
 from hybridnn.cost.prediction.times import pipeline_of
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.nn.kernels import Kernels
@@ -165,9 +165,6 @@ class DryGrid(ProcessGrid):
 
 class DryMemory(NodeMemory):
     """Shared memory of dry arrays."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
 
     def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """A dry array."""

@@ -8,21 +8,20 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.prediction.groups import Collective
+from hybridnn.cost.prediction.groups import Collective, replica_groups
 from hybridnn.cost.prediction.memory import largest_memory
-from hybridnn.cost.prediction.places import replica_groups
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.times import (
+    ScheduleTimes,
     TimeBreakdown,
     compile_layout,
-    makespan,
     mean_over_ranks,
+    run,
     seconds_per_added_minibatch,
 )
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.replica_sharing import slice_bounds
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.clock import ScheduleTimes, run
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.pipeline.schedules.schedule import Channel
 
@@ -56,7 +55,7 @@ class Prediction:
 
 
 def predict(workload: Workload, layout: Layout, machine: Machine) -> Prediction:
-    """Predict the cost of a layout, which must be feasible (see `hybridnn.cost.planning.layouts`)."""
+    """Predict the cost of a layout, which must be feasible (see `hybridnn.cost.layouts`)."""
     costs = StageCosts(workload, layout, machine)
     timing = _time_exact(costs) if layout.exact else _time_asynchronous(costs)
     traffic = traffic_of(costs)
@@ -87,7 +86,7 @@ class _StepTimes:
 
 def _time_exact(costs: StageCosts) -> _StepTimes:
     times = run(compile_layout(costs.layout, 1), costs)
-    seconds = makespan(times)
+    seconds = times.makespan
     epoch = seconds * costs.workload.steps_per_epoch
     return _StepTimes(seconds, epoch, times.program.schedule.orders, _receiving(times))
 
@@ -111,9 +110,9 @@ def _time_asynchronous(costs: StageCosts) -> _StepTimes:
     per_step = max(busiest, seconds_per_added_minibatch(short, long))
     steps = costs.workload.steps_per_epoch
     if steps <= warm_up:
-        epoch = makespan(run(compile_layout(layout, steps), costs))
+        epoch = run(compile_layout(layout, steps), costs).makespan
     else:
-        epoch = makespan(short) + (steps - warm_up) * per_step
+        epoch = short.makespan + (steps - warm_up) * per_step
     return _StepTimes(per_step, epoch, orders, receiving)
 
 
@@ -128,7 +127,7 @@ def _mean_breakdown(costs: StageCosts, timing: _StepTimes) -> TimeBreakdown:
 
 def _receiving(times: ScheduleTimes) -> tuple[float, ...]:
     minibatches = times.program.schedule.minibatches
-    return tuple(float(seconds) / minibatches for seconds in times.communication)
+    return tuple(seconds / minibatches for seconds in times.communication)
 
 
 def _total(costs: StageCosts, stage: int, instructions: Sequence[Instruction]) -> TimeBreakdown:

@@ -1,4 +1,4 @@
-"""Costs of the instructions of a layout's schedule on a machine, as `hybridnn.pipeline.schedules.clock` needs them."""
+"""Costs of the instructions of a layout's schedule on a machine, as `hybridnn.cost.prediction.times` needs them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hybridnn.cost.machine import Compute, Machine, MessageOverhead, kept
-from hybridnn.cost.prediction.groups import Collective, Groups
+from hybridnn.cost.prediction.groups import Collective, Groups, Placement, has_own_replicas, replica_groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, compute_at, of_shapes, overlapped
-from hybridnn.cost.prediction.places import Placement, has_own_replicas, replica_groups
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.replica_sharing import slice_bounds

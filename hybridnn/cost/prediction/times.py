@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.clock import ScheduleTimes
-from hybridnn.pipeline.schedules.compiled_schedule import CompiledSchedule, compile_schedule
+from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, CompiledSchedule, compile_schedule
+from hybridnn.pipeline.schedules.instructions import Instruction
+from hybridnn.pipeline.schedules.schedule import Message
 from hybridnn.utils.checks import require_whole
 
 
@@ -89,15 +92,73 @@ def _compiled(pipeline: Layout, minibatches: int) -> CompiledSchedule:
     return compile_schedule(pipeline.schedule(minibatches, messages=False))
 
 
-def makespan(times: ScheduleTimes) -> float:
-    """Seconds until the last computation of any replica has ended."""
-    return float(np.max(times.makespan))
+class InstructionCosts(Protocol):
+    """Costs of the instructions of a schedule, in seconds."""
+
+    @property
+    def hidden(self) -> float:
+        """Fraction of a message's time that overlaps with the receiver's computation, from 0 to 1."""
+
+    def duration(self, stage: int, instruction: Instruction) -> float:
+        """Time of a computation."""
+
+    def message(self, message: Message) -> float:
+        """Time from the moment at which a message is sent to its arrival."""
+
+    def link(self, message: Message) -> float:
+        """Time in which a message occupies the link from its sender to its receiver: the next one waits for it."""
+
+    def barrier_seconds(self) -> float:
+        """Time of a barrier, after its last stage has arrived."""
+
+
+@dataclass(frozen=True)
+class ScheduleTimes:
+    """When the computations of a program run.
+
+    The arrays have an element per computation. `receiving` is the time directly before the start of a computation in
+    which a message occupies the stage, the part of it that is not hidden.
+    """
+
+    program: CompiledSchedule
+    starts: NDArray[np.float64]
+    ends: NDArray[np.float64]
+    receiving: NDArray[np.float64]
+
+    @property
+    def makespan(self) -> float:
+        """End of the last computation."""
+        return float(self.ends.max())
+
+    @property
+    def busy(self) -> list[float]:
+        """Per stage, the time in which it computes."""
+        return self._per_stage(self.ends - self.starts)
+
+    @property
+    def communication(self) -> list[float]:
+        """Per stage, the time in which messages occupy it."""
+        return self._per_stage(self.receiving)
+
+    def _per_stage(self, seconds: NDArray[np.float64]) -> list[float]:
+        return [float(seconds[self.program.of(stage)].sum()) for stage in range(self.program.schedule.stages)]
+
+
+def run(program: CompiledSchedule, costs: InstructionCosts) -> ScheduleTimes:
+    """Time a compiled schedule: see `CompiledSchedule.times`, with ``exposed = 1 - hidden``."""
+    durations = [costs.duration(stage, item) for stage, item in zip(program.stages, program.computations, strict=True)]
+    transfers = [0.0 if message is None else costs.message(message) for message in program.messages]
+    links = [0.0 if message is None else costs.link(message) for message in program.messages]
+    barrier = costs.barrier_seconds() if BARRIER in program.order else 0.0
+    exposed = 1.0 - costs.hidden
+    times = program.times(durations, transfers, barrier, exposed, links if any(links) else None)
+    return ScheduleTimes(program, np.array(times.starts), np.array(times.ends), exposed * np.array(transfers))
 
 
 def seconds_per_added_minibatch(short: ScheduleTimes, long: ScheduleTimes) -> float:
     """Seconds per step in the steady state: what the minibatches add that only the longer schedule has."""
     added = long.program.schedule.minibatches - short.program.schedule.minibatches
-    return (makespan(long) - makespan(short)) / added
+    return (long.makespan - short.makespan) / added
 
 
 def mean_over_ranks(layout: Layout, stages: Sequence[TimeBreakdown]) -> TimeBreakdown:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from types import MappingProxyType
 
-from hybridnn.cost.prediction.places import replica_groups
+from hybridnn.cost.prediction.groups import replica_groups
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer
 from hybridnn.pipeline.layout import Layout

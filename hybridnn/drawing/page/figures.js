@@ -1,6 +1,6 @@
 // Figures, legend and table below the chart.
 
-const IDLE = data.unit ? "not computing" : "idle so far"; // a measured stage may also send, reduce or update
+const IDLE = "idle so far";
 
 function showFigures(states) {
   const most = (name) => Math.max(...states.map((state) => state[name].length));
@@ -36,7 +36,7 @@ function showLegend() {
   const entries = kinds
     .filter((kind) => used.has(kind))
     .map((kind) => [`background:${fillOf(kind)}`, `${kind.name} (${kind.letter})`, ""]);
-  entries.push(["", data.unit ? "nothing recorded" : IDLE, "gap"]);
+  entries.push(["", IDLE, "gap"]);
   if (data.versions) {
     const bands = VERSIONS.map(([fill], index) => `${fill} ${16.7 * index}% ${16.7 * (index + 1)}%`);
     entries.push([`background:linear-gradient(90deg,${bands});width:30px`, `${data.versions}; ringed: current`, ""]);

@@ -2,7 +2,7 @@
 
 const plural = (count, noun) =>
   `${count} ${noun}${count === 1 ? "" : noun.endsWith("s") || noun.endsWith("ch") ? "es" : "s"}`;
-const shown = (time) => `${+time.toPrecision(4)}${data.unit ? ` ${data.unit}` : ""}`;
+const shown = (time) => `${+time.toPrecision(4)}`;
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
 const hasVersions = stages.some((stage) => stage.weights.length > 2);
@@ -53,8 +53,7 @@ function deed(box, current, stage, noun) {
 /** One sentence about what stages do at a time. */
 function sentence(states, time) {
   if (time >= makespan) {
-    const end = data.unit ? "This is the end of the picture" : "All is done";
-    return `${end} at time ${shown(time)}: the stages computed nothing for ${percent(bubbleShare(time))} of it.`;
+    return `All is done at time ${shown(time)}: the stages computed nothing for ${percent(bubbleShare(time))} of it.`;
   }
   const filling = states.some((state) => !state.started),
     draining = states.some((state) => !state.next);

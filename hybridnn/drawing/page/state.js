@@ -10,7 +10,7 @@ const rows = data.rows.map(({ label, boxes }) => ({
 }));
 const stored = ([label, start, end]) => ({ label, start, end: end ?? Infinity }); // JSON has no infinity
 const STORES = ["weights", "inputs", "activations"]; // what stages hold
-const stages = data.stages.map(({ row, barriers, ...held }) => ({
+const stages = data.stages.map(({ barriers, ...held }, row) => ({
   row: rows[row],
   barriers,
   ...Object.fromEntries(STORES.map((name) => [name, held[name].map(stored)])),

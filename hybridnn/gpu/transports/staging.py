@@ -13,13 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_slice, offsets_of, row_layout
-from hybridnn.comm.transport import Transport, copy_rows, is_on_host
+from hybridnn.comm.transport import BucketConfig, Transport, copy_rows, is_on_host
 from hybridnn.gpu.transports.device import Device
 from hybridnn.nn.kernels import Array
 
 STAGING_TAG = 32_767  # tag of the messages that a collective consists of: the highest that every MPI library has
 
 ALL = slice(None)
+
+DEVICE_BUCKETS = BucketConfig(1 << 24, 1 << 30, 1 << 10, single_blocks=False)
+"""A device computes while messages are in flight, and its transports divide them, so pieces are not limited here. The
+bucket size keeps a connection of many GB/s busy for about as long as a collective takes to start."""
 
 StartCall = Callable[[Array], Any]  # starts an MPI call on an array and returns the request
 
@@ -145,6 +149,8 @@ class Staging(Transport):
     limit : int
         Bytes above which an array travels in pieces, if less than the chunks of the device.
     """
+
+    buckets = DEVICE_BUCKETS
 
     def __init__(self, comm: Any, limit: int, device: Device) -> None:
         super().__init__(comm, min(limit, device.chunk_bytes))

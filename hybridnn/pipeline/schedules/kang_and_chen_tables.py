@@ -36,8 +36,8 @@ The lines of Kang's tables, as `instructions`, which `hybridnn.pipeline.executio
 "receive gradient from next device"           `ReceiveGradients`
 "get stored gradient"                         none: the receiver has it; `hybridnn.pipeline.execution.point_to_point`
 "recompute activation with w"                 `Recompute`
-"calculate loss"                              part of the last stage's `Backward`: ``loss_gradient`` in
-                                              `hybridnn.nn.losses`
+"calculate loss"                              part of the last stage's `Backward`: `cross_entropy` and
+                                              `mean_squared_error` in `hybridnn.nn.kernels`
 "do the backward pass to update the weight"   `Backward` with the loss and the input's gradient; then `Update`
 "send gradient to former block"               `SendGradients`
 "Create deque", "store" and "pop"             none: buffers of `memory_plan`; of gradients, those of a receiver

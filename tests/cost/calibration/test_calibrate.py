@@ -14,7 +14,6 @@ from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.calibration.computation import ComputeError
 from hybridnn.cost.calibration.fit import FittedOperation, fit_operations
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
@@ -114,15 +113,9 @@ def test_memory_is_the_available_memory() -> None:
     assert 1e6 < memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_system_that_does_not_state_its_memory(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
-    def unknown(name: str) -> int:
-        raise ValueError(name)
-
+def test_a_system_that_does_not_state_its_free_memory_counts_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "proc_value", lambda path, key: "")
-    monkeypatch.setattr(os, "sysconf", unknown)
-    with pytest.raises(SettingError, match="--memory = None: this system does not say how much is free"):
-        quick(ProcessGrid())
-    assert quick(ProcessGrid(), memory_bytes=5e9).machine.memory_bytes_per_rank == 5e9
+    assert memory_bytes_per_rank(ProcessGrid()) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 # -- quality -----------------------------------------------------------------------------------------------------------

@@ -20,8 +20,6 @@ from hybridnn.cost.calibration.fit import (
     fit_segments,
 )
 from hybridnn.cost.machine import Segment
-from hybridnn.drawing.cost_plots import draw_fits
-from reference.pictures import least_points
 
 EAGER, RENDEZVOUS, LARGE = (4096.0, 2e-6, 1e-9), (1e6, 8e-6, 2e-10), (None, 2e-5, 4e-10)
 
@@ -248,16 +246,3 @@ def test_overheads_of_messages_are_recovered() -> None:
     assert found.seconds(10**6) == pytest.approx(5e-6 + 2e-3)
     # Differences of two noisy times may be 0.
     assert fit_overhead([(nbytes, 0.0) for nbytes in OVERHEAD_BYTES]).seconds(1 << 18) < 1e-5
-
-
-def test_the_plot_explains_lines_and_samples() -> None:
-    made = [*samples("send", 1e-6, 1e-9), *samples("allreduce", 9e-6, 1e-9, 4, spans_nodes=True)]
-    fits = fit_operations([*made, TimedCase("barrier", 2, False, 0, 3e-6, False)])
-    figure = draw_fits(fits)
-    entries = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert entries == ["2 ranks", "4 ranks, several nodes", "sizes of the fit", "held-out sizes"]
-    assert [axes.get_title() for axes in figure.axes] == ["message, one way", "all-reduce"]
-    for axes, fit in zip(figure.axes, fits, strict=False):
-        hollow = [x for line in axes.lines if line.get_markerfacecolor() == "none" for x in line.get_xdata()]
-        assert hollow == [sample.nbytes for sample in fit.samples if sample.held_out]
-    assert least_points(figure) >= 6

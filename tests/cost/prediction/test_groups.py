@@ -12,9 +12,8 @@ import pytest
 from hybridnn import MLP
 from hybridnn.cost.collectives import crossings_of, pairs, rounds_of
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.planning.plan import plan
-from hybridnn.cost.prediction.groups import Groups
-from hybridnn.cost.prediction.places import has_own_replicas, replica_groups
+from hybridnn.cost.plan import plan
+from hybridnn.cost.prediction.groups import Groups, has_own_replicas, replica_groups
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.execution.point_to_point import StagePosition, pieces_sent
 from hybridnn.pipeline.layout import Layout

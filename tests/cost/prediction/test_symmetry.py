@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from hybridnn import MLP
 from hybridnn.cost.collectives import Crossings
+from hybridnn.cost.layouts import feasible_layouts
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.cost.planning.layouts import feasible_layouts
-from hybridnn.cost.planning.plan import StepBounds
+from hybridnn.cost.plan import StepBounds
 from hybridnn.cost.prediction import groups, places, stage_costs
-from hybridnn.cost.prediction.groups import Groups
+from hybridnn.cost.prediction.groups import GridPlaces, Groups, StagePlace
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
-from hybridnn.cost.prediction.places import GridPlaces, StagePlace
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.times import pipeline_of
 from hybridnn.cost.prediction.workload import Workload

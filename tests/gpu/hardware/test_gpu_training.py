@@ -15,7 +15,7 @@ from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
+from hybridnn.gpu.transports.staging import DEVICE_BUCKETS, Staging
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice, resolve_device
 from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run
@@ -177,9 +177,7 @@ def test_two_axes_at_once(comm: MPI.Intracomm) -> None:
 @pytest.mark.parametrize("bucket_bytes", [DEVICE_BUCKETS.bucket_bytes, 1 << 10])
 def test_batch_ranks_replay_steps(comm: MPI.Intracomm, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Needs a GPU per rank. The last minibatch of 257 samples has one sample, and other ranks have none."""
-    monkeypatch.setattr(
-        "hybridnn.parallel.gradient_reduction.DEVICE_BUCKETS", replace(DEVICE_BUCKETS, bucket_bytes=bucket_bytes)
-    )
+    monkeypatch.setattr(Staging, "buckets", replace(DEVICE_BUCKETS, bucket_bytes=bucket_bytes))
     for dtype in TOLERANCES:
         for case in (WIDE, CASES["clipped"], CASES["residual"], replace(WIDE, samples=257), ADAPTIVE["adamw"]):
             grid = ProcessGrid(comm, batch=comm.size)

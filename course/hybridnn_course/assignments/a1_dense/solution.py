@@ -100,9 +100,9 @@ def activation_solution(variant: Variant) -> Callable[..., None]:
 def special_activation(variant: Variant) -> Activation:
     """The activation that is named ``"special"``."""
     if variant["activation"] == "leaky_relu":
-        return Activation(_leaky_relu, _leaky_relu_gradient, "", "", "he")
+        return Activation(_leaky_relu, _leaky_relu_gradient, "he")
     if variant["activation"] == "softsign":
-        return Activation(_softsign, _softsign_gradient, "", "", "glorot")
+        return Activation(_softsign, _softsign_gradient, "glorot")
     return ACTIVATIONS["selu"]
 
 

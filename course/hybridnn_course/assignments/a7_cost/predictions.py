@@ -16,7 +16,7 @@ from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, Rounds, RoundSequence, counts, rounds_of, shift
 from hybridnn.cost.machine import CollectiveCost, Machine, NetworkLink, Segment
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.cost.planning.plan import plan
+from hybridnn.cost.plan import plan
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.nn.mlp import MLP

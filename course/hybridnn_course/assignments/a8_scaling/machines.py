@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 from zlib import crc32
 
 from hybridnn._version import __version__
 from hybridnn.cost.machine import Machine, NetworkLink, Segment
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.cost.simulation import UNDISTURBED, Disturbance, default_minibatches, simulate_layout
+from hybridnn.cost.simulation import simulate_layout
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from hybridnn.study.cells import Cell
 
 NODES, CORES = 4, 8
-JITTER = 0.08  # relative standard deviation of the time of a computation
+NOISE = 0.02  # relative standard deviation of the time of a run
 SIMULATED = "simulated"
 """Launcher of simulated rows."""
 
@@ -44,12 +45,7 @@ def simulated_row(cell: Cell, name: str, seed: int) -> dict[str, Any]:
     placed = machine.placed(cell.ranks, nodes)
     workload = workload_from_settings(cell.settings)
     layout = layout_from_settings(cell.settings, cell.ranks, workload.model, placed)
-    count = default_minibatches(layout)
-    steps = [
-        simulate_layout(workload, layout, placed, count, disturbance)
-        for disturbance in (Disturbance(JITTER, {}, seed), UNDISTURBED)
-    ]
-    step, calm = steps
+    step, noise = simulate_layout(workload, layout, placed), Random(seed).lognormvariate(0.0, NOISE)
     return {
         "id": cell.id,
         "outcome": "finished",
@@ -59,10 +55,10 @@ def simulated_row(cell: Cell, name: str, seed: int) -> dict[str, Any]:
         "nodes": nodes,
         "network": "-".join(map(str, workload.model.sizes)),
         "batch_size": workload.batch_size,
-        "seconds_per_epoch": step.seconds_per_epoch,
-        "seconds_per_step": step.seconds_per_step,
-        "predicted_seconds_per_epoch": calm.seconds_per_epoch,
-        "communication_share": calm.mean().communication / calm.seconds_per_step,
+        "seconds_per_epoch": step.seconds_per_epoch * noise,
+        "seconds_per_step": step.seconds_per_step * noise,
+        "predicted_seconds_per_epoch": step.seconds_per_epoch,
+        "communication_share": step.mean().communication / step.seconds_per_step,
         "cpu_model": f"simulated ({machine.name})",
         "cores_per_node": CORES,
         "launcher": SIMULATED,
@@ -72,7 +68,7 @@ def simulated_row(cell: Cell, name: str, seed: int) -> dict[str, Any]:
 
 
 def seed_of(student: str, cell: Cell) -> int:
-    """Seed of the jitter of a cell."""
+    """Seed of the noise of a cell."""
     return crc32(f"{student}|{cell.id}".encode())
 
 

@@ -27,7 +27,7 @@ base.training = {{epochs = 5, batch_size = {minibatch_of(variant)}}}
 
 [axes]
 ranks = {list(ranks or ranks_of(variant))}
-grids = ["batch"]
+layouts = ["batch"]
 repeats = {repeats}
 {axes}
 """

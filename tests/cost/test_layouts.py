@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 
 from hybridnn import MLP, SGD
-from hybridnn.cost.planning.layouts import balanced_layers, feasible_layouts, most_ranks
-from hybridnn.cost.prediction.places import replica_groups
+from hybridnn.cost.layouts import balanced_layers, feasible_layouts, most_ranks
+from hybridnn.cost.prediction.groups import replica_groups
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from hybridnn.comm.mpi import import_mpi, ranks_within
-from hybridnn.diagnostics.stalls.diagnosis import StallRecord
-from hybridnn.diagnostics.stalls.state import JobState, RankState
+from hybridnn.diagnostics.diagnosis import StallRecord
+from hybridnn.diagnostics.rank_state import JobState, RankState
 from hybridnn.errors import DataError
 from hybridnn.utils.files import JSON_BYTES, FileError, folder_names, parse_json, read_bytes
 from hybridnn.utils.text import MAX_RANKS, parse_ranks

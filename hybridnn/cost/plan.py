@@ -9,8 +9,8 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
+from hybridnn.cost.layouts import ANY, Wanted, feasible_layouts
 from hybridnn.cost.machine import Machine, kept
-from hybridnn.cost.planning.layouts import ANY, Wanted, feasible_layouts
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.stage_costs import StageCosts

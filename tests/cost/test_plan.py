@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hybridnn import MLP
+from hybridnn.cost import plan as planning
+from hybridnn.cost.layouts import feasible_layouts
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.planning import plan as planning
-from hybridnn.cost.planning.layouts import feasible_layouts
-from hybridnn.cost.planning.plan import StepBounds, best_exact, plan
+from hybridnn.cost.plan import StepBounds, best_exact, plan
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.workload import Workload

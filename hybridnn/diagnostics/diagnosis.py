@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
-from hybridnn.diagnostics.stalls.state import GroupKey, JobState, RankState
+from hybridnn.diagnostics.rank_state import GroupKey, JobState, RankState
 from hybridnn.utils.text import format_ranks, name_ranks, parse_ranks
 
 Kind = Literal["mismatch", "left", "dead", "unresponsive", "unreachable", "network", "outside", "deadlock", "hang"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridnn import MLP
-from hybridnn.cost.planning.plan import best_by_ranks, best_exact, bottleneck_sentence, limit_of, reason_sentence
+from hybridnn.cost.plan import best_by_ranks, best_exact, bottleneck_sentence, limit_of, reason_sentence
 from hybridnn.cost.prediction.predict import Prediction, Traffic
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload

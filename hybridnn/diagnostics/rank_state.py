@@ -21,7 +21,7 @@ from typing import Any
 
 from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Event, Recorder, purpose
 from hybridnn.diagnostics.failsafe import streams_are_open
-from hybridnn.diagnostics.locations import COMMUNICATION_FILES, PACKAGE, code_location
+from hybridnn.diagnostics.locations import COMMUNICATION_FILES, PACKAGE, code_location, frame_location
 from hybridnn.utils.connections import open_connections
 from hybridnn.utils.text import format_ranks
 
@@ -186,9 +186,6 @@ class JobState:
 LAST_EVENTS = 8
 LAST_FRAMES = 12
 
-NOT_WAITING = f"{PACKAGE}diagnostics/stalls/"
-"""Communication code that waits for no rank, or runs in threads beside the training."""
-
 
 @dataclass(frozen=True)
 class Activity:
@@ -224,8 +221,8 @@ def current_activity(recorder: Recorder, thread: int, poll_seconds: float) -> Ac
         call = None
     elif call is None and not any(other.current_call for other in others):
         frame = frames[communicating]
-        if _is_communication(frame.f_code.co_filename):
-            unrecorded_call = code_location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        if frame.f_code.co_filename.startswith(COMMUNICATION_FILES):
+            unrecorded_call = frame_location(frame)
     if call is None and recorder.last_poll is not None:
         polled, moment = recorder.last_poll
         if moment > perf_counter() - poll_seconds:
@@ -271,14 +268,10 @@ def group_states(channels: Sequence[CollectiveProgress]) -> tuple[GroupState, ..
     return tuple(states)
 
 
-def _is_communication(file: str) -> bool:
-    return file.startswith(COMMUNICATION_FILES) and not file.startswith(NOT_WAITING)
-
-
 def _communicates(frame: FrameType | None) -> bool:
     """Whether a stack contains communication code."""
     while frame is not None:
-        if _is_communication(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(COMMUNICATION_FILES):
             return True
         frame = frame.f_back
     return False

@@ -1,1 +1,0 @@
-"""Stall watchdog: states of the ranks, diagnosis and report of a job without progress."""
