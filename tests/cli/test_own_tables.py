@@ -245,7 +245,7 @@ def test_whole_numbers_are_targets_of_a_regression_if_the_loss_says_so(run_hybri
     assert evaluated[0]["loss"] == evaluated[1]["loss"]
     assert evaluated[0]["targets"][0]["target"] == "price"
     refused = run_hybridnn("train", "--file", "whole.csv", *named, *SMALL)
-    assert "60 different whole numbers in 60 rows; set model.loss to mse for regression" in error_line(refused)
+    assert "60 different whole numbers in 60 rows; set model.loss to mse for regression" in refused[2].splitlines()[-1]
     labels = ("--set", "model.loss=cross_entropy", "--hidden", "6", "--epochs", "1")
     code, text, _ = run_hybridnn("train", "--file", "whole.csv", *named, *labels)
     assert (code, "classification: 60 classes (" in text) == (0, True)
@@ -325,7 +325,7 @@ def test_training_shows_the_columns_of_a_table_that_is_refused(
     assert error.startswith(f"Error: people.csv: {problem}")
 
 
-@pytest.mark.usefixtures("people")
+@pytest.mark.usefixtures("run_hybridnn", "people")
 def test_short_options_of_the_check_are_those_of_training(run_hybridnn: Run) -> None:
     check = ("data", "check", "people.csv", "--targets", "answer")
     short = run_hybridnn(*check, "--drop", "note", "--missing", "mean", "--categories", "one-hot")
