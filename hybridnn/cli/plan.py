@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,7 +42,6 @@ def plan(
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cost.machine_file import require_machine
-    from hybridnn.cost.plan import best_by_ranks
     from hybridnn.cost.plan import plan as make_plan
     from hybridnn.runs.workload import fixed_constraints, workload_from_settings
 
@@ -50,17 +49,16 @@ def plan(
         cluster = require_machine(machine)
         workload, wanted = workload_from_settings(settings), fixed_constraints(settings)
         result = make_plan(workload, cluster, ranks or cluster.ranks, top, wanted)
-        best = None if result.best_exact is None else best_by_ranks(workload, cluster, result.best_exact, wanted)
-        facts = _facts(result, best)
+        facts = _facts(result)
         if output_format is Format.json:
             write_json(facts)
         else:
             _print_plan(result, facts, settings.parallel)
 
 
-def _facts(plan: Plan, best: Mapping[int, Prediction] | None) -> Facts:
-    """All figures of a plan, named with their units; `best` is the result of `best_by_ranks`, None without any."""
-    from hybridnn.cost.plan import bottleneck_sentence, reason_sentence
+def _facts(plan: Plan) -> Facts:
+    """All figures of a plan, named with their units."""
+    from hybridnn.cost.plan import reason_sentence
     from hybridnn.cost.prediction.memory import data_bytes
 
     return {
@@ -72,7 +70,6 @@ def _facts(plan: Plan, best: Mapping[int, Prediction] | None) -> Facts:
         "data_bytes_per_node": data_bytes(plan.workload),
         "options": [_option_facts(option, plan) for option in plan.options],
         "why": None if plan.best_exact is None else reason_sentence(plan.best_exact, plan.runner_up),
-        "bottleneck": None if best is None else bottleneck_sentence(best),
     }
 
 
@@ -111,9 +108,8 @@ def _print_plan(plan: Plan, facts: Facts, parallel: ParallelSettings) -> None:
         "times and bytes of a step; memory is that of the fullest rank, "
         f"and a rank has {memory}; samples take {samples} a node"
     )
-    for sentence in (facts["why"], facts["bottleneck"]):
-        if sentence is not None:
-            console.print(sentence, soft_wrap=True)
+    if facts["why"] is not None:
+        console.print(facts["why"], soft_wrap=True)
     chosen = {"best exact": plan.best_exact, "best": plan.best if plan.best != plan.best_exact else None}
     for name, option in chosen.items():
         if option is not None:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from hybridnn.pipeline.checks.simulated_schedule import Timeline
 
 PROGRAM = ("state", "sentences", "colours", "stages", "chart", "figures", "player")  # files, in this order
-TEXT_WIDTH, TEXT_BANDS = 100, 40  # of the drawing that browsers without JavaScript show
 
 Span = tuple[float, float]
 """Start and end, in the drawing's unit of time."""
@@ -189,31 +188,22 @@ def write_html(animation: Animation, path: str | Path) -> None:
     SettingError
         If it cannot be written, or its name does not end with .html.
     """
-    require_html("page", path)
+    if Path(path).suffix.lower() not in (".html", ".htm"):
+        raise SettingError("page", str(path), "the page is HTML: a name that ends with .html")
     try:
         Path(path).write_text(html_page(animation), encoding="utf-8")
     except OSError as error:
         raise SettingError("page", str(path), f"cannot be written: {error.strerror}") from error
 
 
-def require_html(name: str, path: str | Path) -> None:
-    """Raise `SettingError` unless a file's name ends with .html."""
-    if Path(path).suffix.lower() not in (".html", ".htm"):
-        raise SettingError(name, str(path), "the page is HTML: a name that ends with .html")
-
-
 def html_page(animation: Animation) -> str:
     """Make the page: one file, which loads nothing."""
-    from hybridnn.drawing.text import text_lines
-
     parts = files("hybridnn.drawing") / "page"
-    lines = text_lines(animation.drawing, TEXT_WIDTH, TEXT_BANDS)
     # "<" would end the script, or begin a comment in it.
     content = {
         "title": escape(animation.drawing.title),
         "summary": escape(animation.summary),
         "style": (parts / "page.css").read_text(encoding="utf-8"),
-        "text": escape("\n".join(line.plain.rstrip() for line in lines)),
         "data": to_json(_facts(animation)).replace("<", "\\u003c"),
         "program": "\n".join((parts / f"{name}.js").read_text(encoding="utf-8") for name in PROGRAM),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -173,8 +172,3 @@ def write_picture(path: Path | str, encoded: Callable[[str], bytes]) -> None:
         Path(path).write_bytes(content)
     except OSError as error:
         raise SettingError("picture", str(path), f"cannot be written: {error.strerror}") from None
-
-
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure by `write_picture`."""
-    write_picture(path, partial(figure_bytes, figure))

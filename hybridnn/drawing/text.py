@@ -43,15 +43,15 @@ class _Scale:
         return math.floor(time * self.columns_per_time + 0.5)
 
 
-def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS) -> list[Text]:
+def text_lines(drawing: Drawing, width: int = 100) -> list[Text]:
     """Render as lines, at a scale at which the label of the shortest kind of computation is readable.
 
-    Lines are no longer than `width` columns unless a single box is. After `most_bands` bands the rest is left out, and
+    Lines are no longer than `width` columns unless a single box is. After `MOST_BANDS` bands the rest is left out, and
     a line says so.
     """
     margin = max([len(drawing.axis_label), *(len(row.label) for row in drawing.rows)]) + 2
-    scale = _scale(drawing, width - margin, most_bands)
-    columns = min(scale.total, scale.band * most_bands)
+    scale = _scale(drawing, width - margin)
+    columns = min(scale.total, scale.band * MOST_BANDS)
     rows = [(row.label, _cells(row.boxes, scale, columns)) for row in drawing.rows]
     lines = [Text(drawing.title), Text()]
     for start in range(0, columns, scale.band):
@@ -65,14 +65,14 @@ def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS)
     return [*lines, *_legend(drawing, width)]
 
 
-def _scale(drawing: Drawing, available: int, most_bands: int) -> _Scale:
+def _scale(drawing: Drawing, available: int) -> _Scale:
     cell = 1 + longest_label(drawing) + 1  # a letter, the label, and a gap to the next box
     columns_per_time = cell / readable_duration(drawing)
     total = math.ceil(round(drawing.makespan * columns_per_time, 6))
     # Bands end at the end of a box, if all durations are multiples of the shortest.
     cells, most_cells = math.ceil(total / cell), max(1, available // cell)
     bands = max(1, math.ceil(cells / most_cells))
-    per_band = math.ceil(cells / bands) if bands <= most_bands else most_cells
+    per_band = math.ceil(cells / bands) if bands <= MOST_BANDS else most_cells
     return _Scale(columns_per_time, max(1, per_band) * cell, total)
 
 

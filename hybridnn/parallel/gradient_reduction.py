@@ -42,7 +42,7 @@ def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int,
 
 
 class GradientReducer:
-    """All-reduces the gradient buffer over the batch group during a backward pass.
+    """All-reduces the gradient buffer over a batch group of several ranks during a backward pass.
 
     Parameters
     ----------
@@ -64,8 +64,6 @@ class GradientReducer:
     def ready(self, layer: int) -> None:
         """Send the bucket that the complete gradient of `layer` completes, if any, and let MPI make progress."""
         bucket = self._buckets.get(layer)
-        if self._group.size == 1:
-            return
         if len(self._buckets) == 1 and self._config.single_blocks:
             # One message after the last layer has nothing to overlap with; the blocking call is faster.
             if bucket is not None:

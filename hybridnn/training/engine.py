@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.blocks import block_slice
 from hybridnn.errors import NonFiniteLossError
-from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels
+from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels, weighted_cross_entropy
 from hybridnn.nn.mlp import resolve_loss
 from hybridnn.parallel.distribution import make_fetch
 from hybridnn.parallel.grid import ProcessGrid
@@ -292,7 +292,7 @@ class Engine:
             outputs, targets, gradient, scale = arrays.outputs, arrays.targets, arrays.output_gradient, 1.0 / size
             if weighted and self.class_weights is not None:
                 columns, weights = arrays.columns, self.class_weights
-                kernels.weighted_cross_entropy(outputs, targets, columns, weights, scale, gradient, total)
+                weighted_cross_entropy(outputs, targets, columns, weights, scale, gradient, total)
             elif classifies:
                 kernels.cross_entropy(outputs, targets, arrays.columns, scale, gradient, total)
             else:

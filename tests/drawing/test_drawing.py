@@ -95,15 +95,16 @@ def test_wide_drawings_continue_below_and_are_cut_with_a_note() -> None:
     boxes = [Box(t, t + 1, str(t), "forward", t) for t in range(60)]
     drawing = one_row(*boxes)
     # "stage 0  " leaves 20 columns: five boxes of four columns a band.
-    text = text_of(drawing, 29, 3)
+    text = text_of(drawing, 29)
     assert rows_of(text) == [
         "F0= F1= F2= F3= F4=",
         "F5= F6= F7= F8= F9=",
         "F10 F11 F12 F13 F14",
+        "F15 F16 F17 F18 F19",
     ]
-    assert "shown up to time 15 of 60" in text
-    complete = text_of(drawing, 29, 12)
-    assert len(rows_of(complete)) == 12
+    assert "shown up to time 20 of 60" in text
+    complete = text_of(one_row(*boxes[:20]), 29)
+    assert len(rows_of(complete)) == 4
     assert "shown up to" not in complete
 
 

@@ -119,13 +119,12 @@ def distinct_neighbours(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDA
 
 
 class Collective(NamedTuple):
-    """A collective of the groups along an axis, all at the same time: bytes and ranks of one, seconds of the slowest.
+    """A collective of the groups of a kind, all at the same time: bytes and ranks of one, seconds of the slowest.
 
     Operations are named, and bytes of the full vector counted, as in `hybridnn.comm.recorder`.
     """
 
     operation: str
-    axis: str
     nbytes: int
     ranks: int
     seconds: float
@@ -138,17 +137,16 @@ class Collective(NamedTuple):
 
 
 class RankGroups(NamedTuple):
-    """The groups along an axis: ranks of one, and crossings of all, None inside a node."""
+    """Groups of a kind: ranks of one, and crossings of all, None inside a node."""
 
     machine: Machine
-    axis: str
     ranks: int
     crossings: Crossings | None
 
     def collective(self, operation: str, nbytes: int) -> Collective:
         """A collective in all of them."""
         seconds = self.machine.collective_seconds(operation, nbytes, self.ranks, crossings=self.crossings)
-        return Collective(operation, self.axis, nbytes, self.ranks, seconds)
+        return Collective(operation, nbytes, self.ranks, seconds)
 
 
 class Groups:
@@ -172,26 +170,26 @@ class Groups:
 
     def model(self, stage: int) -> RankGroups:
         """The model groups of a stage."""
-        return RankGroups(self.machine, "model", self._layout.stages[stage][1], self._axes(stage)[1])
+        return RankGroups(self.machine, self._layout.stages[stage][1], self._axes(stage)[1])
 
     def batch(self, stage: int) -> RankGroups:
         """The batch groups of a stage."""
-        return RankGroups(self.machine, "batch", self._layout.stages[stage][0], self._axes(stage)[0])
+        return RankGroups(self.machine, self._layout.stages[stage][0], self._axes(stage)[0])
 
     def sharers(self, stage: int) -> RankGroups:
         """The batch ranks of a node that share a replica."""
-        return RankGroups(self.machine, "batch", max(map(max, replica_groups(self._layout, stage))), None)
+        return RankGroups(self.machine, max(map(max, replica_groups(self._layout, stage))), None)
 
     def owners(self, stage: int, placement: Placement) -> RankGroups:
         """The owners of a slice, one on each node of a batch group with that placement; those of all slices at once."""
         groups = min(max(placement) * self._layout.stages[stage][1], self._ranks_per_node)
-        return RankGroups(self.machine, "batch", len(placement), one_per_node(len(placement), groups))
+        return RankGroups(self.machine, len(placement), one_per_node(len(placement), groups))
 
     @property
     def world(self) -> RankGroups:
         """All ranks."""
         crossings = None if self._one_node else _world_crossings(self._places.filling)
-        return RankGroups(self.machine, "world", self._layout.ranks, crossings)
+        return RankGroups(self.machine, self._layout.ranks, crossings)
 
     def overhead(self, sender: int, receiver: int) -> MessageOverhead | None:
         """What a message between two stages takes from its ranks while they compute; None if it is unknown."""

@@ -150,7 +150,7 @@ def chunk_costs(
     overlaps: bool,
 ) -> ChunkCosts:
     """Costs of consecutive layers, from `of_shapes`, in model groups with these ranks; `pace` as for `compute_at`."""
-    groups, compute = RankGroups(machine, "model", ranks, crossings), compute_at(machine, dtype, busy_ranks, pace)
+    groups, compute = RankGroups(machine, ranks, crossings), compute_at(machine, dtype, busy_ranks, pace)
     itemsize = np.dtype(dtype).itemsize
     return ChunkCosts(layers, split, groups, compute, itemsize, machine.overlap if overlaps else None)
 

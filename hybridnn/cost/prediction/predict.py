@@ -1,11 +1,10 @@
-"""Prediction of a layout: its time, traffic and memory per step on a machine."""
+"""Prediction of a layout: its time, bytes sent and memory per step on a machine."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction.groups import Collective, replica_groups
@@ -23,17 +22,6 @@ from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.replica_sharing import slice_bounds
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Instruction
-from hybridnn.pipeline.schedules.schedule import Channel
-
-
-class Traffic(NamedTuple):
-    """One kind of communication of a stage, named as in ``hybridnn.comm.recorder``: collectives, or ``"send"``."""
-
-    operation: str
-    axis: str
-    nbytes: int  # bytes of one operation
-    seconds: float  # seconds of all operations of a step, without overlap
-    bytes_sent: int  # bytes that all ranks together send in a step
 
 
 @dataclass(frozen=True)
@@ -51,23 +39,20 @@ class Prediction:
     # gradient``, ``weight gradient``, ``recompute``, ``reduce gradients``, ``loss``, ``update``; collectives of the
     # model group are part of the passes
     instructions: dict[str, float]
-    largest_traffic: Traffic | None  # the communication that takes longest
 
 
 def predict(workload: Workload, layout: Layout, machine: Machine) -> Prediction:
     """Predict the cost of a layout, which must be feasible (see `hybridnn.cost.layouts`)."""
     costs = StageCosts(workload, layout, machine)
     timing = _time_exact(costs) if layout.exact else _time_asynchronous(costs)
-    traffic = traffic_of(costs)
     return Prediction(
         layout=layout,
         seconds_per_step=timing.seconds_per_step,
         seconds_per_epoch=timing.seconds_per_epoch,
         breakdown=_mean_breakdown(costs, timing),
-        bytes_per_step=sum(item.bytes_sent for item in traffic),
+        bytes_per_step=bytes_sent(costs),
         memory_bytes=largest_memory(workload, layout).total,
         instructions=_seconds_by_kind(costs, timing.instructions),
-        largest_traffic=max(traffic, key=lambda item: item.seconds, default=None),
     )
 
 
@@ -150,74 +135,54 @@ def _seconds_by_kind(costs: StageCosts, stages: Sequence[Sequence[Instruction]])
 # -- traffic -----------------------------------------------------------------------------------------------------------
 
 
-def traffic_of(costs: StageCosts) -> tuple[Traffic, ...]:
-    """All communication of a step; a layer's collectives in its model groups are one item for all microbatches."""
-    found = [
-        item
-        for stage in range(len(costs.layout.stages))
-        for chunk in range(costs.layout.chunks)
-        for part in (_batch_groups, _model_groups, _between_stages)
-        for item in part(costs, stage, chunk)
-    ]
-    return (*found, *_loads(costs), *(_traffic(item, 1, item.bytes_sent) for item in costs.loss_broadcast()))
+def bytes_sent(costs: StageCosts) -> int:
+    """Bytes that all ranks together send in a step."""
+    chunks = [(stage, chunk) for stage in range(len(costs.layout.stages)) for chunk in range(costs.layout.chunks)]
+    parts = (_batch_groups, _model_groups, _between_stages)
+    of_chunks = sum(part(costs, stage, chunk) for stage, chunk in chunks for part in parts)
+    return of_chunks + _loads(costs) + _sum(costs.loss_broadcast())
 
 
-def _traffic(collective: Collective, times: int, bytes_sent: int) -> Traffic:
-    return Traffic(*collective[:3], collective.seconds * times, bytes_sent)
+def _sum(collectives: Iterable[Collective]) -> int:
+    return sum(item.bytes_sent for item in collectives)
 
 
-def _loads(costs: StageCosts) -> Iterator[Traffic]:
-    """Samples and targets that rank 0 distributes."""
+def _loads(costs: StageCosts) -> int:
+    """Samples and targets that rank 0 distributes; the model groups send as much as one with all samples would."""
     workload = costs.workload
-    for nbytes in (workload.model.sizes[0] * workload.itemsize, workload.target_bytes):
-        of_rank = costs.loads(nbytes, costs.layout.minibatch_samples(0, workload.batch_size))
-        # The model groups together send as much as one with all samples would.
-        of_all = costs.loads(nbytes, workload.batch_size)
-        yield from (_traffic(item, 1, every.bytes_sent) for item, every in zip(of_rank, of_all, strict=True))
+    sample_bytes = workload.model.sizes[0] * workload.itemsize, workload.target_bytes
+    return sum(_sum(costs.loads(nbytes, workload.batch_size)) for nbytes in sample_bytes)
 
 
-def _batch_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
+def _batch_groups(costs: StageCosts, stage: int, chunk: int) -> int:
     """Reduction of the gradients and the loss, and the update of shared replicas."""
-    layout = costs.layout
-    if layout.stages[stage][0] == 1:
-        return
-    for placement, groups in replica_groups(layout, stage).items():
-        reduction = costs.reduction(stage, chunk, placement)
-        yield _traffic(reduction, 1, reduction.bytes_sent * groups)
-        if max(placement) > 1:
-            yield _traffic(costs.update_barrier(stage), 1, 0)
+    if costs.layout.stages[stage][0] == 1:
+        return 0
+    total = 0
+    for placement, groups in replica_groups(costs.layout, stage).items():
+        total += costs.reduction(stage, chunk, placement).bytes_sent * groups
         if max(placement) > 1 and len(placement) > 1:
             slices, elements = max(placement), costs.chunks[stage][chunk].parameters
             bounds = [slice_bounds(elements, slices, number) for number in range(slices)]
-            sums = [costs.slice_reduction(stage, stop - start, placement) for start, stop in bounds]
-            yield _traffic(sums[0], -(-slices // min(placement)), sum(item.bytes_sent for item in sums) * groups)
+            total += _sum(costs.slice_reduction(stage, stop - start, placement) for start, stop in bounds) * groups
+    return total
 
 
-def _model_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
-    """Collectives of the layers in both passes of all microbatches."""
-    layout, batch_size, layers = costs.layout, costs.workload.batch_size, costs.chunks[stage][chunk]
-    sizes = [layout.microbatch_samples(stage, number, batch_size) for number in range(layout.microbatches)]
-    for split in layers.splits:
-        for backward, passes in ((False, 1 + layout.recomputes(stage)), (True, 1)):
-            by_size = {n: layers.collectives(split, n, backward=backward) for n in {*sizes, batch_size}}
-            for number, largest in enumerate(by_size[sizes[0]]):
-                seconds = passes * sum(by_size[size][number].seconds for size in sizes)
-                # The groups together send as much as one with all samples would.
-                sent = passes * by_size[batch_size][number].bytes_sent
-                yield Traffic(*largest[:3], seconds, sent)
+def _model_groups(costs: StageCosts, stage: int, chunk: int) -> int:
+    """Collectives of the layers in both passes; the groups send as much as one with all samples would."""
+    layers, samples = costs.chunks[stage][chunk], costs.workload.batch_size
+    forward, backward = (
+        sum(_sum(layers.collectives(split, samples, backward=backward)) for split in layers.splits)
+        for backward in (False, True)
+    )
+    return (1 + costs.layout.recomputes(stage)) * forward + backward
 
 
-def _between_stages(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
+def _between_stages(costs: StageCosts, stage: int, chunk: int) -> int:
     """Messages with the activations that a chunk receives and the gradients that it returns: whole for every rank."""
-    workload, layout = costs.workload, costs.layout
+    workload, stages = costs.workload, costs.layout.stages
     if stage == 0 and chunk == 0:
-        return
-    before = (stage - 1) % len(layout.stages)
-    for gradients, receiver, sender in ((False, stage, before), (True, before, stage)):
-        receiving_chunk = chunk if not gradients else chunk - (stage == 0)
-        channel = Channel(sender, receiver, gradients, receiving_chunk)
-        messages = [(channel, 0, number) for number in range(layout.microbatches)]
-        features = costs.chunks[stage][chunk].splits[0].layer.inputs
-        sent = features * workload.itemsize * workload.batch_size * layout.stages[receiver][1]
-        seconds = sum(costs.message_times(message).whole for message in messages)
-        yield Traffic("send", "pipeline", costs.message_bytes(messages[0]), seconds, sent)
+        return 0
+    features = costs.chunks[stage][chunk].splits[0].layer.inputs
+    receivers = stages[stage][1] + stages[(stage - 1) % len(stages)][1]
+    return features * workload.itemsize * workload.batch_size * receivers

@@ -37,8 +37,7 @@ NeighbourOverheads = tuple[MessageOverhead | None, MessageOverhead | None]
 class MessageTimes(NamedTuple):
     """Seconds of a message between two stages."""
 
-    whole: float  # from the call that sends it to the end of the one that receives it
-    transit: float  # without the overheads of both ranks
+    transit: float  # from the call that sends it to the end of the one that receives it, without their overheads
     link: float  # in which it occupies the link between their nodes
 
 
@@ -91,7 +90,7 @@ class StageCosts:
             flows, overhead = self.groups.flows(*between), self.groups.overhead(*between)
             whole = machine.message_seconds(nbytes, spans_nodes=flows > 0, flows=flows)
             in_ranks = 0.0 if overhead is None else 2 * overhead.seconds(nbytes)
-            self._messages[key] = MessageTimes(whole, max(whole - in_ranks, 0.0), machine.link_seconds(nbytes, flows))
+            self._messages[key] = MessageTimes(max(whole - in_ranks, 0.0), machine.link_seconds(nbytes, flows))
         return self._messages[key]
 
     def barrier_seconds(self) -> float:

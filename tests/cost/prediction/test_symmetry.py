@@ -16,7 +16,7 @@ from hybridnn.cost.layouts import feasible_layouts
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.plan import StepBounds
-from hybridnn.cost.prediction import groups, places, stage_costs
+from hybridnn.cost.prediction import groups, stage_costs
 from hybridnn.cost.prediction.groups import GridPlaces, Groups, StagePlace
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
 from hybridnn.cost.prediction.predict import Prediction, predict
@@ -40,8 +40,8 @@ def cluster(nodes: int, ranks_per_node: int) -> Machine:
 CACHES = (
     groups._axis_crossings,
     groups._flows,
-    places.grid_places,
-    places._batch_group_placements,
+    groups.grid_places,
+    groups._batch_group_placements,
 )
 
 
@@ -77,8 +77,7 @@ def compute_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Layout, "equal_microbatches", lambda layout, batch_size: tuple(range(layout.microbatches)))
     patch.setattr(GridPlaces, "of", where_they_are)
     patch.setattr(groups, "_different_model_groups", lambda place: place.batch)
-    for module in (groups, places):
-        patch.setattr(module, "distinct_neighbours", every_row)
+    patch.setattr(groups, "distinct_neighbours", every_row)
 
 
 def figures(prediction: Prediction) -> dict[str, Any]:
@@ -135,10 +134,10 @@ def test_simulated_steps_of_unequal_stages(ranks_per_node: int, one_by_one: pyte
         node_ranks=ranks_per_node,
     )
     clear_caches()
-    once = simulate_layout(EVEN, layout, cluster(6, ranks_per_node), 2)
+    once = simulate_layout(EVEN, layout, cluster(6, ranks_per_node))
     with one_by_one.context() as patch:
         compute_all(patch)
-        each = simulate_layout(EVEN, layout, cluster(6, ranks_per_node), 2)
+        each = simulate_layout(EVEN, layout, cluster(6, ranks_per_node))
     np.testing.assert_allclose(once.times.starts, each.times.starts, rtol=1e-12)
     np.testing.assert_allclose(once.times.ends, each.times.ends, rtol=1e-12)
     for found, expected in zip(once.stages, each.stages, strict=True):
