@@ -33,6 +33,16 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#66
 """Colours of lines, points and bars: those of Okabe and Ito (2008), which colour-blind readers can tell apart, but
 yellow, and violet."""
 
+PART_COLORS = {
+    "compute": COLORS[0],
+    "smaller products": COLORS[4],
+    "overhead": MUTED,
+    "communicate": COLORS[1],
+    "bubble": COLORS[3],
+    "wait": COLORS[5],
+}
+"""Colours of the parts of the ranks' time, from the bottom of a bar."""
+
 ON_LIGHT, ON_DARK = "#10161d", "#ffffff"
 """Colours of texts on coloured cells, which are the same on light and dark pages."""
 

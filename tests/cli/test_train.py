@@ -98,12 +98,12 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
     assert "test accuracy  0.6250\n" in rest
     assert "best" not in rest, "test samples choose nothing"
-    assert "75% compute, 25% communication" in rest
+    assert "75% compute, 25% communicate (rank 0)" in rest
     assert "3.0 MB by all ranks" in rest
     assert "\x1b" not in text
 
 
-def test_waiting_time_of_a_pipeline_is_its_bubble(capsys: pytest.CaptureFixture[str]) -> None:
+def test_idle_time_of_a_pipeline_is_its_bubble_and_waiting(capsys: pytest.CaptureFixture[str]) -> None:
     times = ((1.0, 3.0, 2.5), (1.0, 5.0, 4.0))
     names = ("compute_seconds", "communication_seconds", "waiting_seconds")
     epochs = [_epoch(number, **dict(zip(names, taken, strict=True))) for number, taken in enumerate(times, 1)]
@@ -115,10 +115,14 @@ def test_waiting_time_of_a_pipeline_is_its_bubble(capsys: pytest.CaptureFixture[
         view.on_header(header)
         view.on_end(summary)
         texts.append(capsys.readouterr().out)
-    assert "time           20% compute, 15% communication, 65% bubble (rank 0)" in texts[0]
+    assert "time           20% compute, 15% communicate, 50% bubble, 15% wait (rank 0)" in texts[0]
     rows = [line.split() for line in texts[0].splitlines() if line.startswith("     ")]
-    assert [row[5:8] for row in rows if row[0] in "12"] == [["1.000", "0.500", "2.500"], ["1.000", "1.000", "4.000"]]
-    assert "time           20% compute, 80% communication (rank 0)" in texts[1]
+    # One minibatch on two stages: half of the time is the bubble of the schedule.
+    assert [row[5:9] for row in rows if row[0] in "12"] == [
+        ["1.000", "0.500", "2.000", "0.500"],
+        ["1.000", "1.000", "3.000", "1.000"],
+    ]
+    assert "time           20% compute, 80% communicate (rank 0)" in texts[1]
     assert "bubble" not in texts[1]
     TrainView(as_json=True).on_end(summary)
     assert json.loads(capsys.readouterr().out)["waiting_seconds"] == 6.5
