@@ -102,7 +102,7 @@ class TrainView(RunView):
         self._stop_progress()
         speed = Speed.of_epochs(summary.epochs)
         if self._as_json:
-            best = best_epoch(summary.epochs)
+            best = summary.best
             figures = {**asdict(summary), "best_metric": best and best.metric, "best_epoch": best and best.epoch}
             figures |= asdict(speed)
             write_json({"header": asdict(self._header) if self._header else None, **figures})
@@ -192,6 +192,7 @@ def header_table(header: RunHeader) -> Table:
         *_device_rows(header),
         ("data", f"{header.data}, {samples}"),
         ("task", header.task),
+        ("columns", header.columns),
         ("network", network),
         ("optimizer", header.optimizer),
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
@@ -247,7 +248,7 @@ def epoch_table(
     layout: Layout | None = None,
     tested: bool = False,
 ) -> Table:
-    """Make a table of one row per epoch; of a long run evenly spaced ones, the best and the last.
+    """Make a table of one row per epoch; of a long run evenly spaced ones, the best in validation and the last.
 
     `evaluated` is the name of the split on which the epochs were evaluated, `metric` that of what was found there.
 
@@ -259,7 +260,7 @@ def epoch_table(
     pipelined = layout is not None and len(layout.stages) > 1
     times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns", "wait\ns"] if pipelined else []))
     table = new_table((), ("epoch", *quality, *times, "sent"), show_edge=False)
-    best = best_epoch(epochs)
+    best = best_epoch(epochs) if evaluated == "validation" else None
     for record in _chosen_records(epochs, best):
         idle = _idle(record, layout, record.step // record.epoch).values()
         communication = (record.communication_seconds - sum(idle), *idle)
@@ -297,17 +298,16 @@ def summary_table(
 
 def _quality_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """Last and best metric; with a validation split, the metric of the final weights and the best one on that split."""
-    best = best_epoch(summary.epochs)
     if summary.epochs and all(epoch.validation_loss is None for epoch in summary.epochs):
         return [("training loss", _figure(summary.epochs[-1].train_loss))]
-    best_text = f"best {_figure(best.metric)} in epoch {best.epoch}" if best else ""
-    value = _figure(summary.metric)
+    value, best = _figure(summary.metric), summary.best
     if summary.evaluated == "test":
-        return [(summary.metric_name, f"{value}, {best_text}" if best else value)]
+        return [(summary.metric_name, value)]
+    best_text = f"best {_figure(best.metric)} in epoch {best.epoch}" if best else MISSING
     last = summary.epochs[-1].epoch
     name = f"{summary.evaluated} {summary.metric_name.partition(' ')[2]}"
     weights = f"{value} with the weights of epoch {summary.weights_epoch or last} of {last}"
-    return [(name, best_text or MISSING), (summary.metric_name, weights)]
+    return [(name, best_text), (summary.metric_name, weights)]
 
 
 def _chosen_records(epochs: Sequence[EpochRecord], best: EpochRecord | None) -> list[EpochRecord]:
