@@ -339,10 +339,10 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     from hybridnn.study.report_files import FOLDERS, THREADS, conditions_text, folder_rows, point_rows
     from hybridnn.study.scaling import warnings_of
 
-    for found in fastest_layouts(results):
-        print(found.text)
     if results.findings.summary:
         print(results.findings.summary)
+    for found in fastest_layouts(results):
+        print(found.text)
     rows = point_rows(results)
     threads = {row[THREADS] for row in rows}
     if len(threads) == 1:  # a line in place of a column

@@ -90,7 +90,7 @@ def fastest_layouts(results: StudyResults) -> list[Fastest]:
     comparisons = compare_points(results)
     timed = [point for point in results.points if point.is_timed]
     alike = alike_points(timed, constant=lambda p: (p.first.train_samples, p.first.batch_size, p.first.ranks))
-    several = [points for points in alike if len(points) > 1]
+    several = [points for points in alike if len({layout_name(point) for point in points}) > 1]
     return [_fastest(results, points, comparisons) for points in sorted(several, key=lambda p: p[0].first.ranks)]
 
 

@@ -283,8 +283,8 @@ def markdown_text(results: StudyResults, captions: Mapping[str, str]) -> str:
     """
     findings = results.findings
     lines = [f"# {results.title}", ""]
-    lines += [*(f"* {found.text}" for found in fastest_layouts(results)), ""]
     lines += [f"**{findings.summary}**\n"] if findings.summary else []
+    lines += [*(f"* {found.text}" for found in fastest_layouts(results)), ""]
     lines += [results.manifest.description, ""]
     for statement, *comparisons in findings.lines:
         lines += [f"* {statement}", *(f"    * {comparison}" for comparison in comparisons)]
