@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hybridnn.drawing.figures import COLORS, COLUMN, MUTED, legend_above, new_figure, tidy, write_figure
+from hybridnn.drawing.figures import COLORS, COLUMN, MUTED, figure_bytes, legend_above, new_figure, tidy, write_picture
 
 __all__ = ["draw_chart", "main"]
 
@@ -66,7 +67,7 @@ def draw_chart(figures: Mapping[str, Any], titles: Mapping[str, str], path: Path
     axes.set_xlabel(f"times as fast (median and range)\n{figures['machine']}, {figures['date']}")
     tidy(axes)
     legend_above(figure, *axes.get_legend_handles_labels())
-    write_figure(figure, path)
+    write_picture(path, partial(figure_bytes, figure))
 
 
 def _series(figures: Mapping[str, Any], titles: Mapping[str, str]) -> list[Series]:

@@ -87,6 +87,7 @@ def test_each_failure_is_reported_and_the_tests_around_it_pass(tmp_path: Path) -
     assert "printed by the failing rank" in text
     assert "in test_deadlock\n    comm.recv(source=1 - comm.rank)" in text
     assert "exit code 3" in text
+    assert "the reason of the exit" in text
 
 
 @pytest.mark.slow

@@ -62,7 +62,8 @@ def _results(run: RunRecord) -> dict[str, Any]:
     from hybridnn.runs.records import best_epoch, watched
 
     monitor = run.settings.training.monitor
-    last, best = (run.epochs[-1] if run.epochs else None), best_epoch(run.epochs, monitor)
+    last = run.epochs[-1] if run.epochs else None
+    best = best_epoch(run.epochs, monitor) if run.header.validation_samples else None
     kind = "accuracy" if last is None else last.metric_name
     part = "validation" if run.header.validation_samples else "test"  # on which epochs were evaluated
     return {

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, Overrides, command_group, dataset_names, option
+from hybridnn.cli.options import (
+    Format,
+    OutputFormat,
+    Overrides,
+    command_group,
+    dataset_names,
+    option,
+    setting_values,
+)
 from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.utils.text import to_json
@@ -87,6 +95,13 @@ def fetch_data(name: Name) -> None:
 def check_data(
     file: Annotated[Path, typer.Argument(help="A table: a .csv or .parquet file.", metavar="FILE")],
     targets: Annotated[str, option("Target columns, separated by commas.", "NAMES")] = "",
+    drop: Annotated[str, option("Columns to leave out, separated by commas (data.drop_columns).", "NAMES")] = "",
+    missing: Annotated[
+        str, option("Missing values (data.missing).", "NAME", complete=setting_values("data.missing"))
+    ] = "",
+    categories: Annotated[
+        str, option("Input columns of text (data.categories).", "NAME", complete=setting_values("data.categories"))
+    ] = "",
     set_: Overrides = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
@@ -97,7 +112,9 @@ def check_data(
 
     with first_rank_alone():
         overrides = [f"data.file={to_json(str(file))}", *(set_ or ())]
-        overrides += [f"data.targets={targets if targets.startswith('[') else to_json(targets)}"] if targets else []
+        given = {"targets": targets, "drop_columns": drop, "missing": missing, "categories": categories}
+        for key, text in given.items():
+            overrides += [f"data.{key}={text if text.startswith('[') else to_json(text)}"] if text else []
         settings = load_settings(None, overrides)
         found, data = _check(settings), settings.data
     if output_format is Format.json:
@@ -109,7 +126,7 @@ def check_data(
     lines += [("note", note) for note in found.notes]
     lines += [("problem", f"{problem.text}; {problem.advice}") for problem in found.problems]
     console.print(new_grid(lines))
-    given: dict[str, str | list[str]] = {
+    set_before: dict[str, str | list[str]] = {
         key: list(value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in data.model_dump(include={*TABLE_OPTIONS}, exclude_defaults=True).items()
     }
@@ -117,13 +134,13 @@ def check_data(
         return
     named = command_argument(list_text(data.targets)) if data.targets else "NAME"
     command = ["hybridnn train --file", command_argument(file), f"--targets {named}"]
-    command.append(options_text(settings_of([Problem("", "", given), *found.problems])))
+    command.append(options_text(settings_of([Problem("", "", set_before), *found.problems])))
     command += [f"--set {command_argument(text)}" for text in set_ or () if not text.startswith("data.")]
     print(" ".join(filter(None, command)))
 
 
 def print_columns(settings: Settings) -> None:
-    """Print the columns of a table that has several problems, on standard error, unless there are many columns."""
+    """Print the columns of a table that is refused, on standard error, unless there are many columns."""
     found = _check(settings)
     if len(found.columns) <= MOST_COLUMNS:
         make_console(sys.stderr).print(_columns_table(found))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hybridnn.cli.options import join_at_equals
+from hybridnn.cli.options import end_no_word_at_equals, join_at_equals
 from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
 from hybridnn.errors import INTERRUPTED, EnvironmentProblem, HybridnnError
 from hybridnn.utils.collector import paused_collector, skip_last_collection
@@ -180,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     skip_last_collection()
     _open_closed_streams()
     join_at_equals(os.environ)
+    end_no_word_at_equals()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import _completion_classes, _completion_shared
 
 BASH = "_HYBRIDNN_COMPLETE", "complete_bash"
 """Variable and value by which the script of bash asks for completions."""
@@ -83,6 +84,14 @@ def changes(incomplete: str) -> list[str]:
         return _values(os.environ[SETTING], incomplete)
     name, equals, value = incomplete.partition("=")
     return [f"{name}={found}" for found in _values(name, value)] if equals else [f"{n}=" for n in setting_names(name)]
+
+
+def end_no_word_at_equals() -> None:
+    """Make the script of bash add no blank to a completion that ends in ``=``, whose value follows."""
+    reply, ending = "    return 0\n", "    [[ ${COMPREPLY[0]} != *= ]] || compopt -o nospace 2> /dev/null\n"
+    script = _completion_shared.COMPLETION_SCRIPT_BASH.replace(reply, ending + reply)
+    _completion_classes.BashComplete.source_template = script  # that is printed
+    _completion_shared._completion_scripts["bash"] = script  # that is installed
 
 
 def join_at_equals(environment: MutableMapping[str, str]) -> None:
@@ -197,6 +206,8 @@ Checkpoint = Annotated[
         "--checkpoint",
     ),
 ]
-Best = Annotated[bool, typer.Option("--best", help="Take the weights of the epoch with the best evaluation.")]
+Best = Annotated[
+    bool, typer.Option("--best", help="Take the weights of the epoch that was best on the validation part.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 ModelRanks = Annotated[int | None, count("Ranks that every layer is split over (default: 1).", "--model")]

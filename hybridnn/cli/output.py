@@ -250,15 +250,6 @@ def write_json(value: object, out: Path | None = None) -> None:
     write_file(to_json(value, indent=2) + "\n", out)
 
 
-def require_picture(option: str, path: Path) -> str:
-    """The format of a picture, by the name of its file; `SettingError` if it has another ending or no folder."""
-    from hybridnn.drawing.figures import require_format
-
-    picture = require_format(path, option)
-    require_place(option, path)
-    return picture
-
-
 def write_file(content: str | bytes, out: Path | None) -> None:
     """Write a result to its file on rank 0, and print the file's name; without a file print the result."""
     if out is None:

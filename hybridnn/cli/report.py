@@ -88,11 +88,7 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
     if run.untimed:
         console.print(f"no times: {run.untimed}")
         return
-    communication, waiting = (
-        number_cell(figures.shares.communication, ".0%"),
-        number_cell(figures.shares.waiting, ".0%"),
-    )
-    shares = f"communication {communication}, waiting {waiting}"
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in figures.shares.parts.items())
     console.print(f"{figures.seconds_per_epoch:.4g} s per epoch, {figures.samples_per_second:,.0f} samples/s; {shares}")
     console.print(f"limited by: {figures.verdict.text}")
 
@@ -170,13 +166,14 @@ def _scaling_table(group: ScalingGroup) -> Table:
             number_cell(row.efficiency, ".0%"),
             number_cell(row.predicted_speed_up, ".2f"),
             number_cell(row.figures.prediction_error, "+.0%"),
-            number_cell(row.figures.shares.communication, ".0%"),
-            number_cell(row.figures.shares.waiting, ".0%"),
+            number_cell(row.figures.shares.communicate, ".0%"),
+            number_cell(row.figures.shares.bubble, ".0%"),
+            number_cell(row.figures.shares.wait, ".0%"),
         )
         for row in group.rows
     ]
     titles = ("grid", "method", "batch", "s per\nepoch", "speed-\nup", "effi-\nciency", "predicted\nspeed-up")
-    return new_table(("ranks",), (*titles, "step\nerror", "comm.", "idle"), rows, show_edge=False)
+    return new_table(("ranks",), (*titles, "step\nerror", "comm.", "bubble", "wait"), rows, show_edge=False)
 
 
 def _milliseconds(seconds: float | None) -> str:

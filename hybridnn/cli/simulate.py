@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.cost.machine import Machine
-    from hybridnn.cost.prediction.times import TimeBreakdown
     from hybridnn.cost.simulation import ScalingCurve, SimulatedStep
     from hybridnn.drawing.drawing import Drawing
     from hybridnn.pipeline.layout import Layout
 
 
-PARTS = ("computing", "communication", "bubble")  # activities that are shown; a simulation counts overhead as computing
 SUPERLINEAR = 1.005  # efficiency that is printed as more than 100 %
 
 ABOVE_IDEAL = (
@@ -41,9 +39,10 @@ ABOVE_IDEAL = (
 )
 
 EXPLANATION = """\
-computing      passes, loss and update, with loading, copying and Python
-communication  collectives that are waited for, and what of messages cannot be hidden
-bubble         waiting for other stages and their messages"""
+overhead     loading, copying and Python
+communicate  collectives that are waited for, and what of messages cannot be hidden
+bubble       idle time that the schedule itself costs
+wait         for messages and slower stages"""
 
 
 class ScalingKind(str, Enum):
@@ -129,6 +128,8 @@ def _print_step(console: Console, step: SimulatedStep, machine: Machine, drawing
 
 def _step_facts(step: SimulatedStep, machine: Machine, drawing: Drawing) -> dict[str, Any]:
     """The figures of a simulation and its drawing, with stages, minibatches and microbatches from 0."""
+    from hybridnn.cost.simulation import mean_activities, stage_activities
+
     layout = step.layout
     return {
         "machine": machine.name,
@@ -142,10 +143,10 @@ def _step_facts(step: SimulatedStep, machine: Machine, drawing: Drawing) -> dict
         "seconds": step.seconds,
         "seconds_per_step": step.seconds_per_step,
         "seconds_per_epoch": step.seconds_per_epoch,
-        "mean_of_ranks": _parts(step.mean()),
+        "mean_of_ranks": _parts(mean_activities(step)),
         "stages": [
             {"stage": stage, "batch": batch, "model": model, **_parts(parts)}
-            for stage, ((batch, model), parts) in enumerate(zip(layout.stages, step.stages, strict=True))
+            for stage, ((batch, model), parts) in enumerate(zip(layout.stages, stage_activities(step), strict=True))
         ],
         "instruction_seconds_per_step": step.instructions,
         "drawing": {
@@ -168,13 +169,13 @@ def _print_curve(console: Console, curve: ScalingCurve, layout: Layout, machine:
             f"{point.batch_size / point.seconds_per_step:,.0f}",
             f"{point.speed_up:.4g}",
             f"{point.efficiency:.1%}",
-            f"{point.communication_share:.1%}",
-            f"{point.bubble_share:.1%}",
+            *(f"{share:.1%}" for name, share in point.shares.items() if name != "compute"),
         )
         for point in curve.points
     ]
-    titles = ("ranks", "minibatch", "ms per\nstep", "samples\nper s", "speed-up", "efficiency", "comm.", "bubble")
-    console.print(new_table((), titles, rows))
+    titles = ("ranks", "minibatch", "ms per\nstep", "samples\nper s", "speed-up", "efficiency")
+    lost = ("smaller\nproducts", "over-\nhead", "comm.", "bubble", "wait")
+    console.print(new_table((), (*titles, *lost), rows))
     _print_idle(console, layout, {point.ranks: point.batch_size for point in curve.points[1:]})
     if any(point.efficiency > SUPERLINEAR for point in curve.points):
         console.print(ABOVE_IDEAL, soft_wrap=True)
@@ -194,24 +195,25 @@ def _quality_facts(machine: Machine) -> dict[str, Any]:
     return {"quality": None if machine.quality is None else machine.quality.summary}
 
 
-def _parts(breakdown: TimeBreakdown) -> dict[str, float]:
-    parts = breakdown.parts
-    return {f"{name}_seconds_per_step": parts[name] for name in PARTS}
+def _parts(activities: Mapping[str, float]) -> dict[str, float]:
+    return {f"{name}_seconds_per_step": seconds for name, seconds in activities.items()}
 
 
 def _stage_table(step: SimulatedStep) -> Table:
+    from hybridnn.cost.simulation import mean_activities, stage_activities
     from hybridnn.drawing.simulation_picture import stages_shown
 
-    shown = stages_shown(len(step.stages))
+    stages, shown = stage_activities(step), stages_shown(len(step.stages))
     rows = []
     for stage in shown:
         if stage and stage - 1 not in shown:
-            rows.append(["...", "", "", ""])
-        rows.append([str(stage), *_cells(step.stages[stage], step.seconds_per_step)])
-    footers = ("mean", *_cells(step.mean(), step.seconds_per_step))
-    return new_table((), ("ms per step\nstage", *PARTS), rows, footers=footers)
+            rows.append(["...", *[""] * 5])
+        rows.append([str(stage), *_cells(stages[stage], step.seconds_per_step)])
+    mean = mean_activities(step)
+    footers = ("mean", *_cells(mean, step.seconds_per_step))
+    return new_table((), ("ms per step\nstage", *mean), rows, footers=footers)
 
 
-def _cells(breakdown: TimeBreakdown, total: float) -> list[str]:
-    seconds = [breakdown.parts[name] for name in PARTS]
+def _cells(activities: Mapping[str, float], total: float) -> list[str]:
+    seconds = activities.values()
     return [f"{format_milliseconds(part)} {part / total if total else 0.0:6.1%}" for part in seconds]

@@ -28,14 +28,11 @@ if TYPE_CHECKING:
     from hybridnn.runs.trace_file import Epoch, Trace
 
 
-TITLES = ("computing", "transfer", "idle: data\nunder way", "idle: work\nnot done", "other")
-"""Titles of the parts of a `Breakdown`."""
-
 EXPLANATION = """\
-transfer             sends and receives that start, and collectives that all ranks have reached
-idle: data under way transfer-induced: what the rank waits for has been sent
-idle: work not done  imbalance-induced: it has not been computed, or other ranks have yet to come
-other                loading and copying, and what lies between the instructions"""
+communicate  sending and receiving, waiting for what has been sent, and collectives that all ranks have reached
+bubble       idle time that the schedule itself costs
+wait         for slower ranks, and what they have not computed
+overhead     loading and copying, and what lies between the instructions"""
 
 
 class TimeWindow(NamedTuple):
@@ -190,14 +187,21 @@ def _shares(item: Breakdown) -> dict[str, float]:
 
 def _table(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> Table:
     """One row per stage, the mean over its ranks, and the total over all ranks."""
-    from hybridnn.runs.trace_breakdown import sum_of
+    from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble
 
     has_means = any(batch * model > 1 for batch, model in epoch.layout.stages)
-    titles = ("stage\n(mean)" if has_means else "stage", *TITLES)
-    rows = [(str(stage), *_cells(item)) for stage, item in enumerate(_by_stage(epoch, breakdowns))]
-    return new_table((), titles, rows, footers=("total", *_cells(sum_of(breakdowns))))
+    bubble = schedule_bubble(epoch.layout, len(epoch.minibatches))
+    activities, span = [item.activities(bubble) for item in breakdowns], breakdowns[0].span
+    stages = [lane.position.stage for lane in epoch.ranks]
 
+    def cells(title: str, stage: int | None) -> tuple[str, ...]:
+        """The total of all ranks, or the mean over those of a stage."""
+        chosen = [own for own, number in zip(activities, stages, strict=True) if stage in (None, number)]
+        total = {name: sum(own[name] for own in chosen) for name in chosen[0]}
+        scale, time = (1.0, span * len(chosen)) if stage is None else (1 / len(chosen), span)
+        parts = [seconds * scale for seconds in total.values()]
+        return title, *(f"{part:.4f} {part / time if time else 0.0:6.1%}" for part in parts)
 
-def _cells(item: Breakdown) -> list[str]:
-    shares = _shares(item)
-    return [f"{seconds:.4f} {shares[name]:6.1%}" for name, seconds in item.parts.items()]
+    rows = [cells(str(stage), stage) for stage in range(len(epoch.layout.stages))]
+    titles = ("stage\n(mean)" if has_means else "stage", *activities[0])
+    return new_table((), titles, rows, footers=cells("total", None))

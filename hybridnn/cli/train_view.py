@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from hybridnn.checkpoints.reading import Checkpoint
     from hybridnn.config.settings import Settings
+    from hybridnn.pipeline.layout import Layout
     from hybridnn.training.trained_network import TrainedNetwork
 
 
@@ -101,18 +102,18 @@ class TrainView(RunView):
         self._stop_progress()
         speed = Speed.of_epochs(summary.epochs)
         if self._as_json:
-            best = best_epoch(summary.epochs)
+            best = summary.best
             figures = {**asdict(summary), "best_metric": best and best.metric, "best_epoch": best and best.epoch}
             figures |= asdict(speed)
             write_json({"header": asdict(self._header) if self._header else None, **figures})
             return
-        pipelined = self._header is not None and len(self._header.layout.stages) > 1
+        layout = None if self._header is None else self._header.layout
         quality = summary.evaluated, summary.metric_name.partition(" ")[2]
-        tables = [] if self._has_rows else ["", epoch_table(summary.epochs, *quality, pipelined=pipelined)]
+        tables = [] if self._has_rows else ["", epoch_table(summary.epochs, *quality, layout=layout)]
         for line in (*tables, ""):
             self._console.print(line)
         takes_turns = self._header is not None and self._header.in_process and self._header.ranks > 1
-        self._console.print(summary_table(summary, speed, pipelined=pipelined, takes_turns=takes_turns))
+        self._console.print(summary_table(summary, speed, layout, takes_turns=takes_turns))
 
     def _print_row(self, record: EpochRecord, header: RunHeader) -> None:
         """Print the row of an epoch of the final table as soon as it has ended, the first with the titles."""
@@ -120,7 +121,7 @@ class TrainView(RunView):
             [record],
             "validation" if header.validation_samples else "test",
             "metric" if record.validation_loss is None else record.metric_name,
-            pipelined=len(header.layout.stages) > 1,
+            layout=header.layout,
             tested=bool(header.validation_samples or header.test_samples),
         )
         for column in table.columns:
@@ -154,13 +155,24 @@ class TrainView(RunView):
             self._progress = None
 
 
-def time_shares(speed: Speed, *, pipelined: bool) -> str:
-    """Shares of the training time as text; waiting is the bubble of a pipeline, else part of communication."""
-    waiting = speed.waiting_seconds if pipelined else 0.0
-    parts = {"compute": speed.compute_seconds, "communication": speed.communication_seconds - waiting}
-    parts |= {"bubble": waiting} if pipelined else {}
+def time_shares(speed: Speed, layout: Layout | None = None, minibatches: int = 1) -> str:
+    """Shares of the training time as text; idle time has shares of its own in a pipeline, else it is communication."""
+    idle = _idle(speed, layout, minibatches)
+    parts = {"compute": speed.compute_seconds, "communicate": speed.communication_seconds - sum(idle.values()), **idle}
     seconds = sum(parts.values())
     return ", ".join(f"{part / seconds if seconds else 0:.0%} {name}" for name, part in parts.items())
+
+
+def _idle(speed: Speed | EpochRecord, layout: Layout | None, minibatches: int) -> dict[str, float]:
+    """Seconds of the bubble and of waiting in a pipeline of so many minibatches per epoch; empty for other layouts."""
+    if layout is None or len(layout.stages) == 1:
+        return {}
+    from hybridnn.cost.prediction.times import split_idle
+    from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble
+
+    seconds = speed.compute_seconds + speed.communication_seconds
+    bubble, wait = split_idle(speed.waiting_seconds, seconds * schedule_bubble(layout, minibatches))
+    return {"bubble": bubble, "wait": wait}
 
 
 def header_table(header: RunHeader) -> Table:
@@ -180,6 +192,7 @@ def header_table(header: RunHeader) -> Table:
         *_device_rows(header),
         ("data", f"{header.data}, {samples}"),
         ("task", header.task),
+        ("columns", header.columns),
         ("network", network),
         ("optimizer", header.optimizer),
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
@@ -232,23 +245,25 @@ def epoch_table(
     evaluated: str = "test",
     metric: str = "accuracy",
     *,
-    pipelined: bool = False,
+    layout: Layout | None = None,
     tested: bool = False,
 ) -> Table:
-    """Make a table of one row per epoch; of a long run evenly spaced ones, the best and the last.
+    """Make a table of one row per epoch; of a long run evenly spaced ones, the best in validation and the last.
 
     `evaluated` is the name of the split on which the epochs were evaluated, `metric` that of what was found there.
 
-    In a pipeline the bubble has a column of its own. Data that are `tested` have columns even where no epoch is.
+    In a pipeline the bubble and waiting have columns of their own. Data that are `tested` have columns even where no
+    epoch is.
     """
     tested = tested or any(record.validation_loss is not None for record in epochs)
     quality = ("train\nloss", *((f"{evaluated}\nloss", f"{evaluated}\n{metric}") if tested else ()))
-    times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns"] if pipelined else []))
+    pipelined = layout is not None and len(layout.stages) > 1
+    times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns", "wait\ns"] if pipelined else []))
     table = new_table((), ("epoch", *quality, *times, "sent"), show_edge=False)
-    best = best_epoch(epochs)
+    best = best_epoch(epochs) if evaluated == "validation" else None
     for record in _chosen_records(epochs, best):
-        bubble = [record.waiting_seconds] if pipelined else []
-        communication = (record.communication_seconds - sum(bubble), *bubble)
+        idle = _idle(record, layout, record.step // record.epoch).values()
+        communication = (record.communication_seconds - sum(idle), *idle)
         table.add_row(
             str(record.epoch),
             _figure(record.train_loss),
@@ -262,16 +277,18 @@ def epoch_table(
     return table
 
 
-def summary_table(summary: RunSummary, speed: Speed, *, pipelined: bool = False, takes_turns: bool = False) -> Table:
+def summary_table(
+    summary: RunSummary, speed: Speed, layout: Layout | None = None, *, takes_turns: bool = False
+) -> Table:
     """Last and best metric, speed, where the time went, and the folder; `takes_turns`: all ranks are one process."""
-    steps = f"{summary.steps:,}"
+    steps, minibatches = f"{summary.steps:,}", summary.steps // len(summary.epochs)
     if summary.resumed_at:
         steps += f", the last {summary.steps - summary.resumed_at:,}"
     return new_grid(
         [
             *_quality_rows(summary),
             ("steps", f"{steps} in {summary.seconds:.1f} s, {speed.samples_per_second:,.0f} samples/s"),
-            ("time", f"{time_shares(speed, pipelined=pipelined)} (rank 0)"),
+            ("time", f"{time_shares(speed, layout, minibatches)} (rank 0)"),
             *([("", "of ranks that take turns in one process, and not of parallel ranks")] if takes_turns else []),
             ("sent", f"{format_bytes(speed.bytes_sent, decimals=1)} by all ranks"),
             ("folder", summary.folder),
@@ -281,17 +298,16 @@ def summary_table(summary: RunSummary, speed: Speed, *, pipelined: bool = False,
 
 def _quality_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """Last and best metric; with a validation split, the metric of the final weights and the best one on that split."""
-    best = best_epoch(summary.epochs)
     if summary.epochs and all(epoch.validation_loss is None for epoch in summary.epochs):
         return [("training loss", _figure(summary.epochs[-1].train_loss))]
-    best_text = f"best {_figure(best.metric)} in epoch {best.epoch}" if best else ""
-    value = _figure(summary.metric)
+    value, best = _figure(summary.metric), summary.best
     if summary.evaluated == "test":
-        return [(summary.metric_name, f"{value}, {best_text}" if best else value)]
+        return [(summary.metric_name, value)]
+    best_text = f"best {_figure(best.metric)} in epoch {best.epoch}" if best else MISSING
     last = summary.epochs[-1].epoch
     name = f"{summary.evaluated} {summary.metric_name.partition(' ')[2]}"
     weights = f"{value} with the weights of epoch {summary.weights_epoch or last} of {last}"
-    return [(name, best_text or MISSING), (summary.metric_name, weights)]
+    return [(name, best_text), (summary.metric_name, weights)]
 
 
 def _chosen_records(epochs: Sequence[EpochRecord], best: EpochRecord | None) -> list[EpochRecord]:

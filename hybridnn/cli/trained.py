@@ -72,7 +72,7 @@ def evaluate(
     """Evaluate the weights of a run, on its own data or others; several ranks as for train."""
     require_one_way(ranks, in_process)
     start_ranks(ranks)
-    from hybridnn.data.table_file import column_names
+    from hybridnn.data.table_options import column_names
     from hybridnn.runs.inference import evaluate_run
     from hybridnn.runs.trained_run import open_run
 
@@ -103,7 +103,7 @@ def predict(
         str | None,
         option(
             "Columns of the table to write before the predictions, separated by commas; by default the first column, "
-            "if it is no input and all of its values differ.",
+            "if it identifies the rows.",
             "NAMES",
         ),
     ] = None,
@@ -118,10 +118,11 @@ def predict(
     require_one_way(ranks, in_process)
     start_ranks(ranks)
     from hybridnn.comm.agreement import agree
-    from hybridnn.data.table_file import column_names
+    from hybridnn.data.table_options import column_names
     from hybridnn.runs.inference import predict_file
     from hybridnn.runs.trained_run import open_run
     from hybridnn.utils.files import write_atomically
+    from hybridnn.utils.text import plural
 
     def predict_rank() -> None:
         grid = _make_grid(model)
@@ -142,7 +143,8 @@ def predict(
         if found is not None:
             _warn_of_damage(trained.source)
             _warn_of_columns(str(file), found.ignored)
-            print(f"{out}: {len(found.values):,} predictions with the weights of {_weights_text(trained.source)}")
+            count = len(found.values)
+            print(f"{out}: {count:,} {plural('prediction', count)} with the weights of {_weights_text(trained.source)}")
 
     on_ranks(in_process, predict_rank)
 
@@ -250,7 +252,7 @@ def _weights_text(source: WeightsSource) -> str:
 def _warn_of_columns(file: str, ignored: Sequence[str]) -> None:
     """Print the unused columns of a table on the error stream."""
     if ignored:
-        from hybridnn.data.table_file import column_list
+        from hybridnn.data.table_options import column_list
 
         columns = column_list(ignored)
         print(f"Warning: {file}: columns that the run was not trained on are ignored: {columns}", file=sys.stderr)

@@ -133,9 +133,10 @@ def keys_of(schema: Mapping[str, Any]) -> list[Setting]:
 def _study_rows(
     prefix: str, section: Mapping[str, Any], models: Mapping[str, Any], shown_models: set[str]
 ) -> Iterator[Setting]:
-    for key, field in section["properties"].items():
+    required = section.get("required", ())
+    for key, field in sorted(section["properties"].items(), key=lambda item: item[0] not in required):
         default = field.get("default")
-        shown = "required" if key in section.get("required", ()) else f"`{json.dumps(default)}`" if default else ""
+        shown = "required" if key in required else f"`{json.dumps(default)}`" if default else ""
         allowed = " or ".join(dict.fromkeys(_study_values(field, models)))
         yield Setting(prefix + key, allowed, shown, field.get("description", ""))
         for suffix, name in _models_in(field):

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError, create_model, 
 
 import hybridnn.data
 from hybridnn.data import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
-from hybridnn.data.table_file import Categories, Decimal, Missing, Refused, Thousands, Unknown
+from hybridnn.data.table_options import Categories, Decimal, Missing, Refused, Thousands, Unknown
 from hybridnn.errors import SettingError
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
@@ -354,9 +354,11 @@ class Settings(Section):
     output: OutputSettings = OutputSettings()
 
     @model_validator(mode="after")
-    def _patience_has_a_validation_split(self) -> Settings:
-        if self.training.patience is not None and not self.data.validation_fraction:
-            raise refused("training.patience", self.training.patience, "needs data.validation_fraction above 0")
+    def _choice_has_a_validation_split(self) -> Settings:
+        for name, unset in (("patience", None), ("monitor", "auto")):
+            value = getattr(self.training, name)
+            if value != unset and not self.data.validation_fraction:
+                raise refused(f"training.{name}", value, "needs data.validation_fraction above 0")
         return self
 
     @model_validator(mode="after")

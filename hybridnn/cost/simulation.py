@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction.stage_costs import StageCosts
@@ -14,10 +14,13 @@ from hybridnn.cost.prediction.times import (
     TimeBreakdown,
     compile_layout,
     mean_over_ranks,
+    parts_of_efficiency,
     run,
     seconds_per_added_minibatch,
+    split_idle,
 )
 from hybridnn.cost.prediction.workload import Workload
+from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble
 from hybridnn.pipeline.layout import Layout
 from hybridnn.utils.checks import require_choice
 
@@ -33,7 +36,7 @@ class SimulatedStep:
     times: ScheduleTimes
     seconds: float  # from the start of the first minibatch to the end of the last
     seconds_per_step: float  # per minibatch; where minibatches overlap, what the second half of them adds
-    # of a step, for the ranks of every stage; computing includes overhead
+    # of a step, for the ranks of every stage; the bubble includes waiting for slower stages
     stages: tuple[TimeBreakdown, ...]
 
     @property
@@ -86,10 +89,11 @@ def _stage_breakdowns(costs: StageCosts, times: ScheduleTimes, per_step: float) 
     for stage, (busy, receiving) in enumerate(zip(times.busy, times.communication, strict=True)):
         own = program.computations[program.of(stage)]
         collectives = sum(costs.breakdown(stage, instruction).communication for instruction in own)
-        computing, communication = busy - collectives, receiving + collectives
-        rest = seconds - computing - communication
+        overhead = sum(costs.breakdown(stage, instruction).overhead for instruction in own)
+        computing, communication = busy - collectives - overhead, receiving + collectives
+        rest = seconds - busy - receiving
         bubble = rest if rest > ROUNDING_ERROR * seconds else 0.0
-        stages.append(TimeBreakdown(computing, communication, bubble) * scale)
+        stages.append(TimeBreakdown(computing, communication, bubble, overhead) * scale)
     return tuple(stages)
 
 
@@ -103,8 +107,8 @@ CURVES = ("strong", "weak")
 class ScalingPoint:
     """Simulation of one number of ranks.
 
-    The speed-up is samples per second over those of one rank, the efficiency the speed-up per rank, and the shares are
-    fractions of the ranks' time.
+    The speed-up is samples per second over those of one rank, the efficiency the speed-up per rank, and `shares` are
+    the parts of the ranks' time by `parts_of_efficiency`.
     """
 
     ranks: int
@@ -112,8 +116,7 @@ class ScalingPoint:
     seconds_per_step: float
     speed_up: float
     efficiency: float
-    communication_share: float
-    bubble_share: float
+    shares: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -149,9 +152,30 @@ def _replicated(layout: Layout) -> Iterator[tuple[int, Layout]]:
 
 
 def _point(step: SimulatedStep, serial: SimulatedStep) -> ScalingPoint:
-    seconds, mean = step.seconds_per_step, step.mean()
-    batch_size, ranks = step.workload.batch_size, step.layout.ranks
+    seconds, batch_size, ranks = step.seconds_per_step, step.workload.batch_size, step.layout.ranks
     speed_up = batch_size / seconds * serial.seconds_per_step / serial.workload.batch_size
-    return ScalingPoint(
-        ranks, batch_size, seconds, speed_up, speed_up / ranks, mean.communication / seconds, mean.bubble / seconds
-    )
+    shares = parts_of_efficiency(_per_sample(step), _per_sample(serial))
+    return ScalingPoint(ranks, batch_size, seconds, speed_up, speed_up / ranks, shares)
+
+
+def _per_sample(step: SimulatedStep) -> dict[str, float]:
+    """Seconds of all ranks per sample, by activity."""
+    ranks_per_sample = step.layout.ranks / step.workload.batch_size
+    return {name: seconds * ranks_per_sample for name, seconds in mean_activities(step).items()}
+
+
+def stage_activities(step: SimulatedStep) -> list[dict[str, float]]:
+    """Seconds of a step for the ranks of every stage, by the names of all reports."""
+    bubble = schedule_bubble(step.layout, step.workload.steps_per_epoch) * step.seconds_per_step
+    found = []
+    for parts in step.stages:
+        idle = split_idle(parts.bubble, bubble)
+        seconds = (parts.computing, parts.overhead, parts.communication, *idle)
+        found.append(dict(zip(("compute", "overhead", "communicate", "bubble", "wait"), seconds, strict=True)))
+    return found
+
+
+def mean_activities(step: SimulatedStep) -> dict[str, float]:
+    """Means of `stage_activities` over all ranks."""
+    weights, stages = [prod(shape) / step.layout.ranks for shape in step.layout.stages], stage_activities(step)
+    return {name: sum(w * stage[name] for w, stage in zip(weights, stages, strict=True)) for name in stages[0]}

@@ -12,8 +12,9 @@ from hybridnn.utils.text import printable, shown_path
 
 from .rows import Task
 from .table_columns import Column, read_column
-from .table_file import TableOptions, as_names, read_table
+from .table_file import read_table
 from .table_fitting import Examination, examine
+from .table_options import TableOptions, as_names
 from .table_problems import Problem, settings_of
 from .user_file import choose_columns
 

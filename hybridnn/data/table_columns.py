@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 
 from hybridnn.errors import DataError
 
-from .table_file import TableOptions
+from .table_options import TableOptions
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 Floats = NDArray[np.float64]
 Kind = Literal["number", "truth", "date", "text"]
-NOT_PLAIN = re.compile(r"[^0-9eE+\-. \n]|(?:^|\n)0\d")
-"""What a column of plain numbers does not contain; leading zeros are of codes."""
+PLAIN = b"0eE+-. \n"
+"""The letters of plain numbers, with 0 for any digit."""
+ZEROS = bytes.maketrans(b"123456789", b"000000000")
 TRUTH = {"true": 1.0, "false": 0.0}
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
 ANY_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
@@ -253,7 +254,8 @@ def _as_floats(table: DataFrame, names: Sequence[str], numbers: Numbers) -> Floa
         return None
     cells = _matrix(table, names, object)
     with contextlib.suppress(TypeError, ValueError, OverflowError):
-        if not NOT_PLAIN.search("\n".join(cells.ravel())):
+        text = ("\n" + "\n".join(cells.ravel().tolist())).encode("ascii").translate(ZEROS)
+        if b"\n00" not in text and not text.translate(None, PLAIN):  # leading zeros are of codes
             found: Floats = cells.astype(np.float64)
             return found
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from hybridnn.utils.text import counted
 
-from .table_file import column_list
+from .table_options import column_list
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
     from .table_encoding import TableEncoding
 
 COMPACT_DATES = (19000101, 21001231)
-YEARS = (1600, 2100)
 SENTINELS = np.array([sign * (10.0**digits - 1) for digits in range(2, 7) for sign in (1, -1)] + [999.9, -999.9])
 """Numbers such as 99 and -999, which stand for missing values in many tables."""
 FAR = 3.0  # times the range of the other values, from which on a sentinel is far from them
 FEW_ROWS = 5
+ID_NAME = re.compile(r"(.*[\W_])?(id|nr|no|key|number)[\W_]?", re.I)
+ID_SUFFIX = re.compile(r".*[a-z]I[dD]")
+TOTAL = re.compile(r"(grand |sub)?total|sum|summe|gesamt|insgesamt|mean|average|mittelwert", re.I)
 MANY_CLASSES = 15  # different whole numbers that are taken for labels without a doubt
 FEW_ROWS_PER_CLASS = 10
 
@@ -50,6 +53,7 @@ def doubts(frame: DataFrame, columns: Sequence[Column], encoding: TableEncoding,
         yield from _sentinels(names, values, least, most)
         if encoding.columns[0] in names:
             yield from _row_numbers(encoding.columns[0], values[:, names.index(encoding.columns[0])])
+    yield from _total_row(frame.loc[:, [dtype.kind == "O" for dtype in frame.dtypes]])
     if not encoding.classes:
         for column in of_targets:
             values = column.values[:, None]
@@ -63,10 +67,25 @@ def doubts(frame: DataFrame, columns: Sequence[Column], encoding: TableEncoding,
     yield from _labels(encoding, [] if is_stated else of_targets)
 
 
+def is_identifier(name: str, values: Floats) -> bool:
+    """Whether numbers seem to identify the rows: they count from 0 or 1, or all differ and the name says so."""
+    if len(values) < FEW_ROWS or (values != np.rint(values)).any() or len(np.unique(values)) < len(values):
+        return False
+    has_name = ID_NAME.fullmatch(name) or ID_SUFFIX.fullmatch(name)
+    return bool(has_name) or (values[0] in (0, 1) and bool((np.diff(values) == 1).all()))
+
+
 def _row_numbers(name: str, values: Floats) -> Iterator[str]:
-    are_years = values[0] >= YEARS[0] and values[-1] <= YEARS[1]
-    if len(values) >= FEW_ROWS and (np.diff(values) == 1).all() and not are_years:
-        yield f"{name} counts the rows; if it only identifies them, leave it out with data.drop_columns"
+    if is_identifier(name, values):
+        what = "counts the rows" if (np.diff(values) == 1).all() else "has another whole number in every row"
+        yield f"{name} {what}; if it only identifies them, leave it out with data.drop_columns"
+
+
+def _total_row(texts: DataFrame) -> Iterator[str]:
+    for name in texts.columns if len(texts) >= FEW_ROWS else ():
+        last = str(texts[name].iloc[-1]).strip()
+        if TOTAL.fullmatch(last) and (texts[name] == texts[name].iloc[-1]).sum() == 1:
+            yield f"the last row has {last!r} as {name}; if it sums up the others, remove it from the file"
 
 
 def _compact_dates(names: Sequence[str], values: Floats, least: Floats, most: Floats) -> Iterator[str]:

@@ -13,7 +13,8 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.text import counted, printable
 
 from .table_columns import Floats, Kind, Numbers, label_text, plain_numbers, read_column
-from .table_file import NAMES_SHOWN, Extra, TableOptions, as_names, column_list, named_frame, require_columns
+from .table_file import Extra, named_frame
+from .table_options import NAMES_SHOWN, TableOptions, as_names, column_list, require_columns
 from .table_problems import TARGET_ADVICE, not_numbers, require_no_problem
 
 if TYPE_CHECKING:
@@ -79,6 +80,21 @@ class TableEncoding:
             "" if given.thousands in ("auto", "none") else given.thousands,
         )
 
+    def describe(self) -> str:
+        """What was decided about the columns, as one line."""
+        numbers = [name for name in self.columns if name not in self.categories and name not in self.kinds]
+        notes = [f"numbers: {column_list(numbers)}"] if numbers else []
+        notes += ["numbers have decimal commas"] if self.numbers.decimal == "," else []
+        notes += [f"{self.numbers.thousands!r} separates thousands"] if self.numbers.thousands else []
+        for kind, text in (("date", "dates become days since 1970"), ("truth", "truth values become 0 and 1")):
+            names = [name for name, of in self.kinds.items() if of == kind and name not in self.targets]
+            notes += [f"{text}: {column_list(names)}"] if names else []
+        values = [f"{name} ({len(texts):,} values)" for name, texts in self.categories.items()]
+        notes += [f"one input for each value: {column_list(values)}"] if values else []
+        notes += ["missing values become means"] if self.means else []
+        notes += [f"left out: {column_list(self.options.drop_columns)}"] if self.options.drop_columns else []
+        return "; ".join(notes)
+
     def encode(
         self, table: DataFrame, called: str = "the table", *, targets: str | Sequence[str] | None = None
     ) -> EncodedTable:
@@ -122,7 +138,7 @@ class TableEncoding:
         there = ~np.isnan(rows)
         counts = there.sum(axis=0)
         if not counts.all():
-            empty = sorted({name for name, count in zip(self._feature_columns(), counts, strict=True) if not count})
+            empty = sorted({name for name, count in zip(self.feature_columns, counts, strict=True) if not count})
             raise DataError(f"{called}: no value in the training samples of {column_list(empty)}: no mean to fill in")
         return replace(self, means=tuple((np.where(there, rows, 0).sum(axis=0) / counts).tolist()))
 
@@ -153,7 +169,7 @@ class TableEncoding:
                 for name in self.columns
             ]
             values = np.concatenate(parts, axis=1)
-        _require_finite(values, self._feature_columns(), called)
+        _require_finite(values, self.feature_columns, called)
         return values
 
     def _numbers_of(self, table: DataFrame, names: Sequence[str], called: str) -> Floats:
@@ -212,7 +228,8 @@ class TableEncoding:
         _require_finite(targets, names, called)
         return targets
 
-    def _feature_columns(self) -> list[str]:
+    @property
+    def feature_columns(self) -> list[str]:
         """The column of every feature."""
         return [name for name in self.columns for _ in self.categories.get(name, ("",))]
 
@@ -236,7 +253,7 @@ class TableEncoding:
             x, in_x = np.where(in_x, self.means, x), np.zeros_like(in_x)
         bad = np.concatenate([in_x, in_y], axis=1)
         if bad.any():
-            which = _counts([*self._feature_columns(), *targets], bad)
+            which = _counts([*self.feature_columns, *targets], bad)
             how = "the network was trained without such samples"
             if self.options.missing != "error":
                 how += "; only training and evaluation leave them out"

@@ -2,136 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
-import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.utils.checks import require_choice
 from hybridnn.utils.files import memory_bytes, open_regular
 from hybridnn.utils.text import printable, shown_path
+
+from .table_options import NAMES_SHOWN, TableOptions, as_names, column_list, require_names
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-NAMES_SHOWN = 12  # limit of column names in a message
 SEPARATORS = (",", ";", "\t", "|")
 LINE_CHARACTERS = 1 << 28  # limit of the header line, enough for ten million columns
 SAMPLE_CHARACTERS = 1 << 16  # after the header line, from which the separator is found
 SAMPLE_RECORDS = 50
-MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-"""Byte-order marks at the beginning of a file, and the encodings that they announce."""
-
-MISSING_WORDS = frozenset(
-    {"", "#N/A", "#NA", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "-nan", "-NaN"}
-)
-"""Texts that count as missing values, as in pandas."""
-
-Decimal = Literal["auto", ".", ","]
-Thousands = Literal["auto", "none", ".", ",", " ", "'"]
-Missing = Literal["error", "drop", "mean"]
-Refused = Literal["error", "drop"]
-Categories = Literal["error", "one-hot"]
-Unknown = Literal["error", "zeros"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableOptions:
-    """How a table is read; the fields are those of ``[data]`` with the same names.
-
-    Parameters
-    ----------
-    separator : str
-        One character between the columns of a ``.csv`` file, or a space for any number of spaces; ``"auto"`` finds
-        comma, semicolon, tab and vertical bar.
-    encoding : str
-        Encoding of a ``.csv`` file, as Python calls it; ``"auto"`` is UTF-8, or what a byte-order mark announces.
-    header : {"auto", True, False}
-        Whether the first line names the columns; ``"auto"`` refuses a first line that holds numbers. Without a header
-        line the names are ``column 1``, ``column 2`` and so on.
-    names : str or sequence of str
-        Names of the columns of a file without a header line.
-    skip_lines : int
-        Lines to leave out before the header line.
-    comment : str
-        One character, from which on the rest of a line is left out; empty for none.
-    decimal : {'auto', '.', ','}
-        Decimal separator; ``"auto"`` decides by all cells.
-    thousands : {'auto', 'none', '.', ',', ' ', "'"}
-        Separator of thousands; ``"auto"`` decides by all cells, and refuses cells that may be read in two ways.
-    missing_words : str or sequence of str
-        Texts that count as missing values too, such as ``"?"``; ``"not None"`` takes a text out of `MISSING_WORDS`.
-    text_columns : str or sequence of str
-        Columns that hold text although their cells are numbers, such as postcodes.
-    drop_columns : str or sequence of str
-        Columns that are left out.
-    missing : {'error', 'drop', 'mean'}
-        Missing values are refused, or their rows are left out, or those of inputs are replaced by the mean of the
-        training samples.
-    missing_targets : {'error', 'drop'}
-        Rows without a target are refused or left out; ``missing = "drop"`` leaves them out too.
-    categories : {'error', 'one-hot'}
-        Input columns of text are refused, or become one input per value: 1 where the column has the value, else 0.
-    unknown_categories : {'error', 'zeros'}
-        A value that the training data did not have is refused, or all inputs of its column are 0.
-    """
-
-    separator: str = "auto"
-    encoding: str = "auto"
-    header: Literal["auto"] | bool = "auto"
-    names: str | Sequence[str] = ()
-    skip_lines: int = 0
-    comment: str = ""
-    decimal: Decimal = "auto"
-    thousands: Thousands = "auto"
-    missing_words: str | Sequence[str] = ()
-    text_columns: str | Sequence[str] = ()
-    drop_columns: str | Sequence[str] = ()
-    missing: Missing = "error"
-    missing_targets: Refused = "error"
-    categories: Categories = "error"
-    unknown_categories: Unknown = "error"
-
-    def __post_init__(self) -> None:
-        choices = {
-            "decimal": Decimal,
-            "thousands": Thousands,
-            "missing": Missing,
-            "missing_targets": Refused,
-            "categories": Categories,
-            "unknown_categories": Unknown,
-        }
-        for name, choice in choices.items():
-            require_choice(f"data.{name}", getattr(self, name), get_args(choice))
-        if self.header not in ("auto", True, False):
-            raise SettingError("data.header", self.header, "must be true, false or 'auto'")
-        if self.separator != "auto" and (len(self.separator) != 1 or self.separator in '"\r\n'):
-            raise SettingError("data.separator", self.separator, "must be one character, or 'auto'")
-        if len(self.comment) > 1:
-            raise SettingError("data.comment", self.comment, "must be one character")
-        if self.decimal == self.thousands != "auto":
-            raise SettingError("data.thousands", self.thousands, "must not be the decimal separator")
-        if self.encoding != "auto":
-            try:
-                "".encode(self.encoding)
-            except LookupError:
-                raise SettingError("data.encoding", self.encoding, "no such encoding; try 'cp1252'") from None
-        for name in ("names", "missing_words", "text_columns", "drop_columns"):
-            object.__setattr__(self, name, as_names(getattr(self, name)))
-
-    @property
-    def words(self) -> frozenset[str]:
-        """All texts that count as missing values."""
-        cut = {word.removeprefix("not ") for word in self.missing_words if word.startswith("not ")}
-        return MISSING_WORDS - cut | {word.strip() for word in self.missing_words if not word.startswith("not ")}
-
+BEGINNINGS = {
+    rb"\xef\xbb\xbf": "utf-8-sig",
+    rb"\xff\xfe|\xfe\xff": "utf-16",
+    rb"[^\0]\0[^\0]\0": "utf-16-le",  # without a byte-order mark
+    rb"\0[^\0]\0[^\0]": "utf-16-be",
+}
+"""Patterns of the first bytes of a file, and the encodings that they announce."""
 
 Extra = Literal["", "first", "last"]
 
@@ -145,24 +46,9 @@ class Table(NamedTuple):
     extra: Extra = ""  # which cell of a row has no name, where the header line is one cell shorter
 
 
-def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of columns in Unicode's form NFC; a text is one name, and not a sequence of letters."""
-    return tuple(unicodedata.normalize("NFC", name) for name in ((names,) if isinstance(names, str) else names))
-
-
-def column_names(text: str | None) -> tuple[str, ...]:
-    """The names in a text that separates them by commas."""
-    return as_names([name.strip() for name in (text or "").split(",") if name.strip()])
-
-
-def column_list(names: Sequence[str]) -> str:
-    """Names of columns for a message, at most `NAMES_SHOWN` of them."""
-    shown = ", ".join(printable(name, 40) for name in names[:NAMES_SHOWN])
-    more = len(names) - NAMES_SHOWN
-    return f"{shown} and {more:,} more" if more > 0 else shown or "none"
-
-
-def read_table(path: Path, options: TableOptions | None = None, extra: Extra | None = None) -> Table:
+def read_table(
+    path: Path, options: TableOptions | None = None, extra: Extra | None = None, inputs: Sequence[str] = ()
+) -> Table:
     """Read a ``.csv`` or ``.parquet`` file.
 
     The separator is that of `SEPARATORS` which divides all of the first lines into the same number of cells.
@@ -173,6 +59,9 @@ def read_table(path: Path, options: TableOptions | None = None, extra: Extra | N
     ----------
     extra : {'', 'first', 'last'}, optional
         Which cell of a row has no name where the header line is one cell shorter; by default, decided by the rows.
+    inputs : sequence of str
+        Columns of another table that was read with these options. This one may be in UTF-8 all the same, and have
+        another separator, by which most of these columns are found.
     """
     called, options = shown_path(path), options or TableOptions()
     try:
@@ -180,11 +69,15 @@ def read_table(path: Path, options: TableOptions | None = None, extra: Extra | N
             _require_memory(called, file)
             if path.suffix.lower() == ".parquet":
                 return Table(_read_parquet(called, file), options)
-            return _read_csv(called, file, options, extra)
+        if inputs and options.encoding != "auto":
+            with contextlib.suppress(UnicodeError), open_regular(path) as file:
+                return _read_csv(called, file, replace(options, encoding="auto"), extra, inputs)
+        with open_regular(path) as file:
+            return _read_csv(called, file, options, extra, inputs)
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
     except UnicodeError as error:
-        raise DataError(f"{called} {_encoding_problem(error, options)}") from error
+        raise DataError(f"{called} {_encoding_problem(error, options, is_known=bool(inputs))}") from error
     except MemoryError:
         raise DataError(f"{called}: the table does not fit into the memory") from None
 
@@ -194,7 +87,7 @@ def named_frame(frame: DataFrame, called: str) -> DataFrame:
     if any(name is not None for name in frame.index.names):
         frame = frame.reset_index()
     names = as_names([str(name).strip() for name in frame.columns])
-    _require_names(called, names)
+    require_names(called, names)
     return frame.set_axis(list(names), axis=1)
 
 
@@ -219,11 +112,13 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
 # -- text of columns ---------------------------------------------------------------------------------------------------
 
 
-def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra: Extra | None) -> Table:
+def _read_csv(
+    called: str, file: io.BufferedReader, options: TableOptions, extra: Extra | None, inputs: Sequence[str]
+) -> Table:
     start = file.read(4)
     file.seek(0)
     given = "utf-8" if options.encoding == "auto" else options.encoding
-    encoding = next((encoding for mark, encoding in MARKS.items() if start.startswith(mark)), given)
+    encoding = next((found for pattern, found in BEGINNINGS.items() if re.match(pattern, start, re.S)), given)
     with io.TextIOWrapper(file, encoding=encoding, newline="") as text:
         lines = options.skip_lines
         for _ in range(options.skip_lines):
@@ -231,11 +126,11 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra
         has_header = options.header is True or (options.header == "auto" and not options.names)
         first = _record(called, text) if has_header else ""
         if found := re.fullmatch(r'"?sep=(.)"?\s*', first):  # Excel announces the separator so
-            options = replace(options, separator=found[1]) if options.separator == "auto" else options
+            options = replace(options, separator=found[1]) if inputs or options.separator == "auto" else options
             lines, first = lines + 1, _record(called, text)
         while has_header and options.comment and first.startswith(options.comment):
             lines, first = lines + 1, _record(called, text)
-        separator, names, records = _header(called, text, first, options)
+        separator, names, records = _header(called, text, first, options, inputs)
         options = replace(options, separator=separator)
         if has_header and not any(names):
             raise DataError(f"{called}: the first line is empty; it must name the columns")
@@ -248,9 +143,9 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra
     if table.shape[1] == 1 and (other := _other_separator(names, records)):
         how = f"if {other!r} separates columns, set data.separator = {other!r}"
         raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
-    if options.header == "auto" and _are_data(names):
+    if options.header == "auto" and not {*inputs}.intersection(names) and _are_data(names, records):
         how = "set data.header to false if these are data, and columns get numbered names, or to true if they are names"
-        raise DataError(f"{called}: the first line holds numbers ({column_list(names)}); {how}")
+        raise DataError(f"{called}: the first line seems to hold data ({column_list(names)}); {how}")
     if options.names and len(options.names) != len(names):
         raise SettingError("data.names", list(options.names)[:NAMES_SHOWN], f"{called} has {len(names)} columns")
     names = list(options.names or names)
@@ -260,7 +155,8 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra
     else:
         extra = ""
     frame, notes = _with_names(called, table, names, separator, hint)
-    _require_names(called, list(frame.columns), hint or "; data.header = true and data.names name them anew")
+    other = "; set data.header to false if the first line holds data; data.header = true and data.names name them anew"
+    require_names(called, list(frame.columns), hint or other)
     return Table(frame, options, notes, extra)
 
 
@@ -297,7 +193,7 @@ def _is_open(record: str) -> bool:
 
 
 def _header(
-    called: str, text: io.TextIOWrapper, first: str, options: TableOptions
+    called: str, text: io.TextIOWrapper, first: str, options: TableOptions, inputs: Sequence[str]
 ) -> tuple[str, list[str], list[list[str]]]:
     """The separator, the names in the header line `first`, and the first of the records that follow."""
     position = text.tell()
@@ -306,9 +202,13 @@ def _header(
     if len(sample) == SAMPLE_CHARACTERS:
         sample = sample[: sample.rfind("\n") + 1]
     found: dict[str, tuple[list[str], list[list[str]]]] = {}
-    for separator in SEPARATORS if options.separator == "auto" else (options.separator,):
+    separators = {options.separator: None} if options.separator != "auto" else {}
+    if not separators or (inputs and first):
+        separators |= dict.fromkeys(SEPARATORS)
+    for separator in separators:
         try:
-            found[separator] = next(iter(_records(first, separator)), []), _records(sample, separator)
+            names = as_names([name.strip() for name in next(iter(_records(first, separator)), [])])
+            found[separator] = list(names), _records(sample, separator)
         except csv.Error as error:
             problem = error
     if not found:
@@ -316,13 +216,14 @@ def _header(
 
     def fits(separator: str) -> tuple[bool, int]:
         header, records = found[separator]
+        if inputs:
+            return True, len({*inputs}.intersection(header))
         sizes = {len(record) for record in records}
         size = max(sizes, default=0)
         return len(sizes) == 1 and size > 1 and (not first or len(header) in (size, size - 1)), len(header) or size
 
     separator = max(found, key=fits)
-    header, records = found[separator]
-    return separator, list(as_names([name.strip() for name in header])), records
+    return separator, *found[separator]
 
 
 def _records(text: str, separator: str) -> list[list[str]]:
@@ -355,7 +256,6 @@ def _read_rows(
                 na_filter=False,
                 skipinitialspace=True,
                 comment=options.comment or None,
-                low_memory=False,
             )
     except pandas.errors.EmptyDataError:
         return None
@@ -404,14 +304,22 @@ def _renamed(table: DataFrame, names: Sequence[str]) -> DataFrame:
     return table
 
 
-def _are_data(names: Sequence[str]) -> bool:
-    """Whether the header line seems to hold data: half of it are numbers, and they do not count the columns."""
+def _are_data(names: Sequence[str], records: Sequence[Sequence[str]] = ()) -> bool:
+    """Whether the header line seems to hold data: numbers that do not count the columns, or cells that others repeat.
+
+    Half of the line are numbers, or of numbers and words that are cells of the `records` in the same column too, there
+    are two.
+    """
     if len(names) > 1 and not names[0]:  # above row names
         return False
     number = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
     numbers = [float(text) for text in (name.replace(",", ".") for name in names) if number.fullmatch(text)]
     is_count = len(numbers) > 1 and sorted(numbers) == [min(numbers) + number for number in range(len(numbers))]
-    return 2 * len(numbers) >= len(names) > 0 and not is_count
+    if 2 * len(numbers) >= len(names) > 0 or is_count:
+        return not is_count
+    words = [(i, name) for i, name in enumerate(names) if name and not number.fullmatch(name.replace(",", "."))]
+    repeated = sum(any(record[i : i + 1] == [name] for record in records) for i, name in words)
+    return repeated > 0 and repeated + len(numbers) > 1
 
 
 def _other_separator(names: Sequence[str], records: Sequence[Sequence[str]]) -> str:
@@ -441,8 +349,8 @@ def _header_hint(records: Sequence[Sequence[str]]) -> str:
     return ""
 
 
-def _encoding_problem(error: UnicodeError, options: TableOptions) -> str:
-    """What cannot be decoded, and the encoding that would."""
+def _encoding_problem(error: UnicodeError, options: TableOptions, *, is_known: bool) -> str:
+    """What cannot be decoded, and the encoding that would; `is_known`: the settings are those of a run."""
     tried = "UTF-8" if options.encoding in ("auto", "utf-8", "utf-8-sig") else options.encoding
     if not isinstance(error, UnicodeDecodeError):
         return f"is not a text file in {tried}: {one_line(str(error))}"
@@ -450,7 +358,8 @@ def _encoding_problem(error: UnicodeError, options: TableOptions) -> str:
     word = before.rpartition(b"\n")[2][-12:] + after.partition(b"\n")[0][:12]
     shown = word.decode("cp1252", "replace").strip()
     problem = f"byte {error.object[error.start]:#04x} ({error.reason})"
-    remedy = f'; set data.encoding = "cp1252" if {shown} is text with the letters of Windows or Latin-1'
+    how = 'set data.encoding = "cp1252"' if not is_known else "save it as UTF-8 (iconv -f cp1252 -t utf-8)"
+    remedy = f"; {how} if {shown} is text with the letters of Windows or Latin-1"
     return f"is not a text file in {tried}: {problem}{remedy if shown.isprintable() else ''}"
 
 
@@ -464,38 +373,3 @@ def _parser_problem(message: str, header_lines: int) -> str:
     if "out of memory" in message:
         return ": the table does not fit into the memory"
     return f" is not a text file of columns: {one_line(message)[:200]}"
-
-
-def _require_names(called: str, names: Sequence[str], hint: str = "") -> None:
-    """Raise DataError for columns without a name, or with equal names."""
-    if "" in names:
-        raise DataError(f"{called}: column {list(names).index('') + 1} has no name (every column needs one){hint}")
-    doubled = sorted(name for name, times in Counter(names).items() if times > 1)
-    if doubled:
-        quoted = column_list([repr(name) for name in doubled])
-        raise DataError(f"{called}: several columns are named {quoted}{hint}")
-
-
-def require_columns(called: str, table: Any, wanted: Sequence[str], what: str) -> None:
-    """Raise DataError unless the table has all the `wanted` columns."""
-    there = set(table.columns)
-    missing = [name for name in wanted if name not in there]
-    if missing:
-        which = f"column{'s' if len(missing) > 1 else ''} {column_list([repr(name) for name in missing])}"
-        raise DataError(
-            f"{called}: no {which}, {what}; it has {column_list(list(table.columns))}{alike(missing[0], there)}"
-        )
-
-
-def alike(name: str, names: Iterable[str]) -> str:
-    """The end of a message that names the column that differs from `name` by letters that are hard to see."""
-    for other in names:
-        if _plain(other) == _plain(name) and other != name:
-            how = "its quotation marks" if other.strip("'\"`") != other else "capitals or invisible letters"
-            return f"; {ascii(other) if other.isprintable() is False else repr(other)} differs from it by {how}"
-    return ""
-
-
-def _plain(name: str) -> str:
-    visible = "".join(letter for letter in name if unicodedata.category(letter) not in ("Cf", "Zs"))
-    return unicodedata.normalize("NFKC", visible).strip("'\"`").casefold()

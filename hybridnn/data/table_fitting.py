@@ -26,9 +26,9 @@ from .table_columns import (
     read_column,
     thousands_with_points,
 )
-from .table_doubts import doubts
+from .table_doubts import FEW_ROWS, doubts, is_identifier
 from .table_encoding import TableEncoding
-from .table_file import TableOptions, column_list, require_columns
+from .table_options import TableOptions, column_list, require_columns
 from .table_problems import (
     TARGET_ADVICE,
     Problem,
@@ -85,7 +85,7 @@ def examine(
         By default, one target column of text, truth values or whole numbers holds labels.
     """
     require_columns(called, table, options.text_columns, "which data.text_columns names")
-    found, plain, numbers, ambiguous = _read(table, called, columns, targets, options)
+    found, plain, numbers, (ambiguous, unlikely) = _read(table, called, columns, targets, options)
     problems = []
     if ambiguous:
         problems.append(_two_readings(ambiguous, options))
@@ -99,25 +99,30 @@ def examine(
     truths = {name for name, dtype in zip(table.columns, table.dtypes, strict=True) if dtype.kind == "b"}
     kinds |= dict.fromkeys(truths & {*columns}, "truth")
     categories = {column.name: _sorted(column.texts) for column in inputs if column.kind == "text"}
-    encoding = TableEncoding(
-        tuple(columns), tuple(targets), _key(table, columns, targets), (), categories, kinds, options=known
-    )
     of_numbers = {column.name: column.values for column in inputs if column.kind == "number"}
     if numbers == Numbers():
         of_numbers |= {name: block[:, n] for names, block in plain for n, name in enumerate(names) if name not in found}
     floats = {name: of_numbers[name] for name in columns if name in of_numbers and name not in kinds}
+    key = _key(table, {*columns, *targets}, floats)
+    encoding = TableEncoding(tuple(columns), tuple(targets), key, (), categories, kinds, options=known)
     frame = _with_floats(table, floats)
     if targets:
         classes, more = _fit_classes([found[name] for name in targets], table, task, encoding)
         encoding, problems = replace(encoding, classes=classes), problems + more
     doubted = list(doubts(frame, list(found.values()), encoding, is_stated=task is not None))
+    if unlikely and len(table) >= FEW_ROWS:
+        how = 'set data.thousands = "." if it separates thousands'
+        doubted.append(f"every point stands before three digits, as in {unlikely!r}; {how}")
     return Examination(encoding, found, problems, doubted, frame)
 
 
 def _read(
     table: DataFrame, called: str, columns: Sequence[str], targets: Sequence[str], options: TableOptions
-) -> tuple[dict[str, Column], Parts, Numbers, str]:
-    """Columns that were read cell by cell, the others, how numbers are written, and a cell that has two readings."""
+) -> tuple[dict[str, Column], Parts, Numbers, tuple[str, str]]:
+    """Columns that were read cell by cell, the others, how numbers are written, and cells that have two readings.
+
+    Of the latter, the first is to be asked about, and the second is a decimal number in all likelihood.
+    """
     plain, unread = _plain_parts(table, [*columns, *(targets if len(targets) > 1 else ())], options)
     stated = [name for name in columns if name in options.text_columns]
     given: dict[str, Kind] = dict.fromkeys(options.text_columns, "text")
@@ -128,16 +133,18 @@ def _read(
     raw = read(dict.fromkeys([*unread, *targets, *stated]), Numbers())
     if any(re.search(r"\d,\d", text) for column in raw.values() for text in column.texts):  # points may be of thousands
         raw |= read((name for name in columns if name not in raw and not is_native(table[name].dtype)), Numbers())
-    numbers, ambiguous = decide_numbers((text for column in raw.values() for text in column.texts), options)
+    numbers, comma = decide_numbers((text for column in raw.values() for text in column.texts), options)
+    ambiguous = comma, ""
     if numbers == Numbers() and options.decimal == options.thousands == "auto":
-        ambiguous = _ambiguous_point(table, raw, plain)
+        ambiguous = _ambiguous_points(table, raw, plain)
     return raw if numbers == Numbers() else read(raw, numbers), plain, numbers, ambiguous
 
 
-def _ambiguous_point(table: DataFrame, raw: Mapping[str, Column], plain: Parts) -> str:
-    """A number whose point may separate thousands, or an empty text.
+def _ambiguous_points(table: DataFrame, raw: Mapping[str, Column], plain: Parts) -> tuple[str, str]:
+    """Numbers whose point may separate thousands, or empty texts: one beside numbers without points, and any other.
 
-    Another point that is decimal speaks against it, unless all numbers of the column without a point have three digits.
+    Another point that is decimal speaks against both, unless all numbers of the column without a point have three
+    digits.
     """
     texts = [column.texts for column in raw.values() if column.kind == "number"]
     in_texts = set(table.columns[[not is_native(dtype) for dtype in table.dtypes]])
@@ -160,26 +167,29 @@ def _ambiguous_point(table: DataFrame, raw: Mapping[str, Column], plain: Parts) 
         return ([cell.strip() for cell in table[name].to_numpy()] for name in names)
 
     with_points = (text for cells in chain(texts, cells_of([*others, *mixed])) for text in cells if "." in text)
-    is_decimal = is_decimal or not all(map(GROUPED.fullmatch, with_points))
+    first = "" if is_decimal else next(with_points, "")
+    is_decimal = is_decimal or not all(map(GROUPED.fullmatch, filter(None, chain([first], with_points))))
     found = (thousands_with_points(cells, 3 if is_decimal else 1) for cells in chain(texts, cells_of(mixed)))
-    return next(filter(None, found), "")
+    return next(filter(None, found), ""), "" if is_decimal else first
 
 
 def _two_readings(number: str, options: TableOptions) -> Problem:
     """The problem of a number whose comma or point may separate thousands."""
     if "," in number:
-        how = 'set data.decimal = "," if it is a decimal comma, or data.thousands = "," if it separates thousands'
-        settings = {"decimal": ","} if options.separator in (";", "\t") else {"thousands": ","}
+        how = 'set data.thousands = "," if it separates thousands, or data.decimal = "," if it is a decimal comma'
+        settings = {} if options.separator in (";", "\t") else {"thousands": ","}
     else:
         how = 'set data.thousands = "." if the point separates thousands, or "none" if it is a decimal point'
         settings = {"thousands": "."}
     return Problem(f"{number!r} may be read in two ways", how, settings)
 
 
-def _key(table: DataFrame, columns: Sequence[str], targets: Sequence[str]) -> str:
+def _key(table: DataFrame, used: set[str], numbers: Mapping[str, Floats]) -> str:
+    """The first column, if it seems to identify the rows: without use and with different cells, or an input of ids."""
     first = str(table.columns[0])
-    is_unique = first not in {*columns, *targets} and table[first].astype(str).is_unique
-    return first if is_unique else ""
+    if first in numbers:
+        return first if is_identifier(first, numbers[first]) else ""
+    return first if first not in used and table[first].astype(str).is_unique else ""
 
 
 def _with_floats(table: DataFrame, columns: Mapping[str, Floats]) -> DataFrame:

@@ -10,7 +10,7 @@ from hybridnn.errors import DataError
 from hybridnn.utils.text import command_argument, counted, printable, to_json
 
 from .table_columns import TRUTH, Column, Numbers, odd_dates
-from .table_file import NAMES_SHOWN, TableOptions, column_list
+from .table_options import NAMES_SHOWN, TableOptions, column_list
 
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
 FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
@@ -53,15 +53,15 @@ class Problem(NamedTuple):
 
 
 class TableError(DataError):
-    """A table has several problems."""
+    """Columns of a table cannot be used as they are."""
 
 
 def require_no_problem(called: str, problems: Sequence[Problem], hint: str = "") -> None:
-    """Raise one `DataError` of all problems, or of several a `TableError`, with the settings that solve them."""
+    """Raise one `TableError` of all problems, with the settings that solve them."""
     if not problems:
         return
     if len(problems) == 1:
-        raise DataError(f"{called}: {problems[0].text}; {problems[0].advice}")
+        raise TableError(f"{called}: {problems[0].text}; {problems[0].advice}")
     shown = [f"({number}) {problem.text}" for number, problem in enumerate(problems[:NAMES_SHOWN], 1)]
     more = f" and {len(problems) - NAMES_SHOWN:,} more" if len(problems) > NAMES_SHOWN else ""
     advice = options_text(settings_of(problems))

@@ -17,18 +17,9 @@ from hybridnn.utils.text import command_argument, shown_path
 from .dataset import Dataset
 from .rows import ArrayRows, Task, as_rows, class_count, constant_targets
 from .table_encoding import TableEncoding
-from .table_file import (
-    NAMES_SHOWN,
-    Table,
-    TableOptions,
-    alike,
-    as_names,
-    column_list,
-    named_frame,
-    read_table,
-    require_columns,
-)
+from .table_file import Table, named_frame, read_table
 from .table_fitting import FEW_CLASSES, examine
+from .table_options import NAMES_SHOWN, TableOptions, alike, as_names, column_list, require_columns
 from .table_problems import require_no_problem
 
 if TYPE_CHECKING:
@@ -94,8 +85,7 @@ def load_file(
         if not targets:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
-        known = (options, None) if encoding is None else (encoding.options, encoding.extra)
-        table = read_table(path, *known)
+        table = read_table(path, options) if encoding is None else _read_like(path, encoding)
         return _dataset_from_table(table, path.name, shown_path(path), targets, inputs, task, encoding, training)
     for setting, value, array in (("data.targets", targets, "y_train"), ("data.inputs", inputs, "x_train")):
         if value:
@@ -182,8 +172,7 @@ def _dataset_from_table(
         _require_targets(frame, called, targets)
     x, y, dropped = encoding.encode(frame, called, targets=targets)
     used = {*encoding.columns, *targets, *options.drop_columns}
-    reasons = [_reason(frame, encoding, targets, task, dropped), *table.notes, *_notes(encoding)]
-    reasons += [f"left out: {column_list(options.drop_columns)}"] if options.drop_columns else []
+    reasons = [_reason(frame, encoding, targets, task, dropped), *table.notes]
     outputs = len(encoding.classes) or len(targets)
     is_guessed = task is None and not is_fitted and not encoding.classes
     return Dataset(
@@ -202,24 +191,6 @@ def _dataset_from_table(
             *doubted,
         ),
     )
-
-
-def _notes(encoding: TableEncoding) -> list[str]:
-    """What was decided about the cells of a table."""
-    notes, numbers = [], encoding.numbers
-    if numbers.decimal == ",":
-        notes.append("numbers have decimal commas")
-    if numbers.thousands:
-        notes.append(f"{numbers.thousands!r} separates thousands")
-    for kind, text in (("date", "dates become days since 1970"), ("truth", "truth values become 0 and 1")):
-        names = [name for name, of in encoding.kinds.items() if of == kind and name not in encoding.targets]
-        notes += [f"{text}: {column_list(names)}"] if names else []
-    if encoding.categories:
-        values = [f"{name} ({len(texts):,} values)" for name, texts in encoding.categories.items()]
-        notes.append(f"one input for each value: {column_list(values)}")
-    if encoding.means:
-        notes.append("missing values become means")
-    return notes
 
 
 def _label_warnings(called: str, name: str, y: NDArray[Any] | None, remedy: str) -> tuple[str, ...]:
@@ -409,11 +380,16 @@ def _samples_from_npz(path: Path) -> NDArray[Any]:
     return arrays["x"] if "x" in arrays else next(iter(arrays.values()))
 
 
+def _read_like(path: Path, encoding: TableEncoding) -> Table:
+    """Read a table as the one of the training."""
+    return read_table(path, encoding.options, encoding.extra, encoding.columns)
+
+
 def _samples_from_table(
     path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
 ) -> InputSamples:
     called = shown_path(path)
-    table = read_table(path, *((encoding.options, encoding.extra) if encoding else (options, None))).frame
+    table = (_read_like(path, encoding) if encoding else read_table(path, options)).frame
     names = list(table.columns)
     if encoding is None:
         left_out = {*targets, *options.drop_columns}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -33,6 +32,16 @@ INK, MUTED, GRID = (NAMED_COLORS[name][0] for name in ("ink", "muted", "rule"))
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6633dd", INK)
 """Colours of lines, points and bars: those of Okabe and Ito (2008), which colour-blind readers can tell apart, but
 yellow, and violet."""
+
+PART_COLORS = {
+    "compute": COLORS[0],
+    "smaller products": COLORS[4],
+    "overhead": MUTED,
+    "communicate": COLORS[1],
+    "bubble": COLORS[3],
+    "wait": COLORS[5],
+}
+"""Colours of the parts of the ranks' time, from the bottom of a bar."""
 
 ON_LIGHT, ON_DARK = "#10161d", "#ffffff"
 """Colours of texts on coloured cells, which are the same on light and dark pages."""
@@ -173,8 +182,3 @@ def write_picture(path: Path | str, encoded: Callable[[str], bytes]) -> None:
         Path(path).write_bytes(content)
     except OSError as error:
         raise SettingError("picture", str(path), f"cannot be written: {error.strerror}") from None
-
-
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure by `write_picture`."""
-    write_picture(path, partial(figure_bytes, figure))

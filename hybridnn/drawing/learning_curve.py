@@ -76,8 +76,9 @@ def _panels(epochs: Sequence[EpochRecord], evaluated: str) -> list[Panel]:
     accuracy = _points((record.epoch, record.validation_accuracy) for record in epochs)
     metric = accuracy or _points((record.epoch, record.validation_r2) for record in epochs)
     if metric:
-        best = max(metric, key=lambda point: point[1])
-        title = f"{evaluated.capitalize()} {'accuracy' if accuracy else 'R²'}: best {best[1]:.4f} in epoch {best[0]}"
+        title = f"{evaluated.capitalize()} {'accuracy' if accuracy else 'R²'}"
+        best = max(metric, key=lambda point: point[1]) if evaluated == "validation" else None
+        title += f": best {best[1]:.4f} in epoch {best[0]}" if best else ""
         panels.append(Panel(title, [Series(evaluated, TEST_COLOR, metric)], marked=best))
     return panels
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridnn.cost.simulation import ScalingCurve, SimulatedStep
 from hybridnn.drawing.drawing import Box, Drawing, Row, draw_timeline
-from hybridnn.drawing.figures import COLORS, MUTED, column_figure, legend_above, ratio_tick, tidy
+from hybridnn.drawing.figures import COLORS, MUTED, PART_COLORS, column_figure, legend_above, ratio_tick, tidy
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
 from hybridnn.pipeline.schedules.instructions import ReduceGradients, Update
 from hybridnn.utils.text import MILLISECONDS, format_milliseconds
@@ -28,7 +28,6 @@ KINDS = {ReduceGradients: "reduce", Update: "update"}
 """Kinds of box of computations that take no time in a planned schedule."""
 
 SPEED_UP_COLOR = COLORS[0]
-SHARE_COLORS = {"computing": COLORS[0], "communication": COLORS[1], "bubble": COLORS[3]}
 LINE_CHARACTERS = 48  # of a line of the title
 PERCENT = "{x:.0%}"
 PANEL = 1.9  # inches, height of a panel
@@ -135,13 +134,12 @@ def draw_scaling(curve: ScalingCurve, title: str) -> Figure:
 
 def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
     positions = range(len(curve.points))
-    communication = np.array([point.communication_share for point in curve.points])
-    bubble = np.array([point.bubble_share for point in curve.points])
-    shares = {"computing": 1 - communication - bubble, "communication": communication, "bubble": bubble}
     bottom = np.zeros(len(curve.points))
-    for name, color in SHARE_COLORS.items():
-        axes.bar(positions, shares[name], bottom=bottom, color=color, label=name, width=0.8)
-        bottom = bottom + shares[name]
+    for name, color in PART_COLORS.items():
+        shares = np.array([point.shares[name] for point in curve.points])
+        if shares.any():
+            axes.bar(positions, shares, bottom=bottom, color=color, label=name, width=0.8)
+        bottom = bottom + shares
     labels = [str(point.ranks) for point in curve.points]
     axes.set_xticks(list(positions), labels, rotation=90 if len(labels) > 8 else 0)
     axes.set_title("Where the ranks' time goes")

@@ -22,10 +22,10 @@ from hybridnn.data import (
     TableEncoding,
     split_dataset,
 )
-from hybridnn.data.table_file import column_list
+from hybridnn.data.table_options import column_list
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
-from hybridnn.training.data_split import without_r2
+from hybridnn.training.data_split import LARGE_INPUT, large_column, without_r2
 from hybridnn.training.rank_comparison import require_same_data, sample_blocks
 
 SHARED_BYTES = 2**30
@@ -127,9 +127,8 @@ def place_data(
         parts = [train, validation, test]
         sizes = train.samples, validation.samples, test.samples, train.features, data.outputs
         own_facts = _Facts(*sizes, int(bool(train.targets_shape)), int.from_bytes(digest, "big"))
-        untrained = _untrained_classes(data, train, test)
-        warnings = (*data.warnings, *([f"{data.name}: {untrained}"] if untrained else []))
-        return replace(data, warnings=warnings)
+        found = _untrained_classes(data, train, test), "" if standardize or generated else _large_inputs(data, train)
+        return replace(data, warnings=(*data.warnings, *(f"{data.name}: {text}" for text in found if text)))
 
     loaded = agree(grid.world, load_and_split, names_nodes=True)
     facts = _share_facts(own_facts, grid, is_local)
@@ -185,6 +184,15 @@ def _untrained_classes(data: Dataset, train: Rows, test: Rows) -> str:
         found.append(np.unique(labels))
     names = [data.class_name(label) for label in np.setdiff1d(found[1], found[0]).tolist()]
     return f"no training sample, only test samples, of class {column_list(names)}" if names else ""
+
+
+def _large_inputs(data: Dataset, train: Rows) -> str:
+    """That a column of inputs has a scale that needs standardization, as text; empty if not."""
+    column = large_column(train)
+    if column is None:
+        return ""
+    name = data.encoding.feature_columns[column] if data.encoding else f"column {column}"
+    return f"{name} has inputs beyond {LARGE_INPUT:,.0f}, which are hardly learned with data.standardize = false"
 
 
 def _share_facts(own: _Facts, grid: ProcessGrid, is_local: bool) -> _Facts:

@@ -27,6 +27,7 @@ from hybridnn.runs.trained_run import TrainedRun
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import npz_bytes
+from hybridnn.utils.text import counted
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -135,10 +136,12 @@ def _predicted(
     for first in range(0, samples, size):
         part = slice(first, min(first + size, samples))
         block = np.empty((part.stop - first, run.features), run.settings.training.dtype)
-        if grid.rank == 0 and rows is not None:
-            rows.take(np.arange(first, part.stop), block, None if targets is None else targets[part])
-        grid.world.broadcast(block)
-        yield part, trainer.predict(block)
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found in the outputs
+            if grid.rank == 0 and rows is not None:
+                rows.take(np.arange(first, part.stop), block, None if targets is None else targets[part])
+            grid.world.broadcast(block)
+            outputs = trainer.predict(block)
+        yield part, outputs
 
 
 def _target_names(run: TrainedRun) -> tuple[str, ...]:
@@ -266,10 +269,18 @@ def predict_file(
     for part, predicted in _predicted(run, grid, trainer, rows, count, None):
         if samples is not None:
             outputs[part] = predicted
+    agree(grid.world, lambda: None if samples is None else _require_finite(outputs, str(path)))
     if samples is None:
         return None
     ignored = tuple(name for name in samples.ignored if name not in kept)
     return replace(_predictions(run, outputs), ignored=ignored, kept=kept)
+
+
+def _require_finite(outputs: NDArray[Any], called: str) -> None:
+    bad = ~np.isfinite(outputs).all(axis=1)
+    if bad.any():
+        rows = f"{counted(int(bad.sum()), 'row')}, first row {int(bad.argmax()) + 1:,}"
+        raise DataError(f"{called}: the prediction overflows ({rows}): its inputs are far beyond those of the training")
 
 
 def _predictions(run: TrainedRun, outputs: NDArray[Any]) -> Predictions:

@@ -8,12 +8,14 @@ from math import isfinite, isnan, nan
 from statistics import fmean, mean, median
 from typing import Literal
 
+from hybridnn.cost.prediction.times import split_idle
+from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.utils.settings_models import by_dotted_name
 
 COSTLY_SHARE = 0.25
-"""Share of a step from which on communication, waiting or overhead limits a run: without it, the run would take at most
-three quarters of its time."""
+"""Share of a step from which on communication, idle time or overhead limits a run: without it, the run would take at
+most three quarters of its time."""
 
 TOO_SMALL_FLOPS = 5e6
 """Floating-point operations of a rank in a step below which their number hardly matters: at 10 GFlop/s they take
@@ -31,37 +33,48 @@ LAYOUT_OF_DATA = frozenset({"data.distribution", "data.inputs", "data.name", "da
 
 @dataclass(frozen=True)
 class TimeShares:
-    """Shares of the time of a step, each from 0 to 1.
+    """Shares of the time of a step, each from 0 to 1, as means over the ranks.
 
-    `communication` is the time inside communication calls, without `waiting` where that is known: waiting for messages
-    of other stages, which is the bubble, and at barriers. `overhead` is in no instruction and no communication call.
-    These are means over the ranks; `most_computing` is the computing time of the rank that computes most.
+    `communicate` is the time inside communication calls, without idle time where that is known; `bubble` the idle time
+    that the schedule itself costs (`schedule_bubble`), and `wait` the rest of it, for messages and slower ranks.
+    `overhead` is in no instruction and no communication call. `most_compute` is that of the rank that computes most.
     """
 
-    communication: float
-    waiting: float | None = None
+    communicate: float
+    bubble: float | None = None
+    wait: float | None = None
     overhead: float | None = None
-    most_computing: float | None = None
+    most_compute: float | None = None
 
     @property
-    def computing(self) -> float:
+    def compute(self) -> float:
         """The rest: computations, without nested communication."""
-        return max(0.0, 1 - self.communication - (self.waiting or 0.0) - (self.overhead or 0.0))
+        return max(0.0, 1 - self.communicate - sum(filter(None, (self.bubble, self.wait, self.overhead))))
+
+    @property
+    def idle(self) -> float | None:
+        """Bubble and waiting."""
+        return None if self.bubble is None or self.wait is None else self.bubble + self.wait
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The shares by name, which add up to 1."""
+        return {name: getattr(self, name) or 0.0 for name in ("compute", "overhead", "communicate", "bubble", "wait")}
 
     @property
     def load_balance(self) -> float | None:
         """Mean over greatest computing time of the ranks; None where the latter was not recorded."""
-        return self.computing / self.most_computing if self.most_computing else None
+        return self.compute / self.most_compute if self.most_compute else None
 
     @property
     def communication_efficiency(self) -> float | None:
         """Greatest computing time of the ranks over the time of a step.
 
-        The parallel efficiency, the share of computing, is its product with the load balance: POP Centre of Excellence,
-        "POP Standard Metrics for Parallel Performance Analysis"; Rosas, Giménez and Labarta 2014. Overhead between the
-        computations counts as lost time here, as communication does.
+        The share of computing is its product with the load balance, and the parallel efficiency of the POP metrics: POP
+        Centre of Excellence, "POP Standard Metrics for Parallel Performance Analysis"; Rosas, Giménez and Labarta 2014.
+        Overhead between the computations counts as lost time here, as communication does.
         """
-        return self.most_computing
+        return self.most_compute
 
 
 def mean_shares(shares: Sequence[TimeShares]) -> TimeShares:
@@ -72,7 +85,7 @@ def mean_shares(shares: Sequence[TimeShares]) -> TimeShares:
             found = [getattr(item, field.name) for item in shares]
             yield None if None in found else fmean(found)
 
-    return TimeShares(*means())  # type: ignore[arg-type]  # the communication is never missing
+    return TimeShares(*means())  # type: ignore[arg-type]  # communicate is never missing
 
 
 def karp_flatt_fraction(speed_up: float, ranks: float) -> float | None:
@@ -88,7 +101,7 @@ def karp_flatt_fraction(speed_up: float, ranks: float) -> float | None:
 class Bottleneck:
     """The limiting factor of a run; `text` is its description, with the share."""
 
-    limit: Literal["computing", "communication", "waiting", "overhead", "not measured"]
+    limit: Literal["compute", "communicate", "bubble", "wait", "overhead", "not measured"]
     text: str
 
 
@@ -97,18 +110,14 @@ def judge(shares: TimeShares, flops_per_step: float) -> Bottleneck:
 
     Below, it is overhead if a rank has fewer than `TOO_SMALL_FLOPS` operations to do in a step, else computing.
     """
-    waiting, overhead = shares.waiting or 0.0, shares.overhead or 0.0
-    most = max(shares.communication, waiting, overhead)
-    if most >= COSTLY_SHARE:
-        if most == shares.communication:
-            kind = "communication" if shares.waiting is not None else "communication and waiting"
-            return Bottleneck("communication", f"{kind}: {most:.0%} of the step")
-        if most == waiting:
-            return Bottleneck("waiting", f"bubble and waiting: {most:.0%} of the step")
-        return Bottleneck("overhead", f"too small: overhead, {most:.0%} of the step")
+    costs = {name: share for name, share in shares.parts.items() if name != "compute"}
+    limit = max(costs, key=lambda name: costs[name])
+    if costs[limit] >= COSTLY_SHARE:
+        name = {"communicate": "communicate" + " and wait" * (shares.wait is None), "overhead": "too small: overhead"}
+        return Bottleneck(limit, f"{name.get(limit, limit)}, {costs[limit]:.0%} of the step")  # type: ignore[arg-type]
     if flops_per_step < TOO_SMALL_FLOPS:
         return Bottleneck("overhead", f"too small: overhead, {flops_per_step / 1e6:.2g} MFlop per rank and step")
-    return Bottleneck("computing", "computing")
+    return Bottleneck("compute", "compute")
 
 
 @dataclass(frozen=True)
@@ -265,12 +274,13 @@ def _time_shares(run: RunRecord) -> TimeShares:
         return TimeShares(inside / (inside + outside))
     steps = run.settled_steps
     seconds = mean(step.seconds_per_step for step in steps)
-    communication = mean(step.communication for step in steps) / seconds
-    waiting = mean(step.waiting for step in steps) / seconds
-    computing = mean(sum(step.instructions.values()) for step in steps) / seconds
+    communicate = mean(step.communication for step in steps) / seconds
+    idle = mean(step.waiting for step in steps) / seconds
+    compute = mean(sum(step.instructions.values()) for step in steps) / seconds
     most = [step.most_computing for step in steps if step.most_computing is not None]
-    overhead = max(0.0, 1 - computing - communication - waiting)
-    return TimeShares(communication, waiting, overhead, fmean(most) / seconds if most else None)
+    overhead = max(0.0, 1 - compute - communicate - idle)
+    bubble, wait = split_idle(idle, schedule_bubble(run.header.layout, run.steps_per_epoch))
+    return TimeShares(communicate, bubble, wait, overhead, fmean(most) / seconds if most else None)
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class RunHeader(Record):
     transport: str | None = None  # transport of a GPU's arrays; None on the CPU
     transport_why: str = ""  # the reason for the transport
     task: str = ""  # the task of a user's data file and the reason for it; empty for a named data set
+    columns: str = ""  # what the input columns of a user's table hold and become
     in_process: bool = False  # whether the ranks took turns in one process: times are then not those of parallel ranks
     threads_why: str = ""  # the reason for the number of BLAS threads per rank
     # updates between the version that the forward pass of a minibatch reads and the one that its gradient is applied
@@ -166,12 +167,17 @@ class RunSummary:
     weights_epoch: int | None = None
     evaluated: str = "test"  # split on which epochs were evaluated, "validation" or "test"
 
+    @property
+    def best(self) -> EpochRecord | None:
+        """The best epoch on the validation split; None without one, as the test samples choose nothing."""
+        return best_epoch(self.epochs) if self.evaluated == "validation" else None
+
 
 class RunView(Callback):
     """A callback that shows a run; as a callback it is called on every rank, by its other methods on rank 0 only."""
 
     def on_refused_table(self, settings: Settings) -> None:
-        """Called before the error of a table that has several problems is raised."""
+        """Called before the error of a table with columns that cannot be used is raised."""
 
     def on_header(self, header: RunHeader) -> None:
         """Called before the first step."""

@@ -93,7 +93,9 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         agree(grid.world, lambda: report.start(resumed))
         first_step = trainer.step
         with _with_resume_advice(path):
-            callbacks += [report, view, BestWeights(trainer, folder, settings.training.monitor)]
+            callbacks += [report, view]
+            if data.validation_samples:  # test samples choose nothing
+                callbacks.append(BestWeights(trainer, folder, settings.training.monitor))
             if settings.training.patience is not None:
                 callbacks.append(Patience(settings.training.patience, settings.training.monitor))
             seconds = _fit(settings, data, report, checkpoints, callbacks)

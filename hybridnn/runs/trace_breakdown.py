@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from math import inf
 
 from hybridnn.comm.recorder import Event
+from hybridnn.cost.prediction.times import split_idle
 from hybridnn.pipeline.execution.point_to_point import StagePosition
 from hybridnn.pipeline.schedules.instructions import Instruction, ReceiveGradients, SendActivations, SendGradients
 from hybridnn.runs.trace_file import Epoch
@@ -35,6 +36,13 @@ class Breakdown:
     def parts(self) -> dict[str, float]:
         """Seconds by name of the part."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def activities(self, bubble: float) -> dict[str, float]:
+        """Seconds by the names of all reports; `bubble` is the share of the time that the schedule costs."""
+        idle = split_idle(self.imbalance_idle, bubble * self.span)
+        communicate = self.transfer + self.transfer_idle
+        names = ("compute", "communicate", "bubble", "wait", "overhead")
+        return dict(zip(names, (self.computing, communicate, *idle, self.other), strict=True))
 
     @property
     def span(self) -> float:

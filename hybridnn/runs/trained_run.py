@@ -270,7 +270,8 @@ def _best_weights(folder: Path, monitor: str) -> WeightsSource:
     """The weights of the best epoch, with a warning if the history has a better one."""
     path = folder / BEST_WEIGHTS
     if not path.exists():
-        raise DataError(f"{folder}: no {BEST_WEIGHTS}, which a run writes after an evaluated epoch")
+        how = "which a run with data.validation_fraction above 0 writes after an evaluated epoch"
+        raise DataError(f"{folder}: no {BEST_WEIGHTS}, {how}")
     weights = read_best_weights(folder)
     epochs, _ = read_epochs(folder)
     best, sign = best_epoch(epochs, monitor), MONITORS.get(monitor, 1)

@@ -14,7 +14,7 @@ from typing import Any
 from hybridnn.drawing.figures import figure_bytes
 from hybridnn.runs.quantities import TimeShares
 from hybridnn.study.hardware import host_values
-from hybridnn.study.report_plots import PARTS, draw_plots
+from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.results import (
     FOLDER,
     CellResult,
@@ -33,9 +33,9 @@ THREADS = "threads per rank"
 TIMES = "the median of a run's epochs, without the first if there are more"
 
 BREAKDOWN = (
-    "Shares of the time of a step, as means over the ranks. The share of computing is the parallel efficiency of the "
-    "POP metrics, the product of load balance and communication efficiency; the serial fraction is that of Karp and "
-    "Flatt."
+    "Shares of the ranks' time. Compute is the parallel efficiency, and the other parts are what it lacks against the "
+    "base of the speed-up. Load balance and communication efficiency are those of the POP metrics; the serial fraction "
+    "is that of Karp and Flatt."
 )
 
 FOLDERS = "Times as fast: time per epoch in the first folder divided by the time in the named one."
@@ -158,7 +158,7 @@ def _comparison_facts(found: Comparison | None) -> dict[str, Any]:
 
 
 def _share_facts(shares: TimeShares) -> dict[str, float | None]:
-    facts = {f"{part}_share": getattr(shares, part) for part in PARTS}
+    facts: dict[str, float | None] = {f"{part}_share": share for part, share in shares.parts.items()}
     return facts | {name: getattr(shares, name) for name in ("load_balance", "communication_efficiency")}
 
 
@@ -252,15 +252,15 @@ def breakdown_rows(results: StudyResults) -> list[dict[str, str]]:
     rows = []
     for point in results.points:
         shares, found = point.shares, comparisons.get(point.cells[0].id)
-        if shares.overhead is None:
+        if found is None or found.parts is None:
             continue
         rows.append(
             {"ranks": str(point.first.ranks), "grid": point.first.grid, **_named_values(results, point)}
-            | {part: _number(getattr(shares, part), ".1%") for part in PARTS}
+            | {part: f"{share:.1%}" for part, share in found.parts.items()}
             | {
                 "load balance": _number(shares.load_balance, ".3f"),
                 "communication efficiency": _number(shares.communication_efficiency, ".3f"),
-                "serial fraction": _number(None if found is None else found.serial_fraction, ".4f"),
+                "serial fraction": _number(found.serial_fraction, ".4f"),
             }
         )
     return rows
@@ -396,8 +396,9 @@ def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
                 f"{'validation' if header.validation_samples else 'test'}_loss": last.validation_loss if last else None,
                 "speed_up": None if found is None else found.speed_up.value * faster,
                 "efficiency": None if found is None else found.efficiency.value * faster,
-                "communication_share": figures.shares.communication,
-                "waiting_share": figures.shares.waiting,
+                "communicate_share": figures.shares.communicate,
+                "bubble_share": figures.shares.bubble,
+                "wait_share": figures.shares.wait,
                 "verdict": figures.verdict.text,
                 **results.findings.cell_columns.get(cell.id, {}),
                 **{column: ", ".join(host_values(header, name)) for name, (column, _) in HOSTS.items()},

@@ -14,13 +14,13 @@ from hybridnn.drawing.figures import (
     MUTED,
     ON_DARK,
     ON_LIGHT,
+    PART_COLORS,
     column_figure,
     legend_above,
     plain_ticks,
     ratio_tick,
     tidy,
 )
-from hybridnn.runs.quantities import TimeShares
 from hybridnn.runs.run_files import Moment
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn.study.scaling import (
@@ -30,7 +30,9 @@ from hybridnn.study.scaling import (
     alike_points,
     baseline_text,
     compare_points,
+    family_of,
     grid_maps,
+    layout_name,
     same_training,
     strong_lines,
     weak_lines,
@@ -68,9 +70,6 @@ PREDICTED = "_predicted, "
 
 INTERVALS = f"bars: {CONFIDENCE:.0%} confidence intervals of the medians of {LEAST_REPEATS} or more repeated runs"
 
-PARTS = {"computing": COLORS[0], "communication": COLORS[1], "waiting": COLORS[3], "overhead": MUTED}
-"""Parts of the time of a step, which are attributes of `TimeShares`, from the bottom of a bar, and their colours."""
-
 
 def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
     """Draw the plots of a study whose axes vary; returns the caption and figure of each by name."""
@@ -95,8 +94,8 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
     if bars := breakdowns_of(results):
         more = f" Shown are {MOST_MAPS} of {len(bars)}." if len(bars) > MOST_MAPS else ""
         plots["breakdown"] = (
-            "Where the time goes: time of all ranks per training sample, by its parts. Ideal scaling is a level line, "
-            f"all of it computing.{more}",
+            f"Where the ranks' time goes, against {baseline_text(results)}: compute is the efficiency, and the other "
+            f"parts are what it lacks.{more}",
             _draw_breakdowns(dict(list(bars.items())[:MOST_MAPS])),
         )
     if curves := draw_curves(results, MEASURES):
@@ -229,52 +228,40 @@ def _draw_map(axes: Axes, grids: Mapping[tuple[int, int], float]) -> None:
     tidy(bar.ax, grid=False)
 
 
-@dataclass(frozen=True)
-class TimeBar:
-    """Time of all ranks per training sample of a point, in seconds, and its shares."""
+def breakdowns_of(results: StudyResults) -> dict[str, dict[str, dict[str, float]]]:
+    """Parts of the ranks' time by the name of a point, for points that differ in their layout, by their other values.
 
-    label: str
-    seconds: float
-    shares: TimeShares
-
-
-def breakdowns_of(results: StudyResults) -> dict[str, list[TimeBar]]:
-    """Bars of points that differ in ranks, grid and method, by the values of their other axes.
-
-    For each method and number of ranks the fastest grid, methods in the order of the study. Points without the records
-    of their steps have no bar, and fewer than two bars are no breakdown.
+    For each family and number of ranks the fastest layout. Points without the records of their steps or a base have no
+    bar, and fewer than two bars are no breakdown.
     """
-    panels = {}
-    for points in alike_points(results.points, LAYOUT | {"method"}, lambda point: ()):
-        fastest: dict[tuple[int, str], TimeBar] = {}
-        methods = list(dict.fromkeys(str(point.values.get("method", "")) for point in points))
+    comparisons, panels = compare_points(results), {}
+    for points in alike_points(results.points, LAYOUT, lambda point: ()):
+        fastest: dict[tuple[int, str], tuple[str, dict[str, float]]] = {}
         for point in sorted(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
-            figures, shares = point.first, point.shares
-            if not point.is_timed or shares.overhead is None:
-                continue
-            seconds = point.seconds_per_epoch.value * figures.ranks / figures.train_samples
-            method = str(point.values.get("method", ""))
-            label = f"{figures.ranks}\n{figures.grid}" + f"\n{method}" * bool(method)
-            fastest.setdefault((figures.ranks, method), TimeBar(label, seconds, shares))
+            parts = None if (found := comparisons.get(point.cells[0].id)) is None else found.parts
+            if parts is not None:
+                bar = f"{point.first.ranks}\n{layout_name(point)}", parts
+                fastest.setdefault((point.first.ranks, family_of(point)), bar)
         if len(fastest) > 1:
-            panels[point_name(results, points[0], without=LAYOUT | {"method"})] = [
-                fastest[key] for key in sorted(fastest, key=lambda key: (key[0], methods.index(key[1])))
-            ]
+            panels[point_name(results, points[0], without=LAYOUT)] = dict(fastest.values())
     return panels
 
 
-def _draw_breakdowns(panels: Mapping[str, Sequence[TimeBar]]) -> Figure:
+def _draw_breakdowns(panels: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
     figure, found = column_figure(*[1.2 * PANEL] * len(panels))
     for axes, (name, bars) in zip(found, panels.items(), strict=True):
         bottoms = [0.0] * len(bars)
-        for part, color in PARTS.items():
-            heights = [1e6 * bar.seconds * getattr(bar.shares, part) for bar in bars]
-            axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
+        for part, color in PART_COLORS.items():
+            heights = [shares[part] for shares in bars.values()]
+            if any(heights):
+                axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
             bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-        longest = max(len(line) for bar in bars for line in bar.label.split("\n"))
+        longest = max(len(line) for label in bars for line in label.split("\n"))
         is_level = longest * CHARACTER * len(bars) < BARS_INCHES
-        axes.set_xticks(range(len(bars)), [bar.label for bar in bars], rotation=0 if is_level else 90)
-        axes.set_ylabel("µs of all ranks per sample")
+        axes.set_xticks(range(len(bars)), list(bars), rotation=0 if is_level else 90)
+        axes.set_xlabel("ranks, layout")
+        axes.set_ylabel("share of the ranks' time")
+        axes.yaxis.set_major_formatter("{x:.0%}")
         axes.set_title(name)
         tidy(axes)
     legend_above(figure, *found[0].get_legend_handles_labels())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from hybridnn.cost.prediction.times import parts_of_efficiency
 from hybridnn.runs.quantities import efficiency_warning, karp_flatt_fraction, threads_warning
 from hybridnn.study.axes import has_values
 from hybridnn.study.hardware import crowding_warnings, hardware_warnings, prediction_warnings
@@ -24,13 +25,15 @@ class Comparison:
     The speed-up is that of training samples per second: for the same work, seconds of the base over seconds. The
     efficiency is the speed-up over the ratio of the ranks; in weak scaling, where the samples of an epoch or of a
     minibatch grow with the ranks, these are seconds of the base over seconds, per epoch or per step. `serial_fraction`
-    is that of Karp and Flatt, None unless the same work runs on more ranks than that of the base.
+    is that of Karp and Flatt, None unless the same work runs on more ranks than that of the base. `parts` are those of
+    the ranks' time (`parts_of_efficiency`), None without the records of the steps.
     """
 
     base: StudyPoint
     speed_up: Estimate
     efficiency: Estimate
     serial_fraction: float | None
+    parts: dict[str, float] | None
 
 
 def compare_points(results: StudyResults) -> dict[str, Comparison]:
@@ -69,13 +72,22 @@ def base_of(results: StudyResults, point: StudyPoint) -> StudyPoint | None:
 
 def _compare(point: StudyPoint, base: StudyPoint) -> Comparison:
     ranks = point.first.ranks / base.first.ranks
+    parts = None
+    if point.shares.overhead is not None and base.shares.overhead is not None:
+        parts = parts_of_efficiency(_seconds_of_parts(point), _seconds_of_parts(base))
     if point is base:
-        return Comparison(base, Estimate(1.0), Estimate(1.0), None)
+        return Comparison(base, Estimate(1.0), Estimate(1.0), None, parts)
     samples = point.first.train_samples / base.first.train_samples
     speed_up = ratio_of_medians(base.epoch_times, point.epoch_times).scaled(samples)
     is_same_work = _work(point) == _work(base)
     serial = karp_flatt_fraction(speed_up.value, ranks) if is_same_work else None
-    return Comparison(base, speed_up, speed_up.scaled(1 / ranks), serial)
+    return Comparison(base, speed_up, speed_up.scaled(1 / ranks), serial, parts)
+
+
+def _seconds_of_parts(point: StudyPoint) -> dict[str, float]:
+    """Seconds of all ranks per training sample, by part."""
+    seconds = point.seconds_per_epoch.value * point.first.ranks / point.first.train_samples
+    return {name: share * seconds for name, share in point.shares.parts.items()}
 
 
 def baseline_text(results: StudyResults) -> str:
@@ -178,6 +190,11 @@ def family_of(point: StudyPoint) -> str:
     if batch * model == 1:
         return "one rank"
     return "batch" if model == 1 else "model" if batch == 1 else "grid"
+
+
+def layout_name(point: StudyPoint) -> str:
+    """The grid, and the method of its stages: ``"2x2"``, ``"2x2x1 1f1b"``."""
+    return " ".join(filter(None, (point.first.grid, point.first.method)))
 
 
 def strong_lines(results: StudyResults) -> list[ScalingLine]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
+from pydantic.config import JsonDict
 
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, values_as_text
@@ -38,6 +39,9 @@ DEFAULT_REPEATS = 5  # of studies that compare times
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
+_TEXTS: JsonDict = {"type": "array", "items": {"type": "string"}}
+
+
 def _settings_in_file(base: Any) -> Any:
     """The settings that all cells share; those in a file in place of its path."""
     if not isinstance(base, str):
@@ -51,10 +55,20 @@ def _settings_in_file(base: Any) -> Any:
 class Conclusions(Section):
     """What a study concludes from its runs: keys that a distribution such as hybridnn-papers checks and evaluates."""
 
-    target: Any = Field(None, description="Test metric that measures such as the epochs to a target refer to.")
-    best_over: Any = Field(None, description="Axes of which tables and statements take the best value.")
-    columns: Any = Field(None, description="Further measures in the tables of the report.")
-    statements: Any = Field(None, description="Claims of a paper, each with a verdict in the report.")
+    target: Any = Field(
+        None,
+        description="Test metric that measures such as the epochs to a target refer to.",
+        json_schema_extra={"type": "number"},
+    )
+    best_over: Any = Field(
+        None, description="Axes of which tables and statements take the best value.", json_schema_extra=_TEXTS
+    )
+    columns: Any = Field(None, description="Further measures in the tables of the report.", json_schema_extra=_TEXTS)
+    statements: Any = Field(
+        None,
+        description="Claims of a paper, each with a verdict in the report.",
+        json_schema_extra={"type": "array", "items": {"type": "object"}},
+    )
 
     @property
     def given(self) -> Table:

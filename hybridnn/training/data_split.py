@@ -166,12 +166,18 @@ def constant_target(rows: Rows) -> str:
 
 def large_inputs(rows: Rows) -> str:
     """That a column of inputs in arrays is far larger than a network can use, as text; empty if not."""
-    if not isinstance(rows, ArrayRows):
-        return ""
-    sample = rows.x[:: -(-rows.samples // LOOKED_AT)]
-    largest = np.abs(sample).max(axis=0)
-    column = int(largest.argmax())
-    if largest[column] <= LARGE_INPUT:
+    column = large_column(rows) if isinstance(rows, ArrayRows) else None
+    if column is None:
         return ""
     advice = "standardize the inputs, or they will hardly be learned: (x - x.mean(axis=0)) / x.std(axis=0)"
     return f"column {column} of x has inputs beyond {LARGE_INPUT:,.0f}: {advice}"
+
+
+def large_column(rows: Rows) -> int | None:
+    """The column with the largest inputs of some samples, if these are far larger than a network can use."""
+    chosen = np.arange(0, rows.samples, -(-rows.samples // LOOKED_AT))
+    sample = np.empty((len(chosen), rows.features))
+    rows.take(chosen, sample, None)
+    largest = np.abs(sample).max(axis=0)
+    column = int(largest.argmax())
+    return column if largest[column] > LARGE_INPUT else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hybridnn.cli.options import Format, OutputFormat, command_group, count, option
-from hybridnn.cli.output import MISSING, make_console, new_table, print_table, require_picture, write_file, write_json
+from hybridnn.cli.output import MISSING, make_console, new_table, print_table, require_place, write_file, write_json
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
@@ -298,16 +298,20 @@ def map_grids(
 ) -> None:
     """Map where batch, model or integrated parallelism is fastest (the future work of Laugier et al. 2018)."""
     from hybridnn.cost.machine_file import require_machine
+    from hybridnn.drawing.figures import require_format
     from hybridnn_papers.grid_map import map_of_formulas, map_of_machine
 
     rows, columns = _counts("--widths", widths), _counts("--batches", batches)
     _require_numbers({"--alpha": alpha, "--beta": beta}, {"--ranks": ranks, "--layers": layers})
-    picture = None if plot is None else require_picture("--plot", plot)
+    picture = ""
+    if plot is not None:
+        picture = require_format(plot, "--plot")
+        require_place("--plot", plot)
     cluster = None if machine is None else require_machine(machine)
     maps = [map_of_formulas(layers, rows, columns, ranks, alpha, beta)]
     if cluster is not None:
         maps.append(map_of_machine(layers, rows, columns, ranks, cluster))
-    if plot is not None and picture is not None:
+    if plot is not None:
         from hybridnn_papers.grid_map_picture import grid_map_picture
 
         drawn = grid_map_picture(maps, picture)
@@ -315,7 +319,7 @@ def map_grids(
         write_json([_map_facts(found) for found in maps])
     else:
         _print_maps(maps, layers)
-    if plot is not None and picture is not None:
+    if plot is not None:
         write_file(drawn, plot)
 
 

@@ -174,7 +174,7 @@ MEASURES = {
         "",
         "time",
         "lower",
-        _figure(lambda figures: figures.shares.communication),
+        _figure(lambda figures: figures.shares.communicate),
         "Share of a step in communication calls, without waiting where that is recorded.",
     ),
     "waiting_share": Measure(
@@ -182,7 +182,7 @@ MEASURES = {
         "",
         "time",
         "lower",
-        _figure(lambda figures: figures.shares.waiting),
+        _figure(lambda figures: figures.shares.idle),
         "Share of a step spent waiting for other stages and at barriers.",
     ),
     "seconds_to_target": Measure(

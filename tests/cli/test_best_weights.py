@@ -19,7 +19,8 @@ from reference.command_line import Run, error_line, records_of
 from reference.trained_runs import train
 
 BEST = "best-weights.npz"
-OSCILLATING = ("--data", "digits", "--hidden", "12", "--lr", "0.4", "--set", "training.dtype=float64")
+PARTS = ("--set", "data.validation_fraction=0.25")
+OSCILLATING = ("--data", "digits", "--hidden", "12", "--lr", "0.4", "--set", "training.dtype=float64", *PARTS)
 """A learning rate so high that the accuracy rises and falls."""
 
 
@@ -56,7 +57,7 @@ def assert_reproduced(run: Path, grid: ProcessGrid, tolerance: float = 0.0) -> N
     assert epoch_of_file(run) == (best["epoch"], best["step"], best["validation_accuracy"])
     found = open_run(run, None, grid.world, best=True)
     assert (found.source.path, found.source.step, found.source.damaged) == (run / BEST, best["step"], ())
-    metrics = evaluate_run(found, grid).metrics
+    metrics = evaluate_run(found, grid, part="validation").metrics
     assert metrics.accuracy == best["validation_accuracy"]
     assert metrics.loss == pytest.approx(best["validation_loss"], rel=tolerance, abs=0)
 
@@ -74,7 +75,7 @@ def test_best_weights_reproduce_the_best_metric_and_change_nothing(
 
 
 def test_regression_keeps_the_highest_r2(tmp_path: Path) -> None:
-    data = {"name": "synthetic", "rows": 100, "synthetic": {"test_samples": 30}}
+    data = {"name": "synthetic", "rows": 100, "synthetic": {"test_samples": 30}, "validation_fraction": 0.3}
     sections = {"model": {"hidden": [8]}, "optimizer": {"lr": 0.05}, "training": {"epochs": 8, "batch_size": 10}}
     train(tmp_path / "run", data=data, **sections)
     best = best_of(tmp_path / "run", "validation_r2")
@@ -83,7 +84,7 @@ def test_regression_keeps_the_highest_r2(tmp_path: Path) -> None:
 
 def test_evaluate_predict_and_export_use_the_best_weights(run_hybridnn: Run, trained: Callable[..., Path]) -> None:
     best = best_of(trained(9))
-    code, text, err = run_hybridnn("evaluate", "run", "--best", "--format", "json")
+    code, text, err = run_hybridnn("evaluate", "run", "--best", "--part", "validation", "--format", "json")
     assert (code, err) == (0, "")
     found = json.loads(text)
     assert found["weights"] == {"path": f"run/{BEST}", "step": best["step"], "damaged": []}
@@ -105,9 +106,12 @@ def test_a_new_run_removes_the_best_weights_of_a_failed_one(run_hybridnn: Run) -
     diverging = ("train", *OSCILLATING[:4], "--epochs", "3", "--out", "run", "-q", "--set", "optimizer.name=sgd")
     assert run_hybridnn(*diverging, "--lr", "1e9")[0] == 1
     Path("run", BEST).write_bytes(b"of the run that failed")
-    assert run_hybridnn(*diverging, "--lr", "0.01", "--set", "data.test_fraction=0")[0] == 0
+    assert run_hybridnn(*diverging, "--lr", "0.01", "--set", "data.validation_fraction=0")[0] == 0
     assert not Path("run", BEST).exists()
-    assert error_line(run_hybridnn("evaluate", "run", "--best")).startswith(f"Error: run: no {BEST}, ")
+    message = (
+        f"Error: run: no {BEST}, which a run with data.validation_fraction above 0 writes after an evaluated epoch"
+    )
+    assert error_line(run_hybridnn("evaluate", "run", "--best")) == message
 
 
 @pytest.mark.parametrize("after", [-1, 1])

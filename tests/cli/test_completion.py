@@ -62,7 +62,9 @@ def test_the_script_of_a_shell_parses_and_is_installed(
         [shell, "-c", install], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(30)
     )
     assert "completion installed in" in done.stdout, done.stderr
-    assert "_HYBRIDNN_COMPLETE=complete" in (tmp_path / FILES[shell]).read_text(encoding="utf-8")
+    installed = (tmp_path / FILES[shell]).read_text(encoding="utf-8")
+    assert "_HYBRIDNN_COMPLETE=complete" in installed
+    assert ("compopt -o nospace" in installed) == (shell == "bash")
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
@@ -106,6 +108,18 @@ def test_commands_options_and_names_are_completed(line: str, expected: set[str],
     words = line.replace(" ", "\n")  # bash ends words at "=", too
     word = str(words.count("\n"))
     assert set(complete(_HYBRIDNN_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=word).split()) == expected
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_adds_no_blank_after_the_key_of_a_setting(tmp_path: Path, complete: Callable[..., str]) -> None:
+    script = tmp_path / "completion"
+    script.write_text(complete(_HYBRIDNN_COMPLETE="source_bash"), encoding="utf-8")
+    for completion, option in (("schedule.milestones=", "-o nospace\n"), ("train", "")):
+        program = (
+            f'env() {{ echo {completion}; }}; compopt() {{ echo "$@"; }}; source "{script}"; _hybridnn_completion x'
+        )
+        done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=deadline(30))
+        assert (done.stdout, done.stderr) == (option, "")
 
 
 def test_values_of_a_setting_are_completed_where_it_is_one_word(complete: Callable[..., str]) -> None:

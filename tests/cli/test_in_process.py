@@ -174,7 +174,8 @@ def test_an_interrupt_before_the_first_step_ends_the_command(
 
 def test_other_commands_read_the_run(run_hybridnn: Run) -> None:
     options = ("--in-process", "4", "--model", "2", "-q")
-    assert run_hybridnn("train", "--hidden", "13", "--epochs", "2", *options, "--out", "run")[0] == 0
+    parts = ("--set", "data.validation_fraction=0.2")
+    assert run_hybridnn("train", "--hidden", "13", "--epochs", "2", *parts, *options, "--out", "run")[0] == 0
     for more in ((), ("--best",), ("--part", "train")):
         alone, parts = (
             json.loads(run_hybridnn("evaluate", "run", *more, "--format", "json", *ranks)[1])

@@ -179,6 +179,10 @@ def test_a_regression_and_a_run_without_test_samples(run_hybridnn: Run) -> None:
     [
         (["training.patience=3"], "training.patience = 3: needs data.validation_fraction above 0"),
         (["training.patience=0"], "training.patience = 0"),
+        (
+            ["training.monitor=validation_loss"],
+            "training.monitor = 'validation_loss': needs data.validation_fraction above 0",
+        ),
         (["data.validation_fraction=1.0"], "data.validation_fraction = 1.0"),
     ],
 )

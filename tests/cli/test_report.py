@@ -34,8 +34,8 @@ def test_one_run_shows_measured_beside_predicted(run_hybridnn: Run, tmp_path: Pa
     assert ["forward", "40", "50", "+25%"] in rows
     assert ["update", "-", "25", "-"] in rows
     assert ["bytes per step", "500", "4,000"] in rows
-    assert "communication 45%, waiting 15%" in out
-    assert "limited by: communication: 45% of the step" in out
+    assert "compute 20%, overhead 20%, communicate 45%, bubble 0%, wait 15%" in out
+    assert "limited by: communicate, 45% of the step" in out
     assert "predicted for laptop, ms per step: computing 150, communication 50" in out
     assert "2 x 1 (batch x model)" in out
     write_run(tmp_path / "plain", seconds=[2.0])
@@ -52,10 +52,10 @@ def test_several_runs_make_a_scaling_table(run_hybridnn: Run, tmp_path: Path) ->
     assert code == 0
     assert "64-64-64-10 on digits (1,000 training samples); speed-up against 1 rank, one\n" in out
     rows = _rows(out)
-    assert ["1", "1x1", "-", "100", "3", "1.00", "100%", "1.00", "-33%", "0%", "-"] in rows
-    assert ["2", "2x1", "-", "100", "2", "1.50", "75%", "-", "-", "25%", "-"] in rows
-    assert ["4", "2x2", "-", "100", "1", "3.00", "75%", "4.00", "-50%", "25%", "-"] in rows
-    assert "2 ranks, 2x1: communication and waiting: 25% of the step" in out
+    assert ["1", "1x1", "-", "100", "3", "1.00", "100%", "1.00", "-33%", "0%", "-", "-"] in rows
+    assert ["2", "2x1", "-", "100", "2", "1.50", "75%", "-", "-", "25%", "-", "-"] in rows
+    assert ["4", "2x2", "-", "100", "1", "3.00", "75%", "4.00", "-50%", "25%", "-", "-"] in rows
+    assert "2 ranks, 2x1: communicate and wait, 25% of the step" in out
 
 
 def test_json_has_the_same_figures_with_units(run_hybridnn: Run, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_text_and_json(simulate: Run) -> None:
     assert (value["ranks"], value["minibatches"], value["microbatches"]) == (8, 1, 4)
     assert value["seconds"] == pytest.approx(value["seconds_per_step"])
     for parts in (value["mean_of_ranks"], *value["stages"]):
-        names = ("computing", "communication", "bubble")
+        names = ("compute", "overhead", "communicate", "bubble", "wait")
         total = sum(parts[f"{name}_seconds_per_step"] for name in names)
         assert total == pytest.approx(value["seconds_per_step"])
     assert len(value["drawing"]["rows"]) == 2

@@ -66,7 +66,7 @@ def _epoch(epoch: int, accuracy: float | None = 0.5, **changes: float | None) ->
     return EpochRecord(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def _play(view: TrainView, epochs: list[EpochRecord]) -> None:
+def _play(view: TrainView, epochs: list[EpochRecord], part: str = "test") -> None:
     trainer: Any = SimpleNamespace(last_epoch=len(epochs), last_step=15 * len(epochs))
     with view:
         view.on_header(HEADER)
@@ -76,7 +76,8 @@ def _play(view: TrainView, epochs: list[EpochRecord]) -> None:
                 trainer, StepRecord(record.step, record.epoch, record.train_loss, 0.1, 1e4, 0.5, 0.25, 7)
             )
             view.on_epoch_end(trainer, record)
-        view.on_end(RunSummary("runs/[odd] name", epochs, 12.5, "test accuracy", epochs[-1].validation_accuracy, 30))
+        accuracy = epochs[-1].validation_accuracy
+        view.on_end(RunSummary("runs/[odd] name", epochs, 12.5, "test accuracy", accuracy, 30, evaluated=part))
 
 
 def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,13 +96,14 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
     epochs = [row[:4] for row in rows if row[0] in ("1", "2")]
     assert epochs == [["1", "1.0000", "1.1000", "0.7500"], ["2", "0.5000", "0.5500", "0.6250"]]
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
-    assert "0.6250, best 0.7500 in epoch 1" in rest
-    assert "75% compute, 25% communication" in rest
+    assert "test accuracy  0.6250\n" in rest
+    assert "best" not in rest, "test samples choose nothing"
+    assert "75% compute, 25% communicate (rank 0)" in rest
     assert "3.0 MB by all ranks" in rest
     assert "\x1b" not in text
 
 
-def test_waiting_time_of_a_pipeline_is_its_bubble(capsys: pytest.CaptureFixture[str]) -> None:
+def test_idle_time_of_a_pipeline_is_its_bubble_and_waiting(capsys: pytest.CaptureFixture[str]) -> None:
     times = ((1.0, 3.0, 2.5), (1.0, 5.0, 4.0))
     names = ("compute_seconds", "communication_seconds", "waiting_seconds")
     epochs = [_epoch(number, **dict(zip(names, taken, strict=True))) for number, taken in enumerate(times, 1)]
@@ -113,10 +115,14 @@ def test_waiting_time_of_a_pipeline_is_its_bubble(capsys: pytest.CaptureFixture[
         view.on_header(header)
         view.on_end(summary)
         texts.append(capsys.readouterr().out)
-    assert "time           20% compute, 15% communication, 65% bubble (rank 0)" in texts[0]
+    assert "time           20% compute, 15% communicate, 50% bubble, 15% wait (rank 0)" in texts[0]
     rows = [line.split() for line in texts[0].splitlines() if line.startswith("     ")]
-    assert [row[5:8] for row in rows if row[0] in "12"] == [["1.000", "0.500", "2.500"], ["1.000", "1.000", "4.000"]]
-    assert "time           20% compute, 80% communication (rank 0)" in texts[1]
+    # One minibatch on two stages: half of the time is the bubble of the schedule.
+    assert [row[5:9] for row in rows if row[0] in "12"] == [
+        ["1.000", "0.500", "2.000", "0.500"],
+        ["1.000", "1.000", "3.000", "1.000"],
+    ]
+    assert "time           20% compute, 80% communicate (rank 0)" in texts[1]
     assert "bubble" not in texts[1]
     TrainView(as_json=True).on_end(summary)
     assert json.loads(capsys.readouterr().out)["waiting_seconds"] == 6.5
@@ -151,7 +157,7 @@ def test_quiet_shows_only_the_tables(capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     assert "grid" not in text
     assert "train loss 1 " not in text
-    assert "best 0.5000 in epoch 1" in text
+    assert "test accuracy  0.5000\n" in text
 
 
 def test_json_is_one_object_with_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,11 +165,14 @@ def test_json_is_one_object_with_the_same_figures(capsys: pytest.CaptureFixture[
     result = json.loads(capsys.readouterr().out)
     assert result["header"]["sizes"] == [64, 256, 10]
     assert [epoch["train_loss"] for epoch in result["epochs"]] == [1.0, None]
-    assert (result["metric"], result["best_metric"], result["best_epoch"]) == (0.625, 0.75, 1)
+    assert (result["metric"], result["best_metric"], result["best_epoch"]) == (0.625, None, None)
     assert (result["compute_seconds"], result["communication_seconds"]) == (6.0, 2.0)
     assert (result["samples_per_second"], result["bytes_sent"]) == (1000.0, 3_000_000)
     assert result["folder"] == "runs/[odd] name"
-    _play(TrainView(as_json=True), [_epoch(1, None)])  # without test data
+    _play(TrainView(as_json=True), [_epoch(1, 0.75), _epoch(2, 0.625)], "validation")
+    result = json.loads(capsys.readouterr().out)
+    assert (result["best_metric"], result["best_epoch"]) == (0.75, 1)
+    _play(TrainView(as_json=True), [_epoch(1, None)], "validation")  # without a metric
     result = json.loads(capsys.readouterr().out)
     assert (result["best_metric"], result["best_epoch"]) == (None, None)
 
@@ -176,7 +185,7 @@ def test_totals_weight_the_speed_of_an_epoch_by_its_time() -> None:
 
 def test_table_of_a_long_run_stays_short_and_shows_best_and_last() -> None:
     epochs = [_epoch(epoch, 0.9 if epoch == 77 else 0.5) for epoch in range(1, 502)]
-    shown = list(epoch_table(epochs).columns[0].cells)
+    shown = list(epoch_table(epochs, "validation").columns[0].cells)
     assert len(shown) <= MOST_ROWS + 3
     assert {"1", "77", "501"} <= set(shown)
 

@@ -63,12 +63,15 @@ READ: dict[str, tuple[str | bytes, dict[str, Any], list[float]]] = {
     "lines before the header": ("made by hand\n\n" + rows("a,y", "3,p", "4,q"), {"skip_lines": 2}, [3, 4]),
     "comments": ("% units: m\n" + rows("a,y", "3,p % good", "4,q"), {"comment": "%"}, [3, 4]),
     "UTF-16": (rows("größe;y", "3;p", "4;q").encode("utf-16"), {}, [3, 4]),
+    "UTF-16 without a mark": (rows("größe;y", "3;p", "4;q").encode("utf-16-le"), {}, [3, 4]),
+    "UTF-16 in the other order": (rows("hoch;y", "3;p", "4;q").encode("utf-16-be"), {}, [3, 4]),
     "Windows-1252": (rows("größe;y", "3;p", "4;q").encode("cp1252"), {"encoding": "cp1252"}, [3, 4]),
     "row names of R": (rows('"","a","y"', '"#",3,"p"', '"#",4,"q"'), {}, [3, 4]),
     "a header that is one short": (rows('"a","y"', '"#",3,"p"', '"#",4,"q"'), {}, [3, 4]),
     "trailing separators": (rows("a,y,", "3,p,", "4,q,"), {}, [3, 4]),
     "trailing separators of rows": (rows("a,y", "3,p,", "4,q,"), {}, [3, 4]),
     "names that are numbers in order": (rows("0,1,y", "3,5,p", "4,6,q"), {}, [3, 5]),
+    "a name that is a cell too": (rows("a,p,y", "1,7,p", "2,8,q"), {}, [1, 7]),
 }
 
 
@@ -150,6 +153,30 @@ def test_files_with_and_without_a_mark_are_read_alike(tmp_path: Path) -> None:
         assert load_samples(table(tmp_path, text.encode(second)), 1, ["y"], encoding=encoding).x[1] == 4
 
 
+def test_another_separator_and_encoding_than_in_training(tmp_path: Path) -> None:
+    training = table(tmp_path, rows("größe,b,y", "3.5,1,p", "4.5,2,q"))
+    encoding = load_file(training, "y").encoding
+    for separator in ";\t|,":
+        text = rows("b,größe", "1,3.5", "2,4.5").replace(",", separator)
+        new = table(tmp_path, text.encode("utf-16"), "new.csv")
+        np.testing.assert_array_equal(load_samples(new, 2, encoding=encoding).x[:2], [[3.5, 1], [4.5, 2]])
+    other = load_file(training, "y", encoding=encoding)
+    assert other.train.samples == 20
+    with pytest.raises(
+        DataError, match=r"byte 0xf6 \(invalid start byte\); save it as UTF-8 \(iconv -f cp1252 -t utf-8\) if"
+    ):
+        load_samples(table(tmp_path, rows("b,größe", "1,3").encode("cp1252"), "new.csv"), 2, encoding=encoding)
+
+
+def test_a_file_in_utf8_for_a_network_of_another_encoding(tmp_path: Path) -> None:
+    text = rows("größe;y", "1,5;p", "2,5;q")
+    options = TableOptions(encoding="cp1252")
+    encoding = load_file(table(tmp_path, text.encode("cp1252")), "y", options=options).encoding
+    for name in ("utf-8", "cp1252"):
+        one = table(tmp_path, "größe\n7,5\n".encode(name), "one.csv")
+        assert load_samples(one, 1, encoding=encoding).x.tolist() == [[7.5]], "a comma in one column separates nothing"
+
+
 def test_an_empty_last_cell_is_no_row_name_and_no_column(tmp_path: Path) -> None:
     row_names = rows('"a","b","y"', '"#",3,1,"p"', '"#",4,2,"q"')
     encoding = load_file(table(tmp_path, row_names), "y", options=TableOptions(missing="mean")).encoding
@@ -205,7 +232,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "odd targets": (rows("a,y", *["#,#.5"] * 9, "#,?"), "y: 10 of 100 cells are no numbers .'.' in row 10.; if "),
     "two readings": (
         rows("a;y", "1,018;p", "700;q"),
-        "'1,018' may be read in two ways; set data.decimal = \",\" if it is a decimal comma, or data.thous",
+        "'1,018' may be read in two ways; set data.thousands = \",\" if it separates thousands, or data.dec",
     ),
     "points before three digits": (
         rows("a,y", "1.018,p", "700,q", ",p"),
@@ -235,7 +262,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "a header that is text, and names": (rows("a,y", "1,p", "2,q"), "the first line seems to name the columns"),
     "a unit of degrees": (rows("a,y", "5.5°C,p", "7°C,q"), "if '°C' is a unit, remove it from the column"),
     "a first line of data": (
-        rows("x,s", "x,s", "b,t"),
+        rows("x,s", "a,s", "b,t"),
         "has it as a cell of this column too: set data.header to false",
     ),
     "a misspelt column": (rows("a,y", "1,p", "2,q"), "no column 'zip', which data.text_columns names"),
@@ -243,8 +270,20 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         rows("a y", "1 p", "2 q"),
         "one column, a y; if ' ' separates columns, set data.separator",
     ),
-    "no header": (rows("5.1,3.5,setosa", "4.9,3.0,virginica"), "the first line holds numbers .* data.header to false"),
-    "zeros as header": (rows("0,0,0,7", "1,2,0,4"), "the first line holds numbers .* data.header to false"),
+    "no header": (
+        rows("5.1,3.5,setosa", "4.9,3.0,virginica"),
+        "the first line seems to hold data .* data.header to false",
+    ),
+    "no header, and more words than numbers": (
+        rows("39,State,Never,White", "50,Private,Married,White", "38,State,Single,Black"),
+        "the first line seems to hold data .39, State, Never, White.; set data.header to false",
+    ),
+    "no header, and words alone": (rows("x,n,o", "x,n,o", "b,n,x"), "the first line seems to hold data .x, n, o."),
+    "no header, and equal cells": (
+        rows("x,x,n", "b,s,t"),
+        "several columns are named 'x'; set data.header to false if",
+    ),
+    "zeros as header": (rows("0,0,0,7", "1,2,0,4"), "the first line seems to hold data .* data.header to false"),
     "a title": ("Sales of 2020\n" + rows("a,y", "1,p", "2,q"), "if line 2 names the columns, set data.skip_lines = 1"),
     "quoted names": (rows("'a','y'", "1,p", "2,q"), "\"'y'\" differs from it by its quotation marks"),
     "invisible letters": (rows("a,\u200by", "1,p", "2,q"), "differs from it by capitals or invisible letters"),
@@ -336,6 +375,12 @@ def test_kept_columns_come_before_the_predictions(tmp_path: Path) -> None:
     dropped = load_file(path, "y", options=TableOptions(drop_columns=("id", "city"))).encoding
     one = load_samples(table(tmp_path, "id,a\nc77,1\n", "one.csv"), 1, encoding=dropped)
     assert one.kept(None) == {"id": ["c77"]}
+    number = load_file(table(tmp_path, rows("id,a,y", "7#,1,p", "7#,2,q", times=5), "numbers.csv"), "y").encoding
+    assert number is not None
+    assert (number.columns, number.key) == (("id", "a"), "id")
+    area = load_file(table(tmp_path, rows("area,a,y", "9,1,p", "8,2,q", times=5), "areas.csv"), "y").encoding
+    assert area is not None
+    assert area.key == ""
     assert samples.kept(["city", "y"]) == {"city": ["Rome", "Oslo"] * 10, "y": ["p", "q"] * 10}
     with pytest.raises(DataError, match="no column 'key', which --keep names; it has id, a, city, y"):
         samples.kept(["key"])
@@ -371,6 +416,18 @@ DOUBTS = {
         rows("id,a,y", "#,1,p", "#,2,q"),
         "id counts the rows; if it only identifies them, leave it out",
     ),
+    "numbers of customers": (
+        rows("CustomerID,a,y", *(f"{1001 + 37 * n % 100},{n % 3},{'pq'[n % 2]}" for n in range(20)), times=1),
+        "CustomerID has another whole number in every row; if it only identifies them, leave it out",
+    ),
+    "three digits after every point": (
+        rows("a,y", *(f"1.{n},{'pq'[n % 2]}" for n in range(100, 160)), times=1),
+        "every point stands before three digits, as in '1.100'; set data.thousands = \".\" if it separates",
+    ),
+    "a row of totals": (
+        rows("a,city,y", "1,Rome,p", "2,Oslo,q") + "30,Total,p\n",
+        "the last row has 'Total' as city; if it sums up the others, remove it from the file",
+    ),
 }
 
 
@@ -378,14 +435,18 @@ DOUBTS = {
 def test_what_may_not_be_meant_is_a_warning(kind: str, tmp_path: Path) -> None:
     text, message = DOUBTS[kind]
     path = table(tmp_path, text)
-    (warning,) = load_file(path, "y").warnings
+    (warning,) = load_file(path, "y", options=ONE_HOT).warnings
     assert message in warning
-    assert warning.partition(": ")[2] in check_table(path, "y").notes
+    assert warning.partition(": ")[2] in check_table(path, "y", options=ONE_HOT).notes
 
 
 def test_usual_tables_bring_no_warning(tmp_path: Path) -> None:
     text = rows("a,b,c,n,y", "9,0,0.5,#,p", "99,1,-0.25,#,q", "50,10,99,#,p", "12,11,42,#,q")
     assert load_file(table(tmp_path, text), "y").warnings == ()
+    text = rows("height,b,y", *(f"{58 + n},0.{n},{'pq'[n % 2]}" for n in range(15)), times=1)
+    assert load_file(table(tmp_path, text), "y").warnings == ()
+    text = rows("area,b,city,y", *(f"{17 * n % 101},0.{n},Total,{'pq'[n % 2]}" for n in range(100, 200)), times=1)
+    assert load_file(table(tmp_path, text), "y", options=ONE_HOT).warnings == ()
 
 
 @pytest.mark.parametrize(("thousands", "number"), [(".", 1018), ("none", 1.018)])

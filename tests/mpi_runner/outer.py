@@ -106,6 +106,7 @@ class MpiJobs:
     def _command(self, ranks: int, listed: Path) -> list[str]:
         """Return the command that runs the node ids in a file."""
         options = ["--with-mpi", "-x", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider"]
+        options += ["--capture=sys"]  # what a rank writes to its descriptors before it ends the job is not lost
         options += [f"--timeout={deadline(self._limit)}", "--timeout-method=thread"]
         options += [f"--tb={self._config.option.tbstyle}", f"--rootdir={self._config.rootpath}"]
         if self._config.option.markexpr:

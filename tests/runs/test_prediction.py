@@ -46,6 +46,17 @@ def test_numbers_are_in_the_units_of_the_targets(
         assert found.columns == ("target_0", "target_1", "target_2")
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_prediction_that_overflows_is_refused(regression: Path, tmp_path: Path) -> None:
+    x = np.ones((3, FEATURES))
+    x[1:] = 1.7e308
+    np.savez(tmp_path / "x.npz", x=x)
+    with pytest.raises(
+        DataError, match=r"x\.npz: the prediction overflows \(2 rows, first row 2\): its inputs are far"
+    ):
+        predicted(regression, tmp_path / "x.npz")
+
+
 def test_float32_keeps_small_changes_about_a_large_mean(tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
     x = generator.normal(size=(60, 2)) + 1e6

@@ -28,13 +28,13 @@ def test_figures_of_a_run_without_a_prediction(tmp_path: Path) -> None:
     assert (figures.seconds_per_epoch, figures.seconds_per_step) == (2, 0.2)
     assert figures.samples_per_second == 500
     assert figures.bytes_per_step == 1500  # of 10, 15 and 20 kB per epoch
-    assert figures.shares.communication == pytest.approx(0.25)
-    assert figures.shares.waiting is None
+    assert figures.shares.communicate == pytest.approx(0.25)
+    assert figures.shares.idle is None
     assert (figures.grid, figures.network, figures.ranks) == ("2x2", "64-64-64-10", 4)
     assert (figures.metric_name, figures.metric) == ("test accuracy", 0.5)
     assert figures.predicted_seconds_per_step is None
     assert figures.prediction_error is None
-    assert figures.verdict.limit == "communication"
+    assert figures.verdict.limit == "communicate"
 
 
 def test_figures_of_a_predicted_run(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_figures_of_a_predicted_run(tmp_path: Path) -> None:
     figures = figures_of(run)
     assert figures.prediction_error == pytest.approx(0.25)
     assert (figures.predicted_seconds_per_epoch, figures.predicted_bytes_per_step) == (2.5, 4000)
-    assert figures.shares.communication == pytest.approx(0.3)
-    assert figures.shares.waiting == pytest.approx(0.1)
+    assert figures.shares.communicate == pytest.approx(0.3)
+    assert (figures.shares.bubble, figures.shares.wait) == (0, pytest.approx(0.1))
     assert figures.shares.overhead == pytest.approx(0.1)
     assert (figures.metric_name, figures.metric) == ("test R²", 0.75)
     forward, backward, update = instruction_figures(run)
@@ -67,16 +67,17 @@ def test_load_balance_is_mean_over_greatest_computing_time(tmp_path: Path) -> No
     lines = [measured_line(1, 9.0, most_computing=9.0)]
     lines += [measured_line(2, 0.2, most_computing=0.12), measured_line(3, 0.2, most_computing=0.13)]
     shares = figures_of(read_run(write_run(tmp_path, ranks=2, lines=lines))).shares
-    assert shares.most_computing == pytest.approx(0.625)  # of the second and third epoch
+    assert shares.most_compute == pytest.approx(0.625)  # of the second and third epoch
     assert shares.load_balance == pytest.approx(0.5 / 0.625)
-    assert shares.load_balance * shares.communication_efficiency == pytest.approx(shares.computing)  # type: ignore[operator]
+    assert shares.load_balance * shares.communication_efficiency == pytest.approx(shares.compute)  # type: ignore[operator]
 
 
 def test_what_one_run_lacks_is_missing() -> None:
-    found = mean_shares([TimeShares(0.1, 0.2, 0.3, 0.5), TimeShares(0.3, 0.4, 0.1)])
-    assert (found.communication, found.waiting, found.overhead) == pytest.approx((0.2, 0.3, 0.2))
-    assert found.most_computing is None
-    assert found.computing == pytest.approx(0.3)
+    found = mean_shares([TimeShares(0.1, 0.05, 0.15, 0.3, 0.5), TimeShares(0.3, 0.3, 0.1, 0.1)])
+    assert (found.communicate, found.idle, found.overhead) == pytest.approx((0.2, 0.3, 0.2))
+    assert found.most_compute is None
+    assert found.compute == pytest.approx(0.3)
+    assert sum(found.parts.values()) == pytest.approx(1)
     assert relative_error(1.0, 0.0) is None
     assert relative_error(None, 1.0) is None
 
@@ -152,14 +153,15 @@ LARGE, SMALL = 1e9, 1e6
 @pytest.mark.parametrize(
     ("shares", "flops", "limit", "text"),
     [
-        (TimeShares(0.45, 0.1, 0.05), LARGE, "communication", "communication: 45% of the step"),
-        (TimeShares(0.1, 0.4, 0.1), LARGE, "waiting", "bubble and waiting: 40% of the step"),
-        (TimeShares(0.1, 0.2, 0.5), LARGE, "overhead", "too small: overhead, 50% of the step"),
-        (TimeShares(0.2, 0.2, 0.2), LARGE, "computing", "computing"),
-        (TimeShares(0.24), LARGE, "computing", "computing"),
-        (TimeShares(0.25), LARGE, "communication", "communication and waiting: 25% of the step"),
+        (TimeShares(0.45, 0.0, 0.1, 0.05), LARGE, "communicate", "communicate, 45% of the step"),
+        (TimeShares(0.1, 0.1, 0.4, 0.1), LARGE, "wait", "wait, 40% of the step"),
+        (TimeShares(0.1, 0.4, 0.1, 0.1), LARGE, "bubble", "bubble, 40% of the step"),
+        (TimeShares(0.1, 0.0, 0.2, 0.5), LARGE, "overhead", "too small: overhead, 50% of the step"),
+        (TimeShares(0.2, 0.0, 0.2, 0.2), LARGE, "compute", "compute"),
+        (TimeShares(0.24), LARGE, "compute", "compute"),
+        (TimeShares(0.25), LARGE, "communicate", "communicate and wait, 25% of the step"),
         (TimeShares(0.0), SMALL, "overhead", "too small: overhead, 1 MFlop per rank and step"),
-        (TimeShares(0.6), SMALL, "communication", "communication and waiting: 60% of the step"),
+        (TimeShares(0.6), SMALL, "communicate", "communicate and wait, 60% of the step"),
     ],
 )
 def test_greatest_costly_share_limits_a_run(shares: TimeShares, flops: float, limit: str, text: str) -> None:

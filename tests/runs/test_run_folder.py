@@ -228,6 +228,7 @@ def _epoch(epoch: int, **changes: float | None) -> EpochRecord:
 )
 def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord]) -> None:
     draw_learning_curve(epochs, tmp_path / "curve.svg")
+    assert "best" not in (tmp_path / "curve.svg").read_text(), "test samples choose nothing"
     svg = ElementTree.parse(tmp_path / "curve.svg").getroot()
     points = [float(text.attrib["font-size"]) * 0.75 for text in svg.iter(f"{SVG}text")]
     assert min(points) >= 6

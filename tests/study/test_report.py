@@ -131,7 +131,7 @@ def test_csv_has_every_cell_with_its_outcome_and_all_figures(tmp_path: Path) -> 
     numbers = {
         "seconds_per_epoch": 2,
         "predicted_seconds_per_epoch": 1,
-        "communication_share": 0.25,
+        "communicate_share": 0.25,
         "speed_up": 3,  # the base has a median of 6 seconds
         "efficiency": 1.5,
         "prediction_error": -0.5,
@@ -146,7 +146,8 @@ def test_csv_has_every_cell_with_its_outcome_and_all_figures(tmp_path: Path) -> 
         "dtype": "float32",
         "train_loss": "1.0",
         "test_loss": "",
-        "waiting_share": "",
+        "bubble_share": "",
+        "wait_share": "",
         "hosts": "n1",
         "cpu_model": "Some CPU",
         "cores_per_node": "8",

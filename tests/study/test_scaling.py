@@ -267,30 +267,35 @@ def test_parts_of_the_time_and_pop_metrics(tmp_path: Path) -> None:
     }
     results = made_study(tmp_path, runs)
     one, two, four = (point.shares for point in results.points)
-    assert (two.computing, two.communication, two.waiting, two.overhead) == pytest.approx((0.5, 0.3, 0.1, 0.1))
+    assert list(two.parts.values()) == pytest.approx([0.5, 0.1, 0.3, 0.0, 0.1])
     assert (one.load_balance, one.communication_efficiency) == pytest.approx((1.0, 0.5))
     assert (two.load_balance, two.communication_efficiency) == pytest.approx((0.8, 0.625))
-    assert two.computing == pytest.approx(two.load_balance * two.communication_efficiency)  # type: ignore[operator]
+    assert two.compute == pytest.approx(two.load_balance * two.communication_efficiency)  # type: ignore[operator]
     assert (four.load_balance, four.communication_efficiency) == (None, None)
-    # Speed-ups 4/3 and 2: (3/4 - 1/2) / (1/2) and (1/2 - 1/4) / (3/4).
+    # Of the time of two ranks, 6 s, the base needs 4 s; its parts are half as large again. Speed-ups 4/3 and 2:
+    # (3/4 - 1/2) / (1/2) and (1/2 - 1/4) / (3/4).
     assert [list(row.values()) for row in breakdown_rows(results)] == [
-        ["1", "1x1", "50.0%", "30.0%", "10.0%", "10.0%", "1.000", "0.500", "-"],
-        ["2", "2x1", "50.0%", "30.0%", "10.0%", "10.0%", "0.800", "0.625", "0.5000"],
-        ["4", "4x1", "50.0%", "30.0%", "10.0%", "10.0%", "-", "-", "0.3333"],
+        ["1", "1x1", "100.0%", "0.0%", "0.0%", "0.0%", "0.0%", "0.0%", "1.000", "0.500", "-"],
+        ["2", "2x1", "66.7%", "16.7%", "3.3%", "10.0%", "0.0%", "3.3%", "0.800", "0.625", "0.5000"],
+        ["4", "4x1", "50.0%", "25.0%", "5.0%", "15.0%", "0.0%", "5.0%", "-", "-", "0.3333"],
     ]
 
 
-def test_breakdown_has_a_bar_for_every_method_and_number_of_ranks(tmp_path: Path) -> None:
+def test_breakdown_has_a_bar_for_every_family_and_number_of_ranks(tmp_path: Path) -> None:
+    pipeline = {"grid": (2, 1, 1), "method": "1f1b"}
     runs = {
-        "1": ({"ranks": 1, "grid": "1x1", "method": "sequential"}, _measured(1, 0.5, 4.0)),
-        "2": ({"ranks": 2, "grid": "2x1", "method": "sequential"}, _measured(2, 0.5, 3.0)),
-        "slow": ({"ranks": 2, "grid": "1x2", "method": "sequential"}, _measured(2, 0.5, 5.0, grid=(1, 1, 2))),
-        "ddg": ({"ranks": 2, "grid": "2x1x1", "method": "ddg"}, _measured(2, 0.5, 2.0, grid=(2, 1, 1), method="ddg")),
+        "1": ({"ranks": 1, "grid": "1x1", "method": "-"}, _measured(1, 0.5, 4.0)),
+        "2": ({"ranks": 2, "grid": "2x1", "method": "-"}, _measured(2, 0.5, 3.0)),
+        "model": ({"ranks": 2, "grid": "1x2", "method": "-"}, _measured(2, 0.5, 5.0, grid=(1, 1, 2))),
+        "1f1b": ({"ranks": 2, "grid": "2x1x1", "method": "1f1b"}, _measured(2, 0.5, 2.0, **pipeline)),
     }
     results = made_study(tmp_path, runs)
     ((name, bars),) = breakdowns_of(results).items()
     assert name == "my-study"
-    # Of 1,000 samples: 4 s on one rank, 3 s and 2 s on two.
-    found = {bar.label: bar.seconds for bar in bars}
-    assert found == pytest.approx({"1\n1x1\nsequential": 0.004, "2\n2x1\nsequential": 0.006, "2\n2x1x1\nddg": 0.004})
+    assert list(bars) == ["1\n1x1", "2\n2x1x1 1f1b", "2\n2x1", "2\n1x2"]
+    # Compute is the efficiency; but the pipeline waits 10 % of its time less than one rank, which is subtracted.
+    assert [parts["compute"] for parts in bars.values()] == pytest.approx([1, 1 - 0.1, 4 / 6, 4 / 10])
+    assert [sum(parts.values()) for parts in bars.values()] == pytest.approx([1] * 4)
+    # One microbatch on two stages: half of the time is the bubble, and 10 % are idle.
+    assert (bars["2\n2x1x1 1f1b"]["bubble"], bars["2\n2x1x1 1f1b"]["wait"]) == (pytest.approx(0.1), 0)
     assert "breakdown" in draw_plots(results)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -61,6 +61,36 @@ class TimeBreakdown:
             self.overhead * factor,
             self.communication_hidden * factor,
         )
+
+
+PARTS = ("compute", "smaller products", "overhead", "communicate", "bubble", "wait")
+"""Parts of the ranks' time, of which *smaller products* need the comparison with a base."""
+
+
+def parts_of_efficiency(own: Mapping[str, float], base: Mapping[str, float]) -> dict[str, float]:
+    """Shares of `PARTS` in the ranks' time: compute is the parallel efficiency, the others what it lacks.
+
+    Parameters
+    ----------
+    own, base : mapping of str to float
+        Seconds of all ranks for the same work, by part but smaller products.
+
+    Returns
+    -------
+    dict of str to float
+        They add up to 1. Compute is the whole time of the base, and every other part the time beyond that of the base;
+        what takes less time than on the base, as with a larger cache, is subtracted from compute.
+    """
+    total = sum(own.values())
+    beyond = {name: seconds - base[name] for name, seconds in own.items()}
+    lost = {name: max(0.0, seconds) / total for name, seconds in beyond.items()}
+    parts = {"compute": 1 - sum(lost.values()), "smaller products": lost.pop("compute"), **lost}
+    return {name: parts[name] for name in PARTS}
+
+
+def split_idle(idle: float, bubble: float) -> tuple[float, float]:
+    """Split idle time into the bubble, at most that of the schedule, and waiting for messages and slower ranks."""
+    return min(idle, bubble), max(0.0, idle - bubble)
 
 
 def pipeline_of(layout: Layout) -> Layout:

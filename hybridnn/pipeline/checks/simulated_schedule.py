@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from hybridnn.errors import SettingError
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.compiled_schedule import COMPUTING, CompiledSchedule, Times, compile_schedule
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -114,6 +115,26 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
     times = program.times(durations.of(program), [durations.message] * len(program.computations))
     stages = tuple(tuple(_timed(program, times, stage, durations.message)) for stage in range(schedule.stages))
     return Timeline(schedule, stages, max((timed.end for stage in stages for timed in stage), default=0.0))
+
+
+@lru_cache(256)
+def schedule_bubble(layout: Layout, minibatches: int) -> float:
+    """Share of the time in which ranks are idle by the schedule of a layout alone: the bubble.
+
+    All stages are equally fast, a backward pass takes as long as two forward passes, and messages take no time: with
+    K stages and M microbatches it is (K - 1) / (M + K - 1) for GPipe and 1F1B (Huang et al. 2019, section 2.3;
+    Narayanan et al. 2021, section 2.2.1). Minibatches that follow one another without a flush share one.
+    """
+    stages, durations = len(layout.stages), Durations()
+    if stages == 1:
+        return 0.0
+    most = 1 if layout.exact else min(minibatches, 4 * stages)
+    long = simulate(layout.schedule(most), durations)
+    if layout.exact or minibatches == most:
+        return long.bubble_fraction
+    added = (long.makespan - simulate(layout.schedule(most // 2), durations).makespan) / (most - most // 2)
+    busy = sum(long.busy) / (stages * most)
+    return 1 - busy * minibatches / (long.makespan + (minibatches - most) * added)
 
 
 def _timed(program: CompiledSchedule, times: Times, stage: int, message_seconds: float) -> Iterator[TimedInstruction]:

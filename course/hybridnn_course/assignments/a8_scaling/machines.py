@@ -58,7 +58,7 @@ def simulated_row(cell: Cell, name: str, seed: int) -> dict[str, Any]:
         "seconds_per_epoch": step.seconds_per_epoch * noise,
         "seconds_per_step": step.seconds_per_step * noise,
         "predicted_seconds_per_epoch": step.seconds_per_epoch,
-        "communication_share": step.mean().communication / step.seconds_per_step,
+        "communicate_share": step.mean().communication / step.seconds_per_step,
         "cpu_model": f"simulated ({machine.name})",
         "cores_per_node": CORES,
         "launcher": SIMULATED,
