@@ -340,7 +340,7 @@ def stall_table(states: Mapping[int, RankState], size: int) -> str:
     """A table with one row for all ranks with the same call, last event and location, and one for missing ranks."""
     ranks_of: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
     for rank, state in states.items():
-        last = str(state.finished[-1]) if state.finished else MISSING
+        last = state.finished[-1] if state.finished else MISSING
         ranks_of[state.activity, last, state.location or MISSING].append(rank)
     rows = [HEADINGS]
     for (activity, last, location), ranks in sorted(ranks_of.items(), key=lambda item: min(item[1])):

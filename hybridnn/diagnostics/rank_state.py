@@ -87,23 +87,6 @@ class GroupState:
 
 
 @dataclass(frozen=True)
-class FinishedEvent:
-    """An `Event` of the recorder, with its age in seconds."""
-
-    kind: str
-    name: str
-    axis: str
-    nbytes: int
-    about: str
-    seconds_ago: float
-
-    def __str__(self) -> str:
-        if self.about.startswith(self.name):
-            return self.about
-        return f"{self.name}{f' ({self.axis})' * bool(self.axis)}{f', {self.about}' * bool(self.about)}"
-
-
-@dataclass(frozen=True)
 class Frame:
     """A stack frame."""
 
@@ -136,7 +119,7 @@ class RankState:
     user_line: Frame | None = None
     stack: tuple[Frame, ...] = ()  # the innermost lines, the innermost last
     groups: tuple[GroupState, ...] = ()
-    finished: tuple[FinishedEvent, ...] = ()  # the last events, oldest first
+    finished: tuple[str, ...] = ()  # the last instructions and calls that ended, oldest first
     unrecorded_call: str = ""  # the line of a call of MPI that no group records, such as a new communicator; else empty
     departed: str = ""  # ranks that have left or died and that this rank waits for, as text
     departure: str = ""  # how the rank left the job; empty while it has not
@@ -249,7 +232,7 @@ def observe(recorder: Recorder, activity: Activity, rank: int, size: int) -> Ran
         user_line=_innermost(stack, _is_users),
         stack=tuple(stack[-LAST_FRAMES:]),
         groups=group_states(recorder.channels),
-        finished=tuple(_finished(event, now) for event in recorder.last_events(LAST_EVENTS)),
+        finished=tuple(_finished(event) for event in recorder.last_events(LAST_EVENTS)),
         unrecorded_call=activity.unrecorded_call,
         can_print=streams_are_open(),
         addresses=tuple(sorted({connection.local for connection in connections})),
@@ -294,9 +277,12 @@ def _call_state(record: CallRecord, now: float) -> CallState:
     )
 
 
-def _finished(event: Event, now: float) -> FinishedEvent:
+def _finished(event: Event) -> str:
+    """``forward 3``, ``allreduce (batch)``."""
     about = "" if event.about is None else str(event.about)
-    return FinishedEvent(event.kind, event.name, event.axis, event.nbytes, about, round(now - event.stop, 3))
+    if about.startswith(event.name):
+        return about
+    return f"{event.name}{f' ({event.axis})' * bool(event.axis)}{f', {about}' * bool(about)}"
 
 
 def _stack_of(thread: int) -> list[Frame]:

@@ -106,12 +106,8 @@ def _unreadable(dtype: np.dtype[Any]) -> Flat:
 class ReceiveBuffer:
     """An array into which data will be received.
 
-    Parameters
-    ----------
-    unreadable : bool
-        Fill it, until the data arrive, with what no program can use by accident.
-    may_stay : bool
-        Fewer data may arrive than fit; the elements that they do not fill keep their values.
+    If `unreadable`, it is filled, until the data arrive, with what no program can use by accident. With `may_stay`,
+    fewer data may arrive than fit; the elements that they do not fill keep their values.
     """
 
     __slots__ = ("_before", "_unreadable", "array")

@@ -157,18 +157,10 @@ class Context:
 
 
 class MessageEngine:
-    """Carries out the calls of all ranks.
+    """Carries out the calls of all ranks, in the order of the `seed` (see `Scheduler`).
 
-    Parameters
-    ----------
-    seed : int or None
-        Seed of the order of ranks, see `Scheduler`.
-    eager_bytes : int
-        Sends up to this size end without their receive.
-    late : bool
-        Whether data arrive at the wait, and buffers are checked until then.
-    keep : int
-        Number of ended messages that are kept.
+    Sends of up to `eager_bytes` end without their receive. If `late`, data arrive at the wait, and buffers are checked
+    until then. The last `keep` records of ended calls are kept.
     """
 
     def __init__(
@@ -251,16 +243,10 @@ class MessageEngine:
         carry_out: Collective,
         root: int = -1,
     ) -> Pending:
-        """Enter the next collective of a communicator; `rank` and `root` are ranks of it.
+        """Enter the next collective of a communicator; `rank` and `root` (-1 for none) are ranks of it.
 
-        Parameters
-        ----------
-        signature : tuple
-            The operation, and the arguments that must be the same on all ranks.
-        carry_out : callable
-            Called by the last rank that enters.
-        root : int
-            -1 for none.
+        `signature` has the operation, and the arguments that must be the same on all ranks; the last rank that enters
+        calls `carry_out`.
         """
         name = signature[0]
         peer = context.members[root] if root >= 0 else -1

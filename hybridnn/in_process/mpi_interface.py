@@ -361,16 +361,9 @@ class Comm:
     def _contribution(
         self, sendbuf: Any, out: Flat | None, block: Flat | None = None, *, may_stay: bool = False
     ) -> Contribution:
-        """This rank's arguments, with a copy of what is sent; the receive buffer is unreadable from now on.
+        """This rank's arguments, with a copy of what is sent; the receive buffer `out` is unreadable from now on.
 
-        Parameters
-        ----------
-        out : ndarray or None
-            Receive buffer.
-        block : ndarray, optional
-            Sent instead where `sendbuf` is ``IN_PLACE``.
-        may_stay : bool
-            Some elements of `out` may not be received.
+        `block` is sent where `sendbuf` is ``IN_PLACE``. With `may_stay`, some elements of `out` may not be received.
         """
         in_place = block is not None and is_in_place(sendbuf)
         source = block if block is not None and in_place else flat_of(sendbuf)

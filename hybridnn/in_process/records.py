@@ -91,36 +91,18 @@ class Instant(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message or collective of a rank.
-
-    Attributes
-    ----------
-    rank : int
-    name : str
-        The operation.
-    peer : int
-        The other rank of a message, the root of a collective, or -1.
-    nbytes : int
-    begun, waited, ended : Instant
-        The call, the beginning of the wait for it, and the end of that wait.
-    site : Site
-        Line of the call.
-    number : int
-        The same for a send and its receive; -1 for collectives.
-    arrived : bool
-        False where no rank could continue before it ended.
-    """
+    """A message or collective of a rank."""
 
     rank: int
-    name: str
-    peer: int
+    name: str  # the operation
+    peer: int  # the other rank of a message, the root of a collective, or -1
     nbytes: int
-    begun: Instant
-    waited: Instant
-    ended: Instant
-    site: Site
-    number: int = -1
-    arrived: bool = True
+    begun: Instant  # the call
+    waited: Instant  # the beginning of the wait for it
+    ended: Instant  # the end of that wait
+    site: Site  # line of the call
+    number: int = -1  # the same for a send and its receive; -1 for collectives
+    arrived: bool = True  # False where no rank could continue before it ended
 
 
 def message_of(record: Record) -> Message:

@@ -33,12 +33,7 @@ class RankStopped(BaseException):
 class Scheduler:
     """Runs one function for each rank, one rank at a time.
 
-    Parameters
-    ----------
-    seed : int or None
-        Seed of the order of ranks that can continue; None: in turn.
-    explain : callable
-        Returns the error when no rank can continue.
+    `seed` is that of the order of ranks that can continue, None for in turn; `explain` returns the error when none can.
     """
 
     def __init__(self, size: int, seed: int | None, explain: Callable[[], DeadlockError]) -> None:

@@ -73,7 +73,7 @@ def test_a_sleeping_rank_is_named_and_every_rank_writes_its_state(tmp_path: Path
     for state in states:
         assert state["stalled"]
         assert state["idle_seconds"] >= 1
-        assert [event["name"] for event in state["finished"]] == ["allreduce"] * 5
+        assert state["finished"] == ["allreduce (world)"] * 5
     processes = json.loads((folder / "job.json").read_text())["processes"]
     assert processes == [f"host {state['host']}, process {state['process']}" for state in states]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hybridnn
-from hybridnn.diagnostics.rank_state import CallState, FinishedEvent, Frame, GroupState, RankState
+from hybridnn.diagnostics.rank_state import CallState, Frame, GroupState, RankState
 from hybridnn.utils.text import format_ranks
 
 __all__ = ["Job", "collective", "message", "progress", "rank_state"]
@@ -55,7 +55,7 @@ def rank_state(rank: int, size: int, call: CallState | None, *groups: GroupState
         "user_line": SLOW_LINE if call is None else None,
         "stack": (SLOW_LINE, call_site),
         "groups": groups,
-        "finished": (FinishedEvent("compute", "forward", "", 0, "forward 3", 60.0),),
+        "finished": ("forward 3",),
     }
     return RankState(**values | changes)
 
