@@ -29,6 +29,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ISOLATED = "HYBRIDNN_TEST_FOLDER"
 """Environment variable of the folder that `isolate` uses."""
 
+SHARED_MEMORY = "/dev/shm"
+BACKING_FOLDERS = "OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_osc_sm_backing_directory"
+"""Variables of the folder in which Open MPI makes files of shared memory.
+
+Their names contain 16 bits of a hash of the job, so that jobs at the same time may take one another's files; and a job
+that is killed leaves them.
+"""
+
 OFFICIAL_DATA = Path(__file__).resolve().parents[1] / "shared" / "data"
 
 if find_spec("hypothesis") is not None:  # the tests on a GPU run without hypothesis
@@ -50,6 +58,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         isolate(os.environ, Path(folder))
         os.environ[ISOLATED] = folder
+    if os.access(SHARED_MEMORY, os.W_OK) and not config.getoption("with_mpi", False):
+        memory = tempfile.mkdtemp(prefix="hybridnn-tests-", dir=SHARED_MEMORY)
+        config.add_cleanup(lambda: shutil.rmtree(memory, ignore_errors=True))
+        os.environ |= dict.fromkeys(BACKING_FOLDERS, memory)
 
 
 @pytest.fixture(scope="session", autouse=True)
