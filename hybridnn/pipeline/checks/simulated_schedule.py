@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.compiled_schedule import COMPUTING, CompiledSchedule, Times, compile_schedule
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -24,6 +23,9 @@ from hybridnn.pipeline.schedules.memory_plan import MemoryPlan, plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 from hybridnn.utils.checks import require_number
+
+if TYPE_CHECKING:
+    from hybridnn.pipeline.layout import Layout
 
 
 @dataclass(frozen=True)
