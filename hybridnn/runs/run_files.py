@@ -127,7 +127,7 @@ class RunRecord:
 
     @property
     def seconds_per_epoch(self) -> float:
-        """Training time of an epoch on rank 0, evaluation excluded: the median of the settled epochs, or NaN."""
+        """Training time of an epoch on rank 0, as in `EpochRecord`: the median of the settled epochs, or NaN."""
         if self.untimed:
             return nan
         return median(epoch.compute_seconds + epoch.communication_seconds for epoch in self.settled_epochs)

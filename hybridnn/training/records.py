@@ -203,14 +203,15 @@ class EpochRecord(Evaluated, Record):
     validation_roc_auc, validation_average_precision : float or None
         As in `Metrics`; None but for two classes.
     samples_per_second : float
-        Training samples of all ranks per second of wall time, evaluation excluded.
+        Training samples of all ranks per second of wall time, without evaluation and the work between steps, such as
+        checkpoints.
     compute_seconds, communication_seconds : float
         Rank 0's training time of the epoch outside and inside communication calls.
     bytes_sent : int
         Bytes that all ranks sent during the epoch's training, counted by the rule in ``comm/recorder.py``.
     waiting_seconds : float
-        The part of `communication_seconds` that rank 0 spent waiting for messages of other stages and at barriers; in a
-        pipeline, its bubble.
+        The part of `communication_seconds` that rank 0 spent waiting for messages of other stages and at barriers: in a
+        pipeline, the bubble of its schedule and what is idle beyond it.
     """
 
     kind = "epoch"
