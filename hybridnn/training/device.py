@@ -90,9 +90,10 @@ def resolve_device(
             raise SettingError("device.name", options.name, "ranks of one process compute on the CPU: 'auto' or 'cpu'")
         return TrainingDevice(NUMPY, "cpu", "ranks of one process")
     if options.name == "auto" and load is None:
-        first = lowest_rank(grid.world, find_spec("cupy") is None)
+        is_missing = find_spec("cupy") is None
+        first = lowest_rank(grid.world, is_missing)
         if first is not None:
-            return TrainingDevice(NUMPY, "cpu", f"rank {first}: {NO_CUPY}" if grid.size > 1 else NO_CUPY)
+            return TrainingDevice(NUMPY, "cpu", NO_CUPY if is_missing else f"rank {first}: {NO_CUPY}")
     from hybridnn.gpu.device_choice import prepare_device  # above this package
 
     return prepare_device(options, grid, load, make)

@@ -69,7 +69,7 @@ def of_stages(pipeline: Pipeline, versions: list[Weights]) -> Weights:
 @pytest.mark.parametrize("method", [method for method in DELAYED if method != "pipedream-2bw"])  # stale on one stage
 def test_one_stage_is_serial_training_to_the_last_bit(method: str, rule: str) -> None:
     x, y = samples(22)
-    plan = Plan(RULES[rule], epochs=3, batch_size=BATCH, schedule=serial.Schedule("cosine", warmup_epochs=1, final=0.2))
+    plan = Plan(RULES[rule], epochs=3, batch_size=BATCH, schedule=serial.Schedule("cosine", warmup_epochs=1))
     found, expected = train(NETWORK, plan, Pipeline(method, (5,)), x, y), serial.train(NETWORK, plan, x, y)
     assert_arrays_same(found.weights, expected.weights)
     assert found.step_losses == expected.step_losses
