@@ -29,7 +29,7 @@ def compare(
         option("Draw the learning curves of all runs into a .svg, .png or .pdf (default: no picture).", "FILE"),
     ] = None,
 ) -> None:
-    """List the settings in which runs differ, with their losses, accuracies and times, and draw their curves."""
+    """List the settings in which runs differ, with their losses, accuracies and times."""
     from hybridnn.runs.run_files import read_run
     from hybridnn.utils.settings_models import by_dotted_name
 
