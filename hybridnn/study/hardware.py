@@ -64,7 +64,7 @@ def prediction_warnings(runs: Sequence[RunRecord]) -> list[str]:
     for run in runs:
         if run.prediction is not None:
             of_machine.setdefault(run.prediction.machine, []).append(run)
-    warnings = []
+    warnings: list[str] = []
     for name, predicted in of_machine.items():
         machine = predicted[0].prediction
         assert machine is not None  # by the grouping
