@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat
-from hybridnn.cli.output import MISSING, make_console, new_table, write_json
+from hybridnn.cli.options import Format, OutputFormat, option
+from hybridnn.cli.output import MISSING, make_console, new_table, require_place, write_json
 from hybridnn.cli.ranks import first_rank_alone
-from hybridnn.errors import SettingError
+from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.text import figure_text
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ FIGURE = re.compile("loss|accuracy|r2|^best(?!_epoch)")  # names of losses and m
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Two run folders or more.", metavar="RUN...")],
     output_format: OutputFormat = Format.text,
+    plot: Annotated[
+        Path | None,
+        option("Draw the learning curves of all runs into a .svg, .png or .pdf (default: no picture).", "FILE"),
+    ] = None,
 ) -> None:
     """List the settings in which runs differ, with their losses, accuracies and times."""
     from hybridnn.runs.run_files import read_run
@@ -31,10 +35,14 @@ def compare(
 
     if len(folders) < 2:
         raise SettingError("RUN...", str(folders[0]), "two run folders or more")
+    if plot is not None:
+        require_place("--plot", plot)
     with first_rank_alone():
         runs = [read_run(folder) for folder in folders]
         settings = [by_dotted_name(run.settings.model_dump(exclude={"output"})) for run in runs]
         names = [name for name in dict.fromkeys(name for one in settings for name in one) if _differ(settings, name)]
+        if plot is not None:
+            _draw(runs, settings, plot)
         results = [_results(run) for run in runs]
         if output_format is Format.json:
             write_json(
@@ -65,7 +73,7 @@ def _results(run: RunRecord) -> dict[str, Any]:
     last = run.epochs[-1] if run.epochs else None
     best = best_epoch(run.epochs, monitor) if run.header.validation_samples else None
     kind = "accuracy" if last is None else last.metric_name
-    part = "validation" if run.header.validation_samples else "test"  # on which epochs were evaluated
+    part = _evaluated(run)
     return {
         "ranks": run.header.ranks,
         "epochs": len(run.epochs),
@@ -79,6 +87,36 @@ def _results(run: RunRecord) -> dict[str, Any]:
         "seconds_per_epoch": None if run.untimed else run.seconds_per_epoch,
         "diverged": "" if run.diverged is None else f"epoch {run.diverged.epoch}",
     }
+
+
+def _evaluated(run: RunRecord) -> str:
+    """Name of the split on which the epochs were evaluated."""
+    return "validation" if run.header.validation_samples else "test"
+
+
+def _draw(runs: list[RunRecord], settings: list[dict[str, Any]], path: Path) -> None:
+    """Draw the curves of runs, named by their folders and the settings in which they differ.
+
+    A setting that only some runs have, as those of an optimizer, counts where these differ.
+    """
+    from hybridnn.drawing.figures import write_picture
+    from hybridnn.drawing.learning_curve import RunCurves, compared_curves
+
+    if not any(epoch.validation_loss is not None for run in runs for epoch in run.epochs):
+        raise DataError("--plot: none of the runs has an epoch with an evaluation")
+    found = dict.fromkeys(name for one in settings for name in one)
+    names = [name for name in found if _differ([one for one in settings if name in one], name)]
+    curves = [
+        RunCurves(_label(run, {name: own[name] for name in names if name in own}), run.epochs, _evaluated(run))
+        for run, own in zip(runs, settings, strict=True)
+    ]
+    write_picture(path, compared_curves(curves).encoded, "--plot")
+
+
+def _label(run: RunRecord, settings: dict[str, Any]) -> str:
+    parts = [f"{name} {_text(value)}" for name, value in settings.items()]
+    parts += [] if run.diverged is None else [f"diverged in epoch {run.diverged.epoch}"]
+    return f"{run.folder}: {', '.join(parts)}" if parts else str(run.folder)
 
 
 def _text(value: object, is_figure: object = None) -> str:

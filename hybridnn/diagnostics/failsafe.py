@@ -250,19 +250,24 @@ def lower_rank_reports(seconds: float) -> bool:
 
 
 def install() -> None:
-    """Install the hooks, once: for exceptions, for exceptions of threads, and for exits."""
+    """Install the hooks, once: for exceptions, for exceptions of threads, and for exits.
+
+    Hooks of the program run first, because the job ends afterwards. Python's own would print the same traceback twice.
+    """
     if os.environ.get("HYBRIDNN_NO_ABORT") or getattr(sys.excepthook, "ends_the_job", False):
         return
     previous, previous_thread = sys.excepthook, threading.excepthook
 
     def on_error(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        if previous is not sys.__excepthook__ or running_world() is None:
+            previous(kind, error, tb)
         abort_job(error.with_traceback(tb))
-        previous(kind, error, tb)
 
     def on_thread_error(args: threading.ExceptHookArgs) -> None:
+        if previous_thread is not threading.__excepthook__ or running_world() is None:
+            previous_thread(args)
         if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
             abort_job(args.exc_value, f" in thread {args.thread.name if args.thread else '?'}")
-        previous_thread(args)
 
     on_error.ends_the_job = True  # type: ignore[attr-defined]  # marks the hook as installed
     sys.excepthook = on_error

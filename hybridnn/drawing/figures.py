@@ -176,13 +176,13 @@ def require_format(path: Path, option: str = "picture") -> str:
     return file_format
 
 
-def write_picture(path: Path | str, encoded: Callable[[str], bytes]) -> None:
+def write_picture(path: Path | str, encoded: Callable[[str], bytes], option: str = "picture") -> None:
     """Write what `encoded` returns for the format of the file's name.
 
-    Raises `SettingError` if the format is none of `FORMATS`, or the file cannot be written.
+    Raises `SettingError` of the `option` if the format is none of `FORMATS`, or the file cannot be written.
     """
-    content = encoded(require_format(Path(path)))
+    content = encoded(require_format(Path(path), option))
     try:
         Path(path).write_bytes(content)
     except OSError as error:
-        raise SettingError("picture", str(path), f"cannot be written: {error.strerror}") from None
+        raise SettingError(option, str(path), f"cannot be written: {error.strerror}") from None

@@ -1,9 +1,10 @@
-"""Picture of a learning curve, without matplotlib, which takes longer to load than a small training takes."""
+"""Pictures of learning curves, without matplotlib, which takes longer to load than a small training takes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import ceil, floor, log10
+from math import ceil, floor, isclose, log10
+from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from hybridnn.drawing.figures import COLORS, COLUMN, TEXT
@@ -20,8 +21,13 @@ SIZE = TEXT * POINT  # of text
 CHARACTER = 0.64 * SIZE  # width of a digit in a wide font
 GAP = 0.5 * SIZE
 LINE = 1.3 * POINT  # width of a line of data
+LEGEND_LINE = 1.4 * SIZE  # from a line of the legend to the next
 WIDTH, PANEL = COLUMN * PER_INCH, 1.8 * PER_INCH  # of the picture, and height of a panel with its title and labels
 MOST_DOTS = 40  # points of a line with dots
+DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 4.0), (1.5, 4.0))
+"""Dashes and gaps, in widths of the line, of a curve, of one that hides it, and of one that hides both."""
+
+SAME = 1e-3  # relative difference of values below which two curves lie on each other
 TICKS = 6  # on an axis, at most; of decades twice as many
 SMALLEST, LARGEST, MOST_DECADES = 1e-290, 1e300, 300
 """Larger values are not drawn, and smaller differences are none: steps between ticks would over- or underflow."""
@@ -35,6 +41,7 @@ class Series(NamedTuple):
     label: str
     color: str
     points: Sequence[Point]
+    dashing: int = 0  # index of its `DASHES`
 
 
 class Panel(NamedTuple):
@@ -57,22 +64,81 @@ def learning_curve(epochs: Sequence[EpochRecord], evaluated: str = "validation")
         Name of the split on which the epochs were evaluated, ``"test"`` in a run without a validation split.
     """
     last, panels = max(record.epoch for record in epochs), _panels(epochs, evaluated)
+    return _picture(f"Learning curve of {last} epochs", panels, panels[0].series, last)
+
+
+class RunCurves(NamedTuple):
+    """The epochs of a run whose curves are drawn beside those of others."""
+
+    label: str
+    epochs: Sequence[EpochRecord]
+    evaluated: str  # name of the split on which the epochs were evaluated
+
+
+def compared_curves(runs: Sequence[RunCurves]) -> Picture:
+    """Losses on the validation or test samples, and accuracies or R² if there are any, with a line for each run.
+
+    A curve that lies on that of an earlier run is dashed, with rings for its points, so that both are seen.
+
+    Parameters
+    ----------
+    runs : sequence of RunCurves
+        At least one with epochs. Values are left out as in `learning_curve`.
+    """
+    losses = [_points((record.epoch, record.validation_loss) for record in run.epochs) for run in runs]
+    metrics = [_points((record.epoch, record.metric) for record in run.epochs) for run in runs]
+    hidden = [
+        sum(_is_same(losses[n], losses[m]) or _is_same(metrics[n], metrics[m]) for m in range(n))
+        for n in range(len(runs))
+    ]
+
+    def lines(points: Sequence[list[Point]]) -> list[Series]:
+        return [
+            Series(run.label, COLORS[n % len(COLORS)], points[n], (hidden[n] + n // len(COLORS)) % len(DASHES))
+            for n, run in enumerate(runs)
+        ]
+
+    evaluated = " or ".join(dict.fromkeys(run.evaluated for run in runs)).capitalize()
+    names = " or ".join(
+        dict.fromkeys(record.metric_name for run in runs for record in run.epochs if record.metric is not None)
+    )
+    panels = [Panel(f"{evaluated} loss, mean per sample", lines(losses), is_log=_is_log(losses))]
+    if any(metrics):
+        panels.append(Panel(f"{evaluated} {names}", lines(metrics)))
+    last = max(record.epoch for run in runs for record in run.epochs)
+    return _picture(f"Learning curves of {len(runs)} runs", panels, panels[0].series, last)
+
+
+def _is_same(one: Sequence[Point], other: Sequence[Point]) -> bool:
+    """Whether two curves lie on each other."""
+    if not one or len(one) != len(other):
+        return False
+    return all(a[0] == b[0] and isclose(a[1], b[1], rel_tol=SAME) for a, b in zip(one, other, strict=True))
+
+
+def _picture(title: str, panels: Sequence[Panel], explained: Sequence[Series], last: int) -> Picture:
+    """Panels one below the other, over epochs up to the `last`, with a legend above them."""
     axes = [_vertical_axis(panel) for panel in panels]
     left = max((len(label) for axis in axes for _, label in axis.ticks), default=0) * CHARACTER + 2 * GAP
-    shapes = _legend(panels[0].series, left)
+    shapes, lines = _legend(explained, left)
+    top = (lines - 1) * LEGEND_LINE
     for number, (panel, axis) in enumerate(zip(panels, axes, strict=True)):
-        box = Rect(left, 4 * SIZE + number * PANEL, WIDTH - left - 2 * GAP, PANEL - 5.4 * SIZE, "")
+        box = Rect(left, top + 4 * SIZE + number * PANEL, WIDTH - left - 2 * GAP, PANEL - 5.4 * SIZE, "")
         shapes += _panel(panel, axis, box, last)
-    return Picture(f"Learning curve of {last} epochs", WIDTH, 2 * SIZE + len(panels) * PANEL, shapes)
+    return Picture(title, WIDTH, top + 2 * SIZE + len(panels) * PANEL, shapes)
+
+
+def _is_log(curves: Iterable[Sequence[Point]]) -> bool:
+    """Whether values span so much that their axis is logarithmic."""
+    values = [value for points in curves for _, value in points]
+    return bool(values) and min(values) > 0 and max(values) >= LOG_SCALE_RATIO * min(values)
 
 
 def _panels(epochs: Sequence[EpochRecord], evaluated: str) -> list[Panel]:
     train = _points((record.epoch, record.train_loss) for record in epochs)
     test = _points((record.epoch, record.validation_loss) for record in epochs)
-    values = [value for _, value in train + test]
-    is_log = bool(values) and min(values) > 0 and max(values) >= LOG_SCALE_RATIO * min(values)
     lines = [Series("train", TRAIN_COLOR, train), Series(evaluated, TEST_COLOR, test)]
-    panels = [Panel("Mean loss", [line for line in lines if line.points], is_log=is_log)]
+    panels = [Panel("Mean loss", [line for line in lines if line.points], is_log=_is_log((train, test)))]
     accuracy = _points((record.epoch, record.validation_accuracy) for record in epochs)
     metric = accuracy or _points((record.epoch, record.validation_r2) for record in epochs)
     if metric:
@@ -149,14 +215,22 @@ def _labels(ticks: Sequence[float]) -> list[str]:
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-def _legend(series: Sequence[Series], left: float) -> list[Shape]:
+def _legend(series: Sequence[Series], left: float) -> tuple[list[Shape], int]:
+    """Shapes of the legend, and its lines: entries side by side while there is room, long ones in several lines."""
     shapes: list[Shape] = []
-    x = left
+    x, line = left, 0
+    longest = int((WIDTH - left - 2 * SIZE - 2 * GAP) / CHARACTER)
     for entry in series:
-        shapes.append(Polyline(((x, 1.2 * SIZE), (x + 2 * SIZE, 1.2 * SIZE)), entry.color, LINE))
-        shapes.append(Text(x + 2 * SIZE + GAP, 1.5 * SIZE, entry.label, "ink", SIZE))
-        x += 2 * SIZE + 3 * GAP + CHARACTER * len(entry.label)
-    return shapes
+        texts = wrap(entry.label, longest, break_on_hyphens=False)
+        width = 2 * SIZE + 3 * GAP + CHARACTER * max(map(len, texts))
+        if x > left and x + width - 2 * GAP > WIDTH:
+            x, line = left, line + 1
+        y = 1.2 * SIZE + line * LEGEND_LINE
+        shapes.append(Polyline(((x, y), (x + 2 * SIZE, y)), entry.color, LINE, DASHES[entry.dashing]))
+        for number, text in enumerate(texts):
+            shapes.append(Text(x + 2 * SIZE + GAP, y + 0.3 * SIZE + number * LEGEND_LINE, text, "ink", SIZE))
+        x, line = x + width, line + len(texts) - 1
+    return shapes, line + 1
 
 
 def _panel(panel: Panel, axis: _Axis, box: Rect, last: int) -> list[Shape]:
@@ -188,9 +262,14 @@ def _panel(panel: Panel, axis: _Axis, box: Rect, last: int) -> list[Shape]:
     shapes.append(Text(box.x + box.width / 2, bottom + 2.6 * SIZE, "epoch", "ink", SIZE, centered=True))
     for series in panel.series:
         points = tuple(map(place, series.points))
-        shapes.append(Polyline(points, series.color, LINE))
-        if len(points) <= MOST_DOTS:
-            shapes += [Circle(x, y, 1.25 * POINT, series.color) for x, y in points]
+        shapes.append(Polyline(points, series.color, LINE, DASHES[series.dashing]))
+        if len(points) > MOST_DOTS:
+            continue
+        radius = (1.25 + 1.5 * series.dashing) * POINT
+        shapes += [
+            Circle(x, y, radius, edge=series.color) if series.dashing else Circle(x, y, radius, series.color)
+            for x, y in points
+        ]
     if panel.marked is not None:
         shapes.append(Circle(*place(panel.marked), 3 * POINT, edge="muted"))
     return shapes

@@ -42,11 +42,15 @@ class Line(NamedTuple):
 
 
 class Polyline(NamedTuple):
-    """A line through points, one unit wide by default."""
+    """A line through points, one unit wide by default.
+
+    `dashes` are lengths of dashes and of the gaps behind them, in widths of the line; none is a line without gaps.
+    """
 
     points: tuple[tuple[float, float], ...]
     color: str
     width: float = 1.0
+    dashes: tuple[float, ...] = ()
 
 
 class Circle(NamedTuple):
@@ -180,7 +184,9 @@ def _element(shape: Shape | Group) -> str:
     if isinstance(shape, Polyline):
         points = " ".join(f"{_px(x)},{_px(y)}" for x, y in shape.points)
         width = f' stroke-width="{_px(shape.width)}"' if shape.width != 1 else ""
-        return f'<polyline{_colors("none", shape.color)}{width} stroke-linejoin="round" points="{points}"/>'
+        lengths = " ".join(_px(length * shape.width) for length in shape.dashes)
+        dashes = f' stroke-dasharray="{lengths}"' if lengths else ""
+        return f'<polyline{_colors("none", shape.color)}{width}{dashes} stroke-linejoin="round" points="{points}"/>'
     if isinstance(shape, Polygon):
         points = " ".join(f"{_px(x)},{_px(y)}" for x, y in shape.points)
         return f'<polygon{_colors(shape.fill)} points="{points}"/>'
@@ -236,12 +242,19 @@ def _collection(kind: type, shapes: list[Any], scale: float, order: int) -> Any:
     paths = list(map(_path, shapes))
     if kind in (Line, Polyline):
         colors = [_light(line.color) for line in shapes]
-        dashes = [(0, (4, 3)) if getattr(line, "dashed", False) else "solid" for line in shapes]
+        dashes = [(0, lengths) if (lengths := _dashes(line)) else "solid" for line in shapes]
         widths = [width * getattr(line, "width", 1.0) for line in shapes]
         return LineCollection(paths, colors=colors, linestyles=dashes, linewidths=widths, zorder=order)
     fills = [_light(shape.fill) for shape in shapes]
     edges = [_light(getattr(shape, "edge", "")) or "none" for shape in shapes]
     return PolyCollection(paths, facecolors=fills, edgecolors=edges, linewidths=width, zorder=order)
+
+
+def _dashes(line: Line | Polyline) -> tuple[float, ...]:
+    """Lengths of dashes and gaps, in widths of the line."""
+    if isinstance(line, Polyline):
+        return line.dashes
+    return (4.0, 3.0) if line.dashed else ()
 
 
 def _path(shape: Shape) -> Sequence[tuple[float, float]]:

@@ -74,16 +74,16 @@ class EarlyStopping(Callback):
         self._weights: dict[str, HostArray] | None = None
 
     def on_train_begin(self, trainer: TrainedNetwork) -> None:
-        """Forget an earlier training."""
+        """Forget an earlier training, and refuse one without the monitored value."""
+        if self.monitor != "train_loss" and not trainer.has_validation:
+            allowed = "the training has no such values: give fit validation samples, or monitor 'train_loss'"
+            raise SettingError("monitor", self.monitor, allowed)
         self._begin()
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Compare the epoch with the best one."""
         value = record.monitored(self.monitor)
         if value is None:
-            if record.validation_loss is None and record.epoch % trainer.config.evaluate_every == 0:
-                allowed = "the training has no such values: give fit validation samples, or monitor 'train_loss'"
-                raise SettingError("monitor", self.monitor, allowed)
             return
         sign = MONITORS[self.monitor]
         if not self.best_epoch or (isfinite(value) and sign * (value - self.best) > self.min_delta):

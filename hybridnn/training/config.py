@@ -215,7 +215,7 @@ class TrainConfig:
         """
         self._require_kinds()
         for name, section in OPTION_SECTIONS.items():
-            require_fields(section or "training", self, (name,))
+            require_fields(section, self, (name,))
         return replace(
             self,
             batch_size=int(self.batch_size),

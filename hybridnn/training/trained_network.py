@@ -58,12 +58,14 @@ class TrainedNetwork:
         A callback of `Trainer.fit` sets it to end the training after the epoch.
     last_epoch, last_step : int
         Epoch and step after which `Trainer.fit` returns, unless a callback ends it.
+    has_validation : bool
+        Whether `Trainer.fit` evaluates epochs.
     """
 
     def __init__(self, config: TrainConfig, grid: ProcessGrid, engine: Engine) -> None:
         self.config, self.grid, self.engine = config, grid, engine
         self.history, self.progress = History(), Progress()
-        self.stop_training = False
+        self.stop_training = self.has_validation = False
         self.last_epoch = self.last_step = 0
 
     @property

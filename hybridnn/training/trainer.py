@@ -229,7 +229,7 @@ class Trainer(TrainedNetwork):
         per_epoch = ceil(train.samples / self.batch_size)
         self.last_epoch = self.progress.epoch + epochs - 1
         self.last_step = self.step - self.progress.minibatches + epochs * per_epoch
-        self.stop_training = False
+        self.stop_training, self.has_validation = False, test is not None
         for callback in callbacks:
             callback.on_train_begin(self)
         stops = False

@@ -114,7 +114,7 @@ def require_fields(section: str, instance: Any, names: Collection[str] = ()) -> 
     Parameters
     ----------
     section : str
-        Section of the settings whose keys are the fields.
+        Section of the settings whose keys are the fields; empty for arguments that no settings file has.
     names : collection of str
         The fields to check; by default all.
     """
@@ -123,7 +123,7 @@ def require_fields(section: str, instance: Any, names: Collection[str] = ()) -> 
     for key, item in fields_by_key(kind).items():
         if names and item.name not in names:
             continue
-        require_type(f"{section}.{key}", getattr(instance, item.name), hints[item.name])
+        require_type(f"{section}.{key}".removeprefix("."), getattr(instance, item.name), hints[item.name])
 
 
 def fields_by_key(kind: Any) -> dict[str, Field[Any]]:

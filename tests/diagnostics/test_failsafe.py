@@ -61,7 +61,7 @@ def run_thread(target: Callable[[], object]) -> None:
 
 @pytest.fixture
 def others_seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Errors that reached Python's own hooks, after which those of the package have just been installed."""
+    """Errors that reached the hooks of the program, after which those of the package were installed."""
     seen: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, *_: seen.append(kind.__name__))
     monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type.__name__))
@@ -106,6 +106,7 @@ def test_an_error_of_any_thread_ends_the_job(
     assert header in printed
     assert name in printed
     assert printed.count("Traceback") == 1
+    assert others_seen == [name.partition(":")[0].replace("in broken_part", "RuntimeError")]
     assert aborts == [1]
 
 

@@ -168,6 +168,10 @@ def test_early_stopping_without_its_value_is_refused() -> None:
     for monitor, validation in (("validation_loss", None), *((f"validation_{name}", noisy(1)) for name in OF_CLASSES)):
         with pytest.raises(SettingError, match=f"monitor = '{monitor}': the training has no such values"):
             make(ProcessGrid()).fit(*noisy(0), epochs=2, validation=validation, callbacks=[EarlyStopping(monitor)])
+    trainer = make(ProcessGrid())
+    with pytest.raises(SettingError, match="give fit validation samples"):
+        trainer.fit(*noisy(0), epochs=2, callbacks=[EarlyStopping()])
+    assert trainer.step == 0
 
 
 def test_what_is_no_model_optimizer_or_callback_is_named() -> None:

@@ -76,9 +76,9 @@ class Method:
         if self.chunked and microbatches % stages:
             allowed = f"a multiple of the {stages} stages with {self.name}"
             raise SettingError("parallel.microbatches", microbatches, allowed)
-        require_choice("parallel.weight_grad", weight_grad, WEIGHT_GRADIENTS)
+        require_choice("weight_grad", weight_grad, WEIGHT_GRADIENTS)
         if weight_grad == "merged" and self.placed_weight_gradients:
-            raise SettingError("parallel.weight_grad", weight_grad, f"{self.name} places the weight gradients itself")
+            raise SettingError("weight_grad", weight_grad, f"{self.name} places the weight gradients itself")
 
 
 def _one_microbatch(size: ScheduleSize, stage: int) -> int:
