@@ -83,6 +83,8 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
             f"{name.replace('_', ' ')} {_milliseconds(seconds)}" for name, seconds in run.prediction.parts.items()
         )
         console.print(f"predicted for {run.prediction.machine}, ms per step: {parts}")
+        if run.prediction.doubt:
+            console.print(f"warning: {run.prediction.doubt}", soft_wrap=True)
     if run.diverged is not None:
         console.print(f"diverged in epoch {run.diverged.epoch}: {run.diverged.reason}", soft_wrap=True)
     if run.untimed:

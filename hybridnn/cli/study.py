@@ -190,6 +190,9 @@ def submit(
     ranks_per_node: Annotated[
         int | None, count("Ranks of a cell on one node; as many as it has cores for by default.")
     ] = None,
+    share_nodes: Annotated[
+        bool, typer.Option("--share-nodes", help="Let jobs share nodes in a study that compares times, too.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and commands, submit nothing.")] = False,
 ) -> None:
     """Submit the missing cells of a study as Slurm job arrays, and its report for when they have ended."""
@@ -200,7 +203,7 @@ def submit(
 
     with first_rank_alone():
         study = load_study(file, reduced=reduced)
-        options = SlurmOptions(partition, time, tuple(more or ()), ranks_per_node)
+        options = SlurmOptions(partition, time, tuple(more or ()), ranks_per_node, share_nodes)
         submission = plan_submission(study, file, out or default_folder(study), options)
         if dry_run or not submission.arrays:
             _print_submission(submission)
@@ -290,6 +293,13 @@ def _print_submission(submission: Submission) -> None:
     commands = [submission.array_command(array) for array in submission.arrays]
     for command in [*commands, submission.report_command(["JOB"] * len(commands))]:
         print(f"$ {shlex.join(command)}")
+    _print_sharing(submission)
+
+
+def _print_sharing(submission: Submission) -> None:
+    """Print why cells that are timed do not ask for whole nodes."""
+    if submission.is_timed and submission.options.share_nodes:
+        print("warning: --share-nodes: other jobs on the nodes of the cells may disturb their times")
 
 
 def _print_queued(submission: Submission) -> None:
@@ -306,6 +316,7 @@ def _print_submitted(submission: Submission, jobs: Sequence[str], report: str) -
         cells = counted(len(array.cells), "cell")
         print(f"job {job}: {cells} on {counted(array.ranks, 'rank')}")
     print(f"job {report}: the report, when they have ended")
+    _print_sharing(submission)
     print(f"script and output in {submission.job_folder}")
 
 

@@ -353,6 +353,12 @@ class Machine(Section):
         text = self.about.get("ranks", "")
         return int(text) if text.isdigit() else None
 
+    @property
+    def doubt(self) -> str:
+        """Sentence on a doubtful calibration; empty for a good one, and for a file that was written by hand."""
+        problems = "; ".join(self.quality.problems) if self.quality is not None else ""
+        return f"the machine file {self.name} is doubtful, and so are its predictions: {problems}" if problems else ""
+
     def node_ranks(self, ranks: int) -> int:
         """Ranks on a full node of a job; more ranks than the machine has are spread evenly over its nodes."""
         return max(self.ranks_per_node, ceil(ranks / self.nodes))

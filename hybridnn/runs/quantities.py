@@ -156,6 +156,7 @@ class RunFigures:
     verdict: Bottleneck
     conditions: Mapping[str, str]
     diverged_at: int | None = None  # step; None if the run finished
+    prediction_doubt: str = ""  # sentence on a doubtful machine file
 
     @property
     def prediction_error(self) -> float | None:
@@ -216,6 +217,7 @@ def figures_of(run: RunRecord) -> RunFigures:
         verdict=Bottleneck("not measured", run.untimed) if run.untimed else judge(shares, flops),
         conditions=conditions_of(run),
         diverged_at=None if run.diverged is None else run.diverged.step,
+        prediction_doubt="" if prediction is None else prediction.doubt,
     )
 
 
@@ -310,12 +312,13 @@ class ScalingGroup:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on doubtful speed-ups."""
+        """Sentences on doubtful speed-ups and predictions."""
         runs = [row.figures for row in self.rows]
         found = [
             efficiency_warning(f"{row.figures.ranks} ranks, {row.figures.grid}", row.efficiency) for row in self.rows
         ]
-        return [text for text in (threads_warning(runs), *found) if text]
+        doubts = dict.fromkeys(run.prediction_doubt for run in runs)
+        return [text for text in (threads_warning(runs), *found, *doubts) if text]
 
 
 def efficiency_warning(what: str, efficiency: float) -> str:

@@ -61,6 +61,7 @@ class PredictedStep(Record):
     # of the machine file, where it says so
     processor: str = ""
     calibrated_ranks: int | None = None
+    doubt: str = ""  # `Machine.doubt`
 
 
 @dataclass(frozen=True)

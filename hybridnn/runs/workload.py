@@ -145,6 +145,7 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
             predicted.instructions,
             machine.processor,
             machine.calibrated_ranks,
+            machine.doubt,
         )
 
     return agree(trainer.grid.world, predict_on_first_rank)

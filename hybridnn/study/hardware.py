@@ -59,15 +59,17 @@ def planned_crowding(cells: Iterable[Cell], cores: int) -> str:
 
 
 def prediction_warnings(runs: Sequence[RunRecord]) -> list[str]:
-    """Sentences on machine files that were calibrated on fewer ranks than they predict, or on another processor."""
+    """Sentences on machine files that are doubtful, of fewer ranks than they predict, or of another processor."""
     of_machine: dict[str, list[RunRecord]] = {}
     for run in runs:
         if run.prediction is not None:
             of_machine.setdefault(run.prediction.machine, []).append(run)
-    warnings = []
+    warnings: list[str] = []
     for name, predicted in of_machine.items():
         machine = predicted[0].prediction
         assert machine is not None  # by the grouping
+        doubts = dict.fromkeys(run.prediction.doubt for run in predicted if run.prediction is not None)
+        warnings += filter(None, doubts)
         processors = [text for run in predicted if run.header.hosts for text in run.header.hosts.processors]
         most_ranks = max(run.header.ranks for run in predicted)
         warnings += machine_warnings(name, machine.processor, machine.calibrated_ranks, most_ranks, processors)

@@ -85,9 +85,10 @@ def _price(study: Study, cell: Cell, machine: Machine) -> CellPrice | str:
 
 
 def price_warnings(machine: Machine, cells: Sequence[Cell]) -> list[str]:
-    """Sentences on a machine file that was calibrated on fewer ranks than the cells have, or not on this processor."""
+    """Sentences on a machine file that is doubtful, of fewer ranks than the cells have, or of another processor."""
     most_ranks = max(cell.ranks for cell in cells)
-    return machine_warnings(machine.name, machine.processor, machine.calibrated_ranks, most_ranks, [processor_name()])
+    found = machine_warnings(machine.name, machine.processor, machine.calibrated_ranks, most_ranks, [processor_name()])
+    return [*filter(None, [machine.doubt]), *found]
 
 
 def require_own_processor(study: Study) -> None:

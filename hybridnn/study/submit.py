@@ -41,13 +41,14 @@ class SlurmOptions:
     """Options of sbatch from the user; None leaves them to the script and the site.
 
     `time` is the limit of each cell, `more` has further options such as ``--constraint=skylake``, and without
-    `ranks_per_node` cells fill the nodes.
+    `ranks_per_node` cells fill the nodes. With `share_nodes` cells that compare times do not ask for whole nodes.
     """
 
     partition: str | None = None
     time: str | None = None
     more: tuple[str, ...] = ()
     ranks_per_node: int | None = None
+    share_nodes: bool = False
 
     def arguments(self) -> list[str]:
         """Return the options as arguments of sbatch."""
@@ -96,9 +97,16 @@ class Submission:
     # missing cells in pending or running jobs of earlier submissions: number of the job by id of the cell
     queued: Mapping[str, str]
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether times of the cells are compared, which other jobs on their nodes would disturb."""
+        return self.study.keys.compares == "times"
+
     def array_command(self, array: CellArray) -> list[str]:
-        """Return the command that submits an array."""
-        arguments = [*array.arguments(), *self.options.arguments()]
+        """Return the command that submits an array; cells that are timed ask for whole nodes."""
+        whole = self.is_timed and not self.options.share_nodes
+        is_given = any(option.startswith("--exclusive") for option in self.options.more)
+        arguments = [*array.arguments(), *["--exclusive"] * (whole and not is_given), *self.options.arguments()]
         offset = [str(array.offset)] * (array.offset > 0)
         return [*self._sbatch(f"{self.study.keys.name}-{array.ranks}", "%A_%a", arguments), *offset]
 

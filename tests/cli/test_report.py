@@ -79,6 +79,17 @@ def test_json_has_the_same_figures_with_units(run_hybridnn: Run, tmp_path: Path)
     assert group["runs"][1]["predicted_speed_up"] is None
 
 
+def test_doubtful_machine_files_are_named(run_hybridnn: Run, tmp_path: Path) -> None:
+    doubt = "the machine file laptop is doubtful, and so are its predictions: noise 85%, more than 30%"
+    for name, ranks in (("one", 1), ("two", 2)):
+        write_run(tmp_path / name, ranks=ranks, lines=[prediction_line(0.2, doubt=doubt)])
+    for folders in (["one"], ["one", "two"]):
+        assert run_hybridnn("report", *folders)[1].count(f"warning: {doubt}\n") == 1
+    assert json.loads(run_hybridnn("report", "one", "--format", "json")[1])["prediction"]["doubt"] == doubt
+    (group,) = json.loads(run_hybridnn("report", "one", "two", "--format", "json")[1])["groups"]
+    assert group["warnings"] == [doubt]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

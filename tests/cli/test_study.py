@@ -158,15 +158,19 @@ def test_new_study_of_a_settings_file_can_run(study: Run) -> None:
 
 def test_submit_prints_the_jobs_or_submits_them(study: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    options = ("--partition", "p", "--time", "5", "--sbatch", "--exclusive")
+    Path("tiny.toml").write_text(STUDY.replace('"training"', '"times"') + "repeats = 1\n")
+    options = ("--partition", "p", "--time", "5", "--sbatch", "--constraint=a", "--share-nodes")
     submit = ("submit", "tiny.toml", *options)
     code, out, _ = study(*submit, "--dry-run")
     assert code == 0
     assert out.startswith("#!/usr/bin/env bash\n")
-    named = "--cpus-per-task=1 --partition=p --time=5 --exclusive runs/studies/tiny/slurm/1/study"
+    named = "--cpus-per-task=1 --partition=p --time=5 --constraint=a runs/studies/tiny/slurm/1/study"
     assert f"--array=0 --ntasks=1 {named}" in out
     assert "--array=1 --ntasks=2 --cpus-per-task=1 --partition=p" in out
     assert "--dependency=afterany:JOB:JOB " in out
+    shared = "warning: --share-nodes: other jobs on the nodes of the cells may disturb their times\n"
+    assert out.endswith(shared)
+    assert " --exclusive " in study("submit", "tiny.toml", "--dry-run")[1]
     assert "there is no program 'sbatch' (--dry-run shows the script)" in error_line(study(*submit))
     assert not Path("runs").exists()
 
@@ -176,7 +180,7 @@ def test_submit_prints_the_jobs_or_submits_them(study: Run, tmp_path: Path, monk
     assert (code, out) == (
         0,
         "job 7: 1 cell on 1 rank\njob 7: 1 cell on 2 ranks\njob 7: the report, when they have ended\n"
-        "script and output in runs/studies/tiny/slurm/1\n",
+        f"{shared}script and output in runs/studies/tiny/slurm/1\n",
     )
     Path("squeue").write_text("#!/bin/sh\necho 7_0\necho 7_1\n")
     Path("squeue").chmod(0o755)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hybridnn.comm.hosts import processor_name
+from hybridnn.cost.machine import Quality
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.errors import DataError, SettingError
@@ -140,3 +141,15 @@ def test_machine_files_of_fewer_ranks_or_another_processor_are_named(tmp_path: P
     assert prediction_warnings([_predicted(tmp_path, 3, processor="Some CPU")]) == []
     (warning,) = prediction_warnings([_predicted(tmp_path, 4, processor="Old CPU")])
     assert warning.endswith("is of another processor: Old CPU, not Some CPU")
+
+
+def test_doubtful_machine_files_are_named_with_prices_and_predictions(prices_of: PricesOf, tmp_path: Path) -> None:
+    quality = Quality(held_out_error=0.63, held_out_of="send", noise=0.1, load_average=0.0, busy_ranks=1)
+    machine = read_machine("cluster-1024").model_copy(update={"name": "bad", "quality": quality})
+    doubt = "the machine file bad is doubtful, and so are its predictions: held-out error 63% (send), more than 25%"
+    assert machine.doubt == doubt
+    assert read_machine("cluster-1024").doubt == ""
+    prices_of(MACHINE + "axes = {ranks = [1]}")
+    assert price_warnings(machine, make_cells(load_study("study.toml")).cells) == [doubt]
+    runs = [_predicted(tmp_path, ranks, doubt=doubt) for ranks in (1, 2)]
+    assert prediction_warnings([*runs, _predicted(tmp_path, 3)]) == [doubt]

@@ -128,6 +128,24 @@ def test_jobs_are_submitted_with_the_report_after_them(tmp_path: Path, slurm: Fa
     assert _plan(tmp_path).job_folder == tmp_path / "out" / "slurm" / "2"
 
 
+@pytest.mark.parametrize(
+    ("compares", "options", "expected"),
+    [
+        ("times", SlurmOptions(), ["--exclusive"]),
+        ("times", SlurmOptions(more=("--exclusive=user",)), ["--exclusive=user"]),
+        ("times", SlurmOptions(share_nodes=True), []),
+        ("training", SlurmOptions(), []),
+    ],
+)
+def test_timed_cells_ask_for_whole_nodes(
+    tmp_path: Path, compares: str, options: SlurmOptions, expected: list[str]
+) -> None:
+    submission = _plan(tmp_path, f'compares = "{compares}"\n{STUDY}', options)
+    for array in submission.arrays:
+        assert [word for word in submission.array_command(array) if word.startswith("--exclusive")] == expected
+    assert "--exclusive" not in submission.report_command(["1"])
+
+
 def test_refused_job_is_named_with_what_was_submitted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAILS_AT", "2")
     with pytest.raises(EnvironmentProblem) as error:
