@@ -205,9 +205,10 @@ def _run_at_once(
     outcomes: list[CellOutcome] = []
     signals: Signals = []
     errors: list[BaseException] = []
-    with ThreadPoolExecutor(jobs) as pool, _raising_signals():
+    with ThreadPoolExecutor(jobs) as pool, _raising_signals() as raise_from_now_on:
         while running or (waiting and not signals):
             try:
+                raise_from_now_on()
                 while waiting and len(running) < jobs and not signals:
                     cell = waiting.popleft()
                     view.on_cell_start(cell)
@@ -319,7 +320,11 @@ def run_process(
     """
     for name in (STDOUT, STDERR):
         (folder / name).unlink(missing_ok=True)  # a link would lead to a file elsewhere
-    with _raising_signals(), open(folder / STDOUT, "wb") as out, open(folder / STDERR, "wb") as err:
+    with (
+        _raising_signals() as raise_from_now_on,
+        open(folder / STDOUT, "wb") as out,
+        open(folder / STDERR, "wb") as err,
+    ):
         try:
             # A session of its own: an interrupt on the terminal reaches this process alone, which then ends the ranks.
             process = subprocess.Popen(
@@ -328,6 +333,7 @@ def run_process(
         except OSError as error:
             raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
         try:
+            raise_from_now_on()
             # With a limit Python polls; without, it might handle a signal only after the process's end.
             return _wait(process, inf if limit is None else limit, signals), ""
         except subprocess.TimeoutExpired:
@@ -361,23 +367,37 @@ class _Warned(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def _raising_signals() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` on SIGINT, SIGTERM and SIGUSR1, in the main thread alone, so that the run is ended."""
+def _raising_signals() -> Iterator[Callable[[], None]]:
+    """Raise `KeyboardInterrupt` on SIGINT, SIGTERM and SIGUSR1, in the main thread alone, so that the run is ended.
+
+    A signal that arrives before the call of the yielded function is raised by it: an exception in the middle of
+    ``Popen`` would leave a process that nothing ends.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
-    last = -inf
+    last, starts = -inf, True
+    early: list[KeyboardInterrupt] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal last
         before, last = last, monotonic()
         if last - before <= TWICE_SECONDS:
             return
-        raise (_Warned if number == signal.SIGUSR1 else KeyboardInterrupt)(signal.Signals(number).name)
+        error = (_Warned if number == signal.SIGUSR1 else KeyboardInterrupt)(signal.Signals(number).name)
+        if not starts:
+            raise error
+        early.append(error)
+
+    def raise_from_now_on() -> None:
+        nonlocal starts
+        starts = False
+        if early:
+            raise early.pop()
 
     handlers = {kind: signal.signal(kind, stop) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
-        yield
+        yield raise_from_now_on
     finally:
         for kind, handler in handlers.items():
             signal.signal(kind, handler)

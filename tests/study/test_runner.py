@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -356,6 +357,22 @@ def test_interrupt_ends_the_running_cells_and_keeps_the_finished_ones(tmp_path: 
     assert _states(plan) == ["finished", *["interrupted"] * jobs, *["never run"] * (3 - jobs)]
     assert plan.folder.state("seed-1").reason == f"ended by {signal.Signals(number).name}"
     assert set(_statuses(run_study(plan, View(), jobs=2, train=_fake(tmp_path))).values()) == {"finished"}
+
+
+def test_an_interrupt_while_a_cell_starts_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Starting(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    plan = _plan(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", Starting)
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        run_study(plan, View(), train=_fake(tmp_path, WAIT))
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
 @pytest.mark.parametrize("interrupted", ["restart", "resume"])
