@@ -167,11 +167,17 @@ class RunSummary:
     # epoch of the final weights, if they are those of the best epoch (``training.patience``); None: the last one
     weights_epoch: int | None = None
     evaluated: str = "test"  # split on which epochs were evaluated, "validation" or "test"
+    monitor: str = "auto"  # ``training.monitor``, which makes an epoch the best
 
     @property
     def best(self) -> EpochRecord | None:
         """The best epoch on the validation split; None without one, as the test samples choose nothing."""
-        return best_epoch(self.epochs) if self.evaluated == "validation" else None
+        return best_epoch(self.epochs, self.monitor) if self.evaluated == "validation" else None
+
+    @property
+    def best_value(self) -> float | None:
+        """The monitored value of the best epoch."""
+        return None if self.best is None else watched(self.best, self.monitor)
 
 
 class RunView(Callback):

@@ -157,9 +157,15 @@ def _with_absolute_paths(settings: Settings, encoding: TableEncoding | None) -> 
 
 
 def summarize(
-    trainer: Trainer, data: PlacedData, folder: str, seconds: float, resumed_at: int, weights_epoch: int | None
+    trainer: Trainer,
+    data: PlacedData,
+    folder: str,
+    seconds: float,
+    resumed_at: int,
+    weights_epoch: int | None,
+    monitor: str,
 ) -> RunSummary:
-    """Summary of a run that trained for `seconds` since step `resumed_at`; collective.
+    """Summary of a run with this ``training.monitor`` that trained for `seconds` since step `resumed_at`; collective.
 
     If epochs were evaluated on a validation split, the final weights are evaluated on the test split.
     """
@@ -171,7 +177,9 @@ def summarize(
         metrics = trainer.evaluate(data.test)
         part, accuracy, r2 = "test", metrics.accuracy, metrics.r2
     name, metric = (f"{part} R²", r2) if data.task == "regression" else (f"{part} accuracy", accuracy)
-    return RunSummary(folder, epochs, seconds, name, metric, trainer.step, resumed_at, weights_epoch, evaluated)
+    return RunSummary(
+        folder, epochs, seconds, name, metric, trainer.step, resumed_at, weights_epoch, evaluated, monitor
+    )
 
 
 def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path, evaluated: str = "test") -> None:

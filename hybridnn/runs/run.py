@@ -70,7 +70,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
     require_same_settings(all_ranks_group(), lambda: describe_value("", options))
     settings, data, trainer = _prepare(settings, view)
     grid = trainer.grid
-    most = settings.training.weight_error
+    most, monitor = settings.training.weight_error, settings.training.monitor
     callbacks: list[Callback] = [WeightErrors(trainer, most)] if most else []
     predicted = predicted_step(settings, trainer, data.train_samples, data.task)
     folder, path = _open_folder(settings, start, grid)
@@ -95,21 +95,21 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         with _with_resume_advice(path):
             callbacks += [report, view]
             if data.validation_samples:  # test samples choose nothing
-                callbacks.append(BestWeights(trainer, folder, settings.training.monitor))
+                callbacks.append(BestWeights(trainer, folder, monitor))
             if settings.training.patience is not None:
-                callbacks.append(Patience(settings.training.patience, settings.training.monitor))
+                callbacks.append(Patience(settings.training.patience, monitor))
             seconds = _fit(settings, data, report, checkpoints, callbacks)
             if checkpoints.stopped_by:
                 raise checkpoints.stop_error(path)
         _write_last_checkpoint(checkpoints)
         weights_epoch = None
         if settings.training.patience is not None:
-            weights_epoch = restore_best_weights(trainer, path, settings.training.monitor)
+            weights_epoch = restore_best_weights(trainer, path, monitor)
         with trainer.busy("writing the results"):
             if settings.output.trace:
                 write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout)
             weights = trainer.weights()
-            summary = summarize(trainer, data, str(path), seconds, first_step, weights_epoch)
+            summary = summarize(trainer, data, str(path), seconds, first_step, weights_epoch, monitor)
             agree(grid.world, partial(report.finish, weights, summary))
     trainer.free()
     grid.disconnect()
