@@ -70,6 +70,9 @@ MEASURES: dict[str, Callable[[Moment], float | None]] = {
 PREDICTED = "_predicted, "
 """Before the label of the markers of predictions; the underscore keeps it out of legends."""
 
+DISTURBED = "_disturbed, "
+"""Before the label of the crosses on disturbed points."""
+
 INTERVALS = f"bars: {CONFIDENCE:.0%} confidence intervals of the medians of {LEAST_REPEATS} or more repeated runs"
 
 
@@ -79,13 +82,13 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
     if lines := strong_lines(results):
         plots["strong_scaling"] = (
             "Strong scaling: the same work on more ranks, a line for each family of layouts. Written is the "
-            f"fastest layout; {INTERVALS}; open markers: predicted; grey: ideal. Speed-up against "
+            f"fastest layout; {INTERVALS}; open markers: predicted; grey: ideal{_crosses(lines)}. Speed-up against "
             f"{baseline_text(results)}.",
             _draw_strong(lines, compare_points(results), [found.point for found in fastest_layouts(results)]),
         )
     if lines := weak_lines(results):
         plots["weak_scaling"] = (
-            f"Weak scaling: work that grows with the ranks. Ideal is a level line; {INTERVALS}.",
+            f"Weak scaling: work that grows with the ranks. Ideal is a level line; {INTERVALS}{_crosses(lines)}.",
             _draw_weak(lines),
         )
     if maps := grid_maps(results):
@@ -106,6 +109,11 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
     return plots | results.findings.draw()
 
 
+def _crosses(lines: Iterable[ScalingLine]) -> str:
+    """Explains the crosses in a caption, if there are some."""
+    return "; crosses: disturbed by processes of others" * any(line.disturbed for line in lines)
+
+
 def _draw_strong(
     lines: Sequence[ScalingLine], comparisons: Mapping[str, Comparison], fastest: Sequence[StudyPoint]
 ) -> Figure:
@@ -123,8 +131,10 @@ def _draw_strong(
         shown = [(ranks, one.speed_up) for ranks, one in zip(line.ranks, compared, strict=True) if one is not None]
         style = _style(number)
         _draw_estimates(speed_ups, shown, label=line.name, **style)
+        _cross_disturbed(speed_ups, line, shown)
         shares = [(ranks, one.efficiency) for ranks, one in zip(line.ranks, compared, strict=True) if one is not None]
         _draw_estimates(efficiencies, shares, label=line.name, **style)
+        _cross_disturbed(efficiencies, line, shares)
         if line.predicted[0] is not None:
             ratios = [(r, line.predicted[0] / p) for r, p in zip(line.ranks, line.predicted, strict=True) if p]
             _draw_predicted(speed_ups, line.name, ratios, style)
@@ -166,6 +176,7 @@ def _draw_weak(lines: Sequence[ScalingLine]) -> Figure:
         for number, line in enumerate(chosen, start=drawn):
             found = list(zip(line.ranks, line.weak_efficiency, strict=True))
             _draw_estimates(efficiencies, found, label=line.name, **_style(number))
+            _cross_disturbed(efficiencies, line, found)
         _format_efficiency(efficiencies)
         _rank_axis(efficiencies, [count for line in chosen for count in line.ranks])
         tidy(efficiencies)
@@ -178,7 +189,9 @@ def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine], drawn: int = 0) -> N
     """Draw seconds over ranks; `drawn` lines of other panels have a style."""
     for number, line in enumerate(lines, start=drawn):
         style = _style(number)
-        _draw_estimates(axes, list(zip(line.ranks, line.seconds, strict=True)), label=line.name, **style)
+        measured = list(zip(line.ranks, line.seconds, strict=True))
+        _draw_estimates(axes, measured, label=line.name, **style)
+        _cross_disturbed(axes, line, measured)
         found = [(r, p) for r, p in zip(line.ranks, line.predicted, strict=True) if p is not None]
         if found:
             _draw_predicted(axes, line.name, found, style)
@@ -190,6 +203,14 @@ def _draw_predicted(axes: Axes, name: str, points: Sequence[tuple[int, float]], 
     """Draw predictions as open markers of the line's colour."""
     open_marker = {**style, "linestyle": "none", "markerfacecolor": "none", "label": f"{PREDICTED}{name}"}
     axes.plot(*zip(*points, strict=True), **open_marker)
+
+
+def _cross_disturbed(axes: Axes, line: ScalingLine, points: Sequence[tuple[int, Estimate]]) -> None:
+    """Draw a cross over the points of which a cell was disturbed."""
+    found = [(ranks, estimate.value) for ranks, estimate in points if ranks in line.disturbed]
+    if found:
+        label = f"{DISTURBED}{line.name}"
+        axes.plot(*zip(*found, strict=True), "x", color=COLORS[-1], markersize=7, label=label, zorder=3)
 
 
 def _draw_estimates(axes: Axes, points: Sequence[tuple[int, Estimate]], **style: Any) -> None:
@@ -371,7 +392,7 @@ def _mark_diverged(axes: Axes, curves: Sequence[MedianCurve]) -> None:
 
 
 def _draw_legend(figure: Figure, *panels: Axes) -> None:
-    """Explain the curves, once each, and the open markers of predictions."""
+    """Explain the curves, once each, the open markers of predictions, and the crosses on disturbed points."""
     named: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
@@ -379,6 +400,8 @@ def _draw_legend(figure: Figure, *panels: Axes) -> None:
         for line in axes.get_lines():
             if str(line.get_label()).startswith(PREDICTED):
                 named.setdefault("predicted", line)
+            if str(line.get_label()).startswith(DISTURBED):
+                named.setdefault("disturbed", line)
     legend_above(figure, named.values(), list(named))
 
 
