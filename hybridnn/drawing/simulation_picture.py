@@ -144,6 +144,7 @@ def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
     axes.set_xticks(list(positions), labels, rotation=90 if len(labels) > 8 else 0)
     axes.set_title("Where the ranks' time goes")
     axes.set_xlabel("ranks")
+    axes.set_ylabel("share of the ranks' time")
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PERCENT)
     tidy(axes, grid=False)
