@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NOTEBOOK = "JPY_PARENT_PID"  # environment variable that Jupyter sets for its kernels
 BINARY = (PictureFormat.png, PictureFormat.pdf)  # formats that cannot be printed
+PICTURES = (PictureFormat.svg, *BINARY)
 PLAIN_WIDTH = 100
 UNKNOWN_TERMINAL_WIDTH = 80
 PADDING = re.compile(r"[ \t]+$", re.MULTILINE)
@@ -163,11 +164,14 @@ def print_machine(console: Console, machine: Machine, ranks: int, fewest: int | 
         )
 
 
-def print_drawing(console: Console, drawing: Drawing) -> None:
-    """Print a drawing as text that fills the console's width, with colours if it is a terminal."""
+def print_drawing(console: Console, drawing: Drawing, *, whole: bool = False) -> None:
+    """Print a drawing as text that fills the console's width, with colours if it is a terminal.
+
+    The `whole` drawing has a scale at which all of it is on a screen.
+    """
     from hybridnn.drawing.text import text_lines
 
-    for line in text_lines(drawing, console.width):
+    for line in text_lines(drawing, console.width, whole=whole):
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
@@ -189,6 +193,17 @@ def choose_format(wanted: PictureFormat | None, out: Path | None) -> PictureForm
         raise SettingError("--out", str(out), f"with --format {wanted.value} the file must end in {suffixes[wanted]}")
     require_place("--out", out)
     return wanted or found or PictureFormat.text
+
+
+def require_width(width: float | None, picture: PictureFormat | None) -> None:
+    """Raise `SettingError` where the ``--width`` that was given is none for a page, or the result is no picture."""
+    from hybridnn.utils.checks import require_number
+
+    if width is None:
+        return
+    require_number("--width", width, at_least=5.0, at_most=150.0, allowed="5 to 150 centimetres")
+    if picture not in PICTURES:
+        raise SettingError("--width", width, "needs a picture: give --out FILE.svg, .png or .pdf")
 
 
 def require_place(option: str, path: Path) -> None:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import OutputPicture, PictureFormat, count, method_names, option
+from hybridnn.cli.options import OutputPicture, count, method_names, option
 from hybridnn.cli.output import (
+    PICTURES,
     choose_format,
     make_console,
     new_grid,
     new_table,
     print_drawing,
+    require_width,
     write_file,
     write_result,
 )
@@ -83,20 +85,15 @@ def schedule(
     from hybridnn.drawing.animation import html_page
     from hybridnn.pipeline.checks.lint import audit
     from hybridnn.pipeline.schedules.methods import METHODS
-    from hybridnn.utils.checks import require_number
 
     if method is None:
         make_console().print(new_grid((info.name, info.summary) for info in METHODS.values()))
         return
     plays = out is not None and out.suffix.lower() == ".html" and output_format is None
     picture = None if plays else choose_format(output_format, out)
-    is_picture = picture in (PictureFormat.svg, PictureFormat.png, PictureFormat.pdf)
-    if messages and not is_picture:
+    if messages and picture not in PICTURES:
         raise SettingError("--messages", True, "needs a picture: give --out FILE.svg, .png or .pdf")
-    if width is not None:
-        require_number("--width", width, at_least=5.0, at_most=150.0, allowed="5 to 150 centimetres")
-        if not is_picture:
-            raise SettingError("--width", width, "needs a picture: give --out FILE.svg, .png or .pdf")
+    require_width(width, picture)
     made = timelines.schedule(
         method,
         stages=stages,

@@ -13,6 +13,7 @@ from hybridnn.cli.output import (
     choose_format,
     new_table,
     print_drawing,
+    require_width,
     write_result,
 )
 from hybridnn.errors import DataError, SettingError
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from hybridnn.runs.trace_breakdown import Breakdown
     from hybridnn.runs.trace_file import Epoch, Trace
 
+
+PAGE = 17.0  # centimetres, width of the text of a page
 
 EXPLANATION = """\
 communicate  sending and receiving, waiting for what has been sent, and collectives that all ranks have reached
@@ -58,6 +61,10 @@ def trace(
             "A-B",
         ),
     ] = None,
+    width: Annotated[
+        float | None,
+        option(f"Width of the picture, such as 8.4 for a column; by default {PAGE:g}, of a page.", "CM"),
+    ] = None,
     output_format: OutputPicture = None,
     out: PictureFile = None,
 ) -> None:
@@ -67,6 +74,7 @@ def trace(
     from hybridnn.runs.trace_file import read_trace
 
     picture = choose_format(output_format, out)
+    require_width(width, picture)
     measured = _choose_epoch(run, read_trace(run), epoch)
     window = _choose_window(measured, minibatches)
     drawing = draw_epoch(measured, window.start, window.stop, window.text)
@@ -77,6 +85,7 @@ def trace(
         lambda console: _print_trace(console, measured, drawing, window, breakdowns),
         lambda: _facts(measured, drawing, window, breakdowns),
         lambda: drawing,
+        PAGE if width is None else width,
     )
 
 
@@ -119,7 +128,7 @@ def _describe(minibatches: range, epoch: Epoch) -> str:
 def _print_trace(
     console: Console, epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Sequence[Breakdown]
 ) -> None:
-    print_drawing(console, drawing)
+    print_drawing(console, drawing, whole=True)
     console.print()
     if not epoch.is_complete:
         console.print(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from io import BytesIO
+from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,12 @@ COLUMN = 3.3
 TEXT = 7.0
 """Size of all text in points; at least 6 remain where a column has 8 centimetres."""
 
+DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 4.0), (1.5, 4.0))
+"""Dashes and gaps, in widths of the line, of a curve, of one that hides it, and of one that hides both."""
+
+SAME = 1e-3
+"""Relative difference of values below which two curves lie on each other."""
+
 CHARACTER = 0.6 * TEXT / 72  # mean width of a character in inches
 LEGEND_LINE = 0.45  # inches of an entry of a legend beside its text
 
@@ -87,6 +94,13 @@ def tidy(axes: Axes, *, grid: bool = True) -> None:
         axes.tick_params(which="both", labelsize=TEXT)
         for text in axes.findobj(Text):
             text.set_fontsize(TEXT)
+
+
+def lies_on(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> bool:
+    """Whether the curve through some points hides that through others."""
+    if not one or len(one) != len(other):
+        return False
+    return all(a == c and isclose(b, d, rel_tol=SAME) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def legend_above(figure: Figure, handles: Iterable[Any], labels: Sequence[str] | None = None) -> None:

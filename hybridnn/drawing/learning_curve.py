@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import ceil, floor, isclose, log10
+from math import ceil, floor, log10
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from hybridnn.drawing.figures import COLORS, COLUMN, TEXT
+from hybridnn.drawing.figures import COLORS, COLUMN, DASHES, TEXT, lies_on
 from hybridnn.drawing.shapes import PER_INCH, POINT, Circle, Line, Picture, Polyline, Rect, Shape, Text
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ LINE = 1.3 * POINT  # width of a line of data
 LEGEND_LINE = 1.4 * SIZE  # from a line of the legend to the next
 WIDTH, PANEL = COLUMN * PER_INCH, 1.8 * PER_INCH  # of the picture, and height of a panel with its title and labels
 MOST_DOTS = 40  # points of a line with dots
-DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 4.0), (1.5, 4.0))
-"""Dashes and gaps, in widths of the line, of a curve, of one that hides it, and of one that hides both."""
-
-SAME = 1e-3  # relative difference of values below which two curves lie on each other
 TICKS = 6  # on an axis, at most; of decades twice as many
 SMALLEST, LARGEST, MOST_DECADES = 1e-290, 1e300, 300
 """Larger values are not drawn, and smaller differences are none: steps between ticks would over- or underflow."""
@@ -88,7 +84,7 @@ def compared_curves(runs: Sequence[RunCurves]) -> Picture:
     losses = [_points((record.epoch, record.validation_loss) for record in run.epochs) for run in runs]
     metrics = [_points((record.epoch, record.metric) for record in run.epochs) for run in runs]
     hidden = [
-        sum(_is_same(losses[n], losses[m]) or _is_same(metrics[n], metrics[m]) for m in range(n))
+        sum(lies_on(losses[n], losses[m]) or lies_on(metrics[n], metrics[m]) for m in range(n))
         for n in range(len(runs))
     ]
 
@@ -107,13 +103,6 @@ def compared_curves(runs: Sequence[RunCurves]) -> Picture:
         panels.append(Panel(f"{evaluated} {names}", lines(metrics)))
     last = max(record.epoch for run in runs for record in run.epochs)
     return _picture(f"Learning curves of {len(runs)} runs", panels, panels[0].series, last)
-
-
-def _is_same(one: Sequence[Point], other: Sequence[Point]) -> bool:
-    """Whether two curves lie on each other."""
-    if not one or len(one) != len(other):
-        return False
-    return all(a[0] == b[0] and isclose(a[1], b[1], rel_tol=SAME) for a, b in zip(one, other, strict=True))
 
 
 def _picture(title: str, panels: Sequence[Panel], explained: Sequence[Series], last: int) -> Picture:

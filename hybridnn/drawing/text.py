@@ -24,6 +24,7 @@ from hybridnn.drawing.drawing import (
 
 IDLE = "."
 MOST_BANDS = 4  # most bands of a drawing that is wider than the page; the rest is left out
+SCREEN_LINES = 24  # most lines of the bands of a whole drawing, if they are more than one
 TICK_COLUMNS = 8  # fewest columns between two ticks of the time axis
 
 
@@ -37,20 +38,23 @@ class _Scale:
     columns_per_time: float
     band: int
     total: int
+    is_whole: bool = False  # whether it is smaller than labels need, for the drawing to fit a screen
 
     def column(self, time: float) -> int:
         # Half up, and not to even, so that equal boxes are equally wide.
         return math.floor(time * self.columns_per_time + 0.5)
 
 
-def text_lines(drawing: Drawing, width: int = 100) -> list[Text]:
+def text_lines(drawing: Drawing, width: int = 100, *, whole: bool = False) -> list[Text]:
     """Render as lines, at a scale at which the label of the shortest kind of computation is readable.
 
     Lines are no longer than `width` columns unless a single box is. After `MOST_BANDS` bands the rest is left out, and
-    a line says so.
+    a line says so. The `whole` drawing has a smaller scale where its bands would be more than fit a screen.
     """
     margin = max([len(drawing.axis_label), *(len(row.label) for row in drawing.rows)]) + 2
     scale = _scale(drawing, width - margin)
+    if whole:
+        scale = _whole(scale, drawing, width - margin)
     columns = min(scale.total, scale.band * MOST_BANDS)
     rows = [(row.label, _cells(row.boxes, scale, columns)) for row in drawing.rows]
     lines = [Text(drawing.title), Text()]
@@ -76,10 +80,28 @@ def _scale(drawing: Drawing, available: int) -> _Scale:
     return _Scale(columns_per_time, max(1, per_band) * cell, total)
 
 
+def _whole(scale: _Scale, drawing: Drawing, available: int) -> _Scale:
+    """The scale, or a smaller one at which the bands fit a screen."""
+    lines = len(drawing.rows) + 2  # of a band, with its axis and a blank line
+    columns = max(1, available) * min(MOST_BANDS, max(1, SCREEN_LINES // lines))
+    bands = math.ceil(scale.total / scale.band)
+    if bands * lines <= SCREEN_LINES and bands <= MOST_BANDS:
+        return scale
+    return _Scale(columns / drawing.makespan, max(1, available), columns, is_whole=True)
+
+
 def _cells(boxes: Sequence[Box], scale: _Scale, columns: int) -> list[Cell]:
+    """Cells of a row; in a whole drawing, a computation that is too short for a column has that of its neighbour."""
+
+    def is_short(box: Box) -> bool:
+        return scale.is_whole and KINDS[box.kind].computes and scale.column(box.start) == scale.column(box.end)
+
     cells = [(IDLE, "")] * columns
-    for box in boxes:
+    for box in sorted(boxes, key=is_short):
         start, end = scale.column(box.start), scale.column(box.end)
+        if is_short(box):
+            start = min(start, columns - 1)
+            end = start + 1
         shown = _box_cells(box, end - start, columns - start)
         cells[start : start + len(shown)] = shown
     return cells

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridnn.drawing.figures import (
     CHARACTER,
     COLORS,
+    DASHES,
     MUTED,
     ON_DARK,
     ON_LIGHT,
@@ -18,6 +19,7 @@ from hybridnn.drawing.figures import (
     TEXT,
     column_figure,
     legend_above,
+    lies_on,
     plain_ticks,
     ratio_tick,
     tidy,
@@ -46,13 +48,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Panel = TypeVar("Panel")
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 MOST_MAPS = 6
 MOST_CURVES = 16
 MOST_MARKED = 15  # points of a curve that are drawn as dots as well
-PANEL = 1.9  # inches, height of a panel
+PANEL = 2.3  # inches, height of a plot
+MAP = 2.7  # inches, height of a map or of bars, whose labels may be upright
 BARS_INCHES = 2.6  # width of the bars of a breakdown
 DARK = 0.6  # share of the colors of a map, from the lightest, after which text is white
 LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
@@ -70,82 +74,136 @@ MEASURES: dict[str, Callable[[Moment], float | None]] = {
 PREDICTED = "_predicted, "
 """Before the label of the markers of predictions; the underscore keeps it out of legends."""
 
-INTERVALS = f"bars: {CONFIDENCE:.0%} confidence intervals of the medians of {LEAST_REPEATS} or more repeated runs"
+DISTURBED = "_disturbed, "
+"""Before the label of the crosses on disturbed points."""
+
+INTERVALS = f"; bars: {CONFIDENCE:.0%} confidence intervals of the medians of {LEAST_REPEATS} or more repeated runs"
 
 
-def draw_plots(results: StudyResults) -> dict[str, tuple[str, Figure]]:
-    """Draw the plots of a study whose axes vary; returns the caption and figure of each by name."""
-    plots: dict[str, tuple[str, Figure]] = {}
+Plots = dict[str, tuple[str, "Figure"]]
+"""Captions and figures by name; a figure has one panel, as wide as a column of a page."""
+
+
+def draw_plots(results: StudyResults) -> Plots:
+    """Draw the plots of a study whose axes vary."""
+    plots: Plots = {}
     if lines := strong_lines(results):
-        plots["strong_scaling"] = (
-            "Strong scaling: the same work on more ranks, a line for each family of layouts. Written is the "
-            f"fastest layout; {INTERVALS}; open markers: predicted; grey: ideal. Speed-up against "
-            f"{baseline_text(results)}.",
-            _draw_strong(lines, compare_points(results), [found.point for found in fastest_layouts(results)]),
-        )
+        plots |= _draw_strong(results, lines)
     if lines := weak_lines(results):
-        plots["weak_scaling"] = (
-            f"Weak scaling: work that grows with the ranks. Ideal is a level line; {INTERVALS}.",
-            _draw_weak(lines),
-        )
+        plots |= _draw_weak(lines)
     if maps := grid_maps(results):
-        more = f" Shown are {MOST_MAPS} of {len(maps)}." if len(maps) > MOST_MAPS else ""
-        plots["grids"] = (
-            "Milliseconds per epoch of process grids, P_r (model) x P_c (batch) ranks; boxed: the fastest." + more,
-            _draw_maps(dict(list(maps.items())[:MOST_MAPS])),
-        )
+        caption = "Milliseconds per epoch of process grids, P_r (model) x P_c (batch) ranks; boxed: the fastest"
+        plots |= _draw_each("grids", caption, maps, _draw_map)
     if bars := breakdowns_of(results):
-        more = f" Shown are {MOST_MAPS} of {len(bars)}." if len(bars) > MOST_MAPS else ""
-        plots["breakdown"] = (
+        caption = (
             f"Where the ranks' time goes, against {baseline_text(results)}: compute is the efficiency, and the other "
-            f"parts are what it lacks.{more}",
-            _draw_breakdowns(dict(list(bars.items())[:MOST_MAPS])),
+            "parts are what it lacks"
         )
-    if curves := draw_curves(results, MEASURES):
-        plots["accuracy"] = curves
-    return plots | results.findings.draw()
+        plots |= _draw_each("breakdown", caption, bars, _draw_breakdown)
+    return plots | draw_curves(results, MEASURES, "accuracy") | results.findings.draw()
 
 
-def _draw_strong(
-    lines: Sequence[ScalingLine], comparisons: Mapping[str, Comparison], fastest: Sequence[StudyPoint]
-) -> Figure:
-    figure, (times, speed_ups, efficiencies) = column_figure(PANEL, PANEL, 0.8 * PANEL)
-    _draw_seconds(times, lines)
+def _draw_each(name: str, caption: str, panels: Mapping[str, Panel], draw: Callable[[str, Panel], Figure]) -> Plots:
+    """Draw the first `MOST_MAPS` panels, whose titles are in their captions too if there are more than one."""
+    shown = list(panels.items())[:MOST_MAPS]
+    more = f" Shown are {MOST_MAPS} of {len(panels)}." if len(panels) > MOST_MAPS else ""
+    return {
+        f"{name}-{number}" if number > 1 else name: (
+            f"{caption}{f'; {title}' * (len(shown) > 1)}.{more}",
+            draw(title, panel),
+        )
+        for number, (title, panel) in enumerate(shown, start=1)
+    }
+
+
+def _marks(lines: Sequence[ScalingLine]) -> str:
+    """What the bars and crosses of the lines are; empty where no point has one."""
+    has_bars = any(found.low is not None for line in lines for found in line.seconds)
+    has_crosses = any(line.disturbed for line in lines)
+    return INTERVALS * has_bars + "; crosses: disturbed by other processes" * has_crosses
+
+
+def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
+    comparisons, fastest = compare_points(results), [found.point for found in fastest_layouts(results)]
+    compared = [[comparisons.get(point.cells[0].id) for point in line.points] for line in lines]
+    base, marks = baseline_text(results), _marks(lines)
+    return {
+        "strong_scaling": (
+            "Strong scaling: the same work on more ranks, a line for each family of layouts. Written is the "
+            f"fastest layout{marks}; open markers: predicted.",
+            _draw_strong_seconds(lines, fastest),
+        ),
+        "speed_up": (
+            f"Speed-up of strong scaling against {base}{marks}; open markers: predicted; grey: ideal.",
+            _draw_speed_ups(lines, compared),
+        ),
+        "efficiency": (
+            f"Efficiency of strong scaling, the speed-up against {base} per rank{marks}; grey: ideal.",
+            _draw_efficiencies(lines, compared),
+        ),
+    }
+
+
+def _draw_strong_seconds(lines: Sequence[ScalingLine], fastest: Sequence[StudyPoint]) -> Figure:
+    figure, (axes,) = column_figure(PANEL)
+    _draw_seconds(axes, lines)
     for point in fastest:
         place = point.first.ranks, point.seconds_per_epoch.value
-        times.annotate(layout_name(point), place, (-4, -3), textcoords="offset points", ha="right", va="top", size=TEXT)
-    times.margins(0.12, 0.2)  # room for them
-    times.set_yscale("log")
-    plain_ticks(times.yaxis)
-    times.set_ylabel("seconds per epoch")
-    found = [[comparisons.get(point.cells[0].id) for point in line.points] for line in lines]
-    for number, (line, compared) in enumerate(zip(lines, found, strict=True)):
-        shown = [(ranks, one.speed_up) for ranks, one in zip(line.ranks, compared, strict=True) if one is not None]
-        style = _style(number)
-        _draw_estimates(speed_ups, shown, label=line.name, **style)
-        shares = [(ranks, one.efficiency) for ranks, one in zip(line.ranks, compared, strict=True) if one is not None]
-        _draw_estimates(efficiencies, shares, label=line.name, **style)
+        axes.annotate(layout_name(point), place, (-4, -3), textcoords="offset points", ha="right", va="top", size=TEXT)
+    axes.margins(0.12, 0.2)  # room for them
+    axes.set_yscale("log")
+    plain_ticks(axes.yaxis)
+    axes.set_ylabel("seconds per epoch")
+    _draw_legend(figure, axes)
+    return figure
+
+
+Compared = Sequence[Sequence[Comparison | None]]
+"""Comparisons of the points of some lines with the baseline."""
+
+
+def _draw_speed_ups(lines: Sequence[ScalingLine], compared: Compared) -> Figure:
+    figure, (axes,) = column_figure(PANEL)
+    for number, (line, found) in enumerate(zip(lines, compared, strict=True)):
+        shown = [(ranks, one.speed_up) for ranks, one in zip(line.ranks, found, strict=True) if one is not None]
+        _draw_estimates(axes, shown, label=line.name, **_style(number))
+        _cross_disturbed(axes, line, shown)
         if line.predicted[0] is not None:
             ratios = [(r, line.predicted[0] / p) for r, p in zip(line.ranks, line.predicted, strict=True) if p]
-            _draw_predicted(speed_ups, line.name, ratios, style)
-    bases = {one.base.first.ranks for compared in found for one in compared if one is not None}
+            _draw_predicted(axes, line.name, ratios, _style(number))
+    bases = {one.base.first.ranks for found in compared for one in found if one is not None}
     for base_ranks in sorted(bases):
         most = max(line.ranks[-1] for line in lines)
-        speed_ups.plot([base_ranks, most], [1, most / base_ranks], color=MUTED, linewidth=1, label="ideal")
-    speed_ups.set_yscale("log", base=2)
-    speed_ups.yaxis.set_major_formatter(ratio_tick)
-    speed_ups.set_ylabel(f"speed-up against {counted(min(bases), 'rank')}" if len(bases) == 1 else "speed-up")
-    _format_efficiency(efficiencies)
-    for axes in (speed_ups, efficiencies):
-        _rank_axis(axes, [count for line in lines for count in line.ranks])
-        tidy(axes)
-    _draw_legend(figure, times, speed_ups)
+        axes.plot([base_ranks, most], [1, most / base_ranks], color=MUTED, linewidth=1, label="ideal")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(ratio_tick)
+    axes.set_ylabel(f"speed-up against {counted(min(bases), 'rank')}" if len(bases) == 1 else "speed-up")
+    _finish(figure, axes, lines)
     return figure
+
+
+def _draw_efficiencies(lines: Sequence[ScalingLine], compared: Compared) -> Figure:
+    figure, (axes,) = column_figure(PANEL)
+    for number, (line, found) in enumerate(zip(lines, compared, strict=True)):
+        shares = [(ranks, one.efficiency) for ranks, one in zip(line.ranks, found, strict=True) if one is not None]
+        _draw_estimates(axes, shares, label=line.name, **_style(number))
+        _cross_disturbed(axes, line, shares)
+    _format_efficiency(axes)
+    _finish(figure, axes, lines)
+    return figure
+
+
+def _finish(figure: Figure, axes: Axes, lines: Sequence[ScalingLine]) -> None:
+    """Give a plot its axis of ranks and its legend."""
+    _rank_axis(axes, [count for line in lines for count in line.ranks])
+    tidy(axes)
+    _draw_legend(figure, axes)
 
 
 def _format_efficiency(axes: Axes) -> None:
     axes.axhline(1, color=MUTED, linewidth=1)
     _start_at_zero(axes)
+    axes.yaxis.set_major_formatter("{x:.0%}")
     axes.set_ylabel("efficiency")
 
 
@@ -154,31 +212,48 @@ def _start_at_zero(axes: Axes) -> None:
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
 
 
-def _draw_weak(lines: Sequence[ScalingLine]) -> Figure:
+def _draw_weak(lines: Sequence[ScalingLine]) -> Plots:
+    """Draw times and efficiencies of lines, those of epochs before those of steps."""
     both = {"epoch": [line for line in lines if not line.per_step], "step": [line for line in lines if line.per_step]}
-    by_unit = {unit: chosen for unit, chosen in both.items() if chosen}
-    figure, panels = column_figure(*[PANEL, 0.8 * PANEL] * len(by_unit))
-    drawn = 0  # lines that have a style
-    for times, efficiencies, (unit, chosen) in zip(panels[::2], panels[1::2], by_unit.items(), strict=True):
-        _draw_seconds(times, chosen, drawn)
-        times.set_ylabel(f"seconds per {unit}")
-        _start_at_zero(times)
-        for number, line in enumerate(chosen, start=drawn):
-            found = list(zip(line.ranks, line.weak_efficiency, strict=True))
-            _draw_estimates(efficiencies, found, label=line.name, **_style(number))
-        _format_efficiency(efficiencies)
-        _rank_axis(efficiencies, [count for line in chosen for count in line.ranks])
-        tidy(efficiencies)
-        drawn += len(chosen)
-    _draw_legend(figure, *panels[::2])
+    plots: Plots = {}
+    for unit, chosen in both.items():
+        if not chosen:
+            continue
+        end = "-steps" if unit == "step" and both["epoch"] else ""
+        caption = f"Weak scaling: work that grows with the ranks. Ideal is a level line{_marks(chosen)}."
+        plots[f"weak_scaling{end}"] = caption, _draw_weak_seconds(chosen, unit)
+        caption = f"Efficiency of weak scaling, per {unit}{_marks(chosen)}; grey: ideal."
+        plots[f"weak_efficiency{end}"] = caption, _draw_weak_efficiencies(chosen)
+    return plots
+
+
+def _draw_weak_seconds(lines: Sequence[ScalingLine], unit: str) -> Figure:
+    figure, (axes,) = column_figure(PANEL)
+    _draw_seconds(axes, lines)
+    axes.set_ylabel(f"seconds per {unit}")
+    _start_at_zero(axes)
+    _draw_legend(figure, axes)
     return figure
 
 
-def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine], drawn: int = 0) -> None:
-    """Draw seconds over ranks; `drawn` lines of other panels have a style."""
-    for number, line in enumerate(lines, start=drawn):
+def _draw_weak_efficiencies(lines: Sequence[ScalingLine]) -> Figure:
+    figure, (axes,) = column_figure(PANEL)
+    for number, line in enumerate(lines):
+        found = list(zip(line.ranks, line.weak_efficiency, strict=True))
+        _draw_estimates(axes, found, label=line.name, **_style(number))
+        _cross_disturbed(axes, line, found)
+    _format_efficiency(axes)
+    _finish(figure, axes, lines)
+    return figure
+
+
+def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
+    """Draw seconds over ranks."""
+    for number, line in enumerate(lines):
         style = _style(number)
-        _draw_estimates(axes, list(zip(line.ranks, line.seconds, strict=True)), label=line.name, **style)
+        measured = list(zip(line.ranks, line.seconds, strict=True))
+        _draw_estimates(axes, measured, label=line.name, **style)
+        _cross_disturbed(axes, line, measured)
         found = [(r, p) for r, p in zip(line.ranks, line.predicted, strict=True) if p is not None]
         if found:
             _draw_predicted(axes, line.name, found, style)
@@ -192,26 +267,27 @@ def _draw_predicted(axes: Axes, name: str, points: Sequence[tuple[int, float]], 
     axes.plot(*zip(*points, strict=True), **open_marker)
 
 
+def _cross_disturbed(axes: Axes, line: ScalingLine, points: Sequence[tuple[int, Estimate]]) -> None:
+    """Draw a cross over the points of which a cell was disturbed."""
+    found = [(ranks, estimate.value) for ranks, estimate in points if ranks in line.disturbed]
+    if found:
+        label = f"{DISTURBED}{line.name}"
+        axes.plot(*zip(*found, strict=True), "x", color=COLORS[-1], markersize=7, label=label, zorder=3)
+
+
 def _draw_estimates(axes: Axes, points: Sequence[tuple[int, Estimate]], **style: Any) -> None:
-    """Draw values over ranks, with their intervals as bars."""
+    """Draw values over ranks, with their intervals as bars, where there are any."""
     values = [found.value for _, found in points]
     below = [0.0 if found.low is None else found.value - found.low for _, found in points]
     above = [0.0 if found.high is None else found.high - found.value for _, found in points]
-    axes.errorbar([ranks for ranks, _ in points], values, yerr=[below, above], capsize=2, **style)
+    bars = [below, above] if any(below) or any(above) else None
+    axes.errorbar([ranks for ranks, _ in points], values, yerr=bars, capsize=2, **style)
 
 
-def _draw_maps(maps: Mapping[str, Mapping[tuple[int, int], float]]) -> Figure:
-    figure, panels = column_figure(*[1.4 * PANEL] * len(maps))
-    for axes, (name, grids) in zip(panels, maps.items(), strict=True):
-        _draw_map(axes, grids)
-        axes.set_title(name)
-        tidy(axes, grid=False)
-    return figure
-
-
-def _draw_map(axes: Axes, grids: Mapping[tuple[int, int], float]) -> None:
+def _draw_map(title: str, grids: Mapping[tuple[int, int], float]) -> Figure:
     from matplotlib.colors import LogNorm
 
+    figure, (axes,) = column_figure(MAP)
     batches = sorted({batch for batch, _ in grids})
     models = sorted({model for _, model in grids})
     values = [[1e3 * grids.get((batch, model), math.nan) for model in models] for batch in batches]
@@ -231,12 +307,15 @@ def _draw_map(axes: Axes, grids: Mapping[tuple[int, int], float]) -> None:
         axes.text(*position, text, ha="center", va="center", bbox=box, color=color)
     axes.set_xticks(range(len(models)), [str(model) for model in models])
     axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
-    axes.set_xlabel("P_r (model ranks)")
-    axes.set_ylabel("P_c (batch ranks)")
-    bar = axes.figure.colorbar(image, ax=axes, label="ms per epoch")
+    axes.set_xlabel("$P_r$ (model ranks)")
+    axes.set_ylabel("$P_c$ (batch ranks)")
+    axes.set_title(title)
+    tidy(axes, grid=False)
+    bar = figure.colorbar(image, ax=axes, label="ms per epoch")
     bar.ax.yaxis.set_major_formatter("{x:g}")
     bar.ax.yaxis.set_minor_formatter("{x:g}")
     tidy(bar.ax, grid=False)
+    return figure
 
 
 def breakdowns_of(results: StudyResults) -> dict[str, dict[str, dict[str, float]]]:
@@ -258,24 +337,23 @@ def breakdowns_of(results: StudyResults) -> dict[str, dict[str, dict[str, float]
     return panels
 
 
-def _draw_breakdowns(panels: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
-    figure, found = column_figure(*[1.2 * PANEL] * len(panels))
-    for axes, (name, bars) in zip(found, panels.items(), strict=True):
-        bottoms = [0.0] * len(bars)
-        for part, color in PART_COLORS.items():
-            heights = [shares[part] for shares in bars.values()]
-            if any(heights):
-                axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
-            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-        longest = max(len(line) for label in bars for line in label.split("\n"))
-        is_level = longest * CHARACTER * len(bars) < BARS_INCHES
-        axes.set_xticks(range(len(bars)), list(bars), rotation=0 if is_level else 90)
-        axes.set_xlabel("ranks, layout")
-        axes.set_ylabel("share of the ranks' time")
-        axes.yaxis.set_major_formatter("{x:.0%}")
-        axes.set_title(name)
-        tidy(axes)
-    legend_above(figure, *found[0].get_legend_handles_labels())
+def _draw_breakdown(title: str, bars: Mapping[str, Mapping[str, float]]) -> Figure:
+    figure, (axes,) = column_figure(MAP)
+    bottoms = [0.0] * len(bars)
+    for part, color in PART_COLORS.items():
+        heights = [shares[part] for shares in bars.values()]
+        if any(heights):
+            axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    longest = max(len(line) for label in bars for line in label.split("\n"))
+    is_level = longest * CHARACTER * len(bars) < BARS_INCHES
+    axes.set_xticks(range(len(bars)), list(bars), rotation=0 if is_level else 90)
+    axes.set_xlabel("ranks, layout")
+    axes.set_ylabel("share of the ranks' time")
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.set_title(title)
+    tidy(axes)
+    legend_above(figure, *axes.get_legend_handles_labels())
     return figure
 
 
@@ -316,36 +394,56 @@ def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
     return [curve for curve in curves if curve.epochs]
 
 
-def draw_curves(results: StudyResults, measures: Iterable[str]) -> tuple[str, Figure] | None:
-    """Draw the first measure that the cells have; None if no run has two moments. Returns a caption and the figure."""
+def draw_curves(results: StudyResults, measures: Iterable[str], name: str) -> Plots:
+    """Draw the first measure that the cells have, over epochs and, in a study of times, over seconds.
+
+    The plots are called `name` and `name`-time; there are none if no run has two moments.
+    """
     found = ((measure, curves_of(results, measure)) for measure in measures)
     measure, curves = next(((name, curves) for name, curves in found if curves), ("", []))
     if not any(len(curve.epochs) > 1 for curve in curves):
-        return None
+        return {}
+    shown = curves[:MOST_CURVES]
+    more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
+    title = f"{measure[0].upper()}{measure[1:]} against"
+    if not results.is_timed:
+        return {name: (f"{title} epochs.{more}", _draw_epochs(shown, measure))}
+    grids = "for each training on its fastest grid"
+    return {
+        name: (f"{title} epochs, {grids}.{more}", _draw_epochs(shown, measure)),
+        f"{name}-time": (f"{title} time, {grids}.{more}", _draw_times(shown, measure)),
+    }
+
+
+def _draw_epochs(curves: Sequence[MedianCurve], measure: str) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
-    shown = curves[:MOST_CURVES]
-    panels = 1 + results.is_timed
-    figure, (left, *right) = column_figure(*[PANEL] * panels)
-    _draw_lines(left, [(curve.name, curve.epochs, curve.values) for curve in shown], "epoch")
-    left.set_ylabel(measure)
-    left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    for axes in right:
-        axes.sharey(left)
-        axes.set_ylabel(measure)
-        _draw_lines(axes, [(curve.name, curve.seconds, curve.values) for curve in shown], "seconds of training")
-        moments = [seconds for curve in shown for seconds in curve.seconds]
-        if max(moments) > LOG_SCALE_RATIO * min(moments):
-            axes.set_xscale("log")
-            plain_ticks(axes.xaxis)
-    if measure == "test R²" and min(min(curve.values) for curve in shown) < LEAST_R2:
-        left.set_ylim(LEAST_R2, 1.02)
-    if any(curve.diverged for curve in shown):
-        _mark_diverged(left, shown)
-    _draw_legend(figure, left)
-    more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
-    axes_text = "epochs and time, for each training on its fastest grid" if results.is_timed else "epochs"
-    return f"{measure[0].upper()}{measure[1:]} against {axes_text}.{more}", figure
+    figure, (axes,) = column_figure(PANEL)
+    _draw_lines(axes, [(curve.name, curve.epochs, curve.values) for curve in curves], "epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if any(curve.diverged for curve in curves):
+        _mark_diverged(axes, curves)
+    _finish_curves(figure, axes, curves, measure)
+    return figure
+
+
+def _draw_times(curves: Sequence[MedianCurve], measure: str) -> Figure:
+    figure, (axes,) = column_figure(PANEL)
+    _draw_lines(axes, [(curve.name, curve.seconds, curve.values) for curve in curves], "seconds of training")
+    moments = [seconds for curve in curves for seconds in curve.seconds]
+    if max(moments) > LOG_SCALE_RATIO * min(moments):
+        axes.set_xscale("log")
+        plain_ticks(axes.xaxis)
+    _finish_curves(figure, axes, curves, measure)
+    return figure
+
+
+def _finish_curves(figure: Figure, axes: Axes, curves: Sequence[MedianCurve], measure: str) -> None:
+    axes.set_ylabel(f"{measure}, mean per sample" if "loss" in measure else measure)
+    tidy(axes)
+    if measure == "test R²" and min(min(curve.values) for curve in curves) < LEAST_R2:
+        axes.set_ylim(LEAST_R2, 1.02)
+    _draw_legend(figure, axes)
 
 
 def _curve(results: StudyResults, point: StudyPoint, value: Callable[[Moment], float | None]) -> MedianCurve:
@@ -370,28 +468,33 @@ def _mark_diverged(axes: Axes, curves: Sequence[MedianCurve]) -> None:
             axes.plot(curve.epochs[-1:], curve.values[-1:], "x", color=color, markersize=9, markeredgewidth=2)
 
 
-def _draw_legend(figure: Figure, *panels: Axes) -> None:
-    """Explain the curves, once each, and the open markers of predictions."""
-    named: dict[str, Any] = {}
-    for axes in panels:
-        handles, labels = axes.get_legend_handles_labels()
-        named |= dict(zip(labels, handles, strict=True))
-        for line in axes.get_lines():
-            if str(line.get_label()).startswith(PREDICTED):
-                named.setdefault("predicted", line)
+def _draw_legend(figure: Figure, axes: Axes) -> None:
+    """Explain the curves, once each, the open markers of predictions, and the crosses on disturbed points."""
+    handles, labels = axes.get_legend_handles_labels()
+    named: dict[str, Any] = dict(zip(labels, handles, strict=True))
+    for line in axes.get_lines():
+        if str(line.get_label()).startswith(PREDICTED):
+            named.setdefault("predicted", line)
+        if str(line.get_label()).startswith(DISTURBED):
+            named.setdefault("disturbed", line)
     legend_above(figure, named.values(), list(named))
 
 
 def _draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
+    points = [list(zip(xs, ys, strict=True)) for _, xs, ys in curves]
     for number, (name, xs, ys) in enumerate(curves):
+        hidden = sum(lies_on(earlier, points[number]) for earlier in points[:number])
+        dashing = (hidden + number // len(COLORS)) % len(DASHES)
         axes.plot(
             xs,
             ys,
             color=COLORS[number % len(COLORS)],
-            linestyle="-" if number < len(COLORS) else "--",
+            linestyle=(0, DASHES[dashing]) if dashing else "-",
             linewidth=1.2,
             marker="o" if len(xs) <= MOST_MARKED else "",
-            markersize=2.5,
+            # Rings around the points of the curves below.
+            markersize=2.5 + 3 * dashing,
+            markerfacecolor="none" if dashing else COLORS[number % len(COLORS)],
             label=name,
         )
     axes.set_xlabel(label)

@@ -413,7 +413,7 @@ def test_every_form_of_the_report_begins_with_a_contradiction(tmp_path: Path) ->
 def test_training_losses_are_drawn_where_the_study_names_them(tmp_path: Path) -> None:
     results = _results(tmp_path, _trained({"fr": [0.5] * 3}), {"quantity": "least_train_loss", "at_least": 0})
     plots = draw_plots(results)
-    assert set(plots) == {"accuracy", "training_loss"}
+    assert set(plots) == {"accuracy", "accuracy-time", "training_loss", "training_loss-time"}
     caption, figure = plots["training_loss"]
     assert caption.startswith("Training loss against epochs")
     assert list(figure.axes[0].lines[0].get_ydata())[:2] == [1, 0.5]
@@ -460,6 +460,7 @@ def test_weight_errors_are_drawn_for_every_distance(tmp_path: Path) -> None:
         made_study(tmp_path, {"a": ({}, {"lines": lines})}, more={"conclusions": {"columns": ["memory"]}})
     )["weight_error"]
     found = {line.get_label(): [list(line.get_xdata()), list(line.get_ydata())] for line in figure.axes[0].lines}
+    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("step", "RMS error of the weights")
     assert found == {
         "stale, 1 ahead": [[2, 3], [0.5, 0.75]],
         "predicted, 1 ahead": [[2, 3], [0.25, 0.125]],

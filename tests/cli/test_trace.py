@@ -231,3 +231,36 @@ def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str],
     before = sorted(Path.cwd().iterdir())
     assert message in error_line(run(*arguments))
     assert sorted(Path.cwd().iterdir()) == before
+
+
+def test_pictures_fit_a_page_or_the_width_that_is_given(run: Run) -> None:
+    """Also where a stall makes the scale of readable labels too wide for any page."""
+    lists = two_stages()
+    lists[0].insert(2, communication("send.wait", 130, 9_000))
+    write(lists)
+    for arguments, centimetres in (((), 17.0), (("--width", "8.4"), 8.4)):
+        assert run("done", "--out", "a.svg", *arguments)[0] == 0
+        root = ElementTree.parse("a.svg").getroot()
+        assert float(root.attrib["width"]) == pytest.approx(centimetres / 2.54 * 96, abs=0.1)
+    assert error_line(run("done", "--width", "8.4")).startswith("Error: --width = 8.4: needs a picture")
+    assert "5 to 150 centimetres" in error_line(run("done", "--width", "1", "--out", "a.svg"))
+
+
+def test_text_of_a_long_epoch_fits_a_screen_and_is_whole(run: Run) -> None:
+    passes = [phase(1, 0, 2_000)]
+    for number in range(4):
+        start = 500 * number
+        passes += [
+            compute("forward", start, start + 2, Forward(number)),
+            compute("backward", start + 490, start + 492, Backward(number)),
+        ]
+    write([passes], [(1, 1)])
+    code, text, err = run("done")
+    assert (code, err) == (0, "")
+    lines = text.splitlines()
+    assert "shown up to" not in text
+    bands = [number for number, line in enumerate(lines) if line.startswith("time in ms")]
+    assert len(bands) * 3 <= 24
+    assert max(map(len, lines)) <= 100
+    drawn = "".join(lines[number + 1].removeprefix("stage 0") for number in bands)
+    assert (drawn.count("F"), drawn.count("B")) == (4, 4)

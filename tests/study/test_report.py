@@ -31,7 +31,7 @@ from hybridnn.study.report_plots import curves_of, draw_plots
 from hybridnn.study.results import StudyResults, compared_folders, read_results
 from hybridnn.study.scaling import compare_points, strong_lines, warnings_of
 from hybridnn.study.study_folder import StudyFolder
-from reference.finished_runs import made_study, prediction_line, strong_study, write_run, write_study
+from reference.finished_runs import load_line, made_study, prediction_line, strong_study, write_run, write_study
 from reference.pictures import least_points
 
 
@@ -64,10 +64,45 @@ def test_curves_are_medians_against_epochs_and_summed_time(tmp_path: Path) -> No
     (curve,) = curves_of(results, "test accuracy")
     assert (curve.epochs, curve.values) == ((1, 2), (0.35, 0.7))
     assert curve.seconds == (3, 5)  # of 2, 4, 3 and of 3, 7, 5
-    ((name, (caption, figure)),) = draw_plots(results).items()
-    assert (name, caption[:29]) == ("accuracy", "Test accuracy against epochs ")
-    assert list(figure.axes[0].lines[0].get_ydata()) == [0.35, 0.7]
+    plots = draw_plots(results)
+    assert [(name, caption[:27]) for name, (caption, _) in plots.items()] == [
+        ("accuracy", "Test accuracy against epoch"),
+        ("accuracy-time", "Test accuracy against time,"),
+    ]
+    for name, xs in (("accuracy", [1, 2]), ("accuracy-time", [3, 5])):
+        (axes,) = plots[name][1].axes
+        assert (list(axes.lines[0].get_xdata()), list(axes.lines[0].get_ydata())) == (xs, [0.35, 0.7])
+        assert axes.get_ylabel() == "test accuracy"
     assert curves_of(results, "test R²") == []
+
+
+def test_equal_curves_are_told_apart_by_dashes_and_rings(tmp_path: Path) -> None:
+    accuracies = {8: 0.5, 9: 0.5, 10: 0.75}
+    runs = {
+        str(width): ({"width": width}, {"seconds": (1, 1), "accuracy": value}) for width, value in accuracies.items()
+    }
+    (axes,) = draw_plots(made_study(tmp_path, runs))["accuracy"][1].axes
+    first, equal, other = axes.lines
+    assert list(first.get_ydata()) == list(equal.get_ydata())
+    assert [line.is_dashed() for line in (first, equal, other)] == [False, True, False]
+    assert (equal.get_markerfacecolor(), equal.get_markersize() > first.get_markersize()) == ("none", True)
+
+
+@pytest.mark.parametrize(("repeats", "is_announced"), [(1, False), (2, False), (3, True)])
+def test_intervals_are_announced_where_there_are_any(tmp_path: Path, repeats: int, is_announced: bool) -> None:
+    runs = {
+        f"{ranks}-{repeat}": (
+            {"ranks": ranks, "repeat": repeat},
+            {"ranks": ranks, "seconds": [4.0 / ranks + 0.1 * repeat] * 2},
+        )
+        for ranks in (1, 2)
+        for repeat in range(repeats)
+    }
+    plots = draw_plots(made_study(tmp_path, runs))
+    for name in ("strong_scaling", "speed_up", "efficiency"):
+        caption, figure = plots[name]
+        assert ("confidence intervals" in caption) == is_announced
+        assert any(bars.has_yerr for bars in figure.axes[0].containers) == is_announced
 
 
 def test_training_that_diverged_ends_with_a_cross_and_a_count(tmp_path: Path) -> None:
@@ -93,21 +128,26 @@ def test_curves_take_the_fastest_layout(tmp_path: Path) -> None:
 
 
 def test_strong_scaling_shows_efficiencies_and_explains_all_lines(strong: StudyResults) -> None:
-    caption, figure = draw_plots(strong)["strong_scaling"]
-    assert caption.endswith(".")
+    names = "strong_scaling", "speed_up", "efficiency"
+    plots, again = draw_plots(strong), draw_plots(strong)
+    figures = [plots[name][1] for name in names]
+    assert all(plots[name][0].endswith(".") for name in names)
     # Equal results give equal small files, with text as text.
-    content = figure_bytes(figure, "svg")
-    assert content == figure_bytes(draw_plots(strong)["strong_scaling"][1], "svg")
-    assert len(content) < 15_000 * len(figure.axes)
-    assert b">seconds per epoch</text>" in content
-    assert least_points(figure) >= 6
-    _, speed_ups, efficiencies = figure.axes
+    contents = [figure_bytes(figure, "svg") for figure in figures]
+    assert contents == [figure_bytes(again[name][1], "svg") for name in names]
+    assert max(map(len, contents)) < 16_000
+    assert b">seconds per epoch</text>" in contents[0]
+    assert min(map(least_points, figures)) >= 6
+    (seconds,), (speed_ups,), (efficiencies,) = (figure.axes for figure in figures)
+    assert seconds.get_xlabel() == speed_ups.get_xlabel() == efficiencies.get_xlabel() == "ranks"
     assert efficiencies.get_ylabel() == "efficiency"
+    assert efficiencies.yaxis.get_major_formatter()(0.5) == "50%"
     found = sorted(value for bars in efficiencies.containers for value in bars.lines[0].get_ydata())
     assert found == pytest.approx(sorted(one.efficiency.value for one in compare_points(strong).values()))
-    entries = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert entries[-2:] == ["predicted", "ideal"]
-    assert len(entries) == len(set(entries)) == 2 + len(efficiencies.containers)
+    for figure, more in zip(figures, ({"predicted"}, {"ideal", "predicted"}, set()), strict=True):
+        entries = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert len(entries) == len(set(entries)) == len(more) + len(efficiencies.containers)
+        assert more < set(entries)
     assert speed_ups.yaxis.get_major_formatter()(2.0**-7) == "1/128"
 
 
@@ -213,15 +253,15 @@ def test_report_is_complete_and_has_its_plots(tmp_path: Path) -> None:
         for (b, m), taken in seconds.items()
     }
     results = made_study(tmp_path / "study", runs)
-    names = {"results.csv", "tables.tex", "report.md"}
+    names, plots = {"results.csv", "tables.tex", "report.md"}, ("strong_scaling", "speed_up", "efficiency", "grids")
     for kind in ("png", "pdf"):
         files = write_report(results, tmp_path / kind, kind)
-        assert {path.name for path in files} == names | {f"strong_scaling.{kind}", f"grids.{kind}"}
+        assert {path.name for path in files} == names | {f"{plot}.{kind}" for plot in plots}
     files = write_report(results, tmp_path / "report")
-    assert {path.name for path in files} == names | {"strong_scaling.svg", "grids.svg"}
+    assert {path.name for path in files} == names | {f"{plot}.svg" for plot in plots}
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(path.name for path in files)
     page = (tmp_path / "report" / "report.md").read_text()
-    assert re.findall(r"^!\[.+\.\]\((.+)\)$", page, re.MULTILINE) == ["strong_scaling.svg", "grids.svg"]
+    assert re.findall(r"^!\[.+\.\]\((.+)\)$", page, re.MULTILINE) == [f"{plot}.svg" for plot in plots]
     for fact in ("a <b>bold</b> study", "Some MPI & <more>", "5 of 5 finished", "digits, 1,000 training samples"):
         assert fact in page
     assert re.search(r"^\* date: \d{4}-\d\d-\d\d", page, re.MULTILINE)
@@ -401,3 +441,38 @@ def test_folders_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
 
 def test_text_of_a_table_is_no_formula_of_a_spreadsheet() -> None:
     assert write_csv([{"cell": "=1+1", "loss": -0.5, "device": "@cpu"}]) == "cell,loss,device\n'=1+1,-0.5,'@cpu\n"
+
+
+# -- disturbed cells ---------------------------------------------------------------------------------------------------
+
+
+def _disturbed(folder: Path, compares: str = "times") -> StudyResults:
+    """A study of 1, 2 and 4 ranks, of which others took a fifth of the cores on 2 and a twentieth on 4."""
+    runs = _by_ranks({1: 4.0, 2: 3.0, 4: 1.0})
+    for ranks, others in (("2", 0.4), ("4", 0.1)):
+        runs[ranks][1]["lines"] = [load_line(others)]
+    return read_results(write_study(folder / compares, runs, more={"compares": compares}))
+
+
+def test_disturbed_cells_are_counted_and_crossed(tmp_path: Path) -> None:
+    results = _disturbed(tmp_path)
+    said = "1 of 3 cells disturbed, also when repeated: processes of others took more than 10% of the cores in use in 2"
+    assert said in warnings_of(results)
+    assert f"**Warning:** {said}\n" in markdown_text(results, {})
+    assert [row["disturbance"] for row in _cells(results)] == ["", "0.2", "0.05"]
+    assert [facts["disturbed_cells"] for facts in point_facts(results)] == [[], ["2"], []]
+    plots = draw_plots(results)
+    for name, value in (("strong_scaling", 3.0), ("speed_up", 4 / 3), ("efficiency", 2 / 3)):
+        caption, figure = plots[name]
+        assert "; crosses: disturbed by other processes" in caption
+        (cross,) = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
+        assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([2], [pytest.approx(value)])
+        assert "disturbed" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_undisturbed_cells_and_studies_of_trainings_have_no_crosses(tmp_path: Path, strong: StudyResults) -> None:
+    for results in (strong, _disturbed(tmp_path, "training")):
+        for caption, figure in draw_plots(results).values():
+            assert "disturbed" not in caption
+            assert not [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
+        assert not [text for text in warnings_of(results) if "disturbed" in text]

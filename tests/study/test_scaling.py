@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hybridnn.drawing.figures import figure_bytes
 from hybridnn.study.report_files import breakdown_rows, point_rows
 from hybridnn.study.report_plots import breakdowns_of, curves_of, draw_plots
 from hybridnn.study.results import StudyResults
@@ -95,8 +97,13 @@ def test_grids_make_a_map_and_every_family_a_line(tmp_path: Path) -> None:
     assert lines == {"grid": ((4, 8), [1.0, 0.5]), "batch": ((4, 8), [2.0, 1.5]), "model": ((4,), [3.0])}
     assert _speed_ups(results)["4x1"] == (0.5, "2x2")
     plots = draw_plots(results)
-    assert set(plots) == {"strong_scaling", "grids"}
+    assert set(plots) == {"strong_scaling", "speed_up", "efficiency", "grids"}
     assert "P_r (model) x P_c (batch)" in plots["grids"][0]
+    grid_axes, bar = plots["grids"][1].axes
+    labels = grid_axes.get_xlabel(), grid_axes.get_ylabel(), bar.get_ylabel()
+    assert labels == ("$P_r$ (model ranks)", "$P_c$ (batch ranks)", "ms per epoch")
+    svg = re.sub(r"<!--.*?-->", "", figure_bytes(plots["grids"][1], "svg").decode())
+    assert "P_" not in svg, "symbols, not their names"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +246,7 @@ def test_work_that_grows_with_the_ranks_makes_weak_lines(tmp_path: Path) -> None
     assert _speed_ups(results) == {"s1": (1, "s1"), "s2": (1.6, "s1"), "s4": (2, "s1")}
     assert [found.efficiency.value for found in compare_points(results).values()] == [1.0, 0.8, 0.5]
     assert [found.serial_fraction for found in compare_points(results).values()] == [None, None, None]
-    assert set(draw_plots(results)) == {"weak_scaling"}
+    assert set(draw_plots(results)) == {"weak_scaling", "weak_efficiency"}
 
 
 def test_metrics_are_means_over_the_seeds_and_repeats_of_one_count_once(tmp_path: Path) -> None:
@@ -299,3 +306,5 @@ def test_breakdown_has_a_bar_for_every_family_and_number_of_ranks(tmp_path: Path
     # One microbatch on two stages: half of the time is the bubble, and 10 % are idle.
     assert (bars["2\n2x1x1 1f1b"]["bubble"], bars["2\n2x1x1 1f1b"]["wait"]) == (pytest.approx(0.1), 0)
     assert "breakdown" in draw_plots(results)
+    (axes,) = draw_plots(results)["breakdown"][1].axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("ranks, layout", "share of the ranks' time")
