@@ -8,6 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from hybridnn.comm.hosts import Hosts
+from hybridnn.comm.node_load import NodeLoad
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.records import MONITORS, EpochRecord, Record
@@ -114,6 +115,21 @@ def crowding_text(ranks: int, threads: int, cores: int) -> str:
     """How ranks that have fewer cores than threads share them."""
     shared = f"{counted(ranks, 'rank')} of {counted(threads, 'thread')} share {counted(cores, 'core')} of a node"
     return f"{shared} and take turns: their times are no scaling"
+
+
+@dataclass(frozen=True)
+class LoadRecord(Record):
+    """Load of the nodes by processes other than the ranks, in the order of `Hosts`."""
+
+    kind = "load"
+
+    before: tuple[NodeLoad, ...]  # from the start of the run to that of the training
+    during: tuple[NodeLoad, ...]  # of the training
+
+    @property
+    def disturbance(self) -> float:
+        """That of the training on the node with most of it."""
+        return max(load.disturbance for load in self.during)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from hybridnn._version import __version__
 from hybridnn.comm.hosts import describe_hosts
 from hybridnn.comm.mpi import is_in_process, library_version
+from hybridnn.comm.node_load import NodeLoad
 from hybridnn.config.settings import Settings, to_toml
 from hybridnn.data import TableEncoding
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
-from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary, RunView
+from hybridnn.runs.records import LoadRecord, PredictedStep, RunHeader, RunSummary, RunView
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
@@ -91,6 +92,11 @@ class RunReport(Callback):
         if self._folder is not None:
             self._folder.append(trainer.history.measured[-1])
             self._folder.append(record)
+
+    def write_load(self, before: tuple[NodeLoad, ...], during: tuple[NodeLoad, ...]) -> None:
+        """Write the loads of the nodes, if they are known."""
+        if self._folder is not None and during:
+            self._folder.append(LoadRecord(before, during))
 
     def diverge(self, error: NonFiniteLossError) -> None:
         """Write the last record of a run that diverged."""

@@ -32,6 +32,12 @@ def prediction_line(seconds_per_step: float, **changes: Any) -> dict[str, Any]:
     }
 
 
+def load_line(others: float, *, cores: int = 2, threads: int = 2) -> dict[str, Any]:
+    """Return a line of kind "load" of two nodes, of which the second has processes of others in the training."""
+    idle = {"others": 0.0, "cores": cores, "threads": threads}
+    return {"kind": "load", "before": [idle, idle], "during": [idle, {**idle, "others": others}]}
+
+
 def measured_line(epoch: int, seconds: float, **changes: Any) -> dict[str, Any]:
     """Return a line of kind "measured": half computing, 30 % communication and 10 % waiting."""
     return {
