@@ -114,7 +114,18 @@ def examine(
     if unlikely and len(table) >= FEW_ROWS:
         how = 'set data.thousands = "." if it separates thousands'
         doubted.append(f"every point stands before three digits, as in {unlikely!r}; {how}")
+    if numbers == Numbers(",", ".") and options.decimal == options.thousands == "auto" and len(table) >= FEW_ROWS:
+        doubted += _doubted_points(found.values())
     return Examination(encoding, found, problems, doubted, frame)
+
+
+def _doubted_points(columns: Iterable[Column]) -> Iterator[str]:
+    """Columns of which every cell has one point, before three digits, in a table with decimal commas."""
+    for column in columns:
+        if column.kind == "number" and all(text.count(".") == 1 and "," not in text for text in column.texts):
+            text, number = column.texts[0], column.numbers[0]
+            what = f"{printable(column.name, 40)}: every cell has a point before three digits, and {text!r} is read as"
+            yield f"{what} {number:.0f}, as other numbers have commas; write a comma if the point is a decimal point"
 
 
 def _read(

@@ -169,7 +169,7 @@ def _dataset_from_table(
         require_no_problem(called, found.problems, hint)
         frame, encoding = found.frame, replace(found.encoding, extra=table.extra)
         encoding = encoding.with_means(frame, called, training)
-        doubted = [f"{called}: {doubt}" for doubt in found.doubts]
+        doubted = [f"{called}: {doubt}" for doubt in (*table.doubts, *found.doubts)]
     else:
         _require_targets(frame, called, targets)
     x, y, dropped = encoding.encode(frame, called, targets=targets)

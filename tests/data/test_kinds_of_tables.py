@@ -495,6 +495,14 @@ DOUBTS = {
         rows("a,y", *(f"1.{n},{'pq'[n % 2]}" for n in range(100, 160)), times=1),
         "every point stands before three digits, as in '1.100'; set data.thousands = \".\" if it separates",
     ),
+    "points of thousands beside decimal commas": (
+        rows("a;b;y", *(f"2.{n};{n},5;{'pq'[n % 2]}" for n in range(310, 340)), times=1),
+        "a: every cell has a point before three digits, and '2.310' is read as 2310, as other numbers have commas",
+    ),
+    "decimal commas without quotation marks": (
+        rows("a,b,y", *(f"{3 * n + 4},{n % 10},{n % 3},{'pq'[n % 2]}" for n in range(30)), times=1),
+        "first cell of every row is left out as a row name; if a number has a decimal comma, quote it or separate",
+    ),
     "a row of totals": (
         rows("a,city,y", "1,Rome,p", "2,Oslo,q") + "30,Total,p\n",
         "the last row has 'Total' as city; if it sums up the others, remove it from the file",
@@ -529,6 +537,10 @@ def test_what_may_not_be_meant_is_a_warning(kind: str, tmp_path: Path) -> None:
 
 
 def test_usual_tables_bring_no_warning(tmp_path: Path) -> None:
+    text = rows("a,y", *(f"{n + 1},{n % 7},{'pq'[n % 2]}" for n in range(30)), times=1)  # with row names of R
+    assert load_file(table(tmp_path, text), "y").warnings == ()
+    text = rows("a;b;y", *(f"2.{n};{n},5;{'pq'[n % 2]}" for n in range(310, 340)), "2.000.000;7,5;p", times=1)
+    assert load_file(table(tmp_path, text), "y").warnings == ()
     text = rows("a,b,c,n,y", "9,0,0.5,#,p", "99,1,-0.25,#,q", "50,10,99,#,p", "12,11,42,#,q")
     assert load_file(table(tmp_path, text), "y").warnings == ()
     text = rows("height,b,y", *(f"{58 + n},0.{n},{'pq'[n % 2]}" for n in range(15)), times=1)
