@@ -63,7 +63,7 @@ def calibrate(
         if not as_json:
             console.print(f"measuring {text}")
 
-    found = calibration.calibrate(grid, seconds, SEED, TrainingTimer(), report=report)
+    found = calibration.calibrate(grid, seconds, SEED, TrainingTimer(), report=report, forced=force)
     quality = found.machine.quality
     is_written = force or quality is None or not quality.problems
     if is_written:

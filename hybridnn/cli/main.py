@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -185,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     try:
-        with _silent_unless_first_rank():
+        with _silent_unless_first_rank(), _checked_output():
             status = parser().main(args=words, prog_name="hybridnn", standalone_mode=False)
     except USAGE_ERROR as error:
         leave(_advice(error), error.exit_code)  # type: ignore[attr-defined]  # attribute of the parser's base
@@ -226,8 +227,17 @@ def _advice(error: Any) -> str:
         from hybridnn.config.settings import Settings, known_names
 
         names = [name for name in known_names(Settings) if name.endswith(f".{option}") or name == f"{option}.name"]
-        return f"{message}; the setting is --set {names[0]}=VALUE" if names else message
+        if names:
+            return f"{message}; the setting is --set {names[0]}=VALUE"
+        words = option.replace("_", " ")
+        meant = [known.opts[0] for known in error.ctx.command.params if _begins(getattr(known, "help", ""), words)]
+        return f"{message}; did you mean {meant[0]}?" if meant else message
     return message
+
+
+def _begins(text: str | None, words: str) -> bool:
+    """Whether the help of an option begins with these words."""
+    return re.match(rf"{re.escape(words)}\b", text or "", re.I) is not None
 
 
 @lru_cache(maxsize=1)
@@ -256,6 +266,32 @@ def _hide_types_of_flags(command: Any) -> None:
             option.metavar = ""
     for subcommand in getattr(command, "commands", {}).values():
         _hide_types_of_flags(subcommand)
+
+
+@contextlib.contextmanager
+def _checked_output() -> Iterator[None]:
+    """Write all output before the end; raise `EnvironmentProblem` where it cannot be written, as on a full disk."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if _can_write_output():
+            raise
+        if isinstance(error, BrokenPipeError):  # who read it wants no more
+            sys.exit(1)
+        raise EnvironmentProblem(f"the output cannot be written: {error.strerror}") from error
+
+
+def _can_write_output() -> bool:
+    """Whether an empty line can be written; else the output leads nowhere, as Python writes its rest at exit."""
+    try:
+        print(flush=True)  # of an unbuffered stream nothing is left that a flush could write
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return False
+    return True
 
 
 @contextlib.contextmanager

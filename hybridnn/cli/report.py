@@ -73,6 +73,7 @@ def _stall_facts(record: StallRecord) -> dict[str, object]:
 def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[InstructionFigures]) -> None:
     """Print the header, and measured beside predicted seconds per step: of the step, its parts and its instructions."""
     from hybridnn.cli.train_view import header_table
+    from hybridnn.comm.node_load import MOST_DISTURBANCE, disturbance_text
 
     console = make_console()
     console.print(header_table(run.header))
@@ -93,6 +94,8 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
     shares = ", ".join(f"{name} {share:.0%}" for name, share in figures.shares.parts.items())
     console.print(f"{figures.seconds_per_epoch:.4g} s per epoch, {figures.samples_per_second:,.0f} samples/s; {shares}")
     console.print(f"limited by: {figures.verdict.text}")
+    if run.disturbance > MOST_DISTURBANCE:
+        console.print(f"warning: {disturbance_text(run.disturbance)}")
 
 
 def _print_groups(groups: Sequence[ScalingGroup]) -> None:

@@ -67,7 +67,7 @@ class StudyProgress(StudyView):
         left = (monotonic() - self._start) / self._done * (self._cells - self._done)
         if self._progress is not None:
             self._progress.advance(self._progress.task_ids[0])
-            if outcome.status != "finished":
+            if outcome.status != "finished" or outcome.disturbance:
                 self._print(f"{outcome.status}  {outcome.cell.id}{reason}")
         else:
             time = f"{outcome.seconds:.1f} s, {left:.0f} s left"

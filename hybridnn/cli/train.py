@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -34,6 +34,7 @@ with paused_collector():
     from hybridnn.nn.optimizers import OPTIMIZERS
     from hybridnn.training.config import OPTIONS
     from hybridnn.utils.settings_models import by_dotted_name
+    from hybridnn.utils.text import command_argument
 
 if TYPE_CHECKING:
     from hybridnn.runs.folder import Start
@@ -183,7 +184,7 @@ def train(
 ) -> None:
     """Train a multi-layer perceptron; -n or --in-process starts it on several ranks, as mpirun and srun do."""
     require_one_way(ranks, in_process)
-    _require_settings_file(config, overrides or (), hidden)
+    _require_settings_file(config, overrides or (), hidden, {"--targets": targets, "--drop": drop})
     numbers = (hidden, epochs, batch_size, seed, lr, pipeline, batch, model)
     names = (data, file, targets, drop, missing, categories, optimizer, method, out)
     changes = [*(overrides or ()), *filter(None, (*numbers, *names))]
@@ -218,8 +219,13 @@ def train(
         print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")
 
 
-def _require_settings_file(config: Path | None, overrides: Sequence[str], hidden: Override) -> None:
-    """Refuse what is no settings file: a table, a misspelled name, or the rest of an option that was cut by a blank."""
+def _require_settings_file(
+    config: Path | None, overrides: Sequence[str], hidden: Override, names: Mapping[str, Override]
+) -> None:
+    """Refuse what is no settings file: a table, a misspelled name, or the rest of an option that was cut by a blank.
+
+    `names` are the options that are lists of names.
+    """
     if config is None:
         return
     word, cut = one_line(str(config)), [text.rstrip("=") for text in overrides if "=" not in text.rstrip("=")]
@@ -230,12 +236,21 @@ def _require_settings_file(config: Path | None, overrides: Sequence[str], hidden
     elif cut:
         advice = f"is no settings file; write --set {cut[-1]}={word}, without a blank"
     elif hidden is not None and word.replace(",", "").isdigit():
-        advice = f"is no settings file; write --hidden {hidden.partition('=')[2].strip('[]')},{word}, without a blank"
+        advice = f"is no settings file; write --hidden {_joined(hidden, word)}, without a blank"
+    elif config.suffix != ".toml" and (given := {name: text for name, text in names.items() if text is not None}):
+        ways = " or ".join(f"{name} {command_argument(_joined(text, word))}" for name, text in given.items())
+        advice = f"there is no such file; a list has commas without blanks: {ways}"
     else:
-        names = [name.name for name in config.parent.glob("*.toml")] if os.path.isdir(config.parent) else []
-        near = difflib.get_close_matches(config.name, names, n=1)
+        files = [file.name for file in config.parent.glob("*.toml")] if os.path.isdir(config.parent) else []
+        near = difflib.get_close_matches(config.name, files, n=1)
         advice = "there is no such file" + (f"; did you mean {config.with_name(near[0])}?" if near else "")
     raise SettingError("settings file", word, advice)
+
+
+def _joined(override: str, word: str) -> str:
+    """The list of a short option with a further word."""
+    items = re.sub(r'[\[\]"]', "", override.partition("=")[2]).split(",")
+    return ",".join(item for item in map(str.strip, [*items, *word.split(",")]) if item)
 
 
 def _require_fitting_layout(settings: Settings | None, resume: str | None, changes: Sequence[str], ranks: int) -> None:

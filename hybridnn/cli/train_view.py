@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import MISSING, make_console, new_grid, new_table, write_json
-from hybridnn.runs.records import RunHeader, RunSummary, RunView, best_epoch
+from hybridnn.runs.records import RunHeader, RunSummary, RunView
 from hybridnn.training.records import EpochRecord, Speed, StepRecord
 from hybridnn.utils.text import counted, figure_text, format_bytes, plural
 
@@ -103,13 +103,13 @@ class TrainView(RunView):
         speed = Speed.of_epochs(summary.epochs)
         if self._as_json:
             best = summary.best
-            figures = {**asdict(summary), "best_metric": best and best.metric, "best_epoch": best and best.epoch}
+            figures = {**asdict(summary), "best_metric": summary.best_value, "best_epoch": best and best.epoch}
             figures |= asdict(speed)
             write_json({"header": asdict(self._header) if self._header else None, **figures})
             return
         layout = None if self._header is None else self._header.layout
         quality = summary.evaluated, summary.metric_name.partition(" ")[2]
-        tables = [] if self._has_rows else ["", epoch_table(summary.epochs, *quality, layout=layout)]
+        tables = [] if self._has_rows else ["", epoch_table(summary.epochs, *quality, layout=layout, best=summary.best)]
         for line in (*tables, ""):
             self._console.print(line)
         takes_turns = self._header is not None and self._header.in_process and self._header.ranks > 1
@@ -247,8 +247,9 @@ def epoch_table(
     *,
     layout: Layout | None = None,
     tested: bool = False,
+    best: EpochRecord | None = None,
 ) -> Table:
-    """Make a table of one row per epoch; of a long run evenly spaced ones, the best in validation and the last.
+    """Make a table of one row per epoch; of a long run evenly spaced ones, the `best` and the last.
 
     `evaluated` is the name of the split on which the epochs were evaluated, `metric` that of what was found there.
 
@@ -260,7 +261,6 @@ def epoch_table(
     pipelined = layout is not None and len(layout.stages) > 1
     times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns", "wait\ns"] if pipelined else []))
     table = new_table((), ("epoch", *quality, *times, "sent"), show_edge=False)
-    best = best_epoch(epochs) if evaluated == "validation" else None
     for record in _chosen_records(epochs, best):
         idle = _idle(record, layout, record.step // record.epoch).values()
         communication = (record.communication_seconds - sum(idle), *idle)
@@ -303,9 +303,11 @@ def _quality_rows(summary: RunSummary) -> list[tuple[str, str]]:
     value, best = _figure(summary.metric), summary.best
     if summary.evaluated == "test":
         return [(summary.metric_name, value)]
-    best_text = f"best {_figure(best.metric)} in epoch {best.epoch}" if best else MISSING
+    best_text = f"best {_figure(summary.best_value)} in epoch {best.epoch}" if best else MISSING
     last = summary.epochs[-1].epoch
-    name = f"{summary.evaluated} {summary.metric_name.partition(' ')[2]}"
+    name = summary.monitor
+    if name == "auto":
+        name = f"{summary.evaluated} {summary.metric_name.partition(' ')[2]}"
     weights = f"{value} with the weights of epoch {summary.weights_epoch or last} of {last}"
     return [(name, best_text), (summary.metric_name, weights)]
 

@@ -71,7 +71,7 @@ def check_table(
         len(frame),
         separator,
         known.encoding,
-        (*table.notes, *found.doubts),
+        (*table.notes, *table.doubts, *found.doubts),
         lines,
         found.problems,
         settings_of(found.problems),

@@ -210,11 +210,11 @@ def _days(text: str) -> float | None:
     return None
 
 
-def odd_dates(texts: Sequence[str]) -> str:
-    """A text that is no date, if most look like dates in any form; else an empty text."""
+def odd_dates(texts: Sequence[str]) -> list[str]:
+    """The texts that are no dates, if most look like dates in any form; else none."""
     if 2 * sum(ANY_DATE.fullmatch(text) is not None for text in texts) <= len(texts):
-        return ""
-    return next((text for text in texts if _days(text) is None), "")
+        return []
+    return [text for text in texts if _days(text) is None]
 
 
 def label_text(text: str, numbers: Numbers) -> str:

@@ -130,5 +130,5 @@ def _labels(encoding: TableEncoding, targets: Sequence[Column]) -> Iterator[str]
             yield f"{name}: {other!r} and {label!r} are two classes, and differ by capitals only"
             break
     classes, rows = len(encoding.classes), len(targets[0].codes) if targets else 0
-    if classes > MANY_CLASSES and classes * FEW_ROWS_PER_CLASS > rows:
+    if targets and classes > MANY_CLASSES and classes * FEW_ROWS_PER_CLASS > rows:
         yield f"{name}: {classes} whole numbers are taken for classes; set model.loss to mse for a regression"

@@ -34,6 +34,11 @@ BEGINNINGS = {
 }
 """Patterns of the first bytes of a file, and the encodings that they announce."""
 
+SPLIT_NUMBERS = (
+    "the header line is one cell short, and the first cell of every row is left out as a row name; if a number has a "
+    "decimal comma, quote it or separate the columns by semicolons"
+)
+
 Extra = Literal["", "first", "last"]
 
 
@@ -44,6 +49,7 @@ class Table(NamedTuple):
     options: TableOptions  # with the separator and the encoding that were found
     notes: tuple[str, ...] = ()  # what was left out, one line each
     extra: Extra = ""  # which cell of a row has no name, where the header line is one cell shorter
+    doubts: tuple[str, ...] = ()  # what may not be as meant, one sentence each
 
 
 def read_table(
@@ -154,10 +160,11 @@ def _read_csv(
         names = {"": names, "first": ["", *names], "last": [*names, ""]}[extra]
     else:
         extra = ""
+    doubts = (SPLIT_NUMBERS,) if extra == "first" and separator == "," and _may_be_split(table) else ()
     frame, notes = _with_names(called, table, names, separator, hint)
     other = "; set data.header to false if the first line holds data; data.header = true and data.names name them anew"
     require_names(called, list(frame.columns), hint or other)
-    return Table(frame, options, notes, extra)
+    return Table(frame, options, notes, extra, doubts)
 
 
 def _without_header(called: str, table: DataFrame, options: TableOptions) -> DataFrame:
@@ -291,6 +298,13 @@ def _extra_cell(table: DataFrame) -> Extra:
     if _is_empty(table, table.shape[1] - 1):
         return "last"
     return "first" if table[0].is_unique and len(table) > 1 else ""
+
+
+def _may_be_split(table: DataFrame) -> bool:
+    """Whether the first cells may be those of numbers with decimal commas: whole numbers that do not count from 1."""
+    cells = table[0].str.strip()
+    is_count = bool((cells == [str(number + 1) for number in range(len(cells))]).all())
+    return not is_count and bool(cells.str.fullmatch(r"[+-]?\d+").all())
 
 
 def _is_empty(table: DataFrame, column: int) -> bool:

@@ -33,6 +33,7 @@ from .table_problems import (
     TARGET_ADVICE,
     Problem,
     are_too_many,
+    built_in_word,
     column_problems,
     is_mostly_numbers,
     not_numbers,
@@ -113,7 +114,18 @@ def examine(
     if unlikely and len(table) >= FEW_ROWS:
         how = 'set data.thousands = "." if it separates thousands'
         doubted.append(f"every point stands before three digits, as in {unlikely!r}; {how}")
+    if numbers == Numbers(",", ".") and options.decimal == options.thousands == "auto" and len(table) >= FEW_ROWS:
+        doubted += _doubted_points(found.values())
     return Examination(encoding, found, problems, doubted, frame)
+
+
+def _doubted_points(columns: Iterable[Column]) -> Iterator[str]:
+    """Columns of which every cell has one point, before three digits, in a table with decimal commas."""
+    for column in columns:
+        if column.kind == "number" and all(text.count(".") == 1 and "," not in text for text in column.texts):
+            text, number = column.texts[0], column.numbers[0]
+            what = f"{printable(column.name, 40)}: every cell has a point before three digits, and {text!r} is read as"
+            yield f"{what} {number:.0f}, as other numbers have commas; write a comma if the point is a decimal point"
 
 
 def _read(
@@ -237,7 +249,7 @@ def _fit_classes(
                 Problem(
                     f"missing values in the target {printable(column.name, 40)} ({rows})",
                     _target_advice(column),
-                    {} if column.missing_words and column.kind == "text" else {"missing_targets": "drop"},
+                    {} if built_in_word(column) else {"missing_targets": "drop"},
                 )
             )
     if task == "regression" or (task is None and len(targets) > 1):
@@ -259,8 +271,7 @@ def _fit_classes(
 
 def _target_advice(column: Column) -> str:
     """What to do about missing targets: words such as None may be a class."""
-    if column.missing_words and column.kind == "text":
-        word = sorted(column.missing_words)[0]
+    if word := built_in_word(column):
         return f'if {word!r} is a class, set data.missing_words = "not {word}"; else {TARGET_ADVICE}'
     return TARGET_ADVICE
 
@@ -277,8 +288,13 @@ def _has_decimals(column: Column, table: DataFrame, encoding: TableEncoding) -> 
 
 
 def _regression_problem(column: Column) -> Problem:
-    problem = not_numbers(column)
+    problem = not_numbers(column, is_target=True)
     return problem._replace(text=f"regression needs numbers as targets; {problem.text}")
+
+
+def _are_quantities(values: int, rows: int) -> bool:
+    """Whether there are too many different whole numbers for labels."""
+    return values > max(FEW_CLASSES, rows // 4) or are_too_many(values, rows)
 
 
 def _label_problem(column: Column, classes: Sequence[str], task: Task | None, options: TableOptions) -> Problem | None:
@@ -286,8 +302,11 @@ def _label_problem(column: Column, classes: Sequence[str], task: Task | None, op
     name, rows = f"column {column.name!r}", len(column.codes) - column.missing
     is_free = column.kind == "text" and task is None and column.name not in options.text_columns
     if is_free and (is_mostly_numbers(column) or sign_advice(column.texts)):
-        problem = not_numbers(column)
-        return problem._replace(settings={**problem.settings, "missing_targets": "drop"} if problem.settings else {})
+        problem, numbers = not_numbers(column, is_target=True), column.numbers[~np.isnan(column.numbers)]
+        if (numbers != np.rint(numbers)).any() or not _are_quantities(len(np.unique(numbers)), rows):
+            return problem
+        how = f"{problem.advice}; set model.loss to mse for regression"
+        return problem._replace(advice=how, settings=problem.settings and {**problem.settings, "model.loss": "mse"})
     if column.kind == "number":
         broken = column.numbers[column.numbers != np.rint(column.numbers)]
         if broken.size:
@@ -295,7 +314,7 @@ def _label_problem(column: Column, classes: Sequence[str], task: Task | None, op
         largest = column.numbers[np.abs(column.numbers).argmax()] if column.numbers.size else 0
         if abs(largest) >= EXACT:
             return Problem(f"{name} has the label {largest:.0f}", "it is too large")
-        if task is None and (len(classes) > max(FEW_CLASSES, rows // 4) or are_too_many(len(classes), rows)):
+        if task is None and _are_quantities(len(classes), rows):
             how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
             shown = f"{name} has {len(classes):,} different whole numbers in {rows:,} rows"
             return Problem(shown, how, {"model.loss": "mse"})

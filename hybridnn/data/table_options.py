@@ -52,7 +52,7 @@ class TableOptions:
     thousands : {'auto', 'none', '.', ',', ' ', "'"}
         Separator of thousands; ``"auto"`` decides by all cells, and refuses cells that may be read in two ways.
     missing_words : str or sequence of str
-        Texts that count as missing values too, such as ``"?"``; ``"not None"`` takes a text out of `MISSING_WORDS`.
+        Texts that count as missing values too, such as ``"?"``; ``"not None"`` takes ``None`` out of `MISSING_WORDS`.
     text_columns : str or sequence of str
         Columns that hold text although their cells are numbers, such as postcodes.
     drop_columns : str or sequence of str
@@ -114,8 +114,9 @@ class TableOptions:
     @property
     def words(self) -> frozenset[str]:
         """All texts that count as missing values."""
-        cut = {word.removeprefix("not ") for word in self.missing_words if word.startswith("not ")}
-        return MISSING_WORDS - cut | {word.strip() for word in self.missing_words if not word.startswith("not ")}
+        words = {word.strip() for word in self.missing_words}
+        cuts = words & {f"not {word}" for word in MISSING_WORDS}
+        return MISSING_WORDS - {cut.removeprefix("not ") for cut in cuts} | (words - cuts)
 
 
 def as_names(names: str | Sequence[str]) -> tuple[str, ...]:

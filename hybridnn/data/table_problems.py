@@ -9,8 +9,8 @@ from typing import NamedTuple
 from hybridnn.errors import DataError
 from hybridnn.utils.text import command_argument, counted, printable, to_json
 
-from .table_columns import TRUTH, Column, Numbers, odd_dates
-from .table_options import NAMES_SHOWN, TableOptions, column_list
+from .table_columns import ANY_DATE, TRUTH, Column, Numbers, odd_dates
+from .table_options import MISSING_WORDS, NAMES_SHOWN, TableOptions, column_list
 
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
 FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
@@ -27,6 +27,9 @@ TEXT_ADVICE = (
 )
 PLACEHOLDER = re.compile(r"\W+|n\W?[adv]\W?|nan|null|none|nil|missing|unknown|k\. ?a\.", re.I)
 """Words that are usual for missing values; of others a person decides."""
+NO_DAY = re.compile(r"(0000-00-00|9999-99-99).*")
+"""What databases write in place of a missing date."""
+VERSION = re.compile(r"\d{1,3}\.\d{1,3}\.\d{1,3}")
 USUAL_TEXT = {"categories": "one-hot"}
 _SIGNS: Sequence[tuple[str, str, Mapping[str, str]]] = (
     ("%\u2030", "numbers must have no percent signs: remove them from the column", {}),
@@ -75,7 +78,8 @@ def settings_of(problems: Sequence[Problem]) -> dict[str, str | list[str]]:
     for problem in problems:
         for key, value in problem.settings.items():
             before = found.get(key, [])
-            found[key] = [*before, *value] if isinstance(value, list) and isinstance(before, list) else value
+            are_lists = isinstance(value, list) and isinstance(before, list)
+            found[key] = list(dict.fromkeys([*before, *value])) if are_lists else value
     return found
 
 
@@ -117,10 +121,13 @@ def column_problems(column: Column, options: TableOptions) -> Iterator[Problem]:
 
 def _or_values(column: Column) -> str:
     """Words that are read as missing values may be values."""
-    if column.kind != "text" or not column.missing_words:
-        return ""
-    word = column.missing_words[0]
-    return f'; if {printable(word, 20)} is a value, set data.missing_words = "not {printable(word, 20)}"'
+    word = built_in_word(column)
+    return f'; if {word} is a value, set data.missing_words = "not {word}"' if word else ""
+
+
+def built_in_word(column: Column) -> str:
+    """The first of `MISSING_WORDS` in a column of text, which may be a value there, or an empty text."""
+    return next((word for word in column.missing_words if column.kind == "text" and word in MISSING_WORDS), "")
 
 
 def second_header(columns: Sequence[Column]) -> Problem | None:
@@ -145,7 +152,7 @@ def are_too_many(classes: int, rows: int) -> bool:
     return rows >= FEW_ROWS and classes > rows // 2
 
 
-def not_numbers(column: Column) -> Problem:
+def not_numbers(column: Column, *, is_target: bool = False) -> Problem:
     """Some cells of a column of numbers, or of truth values or dates, are none."""
     count, row, texts = column.odd()
     rows, name = len(column.codes) - column.missing, printable(column.name, 40)
@@ -156,18 +163,63 @@ def not_numbers(column: Column) -> Problem:
         return Problem(shown, DATE_ADVICE)
     if column.kind == "truth" or all(text.casefold() in TRUTH for text in texts):
         return Problem(shown, "the column must hold true and false alone, or 1 and 0 alone")
+    if problem := _two_decimals(column):
+        return problem
     if found := sign_advice(texts):
         return Problem(shown, *found)
     if not is_mostly_numbers(column):
         return Problem(shown, "the column must hold numbers")
     if len(texts) > 5 or any(letter.isdigit() for text in texts for letter in text):
         return Problem(shown, "correct these cells, or add the column to data.text_columns if it holds codes")
+    return Problem(shown, *_missing_words(texts, is_target=is_target))
+
+
+def _missing_words(texts: list[str], *, is_target: bool = False) -> tuple[str, Mapping[str, str | list[str]]]:
+    """Advice about odd cells that may stand for missing values, and the settings if they usually do."""
     words = column_list([repr(text) for text in texts])
     what, it = ("stands for a missing value", "it") if len(texts) == 1 else ("stand for missing values", "them")
-    how = f"if {words} {what}, add {it} to data.missing_words, and set data.missing; "
+    rule = 'data.missing_targets to "drop"' if is_target else "data.missing"
+    how = f"if {words} {what}, add {it} to data.missing_words, and set {rule}; "
     how += "if the column holds codes, add it to data.text_columns"
-    is_usual = all(PLACEHOLDER.fullmatch(text) for text in texts)
-    return Problem(shown, how, {"missing_words": texts, "missing": "mean"} if is_usual else {})
+    is_usual = all(PLACEHOLDER.fullmatch(text) or NO_DAY.fullmatch(text) for text in texts)
+    settings = {"missing_targets": "drop"} if is_target else {"missing": "mean"}
+    return how, {"missing_words": texts, **settings} if is_usual else {}
+
+
+def _two_decimals(column: Column) -> Problem | None:
+    """The problem of numbers of which most have decimal commas and a few have points, or the other way round."""
+    if not all(any(sign in text for text in column.texts) for sign in ",."):
+        return None
+    unread = {*column.odd()[2]}
+    for usual, other, signs in ((",", ".", "commas"), (".", ",", "points")):
+        odd = [text for text in column.texts if Numbers(usual).parse(text) is None]
+        marked = {text for text in column.texts if usual in text}.difference(odd)
+        others = {text for text in odd if Numbers(other).parse(text) is not None}
+        are_unlike = unread & others or marked <= unread  # else one sign separates thousands
+        if marked and others and are_unlike and 2 * len(odd) < len(column.texts):
+            cells = column_list([f"{text!r} in row {_first_row(column, text):,}" for text in odd[:NAMES_SHOWN]])
+            cells += f" and {len(odd) - NAMES_SHOWN:,} more" if len(odd) > NAMES_SHOWN else ""
+            shown = f"{printable(column.name, 40)}: most cells are numbers with decimal {signs}, but not {cells}"
+            return Problem(shown, "correct these cells: the numbers of a table have all decimal commas or all points")
+    return None
+
+
+def _first_row(column: Column, text: str) -> int:
+    """The first row, from 1, that holds the text."""
+    return int((column.codes == column.texts.index(text)).argmax()) + 1
+
+
+def _not_dates(column: Column, odd: list[str]) -> Problem:
+    """Some cells of a column of dates are no ISO dates."""
+    row = f" (row {_first_row(column, odd[0]):,})"
+    shown = f"{printable(column.name, 40)}: {printable(repr(odd[0]), 40)} is no date as 2020-12-31{row}"
+    are_few = 2 * len(odd) < len(column.texts)
+    if are_few and len(odd) <= 5 and all(NO_DAY.fullmatch(text) or not ANY_DATE.fullmatch(text) for text in odd):
+        return Problem(shown, *_missing_words(odd))
+    how = f"{DATE_ADVICE}; or leave the column out with data.drop_columns"
+    if all(map(VERSION.fullmatch, odd)) and any("0" in text.split(".") for text in odd):  # no day or month is 0
+        return Problem(shown, f"if these are versions or codes, add the column to data.text_columns; {how}")
+    return Problem(shown, how, {} if are_few else {"drop_columns": [column.name]})
 
 
 def sign_advice(texts: Sequence[str]) -> tuple[str, Mapping[str, str]] | None:
@@ -189,7 +241,7 @@ def sign_advice(texts: Sequence[str]) -> tuple[str, Mapping[str, str]] | None:
 
 def _text_column(column: Column, *, is_stated: bool) -> Problem:
     """What to do about a column of text; codes, ids and the like only if `data.text_columns` has it."""
-    if not is_stated and is_mostly_numbers(column):
+    if not is_stated and (is_mostly_numbers(column) or _two_decimals(column)):
         return not_numbers(column)
     rows, texts = len(column.codes) - column.missing, column.texts
     count, first, odd = column.odd()
@@ -200,9 +252,8 @@ def _text_column(column: Column, *, is_stated: bool) -> Problem:
     drop = {"drop_columns": [column.name]}
     if not is_stated and (advice := sign_advice(odd)):
         return Problem(shown, *advice)
-    if not is_stated and (bad := odd_dates(texts)):
-        shown = f"{printable(column.name, 40)}: {bad!r} is no date as 2020-12-31"
-        return Problem(shown, f"{DATE_ADVICE}; or leave the column out with data.drop_columns", drop)
+    if not is_stated and (not_days := odd_dates(texts)):
+        return _not_dates(column, not_days)
     is_unlikely = are_too_many(len(texts), rows) or len(texts) == rows > SEVERAL_ROWS
     if len(texts) > MOST_CATEGORIES or (not is_stated and is_unlikely):
         why = f"{len(texts):,} different values in {rows:,} rows, as of an id or of measurements"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from hybridnn.utils.text import command_argument, shown_path
 
 from .dataset import Dataset
 from .rows import ArrayRows, Task, as_rows, class_count, constant_targets
+from .table_columns import is_native
 from .table_encoding import TableEncoding
 from .table_file import Table, named_frame, read_table
 from .table_fitting import FEW_CLASSES, examine
@@ -23,7 +25,7 @@ from .table_options import NAMES_SHOWN, TableOptions, alike, as_names, column_li
 from .table_problems import require_no_problem
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
@@ -167,7 +169,7 @@ def _dataset_from_table(
         require_no_problem(called, found.problems, hint)
         frame, encoding = found.frame, replace(found.encoding, extra=table.extra)
         encoding = encoding.with_means(frame, called, training)
-        doubted = [f"{called}: {doubt}" for doubt in found.doubts]
+        doubted = [f"{called}: {doubt}" for doubt in (*table.doubts, *found.doubts)]
     else:
         _require_targets(frame, called, targets)
     x, y, dropped = encoding.encode(frame, called, targets=targets)
@@ -175,6 +177,7 @@ def _dataset_from_table(
     reasons = [_reason(frame, encoding, targets, task, dropped), *table.notes]
     outputs = len(encoding.classes) or len(targets)
     is_guessed = task is None and not is_fitted and not encoding.classes
+    written = _written(frame[targets[0]], encoding) if is_guessed else ""
     return Dataset(
         name,
         "classification" if encoding.classes else "regression",
@@ -187,21 +190,22 @@ def _dataset_from_table(
         task_reason="; ".join(reasons),
         encoding=encoding,
         warnings=(
-            *(_label_warnings(called, targets[0], y, "set model.loss to cross_entropy") if is_guessed else ()),
+            *(_label_warnings(called, targets[0], y, written, "set model.loss to cross_entropy") if is_guessed else ()),
             *doubted,
         ),
     )
 
 
-def _label_warnings(called: str, name: str, y: NDArray[Any] | None, remedy: str) -> tuple[str, ...]:
+def _label_warnings(called: str, name: str, y: NDArray[Any] | None, written: str, remedy: str) -> tuple[str, ...]:
     """Warning of a regression target that has few values, all of them whole numbers, as labels have."""
     if y is None or y.shape[1] > 1 or (y != np.rint(y)).any():
         return ()
     values = np.unique(y)
     if len(values) > min(FEW_CLASSES, len(y) // 2):
         return ()
-    shown = column_list([f"{value:.0f}" for value in values])
-    return (f"{called}: {name} has the values {shown} with decimal points: a regression; {remedy} if they are labels",)
+    shown = f"the values {column_list([f'{value:.0f}' for value in values])} with {written}"
+    what = f"{len(values)} dates" if written == "dates" else shown
+    return (f"{called}: {name} has {what}: a regression; {remedy} if they are labels",)
 
 
 def _table_rows(
@@ -260,9 +264,21 @@ def _reason(table: DataFrame, encoding: TableEncoding, targets: Sequence[str], t
     elif task == "regression":
         why = LOSS_DECIDES
     else:
-        holds = "holds dates" if encoding.kinds.get(targets[0]) == "date" else "has decimal points"
-        why = f"{targets[0]} {holds}{' or thousands' if encoding.numbers.thousands else ''}"
+        why = f"{targets[0]} has {_written(table[targets[0]], encoding)}"
     return f"regression: {why}{left}"
+
+
+def _written(target: Series[Any], encoding: TableEncoding) -> str:
+    """What the cells of a guessed regression target have, which labels do not have."""
+    numbers = encoding.numbers
+    if encoding.kinds.get(str(target.name)) == "date":
+        return "dates"
+    if is_native(target.dtype):
+        return "decimal points"
+    cells, decimal = [str(cell) for cell in target], re.escape(numbers.decimal)
+    if any(re.search(rf"\d{decimal}|{decimal}\d", cell) for cell in cells):  # of numbers, and not as in n.a.
+        return "decimal commas" if numbers.decimal == "," else "decimal points"
+    return "exponents" if any(re.search(r"\de", cell, re.I) for cell in cells) else "separators of thousands"
 
 
 def _rows(path: Path, x: NDArray[Any], y: NDArray[Any], task: Task | None, **known: Any) -> ArrayRows:
@@ -277,7 +293,9 @@ def _dataset(path: Path, train: ArrayRows, test: ArrayRows | None, why_regressio
     if train.targets_shape:
         outputs, why = train.targets_shape[0], f"regression: {why_regression}"
         is_guessed = why_regression != LOSS_DECIDES
-        warnings = _label_warnings(str(path), "y_train", train.y, "store integers") if is_guessed else ()
+        warnings = (
+            _label_warnings(str(path), "y_train", train.y, "decimal points", "store integers") if is_guessed else ()
+        )
         return Dataset(
             path.name, "regression", train.features, outputs, train, test, task_reason=why, warnings=warnings
         )

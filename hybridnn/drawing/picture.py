@@ -34,6 +34,7 @@ VERSION_FONT, VERSION_ROW = 10.0, 11.0  # of the versions below the numbers
 LINE = 15.0  # from a line of the title to the next
 ARROW_GAP = 24.0  # space between rows if there are arrows
 LEAST_EDGED = 6.0  # widest box of a message without an edge
+LEAST_EDGED_COMPUTATION = 3.0  # and of a computation, whose colour the edge would hide
 LEAST_FONT = 6.0  # of a label; it is left out where it would have to be smaller
 FILL = 0.95  # share of a box that its label may have
 
@@ -159,7 +160,7 @@ def _box(box: Box, frame: Frame, y: float) -> Group:
     kind = KINDS[box.kind]
     x, width = frame.x(box.start), frame.scale * (box.end - box.start)
     # An edge in the colour of the page separates boxes of one colour; it would hide the short ones of a measured run.
-    edge = "paper" if kind.computes or width > LEAST_EDGED else ""
+    edge = "paper" if width > (LEAST_EDGED_COMPUTATION if kind.computes else LEAST_EDGED) else ""
     shapes: list[Shape] = [Rect(x, y, width, frame.height, kind.fill, edge)]
     baseline = _baseline(y, ROW if box.version else frame.height)
     for text, largest, place in ((box.label, FONT, baseline), (box.version, VERSION_FONT, y + frame.height - 5)):

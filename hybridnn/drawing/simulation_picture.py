@@ -115,13 +115,13 @@ def draw_scaling(curve: ScalingCurve, title: str) -> Figure:
     minibatch = "one minibatch for all" if curve.kind == "strong" else "minibatch grows with ranks"
     text = textwrap.fill(title, LINE_CHARACTERS)
     speed_up.set_title(f"{text}\n{curve.kind.capitalize()} scaling: {minibatch}")
-    speed_up.set_ylabel("speed-up over one rank")
+    speed_up.set_ylabel("speed-up over 1 rank")
     efficiencies = [point.efficiency for point in curve.points]
     efficiency.axhline(1, color=MUTED, linestyle="--", linewidth=1.0)
     efficiency.plot(ranks, efficiencies, **line)
     efficiency.set_ylim(0, 1.1 * max(1.0, *efficiencies))
     efficiency.yaxis.set_major_formatter(PERCENT)
-    efficiency.set_ylabel("speed-up per rank")
+    efficiency.set_ylabel("efficiency")
     for axes in (speed_up, efficiency):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,18 @@ from scipy.special import softmax
 
 from hybridnn.comm.agreement import agree, value_of_first
 from hybridnn.config.settings import TABLE_KEYS, DataSettings, settings_from
-from hybridnn.data import ArrayRows, Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split_dataset
+from hybridnn.data import (
+    ArrayRows,
+    Dataset,
+    Rows,
+    StandardizedRows,
+    Standardizer,
+    SubsetRows,
+    TableEncoding,
+    split_dataset,
+)
+from hybridnn.data.table_options import Decimal, column_list
+from hybridnn.data.table_problems import TableError
 from hybridnn.data.user_file import SUFFIXES, TABLES, InputSamples, load_samples
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.parameters import parameter_shapes
@@ -27,9 +39,10 @@ from hybridnn.runs.trained_run import TrainedRun
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import npz_bytes
-from hybridnn.utils.text import counted
+from hybridnn.utils.text import counted, shown_path
 
 Arrays = dict[str, NDArray[Any]]
+Result = TypeVar("Result")
 
 EXPORTED_NAMES = {"x_mean": "input_mean", "x_scale": "input_scale", "y_mean": "target_mean", "y_scale": "target_scale"}
 
@@ -167,7 +180,7 @@ def _data_settings(run: TrainedRun, source: str | None, targets: Sequence[str]) 
 
 def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[str, Dataset]:
     """Load the data; the selected split is returned, standardized, as the training samples of a data set."""
-    data = settings.load(run.task, encoding=run.encoding)
+    data = _read_table(run, settings.file or "", lambda encoding: settings.load(run.task, encoding=encoding))
     _require_same_kind(run, data)
     is_own = settings is run.settings.data  # then its splits are those of the training
     shares = (settings.test_fraction, settings.validation_fraction) if is_own else (0.0, 0.0)
@@ -182,6 +195,29 @@ def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> t
         rows = StandardizedRows(rows, run.standardizer)
     no_rows = SubsetRows(rows, np.empty(0, np.int64))
     return part, replace(data, train=rows, test=no_rows)
+
+
+def _read_table(run: TrainedRun, path: Path | str, read: Callable[[TableEncoding | None], Result]) -> Result:
+    """What `read` makes of a file with the encoding of the run; `DataError` names the decimal sign if it is another."""
+    encoding = run.encoding
+    try:
+        return read(encoding)
+    except TableError as error:
+        if encoding is None:
+            raise
+        own = encoding.numbers.decimal
+        other: Decimal = "." if own == "," else ","
+        thousands = encoding.options.thousands
+        options = replace(encoding.options, decimal=other, thousands="none" if thousands == other else thousands)
+        try:
+            read(replace(encoding, options=options))
+        except TableError:
+            raise error from None
+        except DataError:  # the numbers were read
+            pass
+        names = {".": "decimal points", ",": "decimal commas"}
+        has = f"the numbers have {names[other]}, but the run reads numbers with {names[own]}"
+        raise DataError(f"{shown_path(path)}: {has}: the file must have them too") from error
 
 
 def _require_same_kind(run: TrainedRun, data: Dataset) -> None:
@@ -256,10 +292,16 @@ def predict_file(
     def load() -> InputSamples | None:
         if grid.rank != 0:
             return None
-        return load_samples(path, run.features, data.targets, encoding=run.encoding, options=data.table_options)
+        return _read_table(
+            run,
+            path,
+            lambda encoding: load_samples(
+                path, run.features, data.targets, encoding=encoding, options=data.table_options
+            ),
+        )
 
     samples = agree(grid.world, load)
-    kept = agree(grid.world, lambda: {} if samples is None else samples.kept(keep))
+    kept = agree(grid.world, lambda: {} if samples is None else _kept(samples, keep, path))
     trainer = run.trainer_on(grid)
     count = value_of_first(grid.world, lambda: 0 if samples is None else len(samples.x))
     rows: Rows | None = None if samples is None else ArrayRows(samples.x, np.zeros(count, np.int64))
@@ -274,6 +316,17 @@ def predict_file(
         return None
     ignored = tuple(name for name in samples.ignored if name not in kept)
     return replace(_predictions(run, outputs), ignored=ignored, kept=kept)
+
+
+def _kept(samples: InputSamples, names: Sequence[str] | None, path: Path) -> dict[str, list[str]]:
+    """`InputSamples.kept`; the error for a column that the file does not have names the file and a similar column."""
+    columns = [] if samples.table is None else list(samples.table.columns)
+    for name in names or ():
+        if columns and name not in columns:
+            near = difflib.get_close_matches(name, columns, n=1)
+            what = f"did you mean {near[0]!r}?" if near else f"it has {column_list(columns)}"
+            raise SettingError("--keep", name, f"{shown_path(path)} has no such column; {what}")
+    return samples.kept(names)
 
 
 def _require_finite(outputs: NDArray[Any], called: str) -> None:

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from hybridnn.comm.hosts import Hosts
+from hybridnn.comm.node_load import NodeLoad
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.records import MONITORS, EpochRecord, Record
@@ -117,6 +118,21 @@ def crowding_text(ranks: int, threads: int, cores: int) -> str:
 
 
 @dataclass(frozen=True)
+class LoadRecord(Record):
+    """Load of the nodes by processes other than the ranks, in the order of `Hosts`."""
+
+    kind = "load"
+
+    before: tuple[NodeLoad, ...]  # from the start of the run to that of the training
+    during: tuple[NodeLoad, ...]  # of the training
+
+    @property
+    def disturbance(self) -> float:
+        """That of the training on the node with most of it."""
+        return max(load.disturbance for load in self.during)
+
+
+@dataclass(frozen=True)
 class ResumeRecord(Record):
     """Continuation of a run from a checkpoint."""
 
@@ -167,11 +183,17 @@ class RunSummary:
     # epoch of the final weights, if they are those of the best epoch (``training.patience``); None: the last one
     weights_epoch: int | None = None
     evaluated: str = "test"  # split on which epochs were evaluated, "validation" or "test"
+    monitor: str = "auto"  # ``training.monitor``, which makes an epoch the best
 
     @property
     def best(self) -> EpochRecord | None:
         """The best epoch on the validation split; None without one, as the test samples choose nothing."""
-        return best_epoch(self.epochs) if self.evaluated == "validation" else None
+        return best_epoch(self.epochs, self.monitor) if self.evaluated == "validation" else None
+
+    @property
+    def best_value(self) -> float | None:
+        """The monitored value of the best epoch."""
+        return None if self.best is None else watched(self.best, self.monitor)
 
 
 class RunView(Callback):

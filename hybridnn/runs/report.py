@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from hybridnn._version import __version__
 from hybridnn.comm.hosts import describe_hosts
 from hybridnn.comm.mpi import is_in_process, library_version
+from hybridnn.comm.node_load import NodeLoad
 from hybridnn.config.settings import Settings, to_toml
 from hybridnn.data import TableEncoding
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
-from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary, RunView
+from hybridnn.runs.records import LoadRecord, PredictedStep, RunHeader, RunSummary, RunView
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
@@ -92,6 +93,11 @@ class RunReport(Callback):
             self._folder.append(trainer.history.measured[-1])
             self._folder.append(record)
 
+    def write_load(self, before: tuple[NodeLoad, ...], during: tuple[NodeLoad, ...]) -> None:
+        """Write the loads of the nodes, if they are known."""
+        if self._folder is not None and during:
+            self._folder.append(LoadRecord(before, during))
+
     def diverge(self, error: NonFiniteLossError) -> None:
         """Write the last record of a run that diverged."""
         if self._folder is not None:
@@ -157,9 +163,15 @@ def _with_absolute_paths(settings: Settings, encoding: TableEncoding | None) -> 
 
 
 def summarize(
-    trainer: Trainer, data: PlacedData, folder: str, seconds: float, resumed_at: int, weights_epoch: int | None
+    trainer: Trainer,
+    data: PlacedData,
+    folder: str,
+    seconds: float,
+    resumed_at: int,
+    weights_epoch: int | None,
+    monitor: str,
 ) -> RunSummary:
-    """Summary of a run that trained for `seconds` since step `resumed_at`; collective.
+    """Summary of a run with this ``training.monitor`` that trained for `seconds` since step `resumed_at`; collective.
 
     If epochs were evaluated on a validation split, the final weights are evaluated on the test split.
     """
@@ -171,7 +183,9 @@ def summarize(
         metrics = trainer.evaluate(data.test)
         part, accuracy, r2 = "test", metrics.accuracy, metrics.r2
     name, metric = (f"{part} R²", r2) if data.task == "regression" else (f"{part} accuracy", accuracy)
-    return RunSummary(folder, epochs, seconds, name, metric, trainer.step, resumed_at, weights_epoch, evaluated)
+    return RunSummary(
+        folder, epochs, seconds, name, metric, trainer.step, resumed_at, weights_epoch, evaluated, monitor
+    )
 
 
 def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path, evaluated: str = "test") -> None:

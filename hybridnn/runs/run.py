@@ -14,6 +14,7 @@ from typing import Any
 from hybridnn.checkpoints.file_io import NOT_SHARED, nodes_without
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import agree, broadcast_text, name_hosts
+from hybridnn.comm.node_load import node_loads
 from hybridnn.comm.recorder import Recorder
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.data import Dataset
@@ -40,6 +41,7 @@ from hybridnn.training.device import resolve_device
 from hybridnn.training.rank_comparison import describe_value, require_same_settings
 from hybridnn.training.trained_network import Callback
 from hybridnn.training.trainer import Trainer
+from hybridnn.utils.load import LoadMeter
 
 TRACED_EVENTS = 1 << 16  # events that a trace keeps of every rank: the last ones of the run
 
@@ -68,9 +70,11 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
     """
     options = settings.model_dump() | {"--resume": start, "--force": forced}
     require_same_settings(all_ranks_group(), lambda: describe_value("", options))
+    meter = LoadMeter()
     settings, data, trainer = _prepare(settings, view)
     grid = trainer.grid
-    most = settings.training.weight_error
+    read_loads = partial(node_loads, grid.world, grid.node_group, meter, trainer.threads.count)
+    most, monitor = settings.training.weight_error, settings.training.monitor
     callbacks: list[Callback] = [WeightErrors(trainer, most)] if most else []
     predicted = predicted_step(settings, trainer, data.train_samples, data.task)
     folder, path = _open_folder(settings, start, grid)
@@ -95,21 +99,24 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         with _with_resume_advice(path):
             callbacks += [report, view]
             if data.validation_samples:  # test samples choose nothing
-                callbacks.append(BestWeights(trainer, folder, settings.training.monitor))
+                callbacks.append(BestWeights(trainer, folder, monitor))
             if settings.training.patience is not None:
-                callbacks.append(Patience(settings.training.patience, settings.training.monitor))
+                callbacks.append(Patience(settings.training.patience, monitor))
+            before = read_loads()
             seconds = _fit(settings, data, report, checkpoints, callbacks)
             if checkpoints.stopped_by:
                 raise checkpoints.stop_error(path)
+            if trainer.step > first_step:
+                report.write_load(before, read_loads())
         _write_last_checkpoint(checkpoints)
         weights_epoch = None
         if settings.training.patience is not None:
-            weights_epoch = restore_best_weights(trainer, path, settings.training.monitor)
+            weights_epoch = restore_best_weights(trainer, path, monitor)
         with trainer.busy("writing the results"):
             if settings.output.trace:
                 write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout)
             weights = trainer.weights()
-            summary = summarize(trainer, data, str(path), seconds, first_step, weights_epoch)
+            summary = summarize(trainer, data, str(path), seconds, first_step, weights_epoch, monitor)
             agree(grid.world, partial(report.finish, weights, summary))
     trainer.free()
     grid.disconnect()

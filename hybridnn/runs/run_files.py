@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hybridnn.config.settings import Settings, load_settings
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.runs.records import DivergedRecord, EndRecord, PredictedStep, ResumeRecord, RunHeader
+from hybridnn.runs.records import DivergedRecord, EndRecord, LoadRecord, PredictedStep, ResumeRecord, RunHeader
 from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Record, StepRecord
 from hybridnn.utils.files import LINE_BYTES, parse_json, read_lines, read_npz, read_tail
 from hybridnn.utils.settings_models import first_problem
@@ -43,7 +43,7 @@ BEST_WEIGHTS = "best-weights.npz"
 CHECKPOINTS = "checkpoints"
 
 _RECORD_CLASSES: tuple[type[Record], ...] = (
-    *(RunHeader, ResumeRecord, PredictedStep, EndRecord, DivergedRecord),
+    *(RunHeader, ResumeRecord, PredictedStep, LoadRecord, EndRecord, DivergedRecord),
     *(StepRecord, MeasuredStep, EpochRecord, EvaluationRecord),
 )
 RECORD_CLASSES: dict[str, type[Record]] = {record_class.kind: record_class for record_class in _RECORD_CLASSES}
@@ -81,6 +81,12 @@ class RunRecord:
     steps: tuple[StepRecord, ...] = ()
     diverged: DivergedRecord | None = None  # None if the run finished
     evaluations: tuple[EvaluationRecord, ...] = ()  # those besides the epochs
+    load: LoadRecord | None = None  # None if it is not known
+
+    @property
+    def disturbance(self) -> float:
+        """How far processes of others disturbed it (`LoadRecord.disturbance`); 0 where that is not known."""
+        return 0.0 if self.load is None else self.load.disturbance
 
     @property
     def untimed(self) -> str:
@@ -232,6 +238,12 @@ def read_epochs(folder: Path) -> tuple[list[EpochRecord], str]:
     return of_class(records, EpochRecord), damage
 
 
+def disturbance_in(folder: Path) -> float:
+    """`RunRecord.disturbance` of the run in `folder`, whatever else its history holds."""
+    loads = of_class(read_records(folder)[0], LoadRecord)
+    return loads[-1].disturbance if loads else 0.0
+
+
 def read_run(folder: Path) -> RunRecord:
     """Read the folder of a run that finished or diverged.
 
@@ -250,7 +262,7 @@ def read_run(folder: Path) -> RunRecord:
     diverged = of_class(records, DivergedRecord) if status == "diverged" else []
     if not headers or not (epochs or diverged):
         raise DataError(f"{folder / HISTORY}: has no {'epoch' if headers else 'header'}")
-    predictions = of_class(records, PredictedStep)
+    predictions, loads = of_class(records, PredictedStep), of_class(records, LoadRecord)
     run = RunRecord(
         folder,
         settings,
@@ -261,6 +273,7 @@ def read_run(folder: Path) -> RunRecord:
         tuple(of_class(records, StepRecord)),
         diverged[-1] if diverged else None,
         tuple(of_class(records, EvaluationRecord)),
+        loads[-1] if loads else None,
     )
     if (problem := _impossible_figure(run)) is not None:
         raise DataError(f"{folder / HISTORY}: not the record of a run: {problem}")

@@ -124,6 +124,7 @@ def point_facts(results: StudyResults) -> list[dict[str, Any]]:
         {
             "values": point.values,
             "cells": [cell.id for cell in point.cells],
+            "disturbed_cells": [cell.id for cell in point.cells if cell.is_disturbed],
             "ranks": point.first.ranks,
             "grid": point.first.grid,
             "threads_per_rank": sorted({cell.figures.threads_per_rank for cell in point.cells}),
@@ -402,6 +403,7 @@ def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
                 "communicate_share": figures.shares.communicate,
                 "bubble_share": figures.shares.bubble,
                 "wait_share": figures.shares.wait,
+                "disturbance": None if cell.run.load is None else cell.run.disturbance,
                 "verdict": figures.verdict.text,
                 **results.findings.cell_columns.get(cell.id, {}),
                 **{column: ", ".join(host_values(header, name)) for name, (column, _) in HOSTS.items()},

@@ -74,6 +74,9 @@ MEASURES: dict[str, Callable[[Moment], float | None]] = {
 PREDICTED = "_predicted, "
 """Before the label of the markers of predictions; the underscore keeps it out of legends."""
 
+DISTURBED = "_disturbed, "
+"""Before the label of the crosses on disturbed points."""
+
 INTERVALS = f"; bars: {CONFIDENCE:.0%} confidence intervals of the medians of {LEAST_REPEATS} or more repeated runs"
 
 
@@ -113,27 +116,29 @@ def _draw_each(name: str, caption: str, panels: Mapping[str, Panel], draw: Calla
     }
 
 
-def _intervals(lines: Sequence[ScalingLine]) -> str:
-    """What the bars of the lines are; empty where no point has one."""
-    return INTERVALS if any(found.low is not None for line in lines for found in line.seconds) else ""
+def _marks(lines: Sequence[ScalingLine]) -> str:
+    """What the bars and crosses of the lines are; empty where no point has one."""
+    has_bars = any(found.low is not None for line in lines for found in line.seconds)
+    has_crosses = any(line.disturbed for line in lines)
+    return INTERVALS * has_bars + "; crosses: disturbed by other processes" * has_crosses
 
 
 def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
     comparisons, fastest = compare_points(results), [found.point for found in fastest_layouts(results)]
     compared = [[comparisons.get(point.cells[0].id) for point in line.points] for line in lines]
-    base, bars = baseline_text(results), _intervals(lines)
+    base, marks = baseline_text(results), _marks(lines)
     return {
         "strong_scaling": (
             "Strong scaling: the same work on more ranks, a line for each family of layouts. Written is the "
-            f"fastest layout{bars}; open markers: predicted.",
+            f"fastest layout{marks}; open markers: predicted.",
             _draw_strong_seconds(lines, fastest),
         ),
         "speed_up": (
-            f"Speed-up of strong scaling against {base}{bars}; open markers: predicted; grey: ideal.",
+            f"Speed-up of strong scaling against {base}{marks}; open markers: predicted; grey: ideal.",
             _draw_speed_ups(lines, compared),
         ),
         "efficiency": (
-            f"Efficiency of strong scaling, the speed-up against {base} per rank{bars}; grey: ideal.",
+            f"Efficiency of strong scaling, the speed-up against {base} per rank{marks}; grey: ideal.",
             _draw_efficiencies(lines, compared),
         ),
     }
@@ -162,6 +167,7 @@ def _draw_speed_ups(lines: Sequence[ScalingLine], compared: Compared) -> Figure:
     for number, (line, found) in enumerate(zip(lines, compared, strict=True)):
         shown = [(ranks, one.speed_up) for ranks, one in zip(line.ranks, found, strict=True) if one is not None]
         _draw_estimates(axes, shown, label=line.name, **_style(number))
+        _cross_disturbed(axes, line, shown)
         if line.predicted[0] is not None:
             ratios = [(r, line.predicted[0] / p) for r, p in zip(line.ranks, line.predicted, strict=True) if p]
             _draw_predicted(axes, line.name, ratios, _style(number))
@@ -181,6 +187,7 @@ def _draw_efficiencies(lines: Sequence[ScalingLine], compared: Compared) -> Figu
     for number, (line, found) in enumerate(zip(lines, compared, strict=True)):
         shares = [(ranks, one.efficiency) for ranks, one in zip(line.ranks, found, strict=True) if one is not None]
         _draw_estimates(axes, shares, label=line.name, **_style(number))
+        _cross_disturbed(axes, line, shares)
     _format_efficiency(axes)
     _finish(figure, axes, lines)
     return figure
@@ -213,9 +220,9 @@ def _draw_weak(lines: Sequence[ScalingLine]) -> Plots:
         if not chosen:
             continue
         end = "-steps" if unit == "step" and both["epoch"] else ""
-        caption = f"Weak scaling: work that grows with the ranks. Ideal is a level line{_intervals(chosen)}."
+        caption = f"Weak scaling: work that grows with the ranks. Ideal is a level line{_marks(chosen)}."
         plots[f"weak_scaling{end}"] = caption, _draw_weak_seconds(chosen, unit)
-        caption = f"Efficiency of weak scaling, per {unit}{_intervals(chosen)}; grey: ideal."
+        caption = f"Efficiency of weak scaling, per {unit}{_marks(chosen)}; grey: ideal."
         plots[f"weak_efficiency{end}"] = caption, _draw_weak_efficiencies(chosen)
     return plots
 
@@ -234,6 +241,7 @@ def _draw_weak_efficiencies(lines: Sequence[ScalingLine]) -> Figure:
     for number, line in enumerate(lines):
         found = list(zip(line.ranks, line.weak_efficiency, strict=True))
         _draw_estimates(axes, found, label=line.name, **_style(number))
+        _cross_disturbed(axes, line, found)
     _format_efficiency(axes)
     _finish(figure, axes, lines)
     return figure
@@ -243,7 +251,9 @@ def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
     """Draw seconds over ranks."""
     for number, line in enumerate(lines):
         style = _style(number)
-        _draw_estimates(axes, list(zip(line.ranks, line.seconds, strict=True)), label=line.name, **style)
+        measured = list(zip(line.ranks, line.seconds, strict=True))
+        _draw_estimates(axes, measured, label=line.name, **style)
+        _cross_disturbed(axes, line, measured)
         found = [(r, p) for r, p in zip(line.ranks, line.predicted, strict=True) if p is not None]
         if found:
             _draw_predicted(axes, line.name, found, style)
@@ -255,6 +265,14 @@ def _draw_predicted(axes: Axes, name: str, points: Sequence[tuple[int, float]], 
     """Draw predictions as open markers of the line's colour."""
     open_marker = {**style, "linestyle": "none", "markerfacecolor": "none", "label": f"{PREDICTED}{name}"}
     axes.plot(*zip(*points, strict=True), **open_marker)
+
+
+def _cross_disturbed(axes: Axes, line: ScalingLine, points: Sequence[tuple[int, Estimate]]) -> None:
+    """Draw a cross over the points of which a cell was disturbed."""
+    found = [(ranks, estimate.value) for ranks, estimate in points if ranks in line.disturbed]
+    if found:
+        label = f"{DISTURBED}{line.name}"
+        axes.plot(*zip(*found, strict=True), "x", color=COLORS[-1], markersize=7, label=label, zorder=3)
 
 
 def _draw_estimates(axes: Axes, points: Sequence[tuple[int, Estimate]], **style: Any) -> None:
@@ -451,12 +469,14 @@ def _mark_diverged(axes: Axes, curves: Sequence[MedianCurve]) -> None:
 
 
 def _draw_legend(figure: Figure, axes: Axes) -> None:
-    """Explain the curves, once each, and the open markers of predictions."""
+    """Explain the curves, once each, the open markers of predictions, and the crosses on disturbed points."""
     handles, labels = axes.get_legend_handles_labels()
     named: dict[str, Any] = dict(zip(labels, handles, strict=True))
     for line in axes.get_lines():
         if str(line.get_label()).startswith(PREDICTED):
             named.setdefault("predicted", line)
+        if str(line.get_label()).startswith(DISTURBED):
+            named.setdefault("disturbed", line)
     legend_above(figure, named.values(), list(named))
 
 

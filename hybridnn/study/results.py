@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from hybridnn.comm.node_load import MOST_DISTURBANCE
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.quantities import RunFigures, TimeShares, figures_of, mean_shares
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
@@ -36,6 +37,7 @@ class CellResult:
     values: dict[str, Any]
     run: RunRecord
     figures: RunFigures
+    is_disturbed: bool = False  # whether processes of others disturbed its times, in a study that compares them
 
     @property
     def point_values(self) -> dict[str, Any]:
@@ -86,6 +88,11 @@ class StudyPoint:
     def is_timed(self) -> bool:
         """Whether any of the cells has times."""
         return any(cell.is_timed for cell in self.cells)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether any of the cells was."""
+        return any(cell.is_disturbed for cell in self.cells)
 
     @cached_property
     def seconds_per_epoch(self) -> Estimate:
@@ -256,7 +263,8 @@ def _read_folder(folder: Path, name: str) -> StudyResults:
             unfinished[prefix + cell.id] = state
             continue
         run = read_run(study.cell(cell.id))
-        cells.append(CellResult(prefix + cell.id, planned[-1].values, run, figures_of(run)))
+        is_disturbed = manifest.compares == "times" and run.disturbance > MOST_DISTURBANCE
+        cells.append(CellResult(prefix + cell.id, planned[-1].values, run, figures_of(run), is_disturbed))
         ended.append((study.cell(cell.id) / HISTORY).stat().st_mtime)
     days = [f"{datetime.fromtimestamp(seconds):%Y-%m-%d}" for seconds in sorted(ended)[:: max(1, len(ended) - 1)]]
     manifest = replace(manifest, cells=tuple(planned))

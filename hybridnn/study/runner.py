@@ -21,12 +21,13 @@ from types import FrameType
 from typing import Literal
 
 from hybridnn.comm.launcher import dead_ranks
+from hybridnn.comm.node_load import MOST_DISTURBANCE, disturbance_text
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.machine_lookup import MACHINE_VARIABLE
 from hybridnn.errors import INTERRUPTED, EnvironmentProblem, SettingError, StoppedBySignal
 from hybridnn.runs.lock import FolderInUse
-from hybridnn.runs.run_files import run_status
+from hybridnn.runs.run_files import disturbance_in, run_status
 from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.rank_command import RankCommand, in_process_command, rank_command
 from hybridnn.study.study_file import Study
@@ -36,6 +37,7 @@ from hybridnn.utils.files import read_tail
 WILDCARDS = "*?["
 GRACE = 10.0  # seconds between SIGTERM to a launcher and SIGKILL
 CHECKPOINT_GRACE = 60.0  # seconds for a run to write a checkpoint before its launcher is sent SIGTERM
+MOST_REPEATS = 2  # of a disturbed cell
 POLL_SECONDS = 0.05  # between two looks at a process and the signals, where cells run at once
 TWICE_SECONDS = 1.0  # interval within which a repeated signal is ignored: a batch system may send it twice
 
@@ -57,6 +59,7 @@ class CellOutcome:
     status: Literal["finished", "diverged", "failed", "timed out", "interrupted", "held"]
     seconds: float = 0.0
     reason: str = ""
+    disturbance: float = 0.0  # `LoadRecord.disturbance`, if it is above `MOST_DISTURBANCE` and times are compared
 
 
 class StudyView:
@@ -242,6 +245,8 @@ def _run_cell(
 ) -> tuple[CellOutcome, bool]:
     """Run a cell unless another process does; returns its outcome, and whether a warning (SIGUSR1) came.
 
+    In a study that compares times, it is repeated up to `MOST_REPEATS` times while it is disturbed.
+
     `signals` are those that the main thread receives, where this is another one.
     """
     try:
@@ -251,30 +256,46 @@ def _run_cell(
     with lock:
         if run.folder.has_ended(cell.id):  # by another process in the meantime
             return _ended(run, cell), False
-        folder = run.folder.cell(cell.id)
-        run.folder.prepare(cell, resume=run.resumes)
-        start = perf_counter()
-        try:
-            code, ended_by = run_process(
-                run.command(cell, train), folder, limit, lock.descriptor, checkpoint=run.resumes, signals=signals
-            )
-        except KeyboardInterrupt as stop:
-            run.folder.fail(cell.id, "interrupted", f"ended by {stop.args[0] if stop.args else 'SIGINT'}")
-            raise
-        seconds = perf_counter() - start
-        status = run_status(folder)
-        if status == "diverged" or (status == "finished" and code == 0):
-            return _ended(run, cell, seconds), ended_by == "warning"
-        failure, cause = _failure(code, ended_by, limit)
-        reason = f"{cause}: {error_line(folder)}"
-        run.folder.fail(cell.id, failure, reason)
-        return CellOutcome(cell, failure, seconds, reason), ended_by == "warning"
+        for repeat in range(1 + MOST_REPEATS):
+            # Nothing of a disturbed run is kept, or it would be resumed at its end.
+            run.folder.prepare(cell, resume=run.resumes and repeat == 0)
+            outcome, warned = _run_once(run, cell, limit, train, signals, lock.descriptor)
+            if warned or not outcome.disturbance:
+                break
+        return outcome, warned
+
+
+def _run_once(
+    run: StudyRun, cell: Cell, limit: float | None, train: TrainCommand, signals: Signals | None, keep_open: int
+) -> tuple[CellOutcome, bool]:
+    """Run a prepared cell; returns as `_run_cell`, and takes `keep_open` as `run_process` does."""
+    folder, start = run.folder.cell(cell.id), perf_counter()
+    try:
+        code, ended_by = run_process(
+            run.command(cell, train), folder, limit, keep_open, checkpoint=run.resumes, signals=signals
+        )
+    except KeyboardInterrupt as stop:
+        run.folder.fail(cell.id, "interrupted", f"ended by {stop.args[0] if stop.args else 'SIGINT'}")
+        raise
+    seconds = perf_counter() - start
+    status = run_status(folder)
+    if status == "diverged" or (status == "finished" and code == 0):
+        return _ended(run, cell, seconds), ended_by == "warning"
+    failure, cause = _failure(code, ended_by, limit)
+    reason = f"{cause}: {error_line(folder)}"
+    run.folder.fail(cell.id, failure, reason)
+    return CellOutcome(cell, failure, seconds, reason), ended_by == "warning"
 
 
 def _ended(run: StudyRun, cell: Cell, seconds: float = 0.0) -> CellOutcome:
     """Outcome of a cell that has a result."""
     state = run.folder.state(cell.id)
-    return CellOutcome(cell, "diverged" if state.status == "diverged" else "finished", seconds, state.reason)
+    status: Literal["finished", "diverged"] = "diverged" if state.status == "diverged" else "finished"
+    found = disturbance_in(run.folder.cell(cell.id)) if run.study.keys.compares == "times" else 0.0
+    if found <= MOST_DISTURBANCE:
+        return CellOutcome(cell, status, seconds, state.reason)
+    reason = "; ".join(filter(None, [state.reason, disturbance_text(found)]))
+    return CellOutcome(cell, status, seconds, reason, found)
 
 
 def _failure(code: int, ended_by: str, limit: float | None) -> tuple[Failure, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from hybridnn.comm.node_load import MOST_DISTURBANCE
 from hybridnn.cost.prediction.times import parts_of_efficiency
 from hybridnn.runs.quantities import efficiency_warning, karp_flatt_fraction, threads_warning
 from hybridnn.study.axes import has_values
@@ -126,6 +127,11 @@ class ScalingLine:
     def ranks(self) -> tuple[int, ...]:
         """Ranks of the points."""
         return tuple(point.first.ranks for point in self.points)
+
+    @property
+    def disturbed(self) -> frozenset[int]:
+        """Ranks of the points of which a cell was disturbed by processes of others."""
+        return frozenset(point.first.ranks for point in self.points if point.is_disturbed)
 
     @property
     def seconds(self) -> tuple[Estimate, ...]:
@@ -296,7 +302,7 @@ def grid_maps(results: StudyResults) -> dict[str, dict[tuple[int, int], float]]:
 
 
 def warnings_of(results: StudyResults) -> list[str]:
-    """Sentences on differing threads, placements and hardware, doubtful speed-ups and predictions, missing bases."""
+    """Sentences on differing conditions, disturbed cells, doubtful speed-ups and predictions, and missing bases."""
     warnings = [threads_warning([cell.figures for cell in results.cells])]
     comparisons = compare_points(results)
     for point in results.points:
@@ -309,6 +315,11 @@ def warnings_of(results: StudyResults) -> list[str]:
             warnings.append(efficiency_warning(name, comparison.efficiency.value))
     curves = alike_points(results.points, LAYOUT | WORK, lambda point: ())
     warnings += hardware_warnings([cell.run for point in curve for cell in point.cells] for curve in curves)
+    if disturbed := [cell.id for cell in results.cells if cell.is_disturbed]:
+        took = f"processes of others took more than {MOST_DISTURBANCE:.0%} of the cores in use"
+        more = f" and {len(disturbed) - 1} more" * (len(disturbed) > 1)
+        cells = f"{len(disturbed)} of {counted(len(results.cells), 'cell')}"
+        warnings.append(f"{cells} disturbed, also when repeated: {took} in {disturbed[0]}{more}")
     warnings += crowding_warnings(cell.run for cell in results.cells)
     warnings += prediction_warnings([cell.run for cell in results.cells])
     without_base = [point for point in results.points if point.is_timed and point.cells[0].id not in comparisons]

@@ -75,7 +75,7 @@ class ManifestCell:
 class StudyManifest:
     """Content of ``study.json``.
 
-    `baseline` and `paper` are those of the `Study`, `conclusions` those of the `CellPlan`.
+    `baseline`, `paper` and `compares` are those of the `Study`, `conclusions` those of the `CellPlan`.
     """
 
     name: str
@@ -86,6 +86,7 @@ class StudyManifest:
     baseline: dict[str, str] = field(default_factory=dict)
     paper: str = ""
     conclusions: dict[str, Any] = field(default_factory=dict)
+    compares: Literal["times", "training"] = "training"
 
 
 _MANIFEST = TypeAdapter(StudyManifest)
@@ -158,7 +159,7 @@ class StudyFolder:
     def begin(self, study: Study, plan: CellPlan) -> None:
         """Create the folder and write the manifest; raises `EnvironmentProblem` if that fails."""
         cells = [{"id": cell.id, "ranks": cell.ranks, "values": cell.values} for cell in plan.cells]
-        about = study.keys.model_dump(include={"name", "description", "threads", "paper"})
+        about = study.keys.model_dump(include={"name", "description", "threads", "paper", "compares"})
         about |= {"format": FORMAT, "reduced": study.reduced, "baseline": dict(study.baseline)}
         about |= {"conclusions": plan.conclusions, "cells": cells}
         with self._write_errors():

@@ -87,6 +87,17 @@ def test_one_rank_prints_what_cannot_be_measured(run_hybridnn: Run, monkeypatch:
     assert "messages need 2 ranks" in machine.about["not_measured"]
 
 
+def test_a_busy_machine_is_not_measured_without_force(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "hybridnn.cost.calibration.calibrate"
+    monkeypatch.setattr(f"{module}.calibrate_compute", lambda *arguments: pytest.fail("measured"))
+    monkeypatch.setattr(f"{module}.measure_communication", lambda *arguments: pytest.fail("measured"))
+    monkeypatch.setattr("os.getloadavg", lambda: (20000.0, 1.0, 1.0))
+    code, out, err = run_hybridnn("calibrate", "--seconds", "0.5")
+    assert (code, out) == (2, "")
+    assert "the machine is busy: load average 20000.0, more than the job's own " in err
+    assert err.endswith("; calibrate it when it is idle, or with --force\n")
+
+
 BAD_PASSES = [ComputeError("float32", 2, kind, 9, error, 3.0) for kind, error in (("forward", 2.0), ("update", 0.1))]
 
 
@@ -95,19 +106,20 @@ def test_doubtful_calibrations_are_written_only_with_force(run_hybridnn: Run, mo
     module = "hybridnn.cost.calibration.calibrate"
     measured = [known.model_copy(update={"noise": noise}) for noise in (0.1, 0.85)]
     monkeypatch.setattr(f"{module}.calibrate_compute", lambda *arguments: (tuple(measured), BAD_PASSES))
-    monkeypatch.setattr("os.getloadavg", lambda: (20.0, 1.0, 1.0))
+    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 1.0, 1.0))
     verdict = (
         "verdict: doubtful: held-out error 105% (passes in float32 with 2 busy ranks), more than 25%; "
-        "noise 85%, more than 30%; load average 20.0, more than the job's own "
+        "noise 85%, more than 30%"
     )
     code, out, err = run_hybridnn("calibrate", "--seconds", "0.5", "--out", "bad.toml")
     assert (code, err) == (1, "")
     assert verdict in out
     assert "no machine file was written" in out
     assert not Path("bad.toml").exists()
+    monkeypatch.setattr("os.getloadavg", lambda: (20.0, 1.0, 1.0))
     code, out, _ = run_hybridnn("calibrate", "--seconds", "0.5", "--out", "bad.toml", "--force")
     assert code == 0
-    assert verdict in out
+    assert f"{verdict}; load average 20.0, more than the job's own " in out
     quality = read_machine("bad.toml").quality
     assert quality is not None
     assert (quality.held_out_error, quality.noise, quality.load_average) == (pytest.approx(1.05), 0.85, 20.0)

@@ -88,9 +88,12 @@ def test_the_ranking_of_two_classes_can_be_monitored(run_hybridnn: Run) -> None:
     options = ("--file", "two.npz", *OPTIONS, *STOPPING, "--epochs", "40", "-q")
     for name in ("roc_auc", "average_precision"):
         monitor = f"training.monitor=validation_{name}"
-        assert run_hybridnn("train", *options, "--set", monitor, "--out", name)[::2] == (0, "")
-        last, best = stopped([record[f"validation_{name}"] for record in records_of(name, "epoch")], 3)
+        code, text, err = run_hybridnn("train", *options, "--set", monitor, "--out", name)
+        assert (code, err) == (0, "")
+        values = [record[f"validation_{name}"] for record in records_of(name, "epoch")]
+        last, best = stopped(values, 3)
         assert (len(records_of(name, "epoch")), records_of(name)[-1]["weights_epoch"]) == (last, best)
+        assert f"validation_{name}  best {max(values):.4f} in epoch {best}\n" in text
     code, _, err = run_hybridnn(
         "train", *OPTIONS, *STOPPING, "--set", monitor, "--epochs", "2", "-q", "--out", "digits"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reference.command_line import Run, error_line
-from reference.finished_runs import prediction_line, write_run
+from reference.finished_runs import load_line, prediction_line, write_run
 
 MEASURED = {
     "kind": "measured",
@@ -88,6 +88,13 @@ def test_doubtful_machine_files_are_named(run_hybridnn: Run, tmp_path: Path) -> 
     assert json.loads(run_hybridnn("report", "one", "--format", "json")[1])["prediction"]["doubt"] == doubt
     (group,) = json.loads(run_hybridnn("report", "one", "two", "--format", "json")[1])["groups"]
     assert group["warnings"] == [doubt]
+
+
+def test_a_disturbed_run_is_named(run_hybridnn: Run, tmp_path: Path) -> None:
+    for others, is_named in ((0.1, False), (0.5, True)):
+        write_run(tmp_path / str(others), ranks=2, lines=[load_line(others)])
+        warning = "warning: disturbed: processes of others took 25% of the cores in use\n"
+        assert (warning in run_hybridnn("report", str(others))[1]) == is_named
 
 
 @pytest.mark.parametrize(

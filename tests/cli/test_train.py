@@ -177,6 +177,24 @@ def test_json_is_one_object_with_the_same_figures(capsys: pytest.CaptureFixture[
     assert (result["best_metric"], result["best_epoch"]) == (None, None)
 
 
+def test_the_best_epoch_is_that_of_the_monitor(capsys: pytest.CaptureFixture[str]) -> None:
+    areas = (0.5, 0.6, 0.8125, 0.7)
+    accuracies = (0.25, 0.75, 0.5, 0.625)
+    epochs = [_epoch(n, accuracies[n - 1], validation_roc_auc=area) for n, area in enumerate(areas, 1)]
+    monitor = "validation_roc_auc"
+    summary = RunSummary(
+        "run", epochs, 1.0, "test accuracy", 0.5, 60, weights_epoch=3, evaluated="validation", monitor=monitor
+    )
+    TrainView(quiet=True).on_end(summary)
+    assert "validation_roc_auc  best 0.8125 in epoch 3\n" in capsys.readouterr().out
+    TrainView(as_json=True).on_end(summary)
+    result = json.loads(capsys.readouterr().out)
+    assert (result["monitor"], result["best_metric"], result["best_epoch"]) == (monitor, 0.8125, 3)
+    loss = replace(summary, monitor="validation_loss")
+    TrainView(quiet=True).on_end(loss)
+    assert "validation_loss  best 0.2750 in epoch 4\n" in capsys.readouterr().out
+
+
 def test_totals_weight_the_speed_of_an_epoch_by_its_time() -> None:
     slow = _epoch(1, samples_per_second=100.0, compute_seconds=9.0, communication_seconds=1.0)
     fast = _epoch(2, samples_per_second=1000.0, compute_seconds=1.0, communication_seconds=0.0)
@@ -185,7 +203,7 @@ def test_totals_weight_the_speed_of_an_epoch_by_its_time() -> None:
 
 def test_table_of_a_long_run_stays_short_and_shows_best_and_last() -> None:
     epochs = [_epoch(epoch, 0.9 if epoch == 77 else 0.5) for epoch in range(1, 502)]
-    shown = list(epoch_table(epochs, "validation").columns[0].cells)
+    shown = list(epoch_table(epochs, "validation", best=epochs[76]).columns[0].cells)
     assert len(shown) <= MOST_ROWS + 3
     assert {"1", "77", "501"} <= set(shown)
 

@@ -51,6 +51,12 @@ CASES: dict[str, Case] = {
     "a misspelled file": (lambda: [written("settings.toml", "").replace("tt", "t")], ["did you mean settings.toml?"]),
     "a table for a settings file": (["flowers.csv"], ["--file flowers.csv --targets COLUMN"]),
     "a list with blanks": (["--hidden", "32", "16"], ["write --hidden 32,16, without a blank"]),
+    "a list with a comma and a blank": (["--hidden", "32,", "16"], ["write --hidden 32,16, without a blank"]),
+    "names with a blank": (
+        ["--drop", "Kunde", "Seit", "--targets", "y"],
+        ["'Seit': there is no such file; a list has commas without blanks: --targets y,Seit or --drop Kunde,Seit"],
+    ),
+    "the help of an option as its name": (["--learning-rate", "3"], ["No such option: --learning-rate", "mean --lr?"]),
     "a longer list with blanks": (["--hidden", "32", "16", "8"], ["write lists with commas, as in 64,64"]),
     "a setting with a blank": (["--set", "optimizer.momentum", "0.4"], ["write --set optimizer.momentum=0.4"]),
     "a setting without its section": (["--set", "patience=3"], ["did you mean training.patience?"]),
@@ -130,6 +136,15 @@ def test_a_training_with_closed_streams_and_a_marked_file_runs(closed: str, tmp_
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "run" / "weights.npz").exists()
+
+
+@pytest.mark.parametrize("arguments", ["data list", "settings", "--version", "train --hidden 8 --epochs 1 --out run"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_one_line(arguments: str, unbuffered: str, tmp_path: Path) -> None:
+    command = f"PYTHONUNBUFFERED={unbuffered} {shlex.quote(sys.executable)} -m hybridnn {arguments} > /dev/full"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60))
+    line = "Error: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, line)
 
 
 def test_help_is_a_command_and_a_missing_argument_is_described(run_hybridnn: Run) -> None:

@@ -210,6 +210,8 @@ def test_plot_of_a_curve() -> None:
     assert {bars.get_label(): bars[0].get_height() for bars in shares.containers} == {"compute": 0.5, "wait": 0.5}
     assert least_points(figure) >= 6
     assert speed_up.yaxis.get_major_formatter()(0.5) == "1/2"
+    labels = [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes]
+    assert labels == [("ranks", "speed-up over 1 rank"), ("ranks", "efficiency"), ("ranks", "share of the ranks' time")]
 
 
 # -- drawings ----------------------------------------------------------------------------------------------------------

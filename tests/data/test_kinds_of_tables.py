@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import unicodedata
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from hybridnn.config.settings import load_settings
 from hybridnn.data import ArrayRows, Dataset, TableOptions, load_file
 from hybridnn.data.table_check import check_table
+from hybridnn.data.table_problems import options_text
 from hybridnn.data.user_file import load_samples
 from hybridnn.errors import DataError, HybridnnError
 
@@ -120,6 +122,21 @@ def test_words_for_missing_values_are_extended(tmp_path: Path) -> None:
     x = x_of(load_file(table(tmp_path, text), "y", options=options))
     assert (x[:2, 0].tolist(), np.isnan(x).any()) == ([x[0, 0], x[1, 0]], False)
     assert 60 < x[1, 0] < 61
+
+
+def test_words_may_begin_as_those_that_take_words_out(tmp_path: Path) -> None:
+    options = TableOptions(missing_words=("not asked", "not NA"), missing="mean")
+    assert {"not asked", "NULL"} <= options.words
+    assert not {"asked", "NA", "not NA"} & options.words
+    path = table(tmp_path, rows("a,y", "4,p", "not asked,q", "8,q"))
+    np.testing.assert_array_equal(x_of(load_file(path, "y", options=options))[:3, 0], [4, 6, 8])
+
+
+def test_a_word_that_was_added_is_not_called_a_value(tmp_path: Path) -> None:
+    path = table(tmp_path, rows("a,y", "Rome,p", "-,q", "Oslo,q"))
+    with pytest.raises(DataError, match=r"missing values in a .10 rows, -, first") as raised:
+        load_file(path, "y", options=TableOptions(missing_words="-", categories="one-hot"))
+    assert "is a value" not in str(raised.value)
 
 
 def test_a_number_that_stands_for_a_missing_value_does_so_in_every_row(tmp_path: Path) -> None:
@@ -239,6 +256,22 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         "'1.018' may be read in two ways, .2. missing values in a",
     ),
     "numbers alone with such points": (rows("a,b,y", "1,2.500,p", "2,90,q"), "'2.500' may be read in two ways"),
+    "a date that is unknown": (
+        rows("a,y", *(f"2021-03-{n},p" for n in range(10, 19)), "unknown,q"),
+        "a: 'unknown' is no date as 2020-12-31 .row 10.; if 'unknown' stands for a missing value, add it to data",
+    ),
+    "versions": (
+        rows("a,y", "1.0.0,p", "1.0.2,q", "2.1.0,q"),
+        "a: '1.0.0' is no date as 2020-12-31 .row 1.; if these are versions or codes, add the column to data",
+    ),
+    "points among decimal commas": (
+        rows("a;b;y", *(f"{n},{n};{n};p" for n in range(11, 20)), "48.137;7,5;q", "48.2061;8;p"),
+        "a: most cells are numbers with decimal commas, but not '48.137' in row 10, '48.2061' in row 11; correct these",
+    ),
+    "points among decimal commas in a table of points": (
+        rows("a;b;y", *(f"{n},{n};{n}.25;p" for n in range(11, 20)), "48.2061;7.5;q"),
+        "a: most cells are numbers with decimal commas, but not '48.2061' in row 10; correct these",
+    ),
     "a unit": (rows("a,y", "5 km,p", "7.5 km,q"), "if 'km' is a unit, remove it from the column"),
     "many odd cells": (rows("a,y", "5,p", "7,q", "2,q", "x,q", "z,p"), "if 'x', 'z' stand for missing values, add"),
     "percent signs": (rows("a,y", "5%,p", "7%,q"), "must have no percent signs"),
@@ -323,6 +356,44 @@ def test_all_problems_are_named_at_once_with_settings_that_solve_them(tmp_path: 
     assert found.settings == {"drop_columns": ["id"], "categories": "one-hot", "missing": "mean"}
     data = load_file(path, "y", options=TableOptions(**found.settings))  # type: ignore[arg-type]
     assert (data.inputs, data.features) == (("city", "age", "since"), 4)
+
+
+SOLVED = {
+    "a usual word among dates": (
+        rows("a,y", *(f"2021-03-{n},p" for n in range(10, 18)), "0000-00-00,q", "unknown,q"),
+        {"missing_words": ["0000-00-00", "unknown"], "missing": "mean"},
+    ),
+    "odd cells among decimal targets": (
+        rows("a,y", *["#,#.5"] * 9, "#,?"),
+        {"missing_words": ["?"], "missing_targets": "drop"},
+    ),
+    "odd cells among whole targets": (
+        rows("a,y", *(f"#,{37 * n}" for n in range(60)), "#,?", times=1),
+        {"missing_words": ["?"], "missing_targets": "drop", "model.loss": "mse"},
+    ),
+    "one word in two columns": (
+        rows("a,y", *["#,#.5"] * 9, "?,?"),
+        {"missing_words": ["?"], "missing": "mean", "missing_targets": "drop"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SOLVED)
+def test_settings_that_solve_odd_cells_suffice(kind: str, tmp_path: Path) -> None:
+    text, expected = SOLVED[kind]
+    path = table(tmp_path, text)
+    found = check_table(path, "y")
+    assert found.settings == expected
+    assert not any("are taken for classes" in note for note in found.notes)
+    overrides = ["data.file=a.csv", "data.targets=y", *shlex.split(options_text(found.settings))]
+    settings = load_settings(None, [override for override in overrides if override != "--set"])
+    data = load_file(path, "y", task=settings.model.task, options=settings.data.table_options)
+    assert data.task == ("classification" if "dates" in kind else "regression")
+
+
+def test_classes_of_text_are_no_whole_numbers(tmp_path: Path) -> None:
+    text = rows("a,y", *(f"{n},name {n}" for n in range(20)), times=3)
+    assert load_file(table(tmp_path, text), "y").warnings == ()
 
 
 def test_settings_are_typed_as_people_type_them(tmp_path: Path) -> None:
@@ -424,11 +495,36 @@ DOUBTS = {
         rows("a,y", *(f"1.{n},{'pq'[n % 2]}" for n in range(100, 160)), times=1),
         "every point stands before three digits, as in '1.100'; set data.thousands = \".\" if it separates",
     ),
+    "points of thousands beside decimal commas": (
+        rows("a;b;y", *(f"2.{n};{n},5;{'pq'[n % 2]}" for n in range(310, 340)), times=1),
+        "a: every cell has a point before three digits, and '2.310' is read as 2310, as other numbers have commas",
+    ),
+    "decimal commas without quotation marks": (
+        rows("a,b,y", *(f"{3 * n + 4},{n % 10},{n % 3},{'pq'[n % 2]}" for n in range(30)), times=1),
+        "first cell of every row is left out as a row name; if a number has a decimal comma, quote it or separate",
+    ),
     "a row of totals": (
         rows("a,city,y", "1,Rome,p", "2,Oslo,q") + "30,Total,p\n",
         "the last row has 'Total' as city; if it sums up the others, remove it from the file",
     ),
 }
+
+
+QUANTITIES = {
+    "2021-05-01,2021-06-01": "2 dates",
+    '"3,000","4,500,000"': "the values 3000, 4500000 with separators of thousands",
+    "3.0,4.0": "the values 3, 4 with decimal points",
+    "3e2,4e2": "the values 300, 400 with exponents",
+    '"3,0","4,0"': "the values 3, 4 with decimal commas",
+}
+
+
+@pytest.mark.parametrize("cells", QUANTITIES)
+def test_a_warning_says_why_few_values_are_a_regression(cells: str, tmp_path: Path) -> None:
+    one, other = re.findall(r'"[^"]*"|[^,]+', cells)
+    path = table(tmp_path, rows("a,y", f"7,{one}", f"8,{other}"))
+    (warning,) = load_file(path, "y").warnings
+    assert f"y has {QUANTITIES[cells]}: a regression" in warning
 
 
 @pytest.mark.parametrize("kind", DOUBTS)
@@ -441,6 +537,10 @@ def test_what_may_not_be_meant_is_a_warning(kind: str, tmp_path: Path) -> None:
 
 
 def test_usual_tables_bring_no_warning(tmp_path: Path) -> None:
+    text = rows("a,y", *(f"{n + 1},{n % 7},{'pq'[n % 2]}" for n in range(30)), times=1)  # with row names of R
+    assert load_file(table(tmp_path, text), "y").warnings == ()
+    text = rows("a;b;y", *(f"2.{n};{n},5;{'pq'[n % 2]}" for n in range(310, 340)), "2.000.000;7,5;p", times=1)
+    assert load_file(table(tmp_path, text), "y").warnings == ()
     text = rows("a,b,c,n,y", "9,0,0.5,#,p", "99,1,-0.25,#,q", "50,10,99,#,p", "12,11,42,#,q")
     assert load_file(table(tmp_path, text), "y").warnings == ()
     text = rows("height,b,y", *(f"{58 + n},0.{n},{'pq'[n % 2]}" for n in range(15)), times=1)

@@ -273,3 +273,13 @@ def test_arrows_lead_from_the_end_of_a_pass_to_the_pass_that_uses_it(method: str
     assert svg_text(drawing).count("<polygon") == len(expected)
     assert picture_bytes(drawing, "pdf") != picture_bytes(made.drawing, "pdf")
     assert made.drawing.arrows == ()
+
+
+def test_edges_do_not_hide_short_computations() -> None:
+    drawing = one_row(Box(0, 0.5, "", "forward"), Box(0.5, 100, "", "backward"))
+    root = ElementTree.fromstring(picture_bytes(drawing, "svg", 8.4))
+    fills = [KINDS[name].fill for name in ("forward", "backward")]
+    found = {
+        rect.get("fill"): rect.get("stroke") for group in root.iter(f"{SVG}g") for rect in group.findall(f"{SVG}rect")
+    }
+    assert [found[fill] is None for fill in fills] == [True, False]

@@ -14,7 +14,7 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.runs.run_files import CONFIG_END
 from hybridnn.study.results import StudyResults, read_results
 
-__all__ = ["made_study", "measured_line", "prediction_line", "strong_study", "write_run", "write_study"]
+__all__ = ["load_line", "made_study", "measured_line", "prediction_line", "strong_study", "write_run", "write_study"]
 
 
 def prediction_line(seconds_per_step: float, **changes: Any) -> dict[str, Any]:
@@ -30,6 +30,12 @@ def prediction_line(seconds_per_step: float, **changes: Any) -> dict[str, Any]:
         "instructions": {"forward": 0.2 * seconds_per_step, "update": 0.1 * seconds_per_step},
         **changes,
     }
+
+
+def load_line(others: float, *, cores: int = 2, threads: int = 2) -> dict[str, Any]:
+    """Return a line of kind "load" of two nodes, of which the second has processes of others in the training."""
+    idle = {"others": 0.0, "cores": cores, "threads": threads}
+    return {"kind": "load", "before": [idle, idle], "during": [idle, {**idle, "others": others}]}
 
 
 def measured_line(epoch: int, seconds: float, **changes: Any) -> dict[str, Any]:

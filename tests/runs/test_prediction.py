@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn import ProcessGrid
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, SettingError
 from hybridnn.runs import inference
-from hybridnn.runs.inference import Predictions, predict_file
+from hybridnn.runs.inference import Predictions, evaluate_run, predict_file
 from hybridnn.runs.trained_run import open_run
 from reference import network as net
 from reference.trained_runs import FEATURES, NETWORK, train, weights_of
@@ -98,6 +99,47 @@ def test_samples_of_a_csv_with_and_without_the_target_column(tmp_path: Path) -> 
     np.savez(tmp_path / "more.npz", table)
     with pytest.raises(DataError, match=r"more\.npz: samples of 3 features; the network takes 2"):
         predicted(tmp_path / "run", tmp_path / "more.npz")
+
+
+@pytest.mark.parametrize(
+    ("sign", "other", "problem"),
+    [
+        (".", ",", "the numbers have decimal commas, but the run reads numbers with decimal points"),
+        (",", ".", "the numbers have decimal points, but the run reads numbers with decimal commas"),
+    ],
+)
+def test_a_file_with_the_other_decimal_sign_is_refused_by_naming_both(
+    sign: str, other: str, problem: str, tmp_path: Path
+) -> None:
+    table = np.random.default_rng(3).normal(size=(20, 3))
+    text = "a;b;y\n" + "\n".join(";".join(f"{number:.4f}" for number in row) for row in table)
+    for name, of_file in (("mine.csv", sign), ("other.csv", other)):
+        (tmp_path / name).write_text(text.replace(".", of_file))
+    data = {"file": str(tmp_path / "mine.csv"), "targets": ["y"]}
+    train(tmp_path / "run", data=data, model={"hidden": [4]}, training={"epochs": 1, "batch_size": 5})
+    message = rf"other\.csv: {problem}: the file must have them too$"
+    with pytest.raises(DataError, match=message):
+        predicted(tmp_path / "run", tmp_path / "other.csv")
+    with pytest.raises(DataError, match=message):
+        evaluate_run(open_run(tmp_path / "run"), ProcessGrid(), str(tmp_path / "other.csv"))
+    (tmp_path / "text.csv").write_text(f"a;b\n1;x\n2;1{other}5\n")
+    with pytest.raises(DataError, match=r"text\.csv: b: no cell is a number \('x' in row 1\)"):
+        predicted(tmp_path / "run", tmp_path / "text.csv")
+
+
+def test_a_mistyped_column_to_keep_is_named_with_the_file(tmp_path: Path) -> None:
+    np.savetxt(
+        tmp_path / "mine.csv",
+        np.random.default_rng(3).normal(size=(20, 3)),
+        delimiter=",",
+        header="speed,b,y",
+        comments="",
+    )
+    data = {"file": str(tmp_path / "mine.csv"), "targets": ["y"]}
+    train(tmp_path / "run", data=data, model={"hidden": [4]}, training={"epochs": 1, "batch_size": 5})
+    for name, end in (("sped", "did you mean 'speed'?"), ("other", "it has speed, b, y")):
+        with pytest.raises(SettingError, match=re.escape(f"mine.csv has no such column; {end}")):
+            predict_file(open_run(tmp_path / "run"), ProcessGrid(), tmp_path / "mine.csv", [name])
 
 
 def test_without_standardization_numbers_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from hybridnn.study.report_plots import curves_of, draw_plots
 from hybridnn.study.results import StudyResults, compared_folders, read_results
 from hybridnn.study.scaling import compare_points, strong_lines, warnings_of
 from hybridnn.study.study_folder import StudyFolder
-from reference.finished_runs import made_study, prediction_line, strong_study, write_run, write_study
+from reference.finished_runs import load_line, made_study, prediction_line, strong_study, write_run, write_study
 from reference.pictures import least_points
 
 
@@ -441,3 +441,38 @@ def test_folders_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
 
 def test_text_of_a_table_is_no_formula_of_a_spreadsheet() -> None:
     assert write_csv([{"cell": "=1+1", "loss": -0.5, "device": "@cpu"}]) == "cell,loss,device\n'=1+1,-0.5,'@cpu\n"
+
+
+# -- disturbed cells ---------------------------------------------------------------------------------------------------
+
+
+def _disturbed(folder: Path, compares: str = "times") -> StudyResults:
+    """A study of 1, 2 and 4 ranks, of which others took a fifth of the cores on 2 and a twentieth on 4."""
+    runs = _by_ranks({1: 4.0, 2: 3.0, 4: 1.0})
+    for ranks, others in (("2", 0.4), ("4", 0.1)):
+        runs[ranks][1]["lines"] = [load_line(others)]
+    return read_results(write_study(folder / compares, runs, more={"compares": compares}))
+
+
+def test_disturbed_cells_are_counted_and_crossed(tmp_path: Path) -> None:
+    results = _disturbed(tmp_path)
+    said = "1 of 3 cells disturbed, also when repeated: processes of others took more than 10% of the cores in use in 2"
+    assert said in warnings_of(results)
+    assert f"**Warning:** {said}\n" in markdown_text(results, {})
+    assert [row["disturbance"] for row in _cells(results)] == ["", "0.2", "0.05"]
+    assert [facts["disturbed_cells"] for facts in point_facts(results)] == [[], ["2"], []]
+    plots = draw_plots(results)
+    for name, value in (("strong_scaling", 3.0), ("speed_up", 4 / 3), ("efficiency", 2 / 3)):
+        caption, figure = plots[name]
+        assert "; crosses: disturbed by other processes" in caption
+        (cross,) = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
+        assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([2], [pytest.approx(value)])
+        assert "disturbed" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_undisturbed_cells_and_studies_of_trainings_have_no_crosses(tmp_path: Path, strong: StudyResults) -> None:
+    for results in (strong, _disturbed(tmp_path, "training")):
+        for caption, figure in draw_plots(results).values():
+            assert "disturbed" not in caption
+            assert not [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
+        assert not [text for text in warnings_of(results) if "disturbed" in text]

@@ -73,6 +73,17 @@ class View(StudyView):
         self.threads.add(threading.current_thread().ident)
 
 
+DISTURBED = """
+import json
+number = len((folder.parent / "calls").read_text().splitlines())
+others = {others}[number - 1]
+load = [{{"others": others, "cores": 2, "threads": 2}}]
+(folder / "history.jsonl").write_text("".join(
+    json.dumps(record) + "\\n" for record in ({{"kind": "load", "before": load, "during": load}}, {{"kind": "end"}})
+))
+"""
+
+
 def _study(tmp_path: Path, axes: str = "seeds = [0, 1, 2]", keys: str = "") -> Study:
     (tmp_path / "study.toml").write_text(f'name = "s"\n{keys}\naxes = {{{axes}}}')
     return load_study(tmp_path / "study.toml")
@@ -137,6 +148,24 @@ def test_every_cell_runs_once_on_its_ranks(tmp_path: Path) -> None:
     ]
     assert run_study(_plan(tmp_path, study), View(), train=train) == []
     assert len(_calls(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("compares", "others", "runs", "disturbance"),
+    [
+        ("times", [0.1], 1, 0.0),
+        ("times", [1.0, 0.1], 2, 0.0),
+        ("times", [1.0, 0.8, 0.6], 3, 0.3),
+        ("training", [1.0], 1, 0.0),
+    ],
+)
+def test_disturbed_cells_are_repeated_up_to_twice(
+    tmp_path: Path, compares: str, others: list[float], runs: int, disturbance: float
+) -> None:
+    study = _study(tmp_path, "ranks = [2], repeats = 1", f'compares = "{compares}"')
+    (outcome,) = run_study(_plan(tmp_path, study), View(), train=_fake(tmp_path, DISTURBED.format(others=others)))
+    assert (len(_calls(tmp_path)), outcome.status, outcome.disturbance) == (runs, "finished", disturbance)
+    assert ("disturbed: processes of others took 30%" in outcome.reason) == (disturbance > 0)
 
 
 def test_crash_is_reported_and_only_missing_cells_are_run_again(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from hybridnn.cost.calibration.communication import (
 from hybridnn.cost.calibration.computation import ComputeError, StepTimer, calibrate_compute
 from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations, fit_overhead
 from hybridnn.cost.machine import Compute, Machine, NetworkLink, Overlap, Quality, Segment
+from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.partition import TYPICAL_LINK
 from hybridnn.utils.files import memory_bytes
@@ -56,6 +57,7 @@ def calibrate(
     time_step: StepTimer,
     *,
     report: Callable[[str], None] = lambda text: None,
+    forced: bool = True,
 ) -> Calibration:
     """Measure the machine in about so many seconds; collective over the grid, and the result of rank 0 counts.
 
@@ -67,11 +69,21 @@ def calibrate(
         Times training steps on one rank; `hybridnn.runs.step_timer.TrainingTimer`.
     report : callable
         Called with a description of each measurement.
+    forced : bool
+        Measure on a busy machine too.
+
+    Raises
+    ------
+    EnvironmentProblem
+        On every rank, before the first measurement: the machine is busy.
     """
     memory = memory_bytes_per_rank(grid)
     threads = limit_blas_threads(grid.node_group).count
     cores = cores_of_node(grid.node_group)
     load, busy_ranks = other_load(grid, threads)
+    if load > busy_ranks and not forced:
+        busy = f"the machine is busy: load average {load:.1f}, more than the job's own {busy_ranks}"
+        raise EnvironmentProblem(f"{busy}; calibrate it when it is idle, or with --force")
     about = host_facts(grid, threads) | {"cores_per_node": str(cores), "seconds": f"{seconds:g}", "seed": str(seed)}
     about["how"] = "one group of ranks at a time, while the others slept; one pair at a time for messages"
     fits = fit_operations(measure_communication(grid, COMMUNICATION_SHARE * seconds, seed, report))
