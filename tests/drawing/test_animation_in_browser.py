@@ -315,7 +315,8 @@ def test_text_is_readable_in_light_and_dark(
 
 def test_without_javascript_the_page_says_what_it_needs(browser: Browser, tmp_path: Path) -> None:
     with opened(browser, tmp_path, schedule("gpipe", stages=2), java_script_enabled=False) as page:
-        assert page.get_by_text("needs JavaScript").is_visible()
+        assert "needs JavaScript" in page.locator("noscript p").inner_text()
+        assert page.locator("noscript p").is_visible()
         assert not page.locator("#player").is_visible()
 
 
