@@ -185,7 +185,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(ranks: tuple[str, ...], run_hyb
 
 
 FULL_DISK_ON_RANK_0 = """
-import resource
+import resource, sys
+sys.dont_write_bytecode = True  # the limit would cut it, and later imports would fail
 import hybridnn
 from hybridnn.cli.main import main
 grid = hybridnn.ProcessGrid()
