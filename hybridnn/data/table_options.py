@@ -6,6 +6,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from hybridnn.errors import DataError, SettingError
@@ -13,6 +14,7 @@ from hybridnn.utils.checks import require_choice
 from hybridnn.utils.text import printable
 
 NAMES_SHOWN = 12  # limit of column names in a message
+NAMES_COMPARED = 1000  # of how many columns the most similar name is found
 
 MISSING_WORDS = frozenset(
     {"", "#N/A", "#NA", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "-nan", "-NaN"}
@@ -158,12 +160,14 @@ def require_columns(called: str, table: Any, wanted: Sequence[str], what: str) -
 
 
 def alike(name: str, names: Iterable[str]) -> str:
-    """The end of a message that names the column that differs from `name` by letters that are hard to see."""
+    """The end of a message that names a similar column, and letters that are hard to see if only these differ."""
+    names = list(names)
     for other in names:
         if _plain(other) == _plain(name) and other != name:
             how = "its quotation marks" if other.strip("'\"`") != other else "capitals or invisible letters"
             return f"; {ascii(other) if other.isprintable() is False else repr(other)} differs from it by {how}"
-    return ""
+    near = get_close_matches(name, names[:NAMES_COMPARED], n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _plain(name: str) -> str:

@@ -332,10 +332,10 @@ class InputSamples:
 
     key: str = ""  # the column that identifies the rows
 
-    def kept(self, names: Sequence[str] | None) -> dict[str, list[str]]:
+    def kept(self, names: Sequence[str] | None, called: str = "the table") -> dict[str, list[str]]:
         """The cells of some columns as text; by default of the one that identifies the rows.
 
-        `DataError` if the file has no such column.
+        `DataError`, with `called` for the file, if it has no such column.
         """
         if self.table is None:
             if names:
@@ -343,7 +343,7 @@ class InputSamples:
             return {}
         if names is None:
             names = [self.key] if self.key in self.table.columns else []
-        require_columns("the table", self.table, names, "which --keep names")
+        require_columns(called, self.table, names, "which --keep names")
         return {
             name: ["" if cell is None or cell != cell else str(cell) for cell in self.table[name]] for name in names
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from hybridnn.data import (
     TableEncoding,
     split_dataset,
 )
-from hybridnn.data.table_options import Decimal, column_list
+from hybridnn.data.table_options import Decimal
 from hybridnn.data.table_problems import TableError
 from hybridnn.data.user_file import SUFFIXES, TABLES, InputSamples, load_samples
 from hybridnn.errors import DataError, SettingError
@@ -301,7 +300,7 @@ def predict_file(
         )
 
     samples = agree(grid.world, load)
-    kept = agree(grid.world, lambda: {} if samples is None else _kept(samples, keep, path))
+    kept = agree(grid.world, lambda: {} if samples is None else samples.kept(keep, str(shown_path(path))))
     trainer = run.trainer_on(grid)
     count = value_of_first(grid.world, lambda: 0 if samples is None else len(samples.x))
     rows: Rows | None = None if samples is None else ArrayRows(samples.x, np.zeros(count, np.int64))
@@ -316,17 +315,6 @@ def predict_file(
         return None
     ignored = tuple(name for name in samples.ignored if name not in kept)
     return replace(_predictions(run, outputs), ignored=ignored, kept=kept)
-
-
-def _kept(samples: InputSamples, names: Sequence[str] | None, path: Path) -> dict[str, list[str]]:
-    """`InputSamples.kept`; the error for a column that the file does not have names the file and a similar column."""
-    columns = [] if samples.table is None else list(samples.table.columns)
-    for name in names or ():
-        if columns and name not in columns:
-            near = difflib.get_close_matches(name, columns, n=1)
-            what = f"did you mean {near[0]!r}?" if near else f"it has {column_list(columns)}"
-            raise SettingError("--keep", name, f"{shown_path(path)} has no such column; {what}")
-    return samples.kept(names)
 
 
 def _require_finite(outputs: NDArray[Any], called: str) -> None:

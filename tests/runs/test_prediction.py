@@ -137,8 +137,8 @@ def test_a_mistyped_column_to_keep_is_named_with_the_file(tmp_path: Path) -> Non
     )
     data = {"file": str(tmp_path / "mine.csv"), "targets": ["y"]}
     train(tmp_path / "run", data=data, model={"hidden": [4]}, training={"epochs": 1, "batch_size": 5})
-    for name, end in (("sped", "did you mean 'speed'?"), ("other", "it has speed, b, y")):
-        with pytest.raises(SettingError, match=re.escape(f"mine.csv has no such column; {end}")):
+    for name, end in (("sped", "it has speed, b, y; did you mean 'speed'?"), ("other", "it has speed, b, y")):
+        with pytest.raises(DataError, match=rf"mine\.csv: no column '{name}', which --keep names; {re.escape(end)}$"):
             predict_file(open_run(tmp_path / "run"), ProcessGrid(), tmp_path / "mine.csv", [name])
 
 
