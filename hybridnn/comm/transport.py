@@ -24,9 +24,8 @@ REDUCTIONS = ("sum", "max")
 class BucketConfig:
     """Division of an all-reduce that overlaps with computations into messages."""
 
-    bucket_bytes: (
-        int  # smallest size of a bucket, except for the last one: smaller ones cost more latency than they hide
-    )
+    # smallest size of a bucket, except for the last one: smaller ones cost more latency than they hide
+    bucket_bytes: int
     # size of the pieces of a bucket, and how many of them are in flight at a time
     piece_bytes: int
     in_flight: int
