@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn import ProcessGrid
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError
 from hybridnn.runs import inference
 from hybridnn.runs.inference import Predictions, evaluate_run, predict_file
 from hybridnn.runs.trained_run import open_run
