@@ -295,7 +295,8 @@ def run_page(
         If an output differs, or a command ends with an unexpected exit code.
     """
     written, at = [], 0
-    with tempfile.TemporaryDirectory() as folder:
+    # Batch jobs that a page has submitted may write into the folder while it is removed.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for block in blocks(page):
             if block.kind == "file":
                 (Path(folder) / block.name).write_text(block.body, encoding="utf-8")

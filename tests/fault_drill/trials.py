@@ -36,7 +36,7 @@ class Trial:
     fault: str  # name of the tested fault
     recipes: tuple[Recipe, ...]  # layouts of the first run and of each resumed run
     injections: tuple[Injection, ...]  # faults of all runs but the last
-    options: tuple[str, ...]  # settings of checkpoints and of the watchdog
+    options: tuple[str, ...]  # settings of checkpoints
     by_folder: tuple[bool, ...]  # for each resumed run, ``--resume FOLDER`` rather than ``auto``
 
     def __str__(self) -> str:
@@ -70,7 +70,6 @@ def draw_trial(seed: int, number: int, name: str, most_ranks: int = 4) -> Trial:
     settings = {
         "training.checkpoint_every": random.choice((5, 7, 11)),  # never at the last step
         "training.keep": random.choice((2, 3)),
-        "output.stall_seconds": deadline(STALL_SECONDS if name == "rank stopped" else 25),
     }
     options = [argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")]
     by_folder = tuple(random.random() < 0.5 for _ in names)
@@ -134,13 +133,15 @@ class Drill:
 
     def _arguments(self, trial: Trial, place: int, run: Path) -> list[str]:
         recipe, name = trial.recipes[place], f"disk/{run.name}"
+        stall = deadline(STALL_SECONDS if trial.fault == "rank stopped" else 25)
+        options = [*trial.options, "--set", f"output.stall_seconds={stall}"]
         if place == 0:
-            return [*new_run(recipe, name), *trial.options]
+            return [*new_run(recipe, name), *options]
         if trial.by_folder[place - 1] and checkpoints(run):
             # An interrupted run on another layout may not have written its settings.
             layout = [] if len(set(trial.recipes[: place + 1])) == 1 else recipe.layout
             return ["train", "--resume", name, "-q", *layout]
-        return [*new_run(recipe, name), *trial.options, "--resume", "auto"]
+        return [*new_run(recipe, name), *options, "--resume", "auto"]
 
     def _judge(
         self, done: Launched, injection: Injection, place: int, recipe: Recipe, run: Path, outcome: Outcome
