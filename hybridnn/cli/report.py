@@ -177,8 +177,9 @@ def _scaling_table(group: ScalingGroup) -> Table:
         )
         for row in group.rows
     ]
-    titles = ("grid", "method", "batch", "s per\nepoch", "speed-\nup", "effi-\nciency", "predicted\nspeed-up")
-    return new_table(("ranks",), (*titles, "step\nerror", "comm.", "bubble", "wait"), rows, show_edge=False)
+    titles = ("grid", "method", "batch", "s per\nepoch", "speed-\nup", "effi-\nciency")
+    more = ("predicted\nspeed-up", "step\nerror", "comm.", "bubble", "wait")
+    return new_table(("ranks",), (*titles, *more), rows, show_edge=False, padding=(0, 1, 0, 0))
 
 
 def _milliseconds(seconds: float | None) -> str:
