@@ -219,6 +219,23 @@ def test_names_replace_those_of_a_header_line(tmp_path: Path) -> None:
     assert (data.inputs, data.train.samples) == (("b",), 20)
 
 
+@pytest.mark.parametrize(("target", "options"), [("y", {"names": ["y", "a", "b"]}), ("column 1", {"header": False})])
+def test_a_file_without_header_line_may_lack_the_target(target: str, options: dict[str, Any], tmp_path: Path) -> None:
+    path = table(tmp_path, rows("p,1,2", "q,3,4"))
+    encoding = load_file(path, target, options=TableOptions(**options)).encoding
+    for text in ("5,6\n", "r,5,6\n", "5,6\n7,8\n"):
+        samples = load_samples(table(tmp_path, text, "new.csv"), 2, [target], encoding=encoding)
+        np.testing.assert_array_equal(samples.x[0], [5, 6])
+
+
+def test_a_row_may_lack_its_last_cells_alone_and_among_others(tmp_path: Path) -> None:
+    path = table(tmp_path, rows("y,a,b", "p,1", "q,3,4", "q,5,6"))
+    encoding = load_file(path, "y", options=TableOptions(missing="mean")).encoding
+    for text, row in (("7\n", 0), ("7\n8,9\n", 0), ("8,9\n7\n", 1)):
+        samples = load_samples(table(tmp_path, "a,b\n" + text, "new.csv"), 2, encoding=encoding)
+        np.testing.assert_array_equal(samples.x[row], [7, 5])
+
+
 def test_rows_without_target_are_left_out_while_inputs_are_filled(tmp_path: Path) -> None:
     text = rows("a,y", "1,p", ",q", "5,", "3,q", times=3)
     data = load_file(table(tmp_path, text), "y", options=TableOptions(missing="mean", missing_targets="drop"))
