@@ -113,6 +113,8 @@ def load_frame(
     names the classes.
     """
     called = "the frame"
+    if not hasattr(frame, "columns"):
+        raise DataError(f"{called} is of the type {type(frame).__name__}: must be a data frame of pandas")
     table = Table(named_frame(frame, called), options or TableOptions())
     return _dataset_from_table(table, "frame", called, as_names(targets), as_names(inputs), task, None, training)
 

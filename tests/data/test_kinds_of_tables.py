@@ -291,6 +291,16 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "a unit": (rows("a,y", "5 km,p", "7.5 km,q"), "if 'km' is a unit, remove it from the column"),
     "many odd cells": (rows("a,y", "5,p", "7,q", "2,q", "x,q", "z,p"), "if 'x', 'z' stand for missing values, add"),
     "percent signs": (rows("a,y", "5%,p", "7%,q"), "must have no percent signs"),
+    "parentheses": (
+        rows("a,y", "(0.5),p", "7,q"),
+        "must have no parentheses: write a minus sign if they stand for one",
+    ),
+    "underscores": (rows("a,y", "1_000,p", "7,q"), "must have no underscores: remove them, or add the column to"),
+    "commas and points in two columns": (rows("a;b;y", "0,5;1.5;p", "2,5;0.5;q"), "then none in the table has a point"),
+    "an odd cell among dates to predict": (
+        rows("a,y", *(f"{n},2020-01-{n}" for n in range(10, 31)), "9,soon", times=1),
+        "y: 'soon' is no date as 2020-12-31 .row 22.; if 'soon' stands for a missing value",
+    ),
     "currency": (rows("a,y", "€5,p", "€7,q"), "must have no currency signs"),
     "spaces of thousands": (rows("a,y", "1\u00a0200,p", "7,q"), 'set data.thousands = " " if they separate thousands'),
     "labels that differ": (rows("a,y", "#,name #", times=20), "different texts in .* a class needs several rows"),
