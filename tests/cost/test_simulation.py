@@ -215,7 +215,11 @@ def test_plot_of_a_curve() -> None:
         assert least_points(figure) >= 6
     assert speed_up.yaxis.get_major_formatter()(0.5) == "1/2"
     labels = [(axes.get_xlabel(), axes.get_ylabel()) for axes in (speed_up, efficiency, shares)]
-    assert labels == [("ranks", "speed-up against 1 rank"), ("ranks", "efficiency"), ("ranks", "share of the ranks' time")]
+    assert labels == [
+        ("ranks", "speed-up against 1 rank"),
+        ("ranks", "efficiency"),
+        ("ranks", "share of the ranks' time"),
+    ]
 
 
 # -- drawings ----------------------------------------------------------------------------------------------------------
