@@ -52,8 +52,15 @@ class Table(NamedTuple):
     doubts: tuple[str, ...] = ()  # what may not be as meant, one sentence each
 
 
+class Known(NamedTuple):
+    """What is known of the columns of a table, from that of the training."""
+
+    inputs: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()  # may be absent
+
+
 def read_table(
-    path: Path, options: TableOptions | None = None, extra: Extra | None = None, inputs: Sequence[str] = ()
+    path: Path, options: TableOptions | None = None, extra: Extra | None = None, known: Known | None = None
 ) -> Table:
     """Read a ``.csv`` or ``.parquet`` file.
 
@@ -65,25 +72,26 @@ def read_table(
     ----------
     extra : {'', 'first', 'last'}, optional
         Which cell of a row has no name where the header line is one cell shorter; by default, decided by the rows.
-    inputs : sequence of str
+    known : Known, optional
         Columns of another table that was read with these options. This one may be in UTF-8 all the same, and have
-        another separator, by which most of these columns are found.
+        another separator, by which most of the inputs are found. If lines do not name the columns, the targets may be
+        absent.
     """
-    called, options = shown_path(path), options or TableOptions()
+    called, options, known = shown_path(path), options or TableOptions(), known or Known()
     try:
         with open_regular(path) as file:
             _require_memory(called, file)
             if path.suffix.lower() == ".parquet":
                 return Table(_read_parquet(called, file), options)
-        if inputs and options.encoding != "auto":
+        if known.inputs and options.encoding != "auto":
             with contextlib.suppress(UnicodeError), open_regular(path) as file:
-                return _read_csv(called, file, replace(options, encoding="auto"), extra, inputs)
+                return _read_csv(called, file, replace(options, encoding="auto"), extra, known)
         with open_regular(path) as file:
-            return _read_csv(called, file, options, extra, inputs)
+            return _read_csv(called, file, options, extra, known)
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
     except UnicodeError as error:
-        raise DataError(f"{called} {_encoding_problem(error, options, is_known=bool(inputs))}") from error
+        raise DataError(f"{called} {_encoding_problem(error, options, is_known=bool(known.inputs))}") from error
     except MemoryError:
         raise DataError(f"{called}: the table does not fit into the memory") from None
 
@@ -118,9 +126,7 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
 # -- text of columns ---------------------------------------------------------------------------------------------------
 
 
-def _read_csv(
-    called: str, file: io.BufferedReader, options: TableOptions, extra: Extra | None, inputs: Sequence[str]
-) -> Table:
+def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra: Extra | None, known: Known) -> Table:
     start = file.read(4)
     file.seek(0)
     given = "utf-8" if options.encoding == "auto" else options.encoding
@@ -132,29 +138,31 @@ def _read_csv(
         has_header = options.header is True or (options.header == "auto" and not options.names)
         first = _record(called, text) if has_header else ""
         if found := re.fullmatch(r'"?sep=(.)"?\s*', first):  # Excel announces the separator so
-            options = replace(options, separator=found[1]) if inputs or options.separator == "auto" else options
+            options = replace(options, separator=found[1]) if known.inputs or options.separator == "auto" else options
             lines, first = lines + 1, _record(called, text)
         while has_header and options.comment and first.startswith(options.comment):
             lines, first = lines + 1, _record(called, text)
-        separator, names, records = _header(called, text, first, options, inputs)
+        separator, names, records = _header(called, text, first, options, known.inputs)
         options = replace(options, separator=separator)
         if has_header and not any(names):
             raise DataError(f"{called}: the first line is empty; it must name the columns")
         hint = _header_hint([names, *records]) if has_header else ""
-        table = _read_rows(called, text, options, lines + len(first.splitlines()), hint)
+        is_short = bool(records) and len(records[0]) < len(names)
+        is_usual = bool(known.inputs) or any(len(record) == len(names) for record in records)
+        width = len(names) if is_short and is_usual else None  # the first row lacks its last cells
+        table = _read_rows(called, text, options, lines + len(first.splitlines()), width, hint)
     if table is None:
         raise DataError(f"{called}: no line of data after the header line")
     if not has_header:
-        return Table(_without_header(called, table, options), options)
+        return Table(_without_header(called, table, options, known), options)
     if table.shape[1] == 1 and (other := _other_separator(names, records)):
         how = f"if {other!r} separates columns, set data.separator = {other!r}"
         raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
-    if options.header == "auto" and not {*inputs}.intersection(names) and _are_data(names, records):
+    if options.header == "auto" and not {*known.inputs}.intersection(names) and _are_data(names, records):
         how = "set data.header to false if these are data, and columns get numbered names, or to true if they are names"
         raise DataError(f"{called}: the first line seems to hold data ({column_list(names)}); {how}")
-    if options.names and len(options.names) != len(names):
-        raise SettingError("data.names", list(options.names)[:NAMES_SHOWN], f"{called} has {len(names)} columns")
-    names = list(options.names or names)
+    if options.names:
+        names = _given_names(called, len(names), options.names, known)
     if len(names) == table.shape[1] - 1 and names[-1]:
         extra = _extra_cell(table) if extra is None else extra
         names = {"": names, "first": ["", *names], "last": [*names, ""]}[extra]
@@ -167,15 +175,30 @@ def _read_csv(
     return Table(frame, options, notes, extra, doubts)
 
 
-def _without_header(called: str, table: DataFrame, options: TableOptions) -> DataFrame:
+def _without_header(called: str, table: DataFrame, options: TableOptions, known: Known) -> DataFrame:
     """The table with the names of `options`, or with numbered ones."""
-    names = options.names or [f"column {number + 1}" for number in range(table.shape[1])]
-    if len(names) != table.shape[1]:
-        raise SettingError("data.names", list(names)[:NAMES_SHOWN], f"{called} has {table.shape[1]} columns")
+    columns = table.shape[1]
+    names = options.names or _numbered(columns)
+    if not {*names}.issuperset(known.inputs):  # the targets of the training may be absent, and the last number higher
+        names = _numbered(columns + len(known.targets))
+    names = _given_names(called, columns, names, known)
     if options.header == "auto" and _names_columns(table):
         how = "set data.header to true to replace these names, or to false if it is data"
         raise DataError(f"{called}: the first line seems to name the columns; {how}")
     return _renamed(table, names)
+
+
+def _numbered(columns: int) -> tuple[str, ...]:
+    return tuple(f"column {number + 1}" for number in range(columns))
+
+
+def _given_names(called: str, columns: int, names: Sequence[str], known: Known) -> list[str]:
+    """`names`, or those but the known targets in a table that lacks these."""
+    without = [name for name in names if name not in known.targets]
+    found = next((those for those in (list(names), without) if len(those) == columns), None)
+    if found is None:
+        raise SettingError("data.names", list(names)[:NAMES_SHOWN], f"{called} has {columns} columns")
+    return found
 
 
 def _record(called: str, text: io.TextIOWrapper) -> str:
@@ -208,6 +231,8 @@ def _header(
     text.seek(position)
     if len(sample) == SAMPLE_CHARACTERS:
         sample = sample[: sample.rfind("\n") + 1]
+    if options.comment:
+        sample = re.sub(f"{re.escape(options.comment)}.*", "", sample)
     found: dict[str, tuple[list[str], list[list[str]]]] = {}
     separators = {options.separator: None} if options.separator != "auto" else {}
     if not separators or (inputs and first):
@@ -246,9 +271,12 @@ def _records(text: str, separator: str) -> list[list[str]]:
 
 
 def _read_rows(
-    called: str, text: io.TextIOWrapper, options: TableOptions, header_lines: int, hint: str
+    called: str, text: io.TextIOWrapper, options: TableOptions, header_lines: int, width: int | None, hint: str
 ) -> DataFrame | None:
-    """The rows after the header line as text, with columns 0, 1, …; None if there are none."""
+    """The rows after the header line as text, with columns 0, 1, …; None if there are none.
+
+    There are `width` columns, by default as many as the first row has cells. Later rows may lack their last cells.
+    """
     import pandas
 
     try:
@@ -257,6 +285,8 @@ def _read_rows(
             return pandas.read_csv(
                 text,
                 header=None,
+                names=None if width is None else range(width),
+                index_col=False,
                 sep=r"\s+" if options.separator == " " else options.separator,
                 dtype=object,
                 keep_default_na=False,

@@ -22,6 +22,7 @@ from .table_columns import (
     decide_numbers,
     is_native,
     label_text,
+    odd_dates,
     plain_numbers,
     read_column,
     thousands_with_points,
@@ -36,6 +37,7 @@ from .table_problems import (
     built_in_word,
     column_problems,
     is_mostly_numbers,
+    not_dates,
     not_numbers,
     second_header,
     sign_advice,
@@ -319,6 +321,8 @@ def _label_problem(column: Column, classes: Sequence[str], task: Task | None, op
             shown = f"{name} has {len(classes):,} different whole numbers in {rows:,} rows"
             return Problem(shown, how, {"model.loss": "mse"})
     elif task is None and are_too_many(len(classes), rows):
+        if not_days := odd_dates(column.texts):
+            return not_dates(column, not_days, is_target=True)
         how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"
         return Problem(f"{name} has {len(classes):,} different texts in {rows:,} rows", how)
     if len(classes) < 2:

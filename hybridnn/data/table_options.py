@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.utils.checks import require_choice
+from hybridnn.utils.checks import require_choice, with_advice
 from hybridnn.utils.text import printable
 
 NAMES_SHOWN = 12  # limit of column names in a message
@@ -29,6 +30,16 @@ Categories = Literal["error", "one-hot"]
 Unknown = Literal["error", "zeros"]
 
 
+OTHER_NAMES = MappingProxyType(
+    {
+        "drop": "did you mean drop_columns?",
+        **dict.fromkeys(("sep", "delimiter"), "did you mean separator?"),
+        **dict.fromkeys(("na_values", "missing_values"), "did you mean missing_words?"),
+    }
+)
+
+
+@with_advice(OTHER_NAMES)
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
     """How a table is read; the fields are those of ``[data]`` with the same names.

@@ -44,6 +44,12 @@ _SIGNS: Sequence[tuple[str, str, Mapping[str, str]]] = (
         'a number must have no apostrophes; set data.thousands = "\'" if they separate thousands',
         {"thousands": "'"},
     ),
+    ("()", "a number must have no parentheses: write a minus sign if they stand for one", {}),
+    (
+        "_",
+        "a number must have no underscores: remove them, or add the column to data.text_columns if it holds codes",
+        {},
+    ),
 )
 
 
@@ -209,13 +215,15 @@ def _first_row(column: Column, text: str) -> int:
     return int((column.codes == column.texts.index(text)).argmax()) + 1
 
 
-def _not_dates(column: Column, odd: list[str]) -> Problem:
+def not_dates(column: Column, odd: list[str], *, is_target: bool = False) -> Problem:
     """Some cells of a column of dates are no ISO dates."""
     row = f" (row {_first_row(column, odd[0]):,})"
     shown = f"{printable(column.name, 40)}: {printable(repr(odd[0]), 40)} is no date as 2020-12-31{row}"
     are_few = 2 * len(odd) < len(column.texts)
     if are_few and len(odd) <= 5 and all(NO_DAY.fullmatch(text) or not ANY_DATE.fullmatch(text) for text in odd):
-        return Problem(shown, *_missing_words(odd))
+        return Problem(shown, *_missing_words(odd, is_target=is_target))
+    if is_target:
+        return Problem(shown, DATE_ADVICE)
     how = f"{DATE_ADVICE}; or leave the column out with data.drop_columns"
     if all(map(VERSION.fullmatch, odd)) and any("0" in text.split(".") for text in odd):  # no day or month is 0
         return Problem(shown, f"if these are versions or codes, add the column to data.text_columns; {how}")
@@ -235,7 +243,7 @@ def sign_advice(texts: Sequence[str]) -> tuple[str, Mapping[str, str]] | None:
         how = f"if {units[0]!r} is a unit, remove it from the column; if these are codes, add it to data.text_columns"
         return how, {}
     if any("," in text and Numbers(",").pattern.fullmatch(text) for text in texts):
-        return 'numbers with decimal commas are read with data.decimal = ",", and then no number has a point', {}
+        return 'numbers with decimal commas are read with data.decimal = ","; then none in the table has a point', {}
     return None
 
 
@@ -253,7 +261,7 @@ def _text_column(column: Column, *, is_stated: bool) -> Problem:
     if not is_stated and (advice := sign_advice(odd)):
         return Problem(shown, *advice)
     if not is_stated and (not_days := odd_dates(texts)):
-        return _not_dates(column, not_days)
+        return not_dates(column, not_days)
     is_unlikely = are_too_many(len(texts), rows) or len(texts) == rows > SEVERAL_ROWS
     if len(texts) > MOST_CATEGORIES or (not is_stated and is_unlikely):
         why = f"{len(texts):,} different values in {rows:,} rows, as of an id or of measurements"

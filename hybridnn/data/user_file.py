@@ -19,7 +19,7 @@ from .dataset import Dataset
 from .rows import ArrayRows, Task, as_rows, class_count, constant_targets
 from .table_columns import is_native
 from .table_encoding import TableEncoding
-from .table_file import Table, named_frame, read_table
+from .table_file import Known, Table, named_frame, read_table
 from .table_fitting import FEW_CLASSES, examine
 from .table_options import NAMES_SHOWN, TableOptions, alike, as_names, column_list, require_columns
 from .table_problems import require_no_problem
@@ -113,6 +113,8 @@ def load_frame(
     names the classes.
     """
     called = "the frame"
+    if not hasattr(frame, "columns"):
+        raise DataError(f"{called} is of the type {type(frame).__name__}: must be a data frame of pandas")
     table = Table(named_frame(frame, called), options or TableOptions())
     return _dataset_from_table(table, "frame", called, as_names(targets), as_names(inputs), task, None, training)
 
@@ -398,16 +400,16 @@ def _samples_from_npz(path: Path) -> NDArray[Any]:
     return arrays["x"] if "x" in arrays else next(iter(arrays.values()))
 
 
-def _read_like(path: Path, encoding: TableEncoding) -> Table:
-    """Read a table as the one of the training."""
-    return read_table(path, encoding.options, encoding.extra, encoding.columns)
+def _read_like(path: Path, encoding: TableEncoding, targets: Sequence[str] = ()) -> Table:
+    """Read a table as the one of the training, whose targets may be absent."""
+    return read_table(path, encoding.options, encoding.extra, Known(encoding.columns, tuple(targets)))
 
 
 def _samples_from_table(
     path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
 ) -> InputSamples:
     called = shown_path(path)
-    table = (_read_like(path, encoding) if encoding else read_table(path, options)).frame
+    table = (_read_like(path, encoding, targets) if encoding else read_table(path, options)).frame
     names = list(table.columns)
     if encoding is None:
         left_out = {*targets, *options.drop_columns}

@@ -119,7 +119,9 @@ def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: 
 
 def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike) -> ArrayRows:
     if y is None:
-        hint = ": give a part of the data set, such as its train" if hasattr(x, "train") else ""  # as of a `Dataset`
+        hint = ": give x and y as two arguments, and as validation=(x, y)"
+        if hasattr(x, "train"):  # as of a `Dataset`
+            hint = ": give a part of the data set, such as its train"
         raise DataError(f"{what}: samples came without targets{hint}")
     task = {"cross_entropy": "classification", "mse": "regression", "auto": None}[model.loss]
     try:

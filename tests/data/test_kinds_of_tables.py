@@ -219,6 +219,23 @@ def test_names_replace_those_of_a_header_line(tmp_path: Path) -> None:
     assert (data.inputs, data.train.samples) == (("b",), 20)
 
 
+@pytest.mark.parametrize(("target", "options"), [("y", {"names": ["y", "a", "b"]}), ("column 1", {"header": False})])
+def test_a_file_without_header_line_may_lack_the_target(target: str, options: dict[str, Any], tmp_path: Path) -> None:
+    path = table(tmp_path, rows("p,1,2", "q,3,4"))
+    encoding = load_file(path, target, options=TableOptions(**options)).encoding
+    for text in ("5,6\n", "r,5,6\n", "5,6\n7,8\n"):
+        samples = load_samples(table(tmp_path, text, "new.csv"), 2, [target], encoding=encoding)
+        np.testing.assert_array_equal(samples.x[0], [5, 6])
+
+
+def test_a_row_may_lack_its_last_cells_alone_and_among_others(tmp_path: Path) -> None:
+    path = table(tmp_path, rows("y,a,b", "p,1", "q,3,4", "q,5,6"))
+    encoding = load_file(path, "y", options=TableOptions(missing="mean")).encoding
+    for text, row in (("7\n", 0), ("7\n8,9\n", 0), ("8,9\n7\n", 1)):
+        samples = load_samples(table(tmp_path, "a,b\n" + text, "new.csv"), 2, encoding=encoding)
+        np.testing.assert_array_equal(samples.x[row], [7, 5])
+
+
 def test_rows_without_target_are_left_out_while_inputs_are_filled(tmp_path: Path) -> None:
     text = rows("a,y", "1,p", ",q", "5,", "3,q", times=3)
     data = load_file(table(tmp_path, text), "y", options=TableOptions(missing="mean", missing_targets="drop"))
@@ -274,6 +291,16 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "a unit": (rows("a,y", "5 km,p", "7.5 km,q"), "if 'km' is a unit, remove it from the column"),
     "many odd cells": (rows("a,y", "5,p", "7,q", "2,q", "x,q", "z,p"), "if 'x', 'z' stand for missing values, add"),
     "percent signs": (rows("a,y", "5%,p", "7%,q"), "must have no percent signs"),
+    "parentheses": (
+        rows("a,y", "(0.5),p", "7,q"),
+        "must have no parentheses: write a minus sign if they stand for one",
+    ),
+    "underscores": (rows("a,y", "1_000,p", "7,q"), "must have no underscores: remove them, or add the column to"),
+    "commas and points in two columns": (rows("a;b;y", "0,5;1.5;p", "2,5;0.5;q"), "then none in the table has a point"),
+    "an odd cell among dates to predict": (
+        rows("a,y", *(f"{n},2020-01-{n}" for n in range(10, 31)), "9,soon", times=1),
+        "y: 'soon' is no date as 2020-12-31 .row 22.; if 'soon' stands for a missing value",
+    ),
     "currency": (rows("a,y", "€5,p", "€7,q"), "must have no currency signs"),
     "spaces of thousands": (rows("a,y", "1\u00a0200,p", "7,q"), 'set data.thousands = " " if they separate thousands'),
     "labels that differ": (rows("a,y", "#,name #", times=20), "different texts in .* a class needs several rows"),

@@ -99,6 +99,13 @@ def test_parquet_and_frames_have_the_samples_of_csv(tmp_path: Path, people: pd.D
         np.testing.assert_array_equal(arrays(data)[1], people["answer"].map({"later": 0, "no": 1, "yes": 2}))
 
 
+def test_options_and_frames_of_other_libraries_are_refused_with_advice() -> None:
+    with pytest.raises(SettingError, match=r"no argument 'drop': did you mean drop_columns\?"):
+        TableOptions(drop="id")  # type: ignore[call-arg]
+    with pytest.raises(DataError, match="the frame is of the type ndarray: must be a data frame of pandas"):
+        load_frame(np.ones((3, 2)), "y")  # type: ignore[arg-type]
+
+
 @needs_pyarrow
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(50) + b"PAR1", b"a,b\n1,2\n"])
 def test_file_that_is_no_parquet(tmp_path: Path, content: bytes) -> None:

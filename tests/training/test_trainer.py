@@ -74,6 +74,8 @@ def test_validation_samples_may_be_rows_of_a_data_set() -> None:
     assert [record.validation_loss for record in rows.epochs] == [record.validation_loss for record in pair.epochs]
     with pytest.raises(DataError, match="validation data: samples came without targets"):
         trainer().fit(x, y, epochs=1, validation=x)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="training data: samples came without targets: give x and y as two"):
+        trainer().fit((x, y), epochs=1)
 
 
 def test_two_classes_need_two_outputs() -> None:
