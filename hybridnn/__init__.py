@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hybridnn.errors import HybridnnError
     from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
     from hybridnn.nn.mlp import MLP
-    from hybridnn.nn.optimizers import SGD, Adam, AdamW, RMSprop
+    from hybridnn.nn.optimizers import SGD, Adam, AdamW, RMSprop, SpikeSGD
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.training.callbacks import EarlyStopping, ProgressBar
     from hybridnn.training.config import DeviceOptions, TrainConfig
@@ -41,6 +41,7 @@ __all__ = [
     "ProcessGrid",
     "ProgressBar",
     "RMSprop",
+    "SpikeSGD",
     "Step",
     "TrainConfig",
     "Trainer",
@@ -55,6 +56,7 @@ _MODULES = {
     "Adam": "nn.optimizers",
     "AdamW": "nn.optimizers",
     "RMSprop": "nn.optimizers",
+    "SpikeSGD": "nn.optimizers",
     "Constant": "nn.learning_rates",
     "Cosine": "nn.learning_rates",
     "Step": "nn.learning_rates",

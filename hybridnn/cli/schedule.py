@@ -223,7 +223,9 @@ def _print_versions(console: Console, schedule: Schedule, rows: Sequence[Stalene
             "--format json has all"
         )
     consistent = all(row.consistent for row in rows)
-    console.print(f"forward and backward pass use the same weights: {'yes' if consistent else 'no'}")
+    is_predicted = any(row.forward.ahead or row.backward.ahead for row in rows)
+    what = "aim at the same version" if is_predicted else "use the same weights"
+    console.print(f"forward and backward pass {what}: {'yes' if consistent else 'no'}")
 
 
 def _version_table(cells: dict[tuple[int, int], str], staleness: list[int], minibatches: int) -> Table:

@@ -31,6 +31,7 @@ class OptimizerState:
     scratch: Array  # memory for intermediate results: two cache blocks, of which `blocks` gives the first
     kernels: Kernels
     updates: int = 0  # updates done
+    delay: int = 0  # of the next gradient: updates since the version that its forward pass read
     # while updates are captured and replayed: where they read the scalars of the step (`Optimizer.step_scalars`)
     device_scalars: Array | None = None
 
@@ -201,6 +202,61 @@ class SGD(Optimizer):
 
 @with_advice(OTHER_NAMES)
 @dataclass(frozen=True)
+class SpikeSGD(Optimizer):
+    """Momentum with spike compensation of delayed gradients (Kosson et al. 2021, Pipelined backpropagation at scale).
+
+    A gradient that comes D updates late is applied at once as much as it would have been until then. Without a delay
+    this is `SGD`.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate.
+    momentum : float
+        Factor on the velocity, 0 < momentum < 1.
+    """
+
+    name = "sgd-spike"
+
+    lr: Positive = 0.005
+    momentum: BelowOne = 0.9
+
+    slot_names = ("velocity",)
+    predicts_weights = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum == 0:
+            raise SettingError("optimizer.momentum", self.momentum, "above 0 with sgd-spike, which compensates it")
+
+    def update(
+        self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
+    ) -> None:
+        """``v = momentum v + g; w -= lr (a v + b g)``, in place or into `out`."""
+        state.updates += 1
+        of_velocity, of_gradient = self.step_scalars(state, lr)
+        if state.device_scalars is not None:
+            of_velocity, of_gradient = state.device_scalars[:1], state.device_scalars[1:2]
+        for block, scratch in state.blocks(weights.size):
+            velocity = state.slots["velocity"][block]
+            velocity *= self.momentum
+            velocity += gradient[block]
+            new = (weights if out is None else out)[block]
+            np.multiply(velocity, of_velocity, out=scratch)
+            np.subtract(weights[block], scratch, out=new)
+            np.multiply(gradient[block], of_gradient, out=scratch)
+            new -= scratch
+
+    def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
+        """``lr a`` and ``lr b``, where a is ``momentum**D`` and b is ``(1 - momentum**D) / (1 - momentum)``."""
+        kept = self.momentum**state.delay
+        return lr * kept, lr * (1.0 - kept) / (1.0 - self.momentum)
+
+    predict = SGD.predict
+
+
+@with_advice(OTHER_NAMES)
+@dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015, Algorithm 1); weight decay is added to the gradient.
 
@@ -323,7 +379,7 @@ class RMSprop(Optimizer):
             np.subtract(weights[block], scratch, out=(weights if out is None else out)[block])
 
 
-OPTIMIZERS = (SGD, Adam, AdamW, RMSprop)  # the optimizers that settings can name; the first is the default
+OPTIMIZERS = (SGD, SpikeSGD, Adam, AdamW, RMSprop)  # the optimizers that settings can name; the first is the default
 
 
 def find_optimizer(name: str) -> Optimizer:

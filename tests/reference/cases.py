@@ -36,6 +36,7 @@ OPTIMIZERS: dict[str, tuple[Optimizer, serial.Rule]] = {
         hybridnn.SGD(lr=0.002, momentum=0.7, nesterov=True, weight_decay=0.02),
         serial.SGD(lr=0.002, momentum=0.7, nesterov=True, weight_decay=0.02),
     ),
+    "spike": (hybridnn.SpikeSGD(lr=0.002, momentum=0.8), serial.SpikeSGD(lr=0.002, momentum=0.8)),
     "adam": (
         hybridnn.Adam(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
         serial.Adam(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),

@@ -85,6 +85,7 @@ PIPELINES = {
     "vanilla": TrainingCase(3, Grid(3), PipelineCase("vanilla", replace(MOMENTUM, optimizer="rmsprop"))),
     "spectrain": TrainingCase(3, Grid(3), PipelineCase("spectrain", COSINE)),
     "spectrain, momentum": TrainingCase(4, Grid(stages=STAGES), PipelineCase("spectrain", MOMENTUM)),
+    "lwp, spike compensation": TrainingCase(3, Grid(3), PipelineCase("lwp", replace(MOMENTUM, optimizer="spike"))),
     "one drain, shared": TrainingCase(
         4, Grid(2), PipelineCase("fr", replace(MOMENTUM, shared_replicas=True), drain_every=2)
     ),

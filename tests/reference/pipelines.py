@@ -8,16 +8,19 @@ update, gets the same results as a pipeline.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from reference import network as net
 from reference.network import Array, Network, Weights
-from reference.serial import SGD, Adam, Outcome, Plan, Rule, sample_order
+from reference.serial import SGD, Adam, Outcome, Plan, Rule, SpikeSGD, sample_order
 
-DELAYED = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain", "pipedream-vsync")
+DELAYED = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain", "lwp", "pipedream-vsync")
 """Asynchronous methods; the others are exact and equal `reference.serial.train`."""
+
+
+PARTS = ("weight", "bias")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Pipeline:
         if self.method == "pipedream-2bw":
             return max(0, t - 1), 0
         version = max(0, t - (K - 1 - k))
+        if self.method == "lwp":
+            return version, t - version
         return version, self.aim(k, t, minibatches) - version if self.method == "spectrain" else 0
 
     def backward_read(self, k: int, t: int, minibatches: int) -> tuple[int, int]:
@@ -79,7 +84,7 @@ class Versions:
     def read(self, version: int, ahead: int, layers: range) -> Weights:
         """Weights of some layers, predicted `ahead` updates beyond a version."""
         weights, directions = self.weights[version], self.directions[version]
-        names = [f"layers.{layer}.{part}" for layer in layers for part in ("weight", "bias")]
+        names = [f"layers.{layer}.{part}" for layer in layers for part in PARTS]
         return {name: weights[name] - ahead * self.rates[version] * directions[name] for name in names}
 
     def add(self, weights: Weights, slots: dict[str, Weights], updates: int, rate: float) -> None:
@@ -90,14 +95,14 @@ class Versions:
 
 def predicts(rule: Rule) -> bool:
     """Whether weights can be predicted: momentum and Adam have a direction, other rules are refused."""
-    return isinstance(rule, Adam) or bool(isinstance(rule, SGD) and rule.slots())
+    return isinstance(rule, Adam) or bool(isinstance(rule, SGD | SpikeSGD) and rule.slots())
 
 
 def direction(rule: Rule, slots: dict[str, Weights], name: str, weights: Array, updates: int) -> Array:
     """Direction of prediction: the velocity, or for Adam the step at rate 1 without a new gradient."""
     if updates == 0 or not predicts(rule):
         return np.zeros_like(weights)
-    if isinstance(rule, SGD):
+    if isinstance(rule, SGD | SpikeSGD):
         return slots["velocity"][name]
     b1, b2 = rule.betas
     m_hat, v_hat = slots["first"][name] / (1 - b1**updates), slots["second"][name] / (1 - b2**updates)
@@ -150,11 +155,14 @@ def train(
             versions.add(dict(weights), slots, step, rate)
             loss, out.gradients = passes(network, pipeline, versions, (t, length), x[picked], y[picked])
             total += loss * len(picked)
-            for name, gradient in out.gradients.items():
-                kept = {slot: slots[slot][name] for slot in slots}
-                weights[name] = plan.rule.step(weights[name], gradient, kept, step + 1, rate)
-                for slot in slots:
-                    slots[slot][name] = kept[slot]
+            for k in range(pipeline.stages):
+                delay = t - pipeline.forward_read(k, t, length)[0]
+                for name in (f"layers.{layer}.{part}" for layer in pipeline.layers_of(k) for part in PARTS):
+                    kept = {slot: slots[slot][name] for slot in slots}
+                    rule = replace(plan.rule, delay=delay) if isinstance(plan.rule, SpikeSGD) else plan.rule
+                    weights[name] = rule.step(weights[name], out.gradients[name], kept, step + 1, rate)
+                    for slot in slots:
+                        slots[slot][name] = kept[slot]
             out.step_weights.append(dict(weights))
             out.step_losses.append(loss)
             out.rates.append(rate)

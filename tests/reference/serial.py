@@ -66,7 +66,27 @@ class RMSprop:
         return w - rate * g / (np.sqrt(s) + self.eps)
 
 
-Rule = SGD | Adam | RMSprop
+@dataclass(frozen=True)
+class SpikeSGD:
+    """Spike compensation: what the velocity has missed of a gradient that is `delay` updates late comes at once.
+
+    On time, the gradient would have moved the weights by rate · (1 + momentum + … + momentum^(delay - 1)) by now.
+    """
+
+    lr: float
+    momentum: float
+    delay: int = 0
+
+    def slots(self) -> tuple[str, ...]:
+        return ("velocity",)
+
+    def step(self, w: Array, g: Array, slots: dict[str, Array], step: int, rate: float) -> Array:
+        slots["velocity"] = v = self.momentum * slots["velocity"] + g
+        missed = sum(self.momentum**update for update in range(self.delay))
+        return w - rate * (self.momentum**self.delay * v + missed * g)
+
+
+Rule = SGD | SpikeSGD | Adam | RMSprop
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def pipelines() -> Cases:
         for it in (*few, PipelineCase("interleaved", ADAM, 2 * stages, chunks=2)):  # minibatches of fewer samples
             yield TrainingCase(stages, Grid(pipeline=stages), it)
     for optimizer, it in product(OPTIMIZERS, DELAYED_CASES.values()):
-        if it.method != "spectrain" or predicts(OPTIMIZERS[optimizer][1]):
+        if it.method not in ("spectrain", "lwp") or predicts(OPTIMIZERS[optimizer][1]):
             yield TrainingCase(3, Grid(pipeline=3), replace(it, case=replace(MOMENTUM, optimizer=optimizer)))
     for stages in (2, 3):
         grid, one_sample = Grid(pipeline=stages), replace(MOMENTUM, batch_size=1, samples=6)

@@ -40,6 +40,7 @@ GRAPHS = {
     **CASES,
     "rmsprop": Case(optimizer="rmsprop", schedule="cosine"),
     "adamw": Case(optimizer="adamw", schedule="warmup-linear", clip_norm=0.05),
+    "spike": Case(optimizer="spike", schedule="cosine"),
     "dampened": Case(optimizer="dampened", schedule="step"),
 }
 

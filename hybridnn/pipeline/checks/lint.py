@@ -252,7 +252,7 @@ class StalenessRow:
 
     @property
     def consistent(self) -> bool:
-        """Whether both passes read, or predict, the same version."""
+        """Whether both passes read the same version, or aim at it with predictions, which may differ."""
         return sum(self.forward) == sum(self.backward)
 
 

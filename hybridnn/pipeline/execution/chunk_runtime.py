@@ -274,15 +274,17 @@ class WeightStore:
             return views
         return self._chunk.parameters if age == 0 else self._older[age][1]
 
-    def update(self, rate: float, kept: Collection[int] = ()) -> None:
+    def update(self, rate: float, kept: Collection[int] = (), delay: int = 0) -> None:
         """Update the current weights.
 
         Parameters
         ----------
         kept : collection of int
             Ages, after the update, of the older versions that are read later; 1 is the version before the update.
+        delay : int
+            Updates since the version that the forward pass of this gradient read.
         """
-        chunk = self._chunk
+        chunk, self._state.delay = self._chunk, delay
         self._free += [version for age, version in self._older.items() if age + 1 not in kept]
         self._older = {age + 1: version for age, version in self._older.items() if age + 1 in kept}
         if 1 in kept:

@@ -362,8 +362,9 @@ class Executor:
         return finish_reductions
 
     def _update(self, task: _Task) -> Operation:
-        kept, instruction = self._program.kept[task.position], task.instruction
-        updates = [partial(runtime.weights.update, kept=kept) for runtime in self._runtimes]
+        kept, delay = self._program.kept[task.position], self._program.delays[task.position]
+        updates = [partial(runtime.weights.update, kept=kept, delay=delay) for runtime in self._runtimes]
+        instruction = task.instruction
         end_compute = self._grid.recorder.end_compute
 
         def update(minibatch: Minibatch) -> None:

@@ -74,24 +74,26 @@ class StageProgram:
         self.trains = bool(first_backward)
         # Whether weight gradients are separate instructions per microbatch.
         self.splits_backward = any(isinstance(item, WeightGradient) and item.microbatch >= 0 for item in order)
-        self.reads, self.kept = self._weight_versions()
+        self.reads: dict[int, tuple[int, int]] = {}  # by passes: age of a version, 0 for the current, and updates ahead
+        self.kept: dict[int, tuple[int, ...]] = {}  # ages, after the update, of the older versions that are read later
+        self.delays: dict[int, int] = {}  # of updates: updates since the version that the forward pass read
+        self._find_versions()
 
-    def _weight_versions(self) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, ...]]]:
-        """Weights that passes read, and older versions that updates keep.
-
-        The first are the age of a version, 0 for the current one, and the number of updates predicted ahead; the second
-        the ages, after the update, of the older versions that are read later.
-        """
-        reads: dict[int, tuple[int, int]] = {}
-        kept: dict[int, tuple[int, ...]] = {}
+    def _find_versions(self) -> None:
+        """Find the weights that passes read, the older versions that updates keep, and the delays of updates."""
+        forward: dict[int, int] = {}
         last_readers = self.memory.last_readers.items()
         for position, item, updates, read in self.schedule.versions(self.stage):
             if isinstance(item, Update):
                 version = updates + 1
-                kept[position] = tuple(version - old for old, last in last_readers if old < version and last > position)
+                self.kept[position] = tuple(
+                    version - old for old, last in last_readers if old < version and last > position
+                )
+                self.delays[position] = updates - forward[item.minibatch]
             elif read is not None:
-                reads[position] = updates - read.version, read.ahead
-        return reads, kept
+                self.reads[position] = updates - read.version, read.ahead
+                if isinstance(item, Forward):
+                    forward.setdefault(item.minibatch, read.version)
 
     def walk(self, minibatches: int) -> Iterator[tuple[int, int]]:
         """Positions in execution order for a number of minibatches, each with an offset to its minibatch number."""
@@ -155,6 +157,7 @@ def _find_loop(program: StageProgram, first: int, last: int, period: int) -> Loo
         order[position + length] == order[position].of_minibatch(order[position].minibatch + period)
         and program.reads.get(position) == program.reads.get(position + length)
         and program.kept.get(position) == program.kept.get(position + length)
+        and program.delays.get(position) == program.delays.get(position + length)
         for position in range(start, end - length)
     )
     same_buffers = _buffers_in_use(program, start, 0) == _buffers_in_use(program, stop, period)

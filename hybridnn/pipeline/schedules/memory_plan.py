@@ -172,5 +172,8 @@ def _versions(schedule: Schedule, stage: int) -> tuple[dict[int, int], list[Life
         if isinstance(instruction, Update):
             born[updates + 1] = position
         elif read is not None and read.version < updates:
+            if read.ahead:
+                reason = f"predicts from version {read.version}, but predictions start from the newest, {updates}"
+                raise schedule.error(stage, position, reason)
             last_readers[read.version] = position
     return last_readers, [(born[version + 1], position) for version, position in last_readers.items()]

@@ -22,6 +22,7 @@ from hybridnn.pipeline.schedules.weight_policies import (
     DOUBLE_BUFFERED,
     EXACT,
     INITIAL,
+    LINEAR_PREDICTION,
     PREDICTED,
     STASHED,
     VERTICAL_SYNC,
@@ -57,7 +58,9 @@ class Method:
     @property
     def predicts(self) -> bool:
         """Whether it reads predicted weights, which needs an optimizer with momentum."""
-        return self.policy.forward(0, 2, 4).ahead > 0  # stage 0 of 2, once the pipeline is full
+        stages = 4
+        points = [(stage, stages, minibatch) for stage in range(stages) for minibatch in range(2 * stages)]
+        return any(read(*point).ahead for read in (self.policy.forward, self.policy.backward) for point in points)
 
     def require(self, size: ScheduleSize, weight_grad: str) -> None:
         """Raise a `SettingError` unless the method supports the arguments, which are those of `make_schedule`."""
@@ -199,6 +202,13 @@ _METHODS = (
         "as vanilla with predicted weights",
         orders.pipedream,
         PREDICTED,
+        _in_flight_without_flush,
+    ),
+    Method(
+        "lwp",
+        "as vanilla, but forward passes predict the weights of the backward pass",
+        orders.pipedream,
+        LINEAR_PREDICTION,
         _in_flight_without_flush,
     ),
 )

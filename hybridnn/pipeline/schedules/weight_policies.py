@@ -55,6 +55,12 @@ def _previous(stage: int, stages: int, minibatch: int) -> WeightRead:
     return WeightRead(max(0, minibatch - 1))
 
 
+def _predicted_over_delay(stage: int, stages: int, minibatch: int) -> WeightRead:
+    """The newest version, predicted over the updates that come before the minibatch's own one."""
+    version = _delayed(stage, stages, minibatch).version
+    return WeightRead(version, minibatch - version)
+
+
 def _predicted_forward(stage: int, stages: int, minibatch: int) -> WeightRead:
     """Chen et al. 2018, equation 5: s = floor(k/2) + K - k - 1 in a full pipeline.
 
@@ -95,6 +101,9 @@ CURRENT = WeightPolicy("current", _delayed, _newest, _one_version)
 
 PREDICTED = WeightPolicy("predicted", _predicted_forward, _predicted_backward, _one_version)
 """Both passes read the weights predicted for the end of the minibatch's round trip (Chen et al. 2018, equation 4)."""
+
+LINEAR_PREDICTION = WeightPolicy("linear prediction", _predicted_over_delay, _newest, _one_version)
+"""The forward pass predicts the weights that the backward pass reads, the newest (Kosson et al. 2021)."""
 
 INITIAL = WeightPolicy(
     "initial", lambda stage, stages, t: WeightRead(0), lambda stage, stages, t: WeightRead(0), _one_version

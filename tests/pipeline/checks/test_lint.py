@@ -29,7 +29,7 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
-from hybridnn.pipeline.schedules.weight_policies import CURRENT, EXACT
+from hybridnn.pipeline.schedules.weight_policies import CURRENT, EXACT, STASHED, WeightRead
 from reference.schedules import forms, small
 
 
@@ -234,6 +234,18 @@ def test_one_version_means_the_current_one() -> None:
     schedule = make_schedule("pipedream", stages=2, minibatches=3)
     with pytest.raises(ScheduleError, match="reads weight version 1, but the newest is 0"):
         lint(replace(schedule, policy=EXACT))
+
+
+def test_a_prediction_from_an_older_version_is_refused() -> None:
+    """The optimizer's velocity is the one after the newest update."""
+
+    def ahead(stage: int, stages: int, minibatch: int) -> WeightRead:
+        return STASHED.backward(stage, stages, minibatch)._replace(ahead=1)
+
+    schedule = make_schedule("pipedream", stages=2, minibatches=4)
+    with pytest.raises(ScheduleError, match="predicts from version 0, but predictions start from the newest, 1"):
+        lint(replace(schedule, policy=replace(STASHED, backward=ahead)))
+    assert replace(METHODS["pipedream"], policy=replace(STASHED, backward=ahead)).predicts
 
 
 def test_lists_and_stages_do_not_match() -> None:

@@ -10,8 +10,8 @@ from hybridnn.pipeline.checks.lint import audit
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from reference.schedules import small
 
-CONSISTENT = ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw", "spectrain")
-"""Methods whose backward pass reads the version of its forward pass, or that both predict."""
+CONSISTENT = ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw", "spectrain", "lwp")
+"""Methods whose backward pass reads the version of its forward pass, or that aim at one version by predictions."""
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.exact])
