@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
 from math import ceil
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +17,7 @@ from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.partition import balanced_counts
+from hybridnn.pipeline.partition import balance
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.utils.checks import require_whole
 
@@ -195,26 +194,20 @@ def balanced_layers(
     layers = workload.model.layers
     groups = Groups(Layout.uniform(stages, len(layers)), machine)
     samples = ceil(workload.batch_size / microbatches)
-    running_sums = {
-        (batch, model): _running_sums(workload, groups, stage, ceil(samples / batch))
-        for stage, (batch, model) in enumerate(stages)
-        if (batch, model) not in stages[:stage]
-    }
 
-    def seconds(virtual_stage: int, first: int, end: int) -> float:
-        sums = running_sums[stages[virtual_stage % len(stages)]]
-        return sums[end] - sums[first]
+    def layer_seconds(batch: int, model: int) -> Iterator[float]:
+        return _layer_seconds(workload, groups, stages.index((batch, model)), ceil(samples / batch))
 
     # Which boundary lies between nodes is not known before the partition: all cost as much as the slowest.
     flows = {groups.flows(stage, stage + 1) for stage in range(len(stages) - 1)}
     sizes = [layer.outputs * samples * workload.itemsize for layer in layers[:-1]]
     slowest = (max(machine.message_seconds(size, spans_nodes=it > 0, flows=it) for it in flows) for size in sizes)
     boundaries = [2 * seconds for seconds in slowest]
-    return balanced_counts(seconds, boundaries, len(stages) * chunks)
+    return balance(stages, chunks, layer_seconds, boundaries)
 
 
-def _running_sums(workload: Workload, groups: Groups, stage: int, samples: int) -> list[float]:
-    """Seconds of the passes through the first 0, 1, … layers on a stage."""
+def _layer_seconds(workload: Workload, groups: Groups, stage: int, samples: int) -> Iterator[float]:
+    """Seconds of the passes through every layer on a stage."""
     model = groups.model(stage)
     shared = model.ranks, model.crossings, workload.dtype, groups.busy_ranks, 1.0, True
 
@@ -222,4 +215,4 @@ def _running_sums(workload: Workload, groups: Groups, stage: int, samples: int) 
         costs = chunk_costs(groups.machine, of_shapes([layer]), "columns", *shared)
         return (costs.forward(samples) + costs.backward(samples, accumulate=False)).total
 
-    return list(accumulate(map(passes, workload.model.layers), initial=0.0))
+    return map(passes, workload.model.layers)

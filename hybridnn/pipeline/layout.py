@@ -17,7 +17,8 @@ from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_sche
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.utils.text import counted
 
-PARTITIONS = ("uniform", "profile")  # automatic partitions: equal counts, or by the layers' times
+# automatic partitions: by predicted times of the layers, equal counts, or by measured times
+PARTITIONS = ("balanced", "uniform", "profile")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Layout:
 
     @classmethod
     def uniform(cls, stages: Sequence[tuple[int, int]], layers: int) -> Layout:
-        """The default layout on these stages: one chunk each, numbers of layers that differ by at most one."""
+        """A layout on these stages with one chunk each and numbers of layers that differ by at most one."""
         return cls(tuple(stages), tuple(block_sizes(layers, len(stages))))
 
     # -- description -------------------------------------------------------------------------------------------------

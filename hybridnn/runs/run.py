@@ -36,7 +36,7 @@ from hybridnn.runs.resume import data_identity, resume, training_settings
 from hybridnn.runs.run_files import CHECKPOINTS, TRACE
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace_file import write_trace
-from hybridnn.runs.workload import choose_parallel_settings, predicted_step
+from hybridnn.runs.workload import choose_parallel_settings, predicted_step, with_balanced_layers
 from hybridnn.training.device import resolve_device
 from hybridnn.training.rank_comparison import describe_value, require_same_settings
 from hybridnn.training.trained_network import Callback
@@ -153,6 +153,7 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
         dtype=settings.training.dtype,
     )
     model = settings.model.make(data.features, data.outputs, data.task)
+    settings = with_balanced_layers(settings, model, grid, device.kind)
     trainer = Trainer.from_config(settings.train_config(model), grid=grid, device=device)
     resolved = {
         "parallel": _resolved(settings.parallel, trainer),

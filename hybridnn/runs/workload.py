@@ -76,8 +76,8 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     Parameters
     ----------
     machine : Machine, optional
-        Required by ``parallel.partition = "profile"``: its times stand in for the measured times of the layers.
-        Without it all ranks are taken to be on one node.
+        Balances the layers of the stages. Required by ``parallel.partition = "profile"``, where its times stand in for
+        the measured times of the layers. Without it all ranks are taken to be on one node.
 
     Raises
     ------
@@ -87,9 +87,9 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     stages = stage_shapes(settings.parallel, ranks)
     node_ranks = ranks if machine is None else machine.node_ranks(ranks)
     layout = resolve_layout(settings.train_config(model), stages, node_ranks)
-    if settings.parallel.partition == "profile" and len(stages) > 1:
-        if machine is None:
-            raise SettingError("parallel.partition", "profile", "needs a machine file where no layers are timed")
+    if settings.parallel.partition == "profile" and machine is None and len(stages) > 1:
+        raise SettingError("parallel.partition", "profile", "needs a machine file where no layers are timed")
+    if settings.parallel.partition in ("balanced", "profile") and machine is not None and len(stages) > 1:
         from hybridnn.cost.layouts import balanced_layers
 
         # Only the size of the minibatch matters here.
@@ -113,6 +113,33 @@ def require_fitting_layout(settings: Settings, ranks: int) -> None:
         layout_from_settings(settings, ranks, _model(settings, settings.data.describe(settings.model.task)))
 
 
+def with_balanced_layers(settings: Settings, model: MLP, grid: ProcessGrid, device: str) -> Settings:
+    """Replace a ``balanced`` partition by that of the machine file that rank 0 finds; collective.
+
+    The trainer balances by typical costs where there is no file, and on a GPU.
+    """
+    if settings.parallel.partition != "balanced" or grid.pipeline == 1:
+        return settings
+
+    def layers() -> tuple[int, ...] | None:
+        machine = _machine_of_job(grid, device)
+        return None if machine is None else layout_from_settings(settings, grid.size, model, machine).layers
+
+    found = value_of_first(grid.world, layers)
+    update = {} if found is None else {"partition": tuple(found)}
+    return settings.model_copy(update={"parallel": settings.parallel.model_copy(update=update)})
+
+
+def _machine_of_job(grid: ProcessGrid, device: str) -> Machine | None:
+    """The machine file in the working folder or the environment; None without one, and on a GPU, which it lacks."""
+    path = find_machine() if device == "cpu" else None
+    if path is None:
+        return None
+    from hybridnn.cost.machine_file import read_machine
+
+    return read_machine(path).placed(grid.size, grid.nodes)
+
+
 def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, task: str) -> PredictedStep | None:
     """Prediction of a training step by the machine file in the working folder or the environment; collective.
 
@@ -128,13 +155,11 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
     """
 
     def predict_on_first_rank() -> PredictedStep | None:
-        path = find_machine() if trainer.grid.rank == 0 and trainer.device.kind == "cpu" else None
-        if path is None:
+        machine = _machine_of_job(trainer.grid, trainer.device.kind) if trainer.grid.rank == 0 else None
+        if machine is None:
             return None
-        from hybridnn.cost.machine_file import read_machine
         from hybridnn.cost.prediction.predict import predict
 
-        machine = read_machine(path).placed(trainer.grid.size, trainer.grid.nodes)
         predicted = predict(workload_of_run(settings, trainer.model, train_samples, task), trainer.layout, machine)
         return PredictedStep(
             machine.name,

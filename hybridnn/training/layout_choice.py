@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, prod
 from typing import TYPE_CHECKING
@@ -48,8 +47,9 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
     """Resolve the wishes of a configuration on stages of (batch, model) ranks, and check them.
 
     With a single stage, every exact method becomes ``sequential`` with one microbatch, and other methods are refused.
-    A ``profile`` partition is uniform here, because it requires timing the layers. Replicas are shared unless the
-    configuration excludes it, or a GPU trains. `node_ranks` are the ranks of a full node.
+    A ``balanced`` partition is that of typical costs. A ``profile`` partition is uniform here, because it requires
+    timing the layers. Replicas are shared unless the configuration excludes it, or a GPU trains. `node_ranks` are the
+    ranks of a full node.
 
     Raises `SettingError` if a setting is not allowed, or conflicts with another.
     """
@@ -69,7 +69,7 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         method, chunks, microbatches = METHODS["sequential"], 1, 1
     return Layout(
         stages,
-        _partition(config.partition, len(config.model.layers), count, chunks),
+        _partition(config, stages, chunks, microbatches),
         config.model_split,
         overlaps(config.overlap, spans_nodes=node_ranks < sum(map(prod, stages)), on_host=on_host),
         method.name,
@@ -93,22 +93,24 @@ def overlaps(setting: bool | str, *, spans_nodes: bool, on_host: bool = True) ->
     return spans_nodes or not on_host
 
 
-def _partition(partition: str | Sequence[int], layers: int, stages: int, chunks: int) -> tuple[int, ...]:
-    """Layers of every virtual stage, uniform unless they are given."""
+def _partition(config: TrainConfig, stages: StageShapes, chunks: int, microbatches: int) -> tuple[int, ...]:
+    """Layers of every virtual stage, without measuring them."""
+    partition, layers, count = config.partition, len(config.model.layers), len(stages)
     if isinstance(partition, str):
         require_choice("parallel.partition", partition, PARTITIONS)
-        if stages * chunks == 1:
+        if count * chunks == 1:
             return (layers,)
-    from hybridnn.pipeline.partition import check_partition, check_stages, uniform_partition
+    from hybridnn.pipeline.partition import check_partition, check_stages, typical_partition, uniform_partition
 
-    check_stages(layers, stages)
-    if stages * chunks > layers:
-        raise SettingError(
-            "parallel.chunks", chunks, f"{stages} stages of so many need {stages * chunks} layers or more"
-        )
+    check_stages(layers, count)
+    if count * chunks > layers:
+        raise SettingError("parallel.chunks", chunks, f"{count} stages of so many need {count * chunks} layers or more")
+    if partition == "balanced":
+        samples, itemsize = ceil(config.batch_size / microbatches), np.dtype(config.dtype).itemsize
+        return typical_partition(config.model, stages, chunks, samples, itemsize)
     if isinstance(partition, str):
-        return uniform_partition(layers, stages * chunks)
-    check_partition(partition, layers, stages * chunks)
+        return uniform_partition(layers, count * chunks)
+    check_partition(partition, layers, count * chunks)
     return tuple(partition)
 
 
@@ -136,19 +138,18 @@ def _profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
     The layers of a stage are timed with one rank's share of a microbatch, and the time is divided by the number of its
     model ranks. Messages are assigned the typical times inside a node.
     """
-    from hybridnn.pipeline.partition import TYPICAL_LINK, balanced_counts, time_layers
+    from hybridnn.pipeline.partition import TYPICAL_LINK, balance, time_layers
 
     model, dtype = config.model, np.dtype(config.dtype)
     samples = ceil(config.batch_size / layout.microbatches)
     profiles = {batch: time_layers(model, ceil(samples / batch), dtype) for batch in {b for b, _ in layout.stages}}
 
-    def seconds(virtual_stage: int, first: int, end: int) -> float:
-        batch, model_ranks = layout.stages[virtual_stage % len(layout.stages)]
-        layers = profiles[batch][first:end]
-        return sum(layer.forward_seconds + layer.backward_seconds for layer in layers) / model_ranks
+    def seconds(batch: int, model_ranks: int) -> list[float]:
+        return [(layer.forward_seconds + layer.backward_seconds) / model_ranks for layer in profiles[batch]]
 
     sizes = [layer.outputs * samples * dtype.itemsize for layer in model.layers[:-1]]
-    return balanced_counts(seconds, [2 * TYPICAL_LINK.message_seconds(size) for size in sizes], len(layout.layers))
+    boundaries = [2 * TYPICAL_LINK.message_seconds(size) for size in sizes]
+    return balance(layout.stages, layout.chunks, seconds, boundaries)
 
 
 TOO_FEW = "no node holds several ranks of a batch group"
