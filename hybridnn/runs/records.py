@@ -120,7 +120,7 @@ def crowding_text(ranks: int, threads: int, cores: int) -> str:
 
 @dataclass(frozen=True)
 class LoadRecord(Record):
-    """Load of the nodes by processes other than the ranks, in the order of `Hosts`."""
+    """Load of the nodes by processes other than the ranks, as `node_loads` returns it."""
 
     kind = "load"
 
