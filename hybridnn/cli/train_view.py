@@ -226,6 +226,7 @@ def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
     if len(layout.stages) == 1:
         return []
     cut = f", {layout.microbatches} microbatches" if layout.microbatches > 1 else ""
+    cut += f" ({header.microbatches_why})" if header.microbatches_why else ""
     rows = [("pipeline", f"{layout.method}{cut}")]
     if header.mean_staleness:
         of_stages = ", ".join(f"{updates:.2f}" for updates in header.stage_staleness)

@@ -16,15 +16,11 @@ from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.parallel.dense import MODEL_SPLITS
-from hybridnn.pipeline.layout import Layout
+from hybridnn.parallel.places import StageShapes
+from hybridnn.pipeline.layout import Layout, microbatch_counts
 from hybridnn.pipeline.partition import balance
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.utils.checks import require_whole
-
-MOST_MICROBATCHES_PER_STAGE = 8
-"""Most microbatches per stage: with so many the bubble of an exact pipeline is below a ninth of its work."""
-
-MOST_MICROBATCHES = 256
 
 Wanted = Mapping[str, Any]
 """Values that a layout must have, by key of the settings section ``[parallel]``; any where there is none."""
@@ -140,7 +136,7 @@ def _pipelines(
         if method.predicts and not workload.slots:
             continue
         for chunks in _chunks(workload, method, pipeline, wanted):
-            for microbatches in _microbatches(workload, method, pipeline, batch, wanted):
+            for microbatches in _microbatches(workload, method, stages, wanted):
                 yield Layout(
                     stages,
                     layers(chunks, microbatches),
@@ -158,20 +154,15 @@ def _chunks(workload: Workload, method: Method, pipeline: int, wanted: Wanted) -
     return [chunks] if chunks > 1 and chunks * pipeline <= len(workload.model.layers) else []
 
 
-def _microbatches(workload: Workload, method: Method, pipeline: int, batch: int, wanted: Wanted) -> list[int]:
+def _microbatches(workload: Workload, method: Method, stages: StageShapes, wanted: Wanted) -> list[int]:
     """Numbers of microbatches with which every rank has samples of each."""
+    if "microbatches" not in wanted:
+        return microbatch_counts(method, stages, workload.batch_size)
+    count, pipeline = wanted["microbatches"], len(stages)
     if not method.cuts_minibatches:
-        return [1] if _allowed(wanted, "microbatches", 1) else []
-    most = workload.batch_size // batch
-    if "microbatches" in wanted:
-        counts = {wanted["microbatches"]}
-    else:
-        most = min(most, MOST_MICROBATCHES_PER_STAGE * pipeline, MOST_MICROBATCHES)
-        powers = [1 << bit for bit in range(1, MOST_MICROBATCHES.bit_length())]
-        counts = {*powers, pipeline, *(pipeline * power for power in powers)}
-    least = pipeline if method.fills_pipeline else 1
-    factor = pipeline if method.chunked else 1
-    return [count for count in sorted(counts) if least <= count <= most and count % factor == 0]
+        return [1] if count == 1 else []
+    least, factor = pipeline if method.fills_pipeline else 1, pipeline if method.chunked else 1
+    return [count] if least <= count <= workload.batch_size // stages[0][0] and count % factor == 0 else []
 
 
 # -- layers of the stages --------------------------------------------------------------------------------------------

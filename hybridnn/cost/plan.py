@@ -9,14 +9,14 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
-from hybridnn.cost.layouts import ANY, Wanted, feasible_layouts
+from hybridnn.cost.layouts import ANY, Wanted, balanced_layers, feasible_layouts
 from hybridnn.cost.machine import Machine, kept
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.layout import Layout, microbatch_counts
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -84,6 +84,20 @@ def best_exact(workload: Workload, machine: Machine, ranks: int, wanted: Wanted 
     if best is None:
         raise search.nothing_fits(ranks)
     return best
+
+
+def divided(workload: Workload, layout: Layout, machine: Machine, *, cuts: bool, balances: bool) -> Layout:
+    """The layout with the microbatches, where it `cuts`, and the layers, where it `balances`, of the shortest step."""
+    stages, method = layout.stages, METHODS[layout.method]
+    numbers = (cuts and microbatch_counts(method, stages, workload.batch_size)) or [layout.microbatches]
+
+    def candidate(microbatches: int) -> Layout:
+        layers = layout.layers
+        if balances:
+            layers = balanced_layers(workload, machine, stages, chunks=layout.chunks, microbatches=microbatches)
+        return replace(layout, microbatches=microbatches, layers=layers)
+
+    return min(map(candidate, numbers), key=lambda it: predict(workload, it, machine).seconds_per_step)
 
 
 # -- search ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ the stages and the boundaries between them, at which activations go forward and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import ceil, inf
 from statistics import median
 from time import perf_counter
@@ -144,6 +144,7 @@ def _least_slowest(
 
 # Picoseconds of float32 work on a usual core, of a pass through a layer. Whole numbers, so that all ranks, processors
 # and versions of Python find the same partition.
+INSTRUCTION = 10_000_000  # Python around a pass through a chunk
 CALL = 6_000_000  # Python and the BLAS library, whatever the sizes
 WEIGHT = 140  # reading or writing a weight, whatever the number of samples
 ELEMENT = 200  # of the inputs and outputs, and their activation
@@ -157,9 +158,39 @@ def typical_partition(model: MLP, stages: StageShapes, chunks: int, samples: int
         share = ceil(samples / batch)
         return [_typical_passes(layer, model_ranks, share, itemsize) for layer in model.layers]
 
-    alpha, beta = (round(1e12 * seconds) for seconds in TYPICAL_LINK)
-    boundaries = [2 * (alpha + beta * layer.outputs * samples * itemsize) for layer in model.layers[:-1]]
+    boundaries = [_typical_messages(layer.outputs * samples * itemsize) for layer in model.layers[:-1]]
     return balance(stages, chunks, picoseconds, boundaries)
+
+
+def typical_step(
+    model: MLP,
+    stages: StageShapes,
+    layers: Sequence[int],
+    microbatches: int,
+    batch_size: int,
+    itemsize: int,
+    *,
+    drains: bool,
+) -> int:
+    """Picoseconds of a step by typical costs: M passes through the layers of the slowest stage.
+
+    If the pipeline `drains` after every minibatch, it waits for (K - 1) / v passes more, with K stages of v chunks.
+    """
+    count, samples = len(stages), ceil(batch_size / microbatches)
+    work = [0] * count
+    for number, (first, end) in enumerate(pairwise(accumulate(layers, initial=0))):
+        batch, model_ranks = stages[number % count]
+        passes = [_typical_passes(it, model_ranks, ceil(samples / batch), itemsize) for it in model.layers[first:end]]
+        messages = _typical_messages(model.sizes[first] * samples * itemsize) if first else 0
+        work[number % count] += 2 * INSTRUCTION + sum(passes) + messages
+    waiting = (count - 1) * count * max(work) // len(layers) if drains else 0
+    return microbatches * max(work) + waiting
+
+
+def _typical_messages(nbytes: int) -> int:
+    """Picoseconds of the activations of a microbatch on their way to the next stage, and of their gradients back."""
+    alpha, beta = (round(1e12 * seconds) for seconds in TYPICAL_LINK)
+    return 2 * (alpha + beta * nbytes)
 
 
 def _typical_passes(layer: DenseLayer, model_ranks: int, samples: int, itemsize: int) -> int:

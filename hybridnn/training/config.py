@@ -170,8 +170,8 @@ class TrainConfig:
     microbatches: Count | None = option(
         "parallel",
         None,
-        "Microbatches per minibatch; none: four per stage, if the method uses microbatches and there are enough "
-        "samples.",
+        "Microbatches per minibatch; none: as many as are predicted to be fastest, from 2 to eight per stage, if the "
+        "method uses microbatches.",
         of_pipelines=True,
     )
     chunks: Count | None = option(

@@ -17,6 +17,7 @@ from hybridnn.runs.records import RunView
 from hybridnn.runs.resume import resolve_request
 from hybridnn.runs.run import run_training
 from hybridnn.runs.workload import choose_parallel_settings, workload_from_settings
+from reference.command_line import records_of
 from reference.machines import make_machine
 from reference.trained_runs import train
 
@@ -159,3 +160,25 @@ def test_the_machine_file_balances_a_pipeline_and_a_resumed_run_keeps_its_partit
     longer = settings_from({**sections, "training": {"epochs": 3}})
     other = longer.model_copy(update={"parallel": ParallelSettings(pipeline=2, method="pipedream", partition=(2, 3))})
     assert resolve_request(other, "auto", ()) == (other, "resume")  # what is set is not replaced
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_the_machine_file_chooses_the_microbatches_and_the_header_says_so(
+    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On machines where only calls, and where only work takes time; a bubble is half a microbatch of two."""
+    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    parallel = {"pipeline": 2, "method": "gpipe"}
+    for name, machine, expected in (("calls", make_machine(call=1.0), 2), ("work", make_machine(), 16)):
+        if comm.rank == 0:
+            write_machine(machine, tmp_path / "machine.toml")
+        comm.Barrier()
+        train(tmp_path / name, **DEEP, training={"epochs": 1}, parallel=parallel)
+        train(tmp_path / f"{name} given", **DEEP, training={"epochs": 1}, parallel={**parallel, "microbatches": 4})
+        if comm.rank == 0:
+            header, given = (records_of(tmp_path / run)[0] for run in (name, f"{name} given"))
+            assert header["layout"]["microbatches"] == expected
+            assert header["microbatches_why"] == "predicted best from 2 to 16 by the machine file made up"
+            assert (given["layout"]["microbatches"], given["microbatches_why"]) == (4, "")
+        comm.Barrier()
