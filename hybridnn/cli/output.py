@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from math import isnan
 from pathlib import Path
@@ -228,13 +228,16 @@ def write_result(
     out: Path | None,
     text: Callable[[Console], None],
     facts: Callable[[], object],
-    draw: Callable[[], Drawing | Figure],
+    draw: Callable[[], Drawing | Mapping[str, Figure]],
     width: float | None = None,
 ) -> None:
     """Write a result in one of the formats to a file, or print it.
 
     `text` prints the result on a console, `facts` returns the value that becomes JSON, and `draw` a drawing that
-    becomes SVG, PNG or PDF, `width` centimetres wide, or a figure of matplotlib; `play` an animation for HTML.
+    becomes SVG, PNG or PDF, `width` centimetres wide, or figures of matplotlib by name: the first one is written to
+    `out`, and every other one beside it, to a file with its name after a hyphen.
+
+    Raises `SettingError` for figures without a file.
     """
     if picture is PictureFormat.json:
         write_json(facts(), out)
@@ -250,12 +253,14 @@ def write_result(
         from hybridnn.drawing.picture import picture_bytes
 
         drawn = draw()
-        content = (
-            picture_bytes(drawn, picture.value, width)
-            if isinstance(drawn, Drawing)
-            else figure_bytes(drawn, picture.value)
-        )
-        write_file(content if picture in BINARY else content.decode(), out)
+        if isinstance(drawn, Drawing):
+            content = picture_bytes(drawn, picture.value, width)
+            write_file(content if picture in BINARY else content.decode(), out)
+            return
+        if out is None:
+            raise SettingError("--format", picture.value, "makes several files: give --out FILE")
+        for number, (name, figure) in enumerate(drawn.items()):
+            write_file(figure_bytes(figure, picture.value), out.with_stem(f"{out.stem}-{name}") if number else out)
 
 
 def write_json(value: object, out: Path | None = None) -> None:

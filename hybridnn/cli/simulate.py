@@ -61,7 +61,7 @@ def simulate(
         ScalingKind | None,
         typer.Option(
             help="Simulate 1, 2, 4, ... replicas up to --ranks: strong keeps the minibatch, weak lets it grow "
-            "(default: only --ranks)."
+            "(default: only --ranks). Pictures need --out: speed-up in FILE, efficiency and breakdown beside it."
         ),
     ] = None,
     output_format: OutputPicture = None,
@@ -91,7 +91,7 @@ def simulate(
                 out,
                 lambda console: _print_curve(console, scaling, layout, cluster),
                 lambda: {**_quality_facts(cluster), **asdict(scaling)},
-                lambda: draw_scaling(scaling, _layout_text(layout, cluster)),
+                lambda: draw_scaling(scaling),
             )
             return
         step = simulate_layout(workload, layout, cluster)
@@ -173,7 +173,7 @@ def _print_curve(console: Console, curve: ScalingCurve, layout: Layout, machine:
         )
         for point in curve.points
     ]
-    titles = ("ranks", "minibatch", "ms per\nstep", "samples\nper s", "speed-up", "efficiency")
+    titles = ("ranks", "mini-\nbatch", "ms per\nstep", "samples\nper s", "speed-\nup", "effi-\nciency")
     lost = ("smaller\nproducts", "over-\nhead", "comm.", "bubble", "wait")
     console.print(new_table((), (*titles, *lost), rows))
     _print_idle(console, layout, {point.ranks: point.batch_size for point in curve.points[1:]})

@@ -198,6 +198,7 @@ def header_table(header: RunHeader) -> Table:
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
         ("folder", header.folder),
         ("cores", "; ".join(header.crowded)),
+        ("layout", "" if header.in_process or header.crowded else header.layout_advice),
     ]
     return new_grid((name, value) for name, value in rows if value)
 
@@ -226,6 +227,7 @@ def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
     if len(layout.stages) == 1:
         return []
     cut = f", {layout.microbatches} microbatches" if layout.microbatches > 1 else ""
+    cut += f" ({header.microbatches_why})" if header.microbatches_why else ""
     rows = [("pipeline", f"{layout.method}{cut}")]
     if header.mean_staleness:
         of_stages = ", ".join(f"{updates:.2f}" for updates in header.stage_staleness)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +11,14 @@ from hybridnn.comm.agreement import gather_texts
 from hybridnn.comm.group import Group
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.comm.threads import own_cores
-from hybridnn.utils.load import LoadMeter
+from hybridnn.utils.load import LoadMeter, counters_id
 
 MOST_DISTURBANCE = 0.1  # share of the cores in use; times of a run with more of it are disturbed
 
 
 @dataclass(frozen=True)
 class NodeLoad:
-    """Load of a node over some time, of the cores that its ranks may use."""
+    """Load of a node over some time, of the cores that its ranks may use; nodes that share a kernel are one."""
 
     others: float  # cores that processes other than the ranks kept busy, on average
     cores: int
@@ -52,24 +51,24 @@ def node_loads(world: Group, node_group: Group, meter: LoadMeter, threads: int) 
     Returns
     -------
     tuple of NodeLoad
-        In the order of their lowest rank; empty for ranks in one process and where a system does not count the time of
-        its cores.
+        In the order of their lowest rank, one for all nodes that share a kernel, whose counters are the same; empty for
+        ranks in one process and where a system does not count the time of its cores.
     """
     busy, own = meter.read()
     if is_in_process():
         return ()
-    facts = {"host": socket.gethostname(), "own": own, "cores": sorted(own_cores()), "threads": threads}
+    facts = {"counters": counters_id(), "own": own, "cores": sorted(own_cores()), "threads": threads}
     facts["busy"] = busy if node_group.rank == 0 else {}
     return loads_of(list(map(json.loads, gather_texts(world, json.dumps(facts)))))
 
 
 def loads_of(ranks: Sequence[dict[str, Any]]) -> tuple[NodeLoad, ...]:
     """The loads of the nodes, from what `node_loads` gathers of every rank; empty if a node does not know its own."""
-    nodes: dict[str, list[dict[str, Any]]] = {}
+    ranks_by_counters: dict[str, list[dict[str, Any]]] = {}
     for facts in ranks:
-        nodes.setdefault(facts["host"], []).append(facts)
+        ranks_by_counters.setdefault(facts["counters"], []).append(facts)
     found = []
-    for members in nodes.values():
+    for members in ranks_by_counters.values():
         busy: dict[str, float] = next((facts["busy"] for facts in members if facts["busy"]), {})
         cores = {core for facts in members for core in facts["cores"] if str(core) in busy}
         if not cores:

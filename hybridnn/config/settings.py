@@ -24,11 +24,11 @@ from hybridnn.errors import SettingError
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
 from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP, resolve_loss
-from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
+from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer, installed_optimizers
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.parallel.places import StageShapes
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.methods import too_few_stages
+from hybridnn.pipeline.schedules.methods import OWN_METHODS, too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.training.records import MONITORS
 from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Range, Seed, refused
@@ -347,7 +347,7 @@ class Settings(Section):
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
-    optimizer: Annotated[Optimizer, FieldsOf(*OPTIMIZERS)] = SGD()
+    optimizer: Annotated[Optimizer, FieldsOf(*OPTIMIZERS, others=installed_optimizers)] = SGD()
     schedule: Annotated[LearningRateSchedule, FieldsOf(*SCHEDULES), BeforeValidator(_warmup_given)] = Constant()
     parallel: ParallelSettings = ParallelSettings()
     device: Annotated[DeviceOptions, FieldsOf(DeviceOptions)] = DeviceOptions()
@@ -438,14 +438,30 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), *, ignored: 
 
 
 def to_toml(settings: Settings) -> str:
-    """Settings as TOML, without keys that have no effect; `load_settings` reads equal settings back."""
+    """Settings as TOML, without keys that have no effect; `load_settings` reads equal settings back.
+
+    Comments name the packages of a method and of an optimizer that are not hybridnn's own.
+    """
     import tomli_w
 
     foreign = {name: set(section.foreign_keys()) for name, section in settings if isinstance(section, Section)}
     values = settings.model_dump(exclude=foreign, exclude_none=True)
     if settings.device.name == "cpu":  # the other options are those of a GPU
         values["device"] = {"name": "cpu"}
-    return tomli_w.dumps(values)
+    return _package_notes(settings) + tomli_w.dumps(values)
+
+
+def _package_notes(settings: Settings) -> str:
+    others = {}
+    if settings.parallel.method not in OWN_METHODS:
+        others["parallel.method"] = settings.parallel.method
+    if type(settings.optimizer) not in OPTIMIZERS:
+        others["optimizer.name"] = settings.optimizer.name
+    if not others:
+        return ""
+    from hybridnn.utils.plugins import package_note
+
+    return "".join(package_note(setting, name) for setting, name in others.items())
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
 from math import ceil
 from types import MappingProxyType
 from typing import Any
@@ -17,15 +16,11 @@ from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.parallel.dense import MODEL_SPLITS
-from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.partition import balanced_counts
+from hybridnn.parallel.places import StageShapes
+from hybridnn.pipeline.layout import Layout, microbatch_counts
+from hybridnn.pipeline.partition import balance
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.utils.checks import require_whole
-
-MOST_MICROBATCHES_PER_STAGE = 8
-"""Most microbatches per stage: with so many the bubble of an exact pipeline is below a ninth of its work."""
-
-MOST_MICROBATCHES = 256
 
 Wanted = Mapping[str, Any]
 """Values that a layout must have, by key of the settings section ``[parallel]``; any where there is none."""
@@ -141,7 +136,7 @@ def _pipelines(
         if method.predicts and not workload.slots:
             continue
         for chunks in _chunks(workload, method, pipeline, wanted):
-            for microbatches in _microbatches(workload, method, pipeline, batch, wanted):
+            for microbatches in _microbatches(workload, method, stages, wanted):
                 yield Layout(
                     stages,
                     layers(chunks, microbatches),
@@ -159,20 +154,15 @@ def _chunks(workload: Workload, method: Method, pipeline: int, wanted: Wanted) -
     return [chunks] if chunks > 1 and chunks * pipeline <= len(workload.model.layers) else []
 
 
-def _microbatches(workload: Workload, method: Method, pipeline: int, batch: int, wanted: Wanted) -> list[int]:
+def _microbatches(workload: Workload, method: Method, stages: StageShapes, wanted: Wanted) -> list[int]:
     """Numbers of microbatches with which every rank has samples of each."""
+    if "microbatches" not in wanted:
+        return microbatch_counts(method, stages, workload.batch_size)
+    count, pipeline = wanted["microbatches"], len(stages)
     if not method.cuts_minibatches:
-        return [1] if _allowed(wanted, "microbatches", 1) else []
-    most = workload.batch_size // batch
-    if "microbatches" in wanted:
-        counts = {wanted["microbatches"]}
-    else:
-        most = min(most, MOST_MICROBATCHES_PER_STAGE * pipeline, MOST_MICROBATCHES)
-        powers = [1 << bit for bit in range(1, MOST_MICROBATCHES.bit_length())]
-        counts = {*powers, pipeline, *(pipeline * power for power in powers)}
-    least = pipeline if method.fills_pipeline else 1
-    factor = pipeline if method.chunked else 1
-    return [count for count in sorted(counts) if least <= count <= most and count % factor == 0]
+        return [1] if count == 1 else []
+    least, factor = pipeline if method.fills_pipeline else 1, pipeline if method.chunked else 1
+    return [count] if least <= count <= workload.batch_size // stages[0][0] and count % factor == 0 else []
 
 
 # -- layers of the stages --------------------------------------------------------------------------------------------
@@ -195,26 +185,20 @@ def balanced_layers(
     layers = workload.model.layers
     groups = Groups(Layout.uniform(stages, len(layers)), machine)
     samples = ceil(workload.batch_size / microbatches)
-    running_sums = {
-        (batch, model): _running_sums(workload, groups, stage, ceil(samples / batch))
-        for stage, (batch, model) in enumerate(stages)
-        if (batch, model) not in stages[:stage]
-    }
 
-    def seconds(virtual_stage: int, first: int, end: int) -> float:
-        sums = running_sums[stages[virtual_stage % len(stages)]]
-        return sums[end] - sums[first]
+    def layer_seconds(batch: int, model: int) -> Iterator[float]:
+        return _layer_seconds(workload, groups, stages.index((batch, model)), ceil(samples / batch))
 
     # Which boundary lies between nodes is not known before the partition: all cost as much as the slowest.
     flows = {groups.flows(stage, stage + 1) for stage in range(len(stages) - 1)}
     sizes = [layer.outputs * samples * workload.itemsize for layer in layers[:-1]]
     slowest = (max(machine.message_seconds(size, spans_nodes=it > 0, flows=it) for it in flows) for size in sizes)
     boundaries = [2 * seconds for seconds in slowest]
-    return balanced_counts(seconds, boundaries, len(stages) * chunks)
+    return balance(stages, chunks, layer_seconds, boundaries)
 
 
-def _running_sums(workload: Workload, groups: Groups, stage: int, samples: int) -> list[float]:
-    """Seconds of the passes through the first 0, 1, … layers on a stage."""
+def _layer_seconds(workload: Workload, groups: Groups, stage: int, samples: int) -> Iterator[float]:
+    """Seconds of the passes through every layer on a stage."""
     model = groups.model(stage)
     shared = model.ranks, model.crossings, workload.dtype, groups.busy_ranks, 1.0, True
 
@@ -222,4 +206,4 @@ def _running_sums(workload: Workload, groups: Groups, stage: int, samples: int) 
         costs = chunk_costs(groups.machine, of_shapes([layer]), "columns", *shared)
         return (costs.forward(samples) + costs.backward(samples, accumulate=False)).total
 
-    return list(accumulate(map(passes, workload.model.layers), initial=0.0))
+    return map(passes, workload.model.layers)

@@ -9,14 +9,14 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
-from hybridnn.cost.layouts import ANY, Wanted, feasible_layouts
+from hybridnn.cost.layouts import ANY, Wanted, balanced_layers, feasible_layouts
 from hybridnn.cost.machine import Machine, kept
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.layout import Layout, microbatch_counts
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -84,6 +84,45 @@ def best_exact(workload: Workload, machine: Machine, ranks: int, wanted: Wanted 
     if best is None:
         raise search.nothing_fits(ranks)
     return best
+
+
+MODEL_ERROR = 0.2
+"""Error of a predicted step beside others of the same machine (``docs/benchmarks.md``), at least."""
+
+
+def layout_advice(own: Prediction, workload: Workload, machine: Machine) -> str:
+    """Sentence on a layout that is clearly faster: one rank, or all ranks without a pipeline, which is cheap to search.
+
+    Empty if there is none whose prediction is faster beyond the errors of both, or if the machine file is doubtful.
+    """
+    if machine.doubt:
+        return ""
+    try:
+        alone, best = (best_exact(workload, machine, ranks, {"pipeline": 1}) for ranks in (1, own.layout.ranks))
+    except SettingError:  # one of them does not fit
+        return ""
+    error = max(MODEL_ERROR, machine.quality.held_out_error if machine.quality else 0.0)
+    serial = alone.seconds_per_step
+    if min(serial, best.seconds_per_step) * (1 + error) >= own.seconds_per_step * (1 - error):
+        return ""
+    text = f"predicted {serial / own.seconds_per_step:.2g} times as fast as one rank"
+    if best.seconds_per_step < serial:
+        text += f"; {best.layout.describe()} would be {serial / best.seconds_per_step:.2g} times"
+    return f"{text} (hybridnn plan)"
+
+
+def divided(workload: Workload, layout: Layout, machine: Machine, *, cuts: bool, balances: bool) -> Layout:
+    """The layout with the microbatches, where it `cuts`, and the layers, where it `balances`, of the shortest step."""
+    stages, method = layout.stages, METHODS[layout.method]
+    numbers = (cuts and microbatch_counts(method, stages, workload.batch_size)) or [layout.microbatches]
+
+    def candidate(microbatches: int) -> Layout:
+        layers = layout.layers
+        if balances:
+            layers = balanced_layers(workload, machine, stages, chunks=layout.chunks, microbatches=microbatches)
+        return replace(layout, microbatches=microbatches, layers=layers)
+
+    return min(map(candidate, numbers), key=lambda it: predict(workload, it, machine).seconds_per_step)
 
 
 # -- search ----------------------------------------------------------------------------------------------------------

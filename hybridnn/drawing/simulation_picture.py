@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
@@ -27,10 +26,8 @@ MOST_BOXES = 2000  # computations that are drawn: of more, those that start firs
 KINDS = {ReduceGradients: "reduce", Update: "update"}
 """Kinds of box of computations that take no time in a planned schedule."""
 
-SPEED_UP_COLOR = COLORS[0]
-LINE_CHARACTERS = 48  # of a line of the title
 PERCENT = "{x:.0%}"
-PANEL = 1.9  # inches, height of a panel
+PANEL = 2.3  # inches, height of a figure
 
 
 def draw_simulation(step: SimulatedStep, most_rows: int = MOST_ROWS, most_boxes: int = MOST_BOXES) -> Drawing:
@@ -103,36 +100,52 @@ def _left_out(step: SimulatedStep, stages: Sequence[int], makespan: float) -> It
 # -- scaling curves --------------------------------------------------------------------------------------------------
 
 
-def draw_scaling(curve: ScalingCurve, title: str) -> Figure:
-    """Draw a scaling curve: speed-up and efficiency against ranks, and a breakdown of the ranks' time."""
-    figure, (speed_up, efficiency, shares) = column_figure(PANEL, 0.7 * PANEL, 1.2 * PANEL)
+def draw_scaling(curve: ScalingCurve) -> dict[str, Figure]:
+    """Draw a scaling curve: figures of one panel by name, speed-up, efficiency and breakdown of the ranks' time."""
+    return {
+        "speed_up": _draw_speed_up(curve),
+        "efficiency": _draw_efficiency(curve),
+        "breakdown": _draw_shares(curve),
+    }
+
+
+LINE: dict[str, Any] = {"color": COLORS[0], "linewidth": 1.3, "marker": "o", "markersize": 2.5, "label": "simulated"}
+IDEAL: dict[str, Any] = {"color": MUTED, "linestyle": "--", "linewidth": 1.0, "label": "ideal"}
+
+
+def _draw_speed_up(curve: ScalingCurve) -> Figure:
+    figure, (axes,) = column_figure(PANEL)
     ranks = [point.ranks for point in curve.points]
-    line: dict[str, Any] = {"color": SPEED_UP_COLOR, "linewidth": 1.3, "marker": "o", "markersize": 2.5}
-    speed_up.plot(ranks, ranks, color=MUTED, linestyle="--", linewidth=1.0, label="ideal")
-    speed_up.plot(ranks, [point.speed_up for point in curve.points], label="simulated", **line)
-    speed_up.set_yscale("log", base=2)
-    speed_up.yaxis.set_major_formatter(ratio_tick)
-    minibatch = "one minibatch for all" if curve.kind == "strong" else "minibatch grows with ranks"
-    text = textwrap.fill(title, LINE_CHARACTERS)
-    speed_up.set_title(f"{text}\n{curve.kind.capitalize()} scaling: {minibatch}")
-    speed_up.set_ylabel("speed-up over 1 rank")
+    axes.plot(ranks, ranks, **IDEAL)
+    axes.plot(ranks, [point.speed_up for point in curve.points], **LINE)
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(ratio_tick)
+    axes.set_ylabel("speed-up against 1 rank")
+    return _over_ranks(figure, axes)
+
+
+def _draw_efficiency(curve: ScalingCurve) -> Figure:
+    figure, (axes,) = column_figure(PANEL)
     efficiencies = [point.efficiency for point in curve.points]
-    efficiency.axhline(1, color=MUTED, linestyle="--", linewidth=1.0)
-    efficiency.plot(ranks, efficiencies, **line)
-    efficiency.set_ylim(0, 1.1 * max(1.0, *efficiencies))
-    efficiency.yaxis.set_major_formatter(PERCENT)
-    efficiency.set_ylabel("efficiency")
-    for axes in (speed_up, efficiency):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("ranks")
-        tidy(axes)
-    _draw_shares(shares, curve)
-    legend_above(figure, [*speed_up.get_legend_handles_labels()[0], *shares.get_legend_handles_labels()[0]])
+    axes.axhline(1, **IDEAL)
+    axes.plot([point.ranks for point in curve.points], efficiencies, **LINE)
+    axes.set_ylim(0, 1.1 * max(1.0, *efficiencies))
+    axes.yaxis.set_major_formatter(PERCENT)
+    axes.set_ylabel("efficiency")
+    return _over_ranks(figure, axes)
+
+
+def _over_ranks(figure: Figure, axes: Axes) -> Figure:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("ranks")
+    tidy(axes)
+    legend_above(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
-def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
+def _draw_shares(curve: ScalingCurve) -> Figure:
+    figure, (axes,) = column_figure(PANEL)
     positions = range(len(curve.points))
     bottom = np.zeros(len(curve.points))
     for name, color in PART_COLORS.items():
@@ -142,9 +155,10 @@ def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
         bottom = bottom + shares
     labels = [str(point.ranks) for point in curve.points]
     axes.set_xticks(list(positions), labels, rotation=90 if len(labels) > 8 else 0)
-    axes.set_title("Where the ranks' time goes")
     axes.set_xlabel("ranks")
     axes.set_ylabel("share of the ranks' time")
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PERCENT)
     tidy(axes, grid=False)
+    legend_above(figure, axes.get_legend_handles_labels()[0])
+    return figure

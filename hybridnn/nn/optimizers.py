@@ -7,8 +7,9 @@ all of it, up to the last bit.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import sqrt
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple
@@ -382,9 +383,21 @@ class RMSprop(Optimizer):
 OPTIMIZERS = (SGD, SpikeSGD, Adam, AdamW, RMSprop)  # the optimizers that settings can name; the first is the default
 
 
+@cache
+def installed_optimizers() -> Mapping[str, type[Optimizer]]:
+    """Optimizers that installed packages add by entry points."""
+    from hybridnn.utils.plugins import installed
+
+    def is_one(found: object) -> bool:
+        return isinstance(found, type) and issubclass(found, Optimizer)
+
+    return dict(installed("optimizer.name", "optimizer", is_one, [kind.name for kind in OPTIMIZERS]))
+
+
 def find_optimizer(name: str) -> Optimizer:
     """An optimizer of a name, such as ``"adam"``, with its default settings."""
     kinds = {kind.name: kind for kind in OPTIMIZERS}
-    if name.lower() not in kinds:
-        raise SettingError("optimizer", name, must_be_one_of(kinds))
-    return kinds[name.lower()]()
+    kind = kinds.get(name.lower()) or installed_optimizers().get(name)
+    if kind is None:
+        raise SettingError("optimizer", name, must_be_one_of([*kinds, *installed_optimizers()]))
+    return kind()

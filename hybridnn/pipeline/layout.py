@@ -13,11 +13,33 @@ from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.parallel.places import StageShapes
 from hybridnn.parallel.replica import fused_update_pays
-from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.methods import METHODS, Method, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.utils.text import counted
 
-PARTITIONS = ("uniform", "profile")  # automatic partitions: equal counts, or by the layers' times
+# automatic partitions: by predicted times of the layers, equal counts, or by measured times
+PARTITIONS = ("balanced", "uniform", "profile")
+
+MOST_MICROBATCHES_PER_STAGE = 8
+"""Most microbatches per stage: with so many the bubble of an exact pipeline is below a ninth of its work."""
+
+MOST_MICROBATCHES = 256
+
+
+def microbatch_counts(method: Method, stages: StageShapes, batch_size: int) -> list[int]:
+    """Numbers of microbatches among which the fastest is chosen: every rank has samples of each microbatch.
+
+    They are powers of two and the stages times powers of two, from 2 on, up to eight per stage and 256 in all. Empty if
+    the method needs more than that; 1 for methods that do not cut minibatches.
+    """
+    if not method.cuts_minibatches:
+        return [1]
+    count = len(stages)
+    most = min(batch_size // max(batch for batch, _ in stages), MOST_MICROBATCHES_PER_STAGE * count, MOST_MICROBATCHES)
+    powers = [1 << bit for bit in range(1, MOST_MICROBATCHES.bit_length())]
+    least, factor = count if method.fills_pipeline else 1, count if method.chunked else 1
+    counts = {*powers, count, *(count * power for power in powers)}
+    return [it for it in sorted(counts) if least <= it <= most and it % factor == 0]
 
 
 @dataclass(frozen=True)
@@ -45,7 +67,7 @@ class Layout:
 
     @classmethod
     def uniform(cls, stages: Sequence[tuple[int, int]], layers: int) -> Layout:
-        """The default layout on these stages: one chunk each, numbers of layers that differ by at most one."""
+        """A layout on these stages with one chunk each and numbers of layers that differ by at most one."""
         return cls(tuple(stages), tuple(block_sizes(layers, len(stages))))
 
     # -- description -------------------------------------------------------------------------------------------------

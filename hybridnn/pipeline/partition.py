@@ -1,4 +1,4 @@
-"""Partition of layers into stages: equal counts, or the counts for which the slowest part of the pipeline is fastest.
+"""Partition of layers into stages: the counts for which the slowest part of the pipeline is fastest, or equal counts.
 
 A pipeline is as fast as its slowest part (Harlap et al. 2018, PipeDream, arXiv:1806.03377, section 3.2). Its parts are
 the stages and the boundaries between them, at which activations go forward and their gradients come back.
@@ -6,8 +6,9 @@ the stages and the boundaries between them, at which activations go forward and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import inf
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
+from math import ceil, inf
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -20,9 +21,10 @@ from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import NUMPY
-from hybridnn.nn.mlp import MLP
+from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import parallel_dense, split_layers
+from hybridnn.parallel.places import StageShapes
 from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn.utils.checks import require_whole
 
@@ -74,6 +76,25 @@ def uniform_partition(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(block_sizes(layers, stages))
 
 
+def balance(
+    stages: Sequence[tuple[int, int]],
+    chunks: int,
+    layer_seconds: Callable[[int, int], Iterable[float]],
+    boundaries: Sequence[float],
+) -> tuple[int, ...]:
+    """Counts of layers for the chunks of stages of (batch, model) ranks: `balanced_counts` by the layers' times.
+
+    `layer_seconds` takes the batch and model ranks of a stage, and gives the time of every layer there.
+    """
+    sums = {shape: list(accumulate(layer_seconds(*shape), initial=0)) for shape in dict.fromkeys(stages)}
+
+    def seconds(virtual_stage: int, first: int, end: int) -> float:
+        of_stage = sums[stages[virtual_stage % len(stages)]]
+        return of_stage[end] - of_stage[first]
+
+    return balanced_counts(seconds, boundaries, len(stages) * chunks)
+
+
 def balanced_counts(
     seconds: Callable[[int, int, int], float], boundaries: Sequence[float], stages: int
 ) -> tuple[int, ...]:
@@ -117,6 +138,68 @@ def _least_slowest(
         best = found
     slowest, counts = best[layers]
     return slowest, tuple(-count for count in counts)
+
+
+# -- typical costs -----------------------------------------------------------------------------------------------------
+
+# Picoseconds of float32 work on a usual core, of a pass through a layer. Whole numbers, so that all ranks, processors
+# and versions of Python find the same partition.
+INSTRUCTION = 10_000_000  # Python around a pass through a chunk
+CALL = 6_000_000  # Python and the BLAS library, whatever the sizes
+WEIGHT = 140  # reading or writing a weight, whatever the number of samples
+ELEMENT = 200  # of the inputs and outputs, and their activation
+MULTIPLY_ADD = 22  # 90 billion operations per second
+
+
+def typical_partition(model: MLP, stages: StageShapes, chunks: int, samples: int, itemsize: int) -> tuple[int, ...]:
+    """Partition by typical costs of the passes and messages of a microbatch, which need no measurement."""
+
+    def picoseconds(batch: int, model_ranks: int) -> list[int]:
+        share = ceil(samples / batch)
+        return [_typical_passes(layer, model_ranks, share, itemsize) for layer in model.layers]
+
+    boundaries = [_typical_messages(layer.outputs * samples * itemsize) for layer in model.layers[:-1]]
+    return balance(stages, chunks, picoseconds, boundaries)
+
+
+def typical_step(
+    model: MLP,
+    stages: StageShapes,
+    layers: Sequence[int],
+    microbatches: int,
+    batch_size: int,
+    itemsize: int,
+    *,
+    drains: bool,
+) -> int:
+    """Picoseconds of a step by typical costs: M passes through the layers of the slowest stage.
+
+    If the pipeline `drains` after every minibatch, it waits for (K - 1) / v passes more, with K stages of v chunks.
+    """
+    count, samples = len(stages), ceil(batch_size / microbatches)
+    work = [0] * count
+    for number, (first, end) in enumerate(pairwise(accumulate(layers, initial=0))):
+        batch, model_ranks = stages[number % count]
+        passes = [_typical_passes(it, model_ranks, ceil(samples / batch), itemsize) for it in model.layers[first:end]]
+        messages = _typical_messages(model.sizes[first] * samples * itemsize) if first else 0
+        work[number % count] += 2 * INSTRUCTION + sum(passes) + messages
+    waiting = (count - 1) * count * max(work) // len(layers) if drains else 0
+    return microbatches * max(work) + waiting
+
+
+def _typical_messages(nbytes: int) -> int:
+    """Picoseconds of the activations of a microbatch on their way to the next stage, and of their gradients back."""
+    alpha, beta = (round(1e12 * seconds) for seconds in TYPICAL_LINK)
+    return 2 * (alpha + beta * nbytes)
+
+
+def _typical_passes(layer: DenseLayer, model_ranks: int, samples: int, itemsize: int) -> int:
+    """Picoseconds of the forward and the backward pass through a layer that is split by its outputs."""
+    outputs = ceil(layer.outputs / model_ranks)
+    weights = outputs * layer.inputs
+    work = weights * WEIGHT + samples * (weights * MULTIPLY_ADD + (outputs + layer.inputs) * ELEMENT)
+    products = 3 if layer.index else 2  # the network's inputs have no gradient
+    return products * (CALL + work * itemsize // 4)
 
 
 # -- times of layers ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from hybridnn.comm.node_load import NodeLoad
 from hybridnn.config.settings import Settings, to_toml
 from hybridnn.data import TableEncoding
 from hybridnn.errors import NonFiniteLossError
+from hybridnn.pipeline.layout import microbatch_counts
+from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import LoadRecord, PredictedStep, RunHeader, RunSummary, RunView
@@ -46,9 +48,12 @@ class RunReport(Callback):
         view: RunView,
         folder: RunFolder | None,
         predicted: PredictedStep | None,
+        *,
+        chooses_microbatches: bool = False,
     ) -> None:
         self._settings, self._trainer, self._data = settings, trainer, data
         self._view, self._folder, self._predicted = view, folder, predicted
+        self._chooses_microbatches = chooses_microbatches
         self._memory = trainer.stage_memory(data.task)
         self._hosts = describe_hosts(trainer.grid.world)
 
@@ -150,7 +155,18 @@ class RunReport(Callback):
             folder=str(folder),
             stage_staleness=staleness,
             mean_staleness=fmean(staleness),
+            layout_advice="" if self._predicted is None else self._predicted.layout_advice,
+            microbatches_why=self._microbatches_why() if self._chooses_microbatches else "",
         )
+
+    def _microbatches_why(self) -> str:
+        """Among which numbers of microbatches the one of the layout was chosen, and by what; empty without a choice."""
+        layout = self._trainer.layout
+        counts = microbatch_counts(METHODS[layout.method], layout.stages, self._trainer.batch_size)
+        if len(counts) < 2 or len(layout.stages) == 1:
+            return ""
+        by = "typical costs" if self._predicted is None else f"the machine file {self._predicted.machine}"
+        return f"predicted best from {counts[0]} to {counts[-1]} by {by}"
 
 
 def _with_absolute_paths(settings: Settings, encoding: TableEncoding | None) -> Settings:

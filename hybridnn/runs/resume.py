@@ -17,8 +17,8 @@ from hybridnn.checkpoints.shards import array_shapes
 from hybridnn.checkpoints.writing import origin_of
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import running_ranks
-from hybridnn.config.settings import ParallelSettings, Settings, load_settings
-from hybridnn.errors import DataError, SettingError
+from hybridnn.config.settings import ParallelSettings, Settings, load_settings, stage_shapes
+from hybridnn.errors import DataError, GridError, SettingError
 from hybridnn.nn.learning_rates import Cosine, WarmupLinear
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.data import PlacedData
@@ -48,7 +48,9 @@ FREE_SETTINGS = frozenset(
 FIXED_SETTINGS = frozenset({"optimizer.name", "training.dtype", "training.batch_size"})
 """Settings that must equal those of the checkpoint, even with ``--force``; so must those of ``[model]``."""
 
-RESOLVED_KEYS = ("batch", "microbatches", "chunks", "partition")
+PIPELINE_CHOICES = ("microbatches", "chunks", "partition")
+"""Keys of ``[parallel]`` that a run chooses for its stages; stale methods train something else with others."""
+RESOLVED_KEYS = ("batch", *PIPELINE_CHOICES)
 """Keys of ``[parallel]`` that a run sets for its number of ranks."""
 
 
@@ -109,7 +111,21 @@ def resolve_request(
             return None
     if resume == "auto" and not checkpoint_folders(folder / CHECKPOINTS):
         return settings, "again"
-    return settings, "resume"
+    return (_with_layout_of_run(settings, folder) if resume == "auto" else settings), "resume"
+
+
+def _with_layout_of_run(settings: Settings, folder: Path) -> Settings:
+    """Take over the pipeline's automatic choices from the run in `folder`, if it has the same stages and method."""
+    run, now = read_config(folder).parallel, settings.parallel
+    given = {key for key in PIPELINE_CHOICES if key in now.model_fields_set}
+    if now.auto or any(getattr(run, key) != getattr(now, key) for key in ("method", *given)):
+        return settings
+    try:
+        same = stage_shapes(run, running_ranks()) == stage_shapes(now, running_ranks())
+    except (GridError, SettingError):  # of other ranks
+        return settings
+    update = {key: getattr(run, key) for key in PIPELINE_CHOICES if same}
+    return settings.model_copy(update={"parallel": now.model_copy(update=update)})
 
 
 def settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Settings:

@@ -36,7 +36,7 @@ from hybridnn.runs.resume import data_identity, resume, training_settings
 from hybridnn.runs.run_files import CHECKPOINTS, TRACE
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace_file import write_trace
-from hybridnn.runs.workload import choose_parallel_settings, predicted_step
+from hybridnn.runs.workload import choose_parallel_settings, predicted_step, with_divided_pipeline
 from hybridnn.training.device import resolve_device
 from hybridnn.training.rank_comparison import describe_value, require_same_settings
 from hybridnn.training.trained_network import Callback
@@ -71,6 +71,8 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
     options = settings.model_dump() | {"--resume": start, "--force": forced}
     require_same_settings(all_ranks_group(), lambda: describe_value("", options))
     meter = LoadMeter()
+    parallel = settings.parallel
+    chooses = parallel.microbatches is None and not parallel.auto
     settings, data, trainer = _prepare(settings, view)
     grid = trainer.grid
     read_loads = partial(node_loads, grid.world, grid.node_group, meter, trainer.threads.count)
@@ -84,7 +86,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
             stack.enter_context(folder)
         if grid.stall_watchdog is not None:
             grid.stall_watchdog.use_folder(path, lambda: resume_advice(path))
-        report = RunReport(settings, trainer, data, view, folder, predicted)
+        report = RunReport(settings, trainer, data, view, folder, predicted, chooses_microbatches=chooses)
         identity = data_identity(settings, data)
         resumed = None
         if start == "resume":
@@ -153,6 +155,7 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
         dtype=settings.training.dtype,
     )
     model = settings.model.make(data.features, data.outputs, data.task)
+    settings = with_divided_pipeline(settings, model, grid, device.kind)
     trainer = Trainer.from_config(settings.train_config(model), grid=grid, device=device)
     resolved = {
         "parallel": _resolved(settings.parallel, trainer),

@@ -24,7 +24,7 @@ from hybridnn.config.settings import Settings, load_settings
 from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.runs.records import DivergedRecord, EndRecord, LoadRecord, PredictedStep, ResumeRecord, RunHeader
 from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Record, StepRecord
-from hybridnn.utils.files import LINE_BYTES, parse_json, read_lines, read_npz, read_tail
+from hybridnn.utils.files import LINE_BYTES, TOML_BYTES, parse_json, read_lines, read_npz, read_tail, read_text
 from hybridnn.utils.settings_models import first_problem
 from hybridnn.utils.text import shown_path, to_json
 
@@ -145,10 +145,19 @@ def read_config(folder: Path) -> Settings:
     try:
         settings = load_settings(path)
     except SettingError as error:
-        raise DataError(str(error)) from error
+        raise DataError(f"{error}{_missing_package(error, path)}") from error
     if read_tail(path, len(CONFIG_END)) != CONFIG_END.encode():
         raise DataError(f"{path}: is cut off: its last line is not {CONFIG_END.strip()!r}")
     return settings
+
+
+def _missing_package(error: SettingError, path: Path) -> str:
+    """The package of a method or an optimizer of a run that is not installed now."""
+    from hybridnn.utils.plugins import GROUPS, noted_package
+
+    if error.setting not in GROUPS or not (package := noted_package(error.setting, read_text(path, TOML_BYTES))):
+        return ""
+    return f"; the run took it from the package {package}, which is not installed"
 
 
 def to_line(record: Record) -> str:

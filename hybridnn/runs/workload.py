@@ -5,7 +5,7 @@ The cost models are imported where they are used: every rank of every run loads 
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.agreement import agree, value_of_first
@@ -76,8 +76,8 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     Parameters
     ----------
     machine : Machine, optional
-        Required by ``parallel.partition = "profile"``: its times stand in for the measured times of the layers.
-        Without it all ranks are taken to be on one node.
+        Chooses the microbatches and the layers of the stages. Required by ``parallel.partition = "profile"``, where its
+        times stand in for the measured times of the layers. Without it all ranks are taken to be on one node.
 
     Raises
     ------
@@ -87,16 +87,19 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     stages = stage_shapes(settings.parallel, ranks)
     node_ranks = ranks if machine is None else machine.node_ranks(ranks)
     layout = resolve_layout(settings.train_config(model), stages, node_ranks)
-    if settings.parallel.partition == "profile" and len(stages) > 1:
-        if machine is None:
-            raise SettingError("parallel.partition", "profile", "needs a machine file where no layers are timed")
-        from hybridnn.cost.layouts import balanced_layers
+    if len(stages) == 1:
+        return layout
+    partition = settings.parallel.partition
+    if machine is None:
+        if partition == "profile":
+            raise SettingError("parallel.partition", partition, "needs a machine file where no layers are timed")
+        return layout
+    from hybridnn.cost.plan import divided
 
-        # Only the size of the minibatch matters here.
-        workload = workload_of_run(settings, model, settings.training.batch_size, "")
-        layers = balanced_layers(workload, machine, stages, chunks=layout.chunks, microbatches=layout.microbatches)
-        layout = replace(layout, layers=layers)
-    return layout
+    # Only the size of the minibatch matters here.
+    workload = workload_of_run(settings, model, settings.training.batch_size, "")
+    cuts, balances = settings.parallel.microbatches is None, partition in ("balanced", "profile")
+    return divided(workload, layout, machine, cuts=cuts, balances=balances)
 
 
 def require_fitting_layout(settings: Settings, ranks: int) -> None:
@@ -111,6 +114,41 @@ def require_fitting_layout(settings: Settings, ranks: int) -> None:
             parallel = settings.parallel.model_copy(update={"partition": ParallelSettings().partition})
             settings = settings.model_copy(update={"parallel": parallel})
         layout_from_settings(settings, ranks, _model(settings, settings.data.describe(settings.model.task)))
+
+
+def with_divided_pipeline(settings: Settings, model: MLP, grid: ProcessGrid, device: str) -> Settings:
+    """Choose the default microbatches and partition by the machine file that rank 0 finds; collective.
+
+    The trainer chooses by typical costs where there is no file, and on a GPU.
+    """
+    parallel = settings.parallel
+    if grid.pipeline == 1 or (parallel.partition != "balanced" and parallel.microbatches is not None):
+        return settings
+
+    def divided() -> tuple[int, tuple[int, ...]] | None:
+        machine = _machine_of_job(grid, device)
+        if machine is None:
+            return None
+        layout = layout_from_settings(settings, grid.size, model, machine)
+        return layout.microbatches, layout.layers
+
+    found = value_of_first(grid.world, divided)
+    if found is None:
+        return settings
+    update: dict[str, Any] = {"microbatches": found[0]}
+    if parallel.partition == "balanced":  # the trainer times the layers of ``profile``
+        update["partition"] = tuple(found[1])
+    return settings.model_copy(update={"parallel": parallel.model_copy(update=update)})
+
+
+def _machine_of_job(grid: ProcessGrid, device: str) -> Machine | None:
+    """The machine file in the working folder or the environment; None without one, and on a GPU, which it lacks."""
+    path = find_machine() if device == "cpu" else None
+    if path is None:
+        return None
+    from hybridnn.cost.machine_file import read_machine
+
+    return read_machine(path).placed(grid.size, grid.nodes)
 
 
 def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, task: str) -> PredictedStep | None:
@@ -128,14 +166,14 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
     """
 
     def predict_on_first_rank() -> PredictedStep | None:
-        path = find_machine() if trainer.grid.rank == 0 and trainer.device.kind == "cpu" else None
-        if path is None:
+        machine = _machine_of_job(trainer.grid, trainer.device.kind) if trainer.grid.rank == 0 else None
+        if machine is None:
             return None
-        from hybridnn.cost.machine_file import read_machine
+        from hybridnn.cost.plan import layout_advice
         from hybridnn.cost.prediction.predict import predict
 
-        machine = read_machine(path).placed(trainer.grid.size, trainer.grid.nodes)
-        predicted = predict(workload_of_run(settings, trainer.model, train_samples, task), trainer.layout, machine)
+        workload = workload_of_run(settings, trainer.model, train_samples, task)
+        predicted = predict(workload, trainer.layout, machine)
         return PredictedStep(
             machine.name,
             predicted.seconds_per_step,
@@ -146,6 +184,7 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
             machine.processor,
             machine.calibrated_ranks,
             machine.doubt,
+            layout_advice(predicted, workload, machine),
         )
 
     return agree(trainer.grid.world, predict_on_first_rank)

@@ -18,7 +18,7 @@ from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.runs.workload import require_fitting_layout
 from hybridnn.study.axes import METHOD, REPEATED, format_value, has_values
-from hybridnn.study.layouts import NO_METHOD, ONE_RANK, Layout, LayoutChoice
+from hybridnn.study.layouts import FAMILIES, NO_METHOD, ONE_RANK, Layout, LayoutChoice
 from hybridnn.study.study_file import Study, conclusions_module
 
 LONGEST_ID = 150  # characters of an id before it is cut and a hash appended
@@ -119,7 +119,7 @@ def _combinations(study: Study) -> Iterator[Combination]:
     """The product of the axes, repetitions slowest, with the layouts of every number of ranks.
 
     A choice of layouts stays in a combination for which it has none. The base of the speed-ups, one rank, comes first.
-    Raises `SettingError` for a choice that has none with any number of ranks.
+    Raises `SettingError` for a grid that has none with any number of ranks, and for a family if it is the only choice.
     """
     used, unused = set[str](), dict[str, GridError]()
     axes = [(axis, values) for axis, values in study.axes if axis is not METHOD]
@@ -147,7 +147,7 @@ def _combinations(study: Study) -> Iterator[Combination]:
             for layout in layouts:
                 yield _with_layout(combination, layout)
     for text, reason in unused.items():
-        if text not in used:
+        if text not in used and not (used and text in FAMILIES):
             raise SettingError("axes.layouts", text, f"no layout of this study: {reason}")
 
 

@@ -170,8 +170,8 @@ class TrainConfig:
     microbatches: Count | None = option(
         "parallel",
         None,
-        "Microbatches per minibatch; none: four per stage, if the method uses microbatches and there are enough "
-        "samples.",
+        "Microbatches per minibatch; none: as many as are predicted to be fastest, from 2 to eight per stage, if the "
+        "method uses microbatches.",
         of_pipelines=True,
     )
     chunks: Count | None = option(
@@ -179,9 +179,10 @@ class TrainConfig:
     )
     partition: Annotated[str | tuple[int, ...], Checked(_partition)] = option(
         "parallel",
-        "uniform",
-        "Layers of each stage (of each chunk of each stage, in the order of the layers): `uniform`, `profile`, by "
-        "their measured times, or a list.",
+        "balanced",
+        "Layers of each stage (of each chunk of each stage, in the order of the layers): `balanced`, by predicted "
+        "times, in `hybridnn train` those of the machine file, if there is one; `uniform`, equal numbers; `profile`, "
+        "by their measured times; or a list.",
         of_pipelines=True,
     )
     weight_grad: Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))] = option(

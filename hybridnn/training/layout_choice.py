@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, prod
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.places import StageShapes
-from hybridnn.pipeline.layout import PARTITIONS, Layout
+from hybridnn.pipeline.layout import PARTITIONS, Layout, microbatch_counts
 from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS, Method, find_method, too_few_stages
@@ -25,8 +24,6 @@ from hybridnn.utils.checks import require_choice
 
 if TYPE_CHECKING:
     from hybridnn.parallel.replica_sharing import Sharing
-
-MICROBATCHES_PER_STAGE = 4  # default number of microbatches per stage: enough for a small bubble in a flushed pipeline
 
 
 def choose_layout(config: TrainConfig, grid: ProcessGrid, *, on_host: bool) -> Layout:
@@ -48,28 +45,36 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
     """Resolve the wishes of a configuration on stages of (batch, model) ranks, and check them.
 
     With a single stage, every exact method becomes ``sequential`` with one microbatch, and other methods are refused.
-    A ``profile`` partition is uniform here, because it requires timing the layers. Replicas are shared unless the
-    configuration excludes it, or a GPU trains. `node_ranks` are the ranks of a full node.
+    By default the microbatches and the partition are those that are fastest by typical costs. A ``profile`` partition
+    is uniform here, because it requires timing the layers. Replicas are shared unless the configuration excludes it, or
+    a GPU trains. `node_ranks` are the ranks of a full node.
 
     Raises `SettingError` if a setting is not allowed, or conflicts with another.
     """
     count = len(stages)
-    method, microbatches, chunks = find_method(config.method), config.microbatches, config.chunks
+    method, chunks = find_method(config.method), config.chunks
     if chunks is None:
         chunks = 2 if method.chunked else 1
-    if microbatches is None:  # interleaved schedules need a multiple of the number of stages
-        per_stage = max(1, min(MICROBATCHES_PER_STAGE, config.batch_size // count))
-        microbatches = count * per_stage if method.cuts_minibatches else 1
     weight_grad = "per-microbatch" if config.weight_grad == "auto" else config.weight_grad
-    method.require(ScheduleSize(count, 1, microbatches, chunks), weight_grad)
+    least = count if method.cuts_minibatches else 1
+    given = least if config.microbatches is None else config.microbatches
+    method.require(ScheduleSize(count, 1, given, chunks), weight_grad)
     _require_compatible(method, count, config)
+    if isinstance(config.partition, str):
+        require_choice("parallel.partition", config.partition, PARTITIONS)
     if count == 1:
         if not method.exact:
             raise too_few_stages(method.name)
-        method, chunks, microbatches = METHODS["sequential"], 1, 1
+        method, chunks = METHODS["sequential"], 1
+    microbatches = 1
+    layers: tuple[int, ...] = (len(config.model.layers),)
+    if count > 1 or not isinstance(config.partition, str):
+        _require_partition(config, count, chunks)
+    if count > 1:
+        microbatches, layers = _divided(config, method, stages, chunks)
     return Layout(
         stages,
-        _partition(config.partition, len(config.model.layers), count, chunks),
+        layers,
         config.model_split,
         overlaps(config.overlap, spans_nodes=node_ranks < sum(map(prod, stages)), on_host=on_host),
         method.name,
@@ -93,23 +98,41 @@ def overlaps(setting: bool | str, *, spans_nodes: bool, on_host: bool = True) ->
     return spans_nodes or not on_host
 
 
-def _partition(partition: str | Sequence[int], layers: int, stages: int, chunks: int) -> tuple[int, ...]:
-    """Layers of every virtual stage, uniform unless they are given."""
-    if isinstance(partition, str):
-        require_choice("parallel.partition", partition, PARTITIONS)
-        if stages * chunks == 1:
-            return (layers,)
-    from hybridnn.pipeline.partition import check_partition, check_stages, uniform_partition
+def _require_partition(config: TrainConfig, stages: int, chunks: int) -> None:
+    """Raise a `SettingError` for more chunks than layers, or layers of the chunks that do not fit them."""
+    from hybridnn.pipeline.partition import check_partition, check_stages
 
+    partition, layers = config.partition, len(config.model.layers)
     check_stages(layers, stages)
     if stages * chunks > layers:
-        raise SettingError(
-            "parallel.chunks", chunks, f"{stages} stages of so many need {stages * chunks} layers or more"
-        )
-    if isinstance(partition, str):
-        return uniform_partition(layers, stages * chunks)
-    check_partition(partition, layers, stages * chunks)
-    return tuple(partition)
+        allowed = f"{stages} stages of so many need {stages * chunks} layers or more"
+        raise SettingError("parallel.chunks", chunks, allowed)
+    if not isinstance(partition, str):
+        check_partition(partition, layers, stages * chunks)
+
+
+def _divided(config: TrainConfig, method: Method, stages: StageShapes, chunks: int) -> tuple[int, tuple[int, ...]]:
+    """Number of microbatches, and layers of every virtual stage: if not given, the fastest by typical costs."""
+    from hybridnn.pipeline.partition import typical_partition, typical_step, uniform_partition
+
+    model, batch_size, itemsize = config.model, config.batch_size, np.dtype(config.dtype).itemsize
+
+    def layers(microbatches: int) -> tuple[int, ...]:
+        if config.partition == "balanced":
+            return typical_partition(model, stages, chunks, ceil(batch_size / microbatches), itemsize)
+        if isinstance(config.partition, str):
+            return uniform_partition(len(model.layers), len(stages) * chunks)
+        return tuple(config.partition)
+
+    def picoseconds(divided: tuple[int, tuple[int, ...]]) -> int:
+        microbatches, counts = divided
+        return typical_step(model, stages, counts, microbatches, batch_size, itemsize, drains=method.exact)
+
+    if config.microbatches is not None:
+        numbers = [config.microbatches]
+    else:  # of very few samples some ranks have none
+        numbers = microbatch_counts(method, stages, batch_size) or [len(stages)]
+    return min(((number, layers(number)) for number in numbers), key=picoseconds)
 
 
 def _require_compatible(method: Method, stages: int, config: TrainConfig) -> None:
@@ -136,19 +159,18 @@ def _profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
     The layers of a stage are timed with one rank's share of a microbatch, and the time is divided by the number of its
     model ranks. Messages are assigned the typical times inside a node.
     """
-    from hybridnn.pipeline.partition import TYPICAL_LINK, balanced_counts, time_layers
+    from hybridnn.pipeline.partition import TYPICAL_LINK, balance, time_layers
 
     model, dtype = config.model, np.dtype(config.dtype)
     samples = ceil(config.batch_size / layout.microbatches)
     profiles = {batch: time_layers(model, ceil(samples / batch), dtype) for batch in {b for b, _ in layout.stages}}
 
-    def seconds(virtual_stage: int, first: int, end: int) -> float:
-        batch, model_ranks = layout.stages[virtual_stage % len(layout.stages)]
-        layers = profiles[batch][first:end]
-        return sum(layer.forward_seconds + layer.backward_seconds for layer in layers) / model_ranks
+    def seconds(batch: int, model_ranks: int) -> list[float]:
+        return [(layer.forward_seconds + layer.backward_seconds) / model_ranks for layer in profiles[batch]]
 
     sizes = [layer.outputs * samples * dtype.itemsize for layer in model.layers[:-1]]
-    return balanced_counts(seconds, [2 * TYPICAL_LINK.message_seconds(size) for size in sizes], len(layout.layers))
+    boundaries = [2 * TYPICAL_LINK.message_seconds(size) for size in sizes]
+    return balance(layout.stages, layout.chunks, seconds, boundaries)
 
 
 TOO_FEW = "no node holds several ranks of a batch group"

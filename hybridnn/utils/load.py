@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 
 CPU_COUNTERS = Path("/proc/stat")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7
 """Columns of busy time. Interrupts are left out: those of a network belong to the messages of the job."""
 
@@ -29,6 +31,14 @@ def busy_seconds(text: str, ticks: int) -> dict[int, float]:
     return found
 
 
+def counters_id() -> str:
+    """Identity of the counters of this node: nodes made of namespaces, such as containers, share those of a kernel."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
 class LoadMeter:
     """Busy cores of this node, and those that this process keeps busy, since it was made or last read."""
 
@@ -36,14 +46,16 @@ class LoadMeter:
         self._before = self._read()
 
     def read(self) -> tuple[dict[int, float], float]:
-        """Share of the time in which each core was busy, by its number, and that of this process in cores.
+        """Least share of the time in which each core was busy, by its number, and that of this process in cores.
 
-        Cores are missing where the system does not count their time.
+        The counters are exact to one unit, which is subtracted: a core was busy for at least the rest. Cores are
+        missing where the system does not count their time.
         """
         (start, own, busy), self._before = self._before, self._read()
         end, own_now, busy_now = self._before
-        seconds = max(end - start, 1e-9)
-        shares = {core: (busy_now[core] - busy[core]) / seconds for core in busy_now.keys() & busy.keys()}
+        seconds, unit = max(end - start, 1e-9), 1 / os.sysconf("SC_CLK_TCK")
+        cores = busy_now.keys() & busy.keys()
+        shares = {core: max(0.0, busy_now[core] - busy[core] - unit) / seconds for core in cores}
         return shares, (own_now - own) / seconds
 
     @staticmethod

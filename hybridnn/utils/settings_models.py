@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -194,11 +194,12 @@ class FieldsOf:
     """Annotation of a section whose keys are the fields of a frozen dataclass, which checks its values.
 
     Of several dataclasses, the key ``name`` chooses one by its class attribute `name`; the first is the default. The
-    key of a field is its name, or ``alias`` in its metadata.
+    key of a field is its name, or ``alias`` in its metadata. `others` gives further dataclasses by name, and is called
+    only where the name is that of none of these.
     """
 
-    def __init__(self, *kinds: type[Any]) -> None:
-        self.kinds = kinds
+    def __init__(self, *kinds: type[Any], others: Callable[[], Mapping[str, type[Any]]] = dict) -> None:
+        self.kinds, self._others = kinds, others
 
     @property
     def keys(self) -> list[str]:
@@ -213,7 +214,7 @@ class FieldsOf:
         )
 
     def _make(self, given: object) -> object:
-        if isinstance(given, self.kinds):
+        if isinstance(given, self.kinds) or (not isinstance(given, dict) and type(given) in self._others().values()):
             return given
         if not isinstance(given, dict):
             raise refused("", given, ALLOWED["model_type"])
@@ -222,6 +223,8 @@ class FieldsOf:
         if len(self.kinds) > 1:
             names = {kind.name: kind for kind in self.kinds}
             name = as_spelled(values.pop("name", kind.name), names)
+            if not isinstance(name, str) or name not in names:
+                names |= self._others()
             if not isinstance(name, str) or name not in names:
                 raise refused("name", name, must_be_one_of(names))
             kind, beside = names[name], f"name = {name!r}"

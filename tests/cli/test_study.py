@@ -181,6 +181,8 @@ def test_new_study_of_a_settings_file_can_run(study: Run) -> None:
     cells = make_cells(planned).cells
     assert {cell.ranks for cell in cells} == {1, 2, 4}
     assert len(cells) == 5 * (1 + 3 + 5)
+    assert study("new", "mine.toml", "--ranks", "2", "--force")[0] == 0
+    assert len(make_cells(load_study(Path("mine-layouts.toml"))).cells) == 5 * (1 + 3), "two ranks have no grid of both"
     assert "is there already; --force replaces it" in error_line(study("new", "mine.toml"))
     assert "--ranks = '2,': must be numbers of ranks" in error_line(
         study("new", "mine.toml", "--ranks", "2,", "--force")

@@ -18,6 +18,7 @@ from hybridnn.cost.simulation import (
     scaling_curve,
     simulate_layout,
 )
+from hybridnn.drawing.figures import COLUMN
 from hybridnn.drawing.simulation_picture import draw_scaling, draw_simulation, stages_shown
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
@@ -202,16 +203,23 @@ SHARES = {"compute": 0.5, "smaller products": 0, "overhead": 0, "communicate": 0
 
 def test_plot_of_a_curve() -> None:
     points = tuple(ScalingPoint(ranks, 64, 1 / ranks, ranks / 2, 0.5, SHARES) for ranks in (1, 2, 4))
-    figure = draw_scaling(ScalingCurve("strong", points), "a title that is long enough for two lines " * 2)
-    speed_up, efficiency, shares = figure.axes
+    figures = draw_scaling(ScalingCurve("strong", points))
+    assert list(figures) == ["speed_up", "efficiency", "breakdown"]
+    speed_up, efficiency, shares = (axes for figure in figures.values() for axes in figure.axes)
     lines = {line.get_label(): line.get_ydata().tolist() for line in speed_up.get_lines()}
     assert lines == {"ideal": [1, 2, 4], "simulated": [0.5, 1, 2]}
     assert efficiency.get_lines()[1].get_ydata().tolist() == [0.5] * 3
     assert {bars.get_label(): bars[0].get_height() for bars in shares.containers} == {"compute": 0.5, "wait": 0.5}
-    assert least_points(figure) >= 6
+    for figure in figures.values():
+        assert figure.get_figwidth() == COLUMN
+        assert least_points(figure) >= 6
     assert speed_up.yaxis.get_major_formatter()(0.5) == "1/2"
-    labels = [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes]
-    assert labels == [("ranks", "speed-up over 1 rank"), ("ranks", "efficiency"), ("ranks", "share of the ranks' time")]
+    labels = [(axes.get_xlabel(), axes.get_ylabel()) for axes in (speed_up, efficiency, shares)]
+    assert labels == [
+        ("ranks", "speed-up against 1 rank"),
+        ("ranks", "efficiency"),
+        ("ranks", "share of the ranks' time"),
+    ]
 
 
 # -- drawings ----------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_texts_of_pictures_made_by_hand_have_contrast_on_light_and_dark_pages(na
         assert contrast(*(dark.get(color, color) for color in colors)) >= 4.5, text.text
 
 
-@pytest.mark.parametrize("name", ["benchmarks", "strong-scaling"])
+@pytest.mark.parametrize("name", ["benchmarks", "strong-scaling", "strong-scaling-efficiency"])
 def test_plots_have_the_colours_of_the_list(name: str) -> None:
     drawn = (DOCS / f"pictures/{name}.svg").read_text().split("</style>")[1]
     used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6});? ", drawn))

@@ -1,4 +1,4 @@
-"""Pipeline methods of other packages, found by their entry points: drawn, checked and trained with like any other."""
+"""Pipeline methods and optimizers of other packages, found by their entry points, are used like any other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from hybridnn.errors import DataError
+from hybridnn.runs.run_files import read_config
 from mpi_runner.slowness import deadline
 from reference.command_line import assert_same_weights
 
 MODULE = """
+from dataclasses import dataclass
+
+from hybridnn import SGD
 from hybridnn.pipeline.schedules import computation_orders as orders
 from hybridnn.pipeline.schedules.methods import Method
 from hybridnn.pipeline.schedules.weight_policies import EXACT
@@ -30,6 +37,17 @@ mine = Method(
     lambda size, stage: size.microbatches, cuts_minibatches=True,
 )
 not_a_method = 3
+
+
+@dataclass(frozen=True)
+class Faster(SGD):
+    name = "faster"
+    times: float = 2.0
+
+    def update(self, weights, gradient, state, lr, out=None):
+        super().update(weights, gradient, state, self.times * lr, out)
+
+    reads_gradient_once = False
 other_name = mine
 """
 
@@ -51,7 +69,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 LEFT_OUT = {
     "bad = their_methods:absent": "AttributeError",
     "worse = no_such_module:mine": "ModuleNotFoundError",
-    "number = their_methods:not_a_method": "it is of class int, not Method",
+    "number = their_methods:not_a_method": "it is no pipeline method",
     "another = their_methods:other_name": "its name is last-first",
 }
 """Entry points without a method, and why."""
@@ -65,12 +83,16 @@ def test_installed_methods_are_listed_drawn_and_trained_with_and_others_left_out
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-methods\nVersion: 1.0\n")
     points = ["last-first = their_methods:mine", "ddg-newest = delayed:newest", *LEFT_OUT]
+    points += ["[hybridnn.optimizers]", "faster = their_methods:Faster"]
     (info / "entry_points.txt").write_text("\n".join(["[hybridnn.methods]", *points, ""]))
 
     small = ("--hidden", "6,6", "--epochs", "1", "--set", "training.dtype=float64", "-q", "--in-process", "2")
     commands = [("schedule",), ("schedule", "last-first", "--stages", "2", "--microbatches", "3")]
     for method in ("last-first", "gpipe", "ddg-newest", "vanilla"):
         commands.append(("train", *small, "--pipeline", "2", "--method", method, "--out", method))
+    faster = ("--optimizer", "faster", "--set", "optimizer.times=4", "--set", "optimizer.lr=0.01")
+    commands += [("train", *small, *faster, "--out", "faster")]
+    commands += [("train", *small, "--set", "optimizer.lr=0.04", "--out", "sgd")]
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(commands)],
@@ -91,3 +113,7 @@ def test_installed_methods_are_listed_drawn_and_trained_with_and_others_left_out
     assert done.stderr.count("is left out") == len(LEFT_OUT)
     assert_same_weights(tmp_path / "last-first", tmp_path / "gpipe", 1e-13)
     assert_same_weights(tmp_path / "ddg-newest", tmp_path / "vanilla", 1e-13)  # other orders, the same versions
+    assert_same_weights(tmp_path / "faster", tmp_path / "sgd", 1e-13)
+    for run, value in (("last-first", "parallel.method = 'last-first'"), ("faster", "optimizer.name = 'faster'")):
+        with pytest.raises(DataError, match=f"{value}.* from the package their-methods 1.0, which is not installed"):
+            read_config(tmp_path / run)

@@ -1,17 +1,23 @@
-"""`parallel.auto`: every rank trains in the layout that the machine file predicts to be the fastest exact one."""
+"""Layouts by the machine file: `parallel.auto`, and the default partition of a pipeline."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hybridnn.config.settings import ParallelSettings, Settings, keys_of_layout, load_settings
+from hybridnn.config.settings import ParallelSettings, Settings, keys_of_layout, load_settings, settings_from
+from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import write_machine
 from hybridnn.cost.plan import best_exact
 from hybridnn.errors import HybridnnError
+from hybridnn.runs.records import RunView
+from hybridnn.runs.resume import resolve_request
+from hybridnn.runs.run import run_training
 from hybridnn.runs.workload import choose_parallel_settings, workload_from_settings
+from reference.command_line import records_of
 from reference.machines import make_machine
 from reference.trained_runs import train
 
@@ -107,3 +113,88 @@ def test_the_run_folder_has_the_layout_that_ran(comm: MPI.Intracomm, folder: Pat
         assert not kept.auto
         assert (kept.pipeline, kept.batch, kept.model) == (2, 1, 1)
         assert sum(kept.partition) == 4  # type: ignore[arg-type]  # counts
+
+
+DEEP = {"data": {"rows": 200}, "model": {"hidden": [12, 12, 12, 12]}}
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_the_machine_file_balances_a_pipeline_and_a_resumed_run_keeps_its_partition(
+    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(machine: Machine | None) -> None:
+        comm.Barrier()
+        if comm.rank == 0:
+            Path("machine.toml").unlink(missing_ok=True)
+            if machine is not None:
+                write_machine(machine, Path("machine.toml"))
+        comm.Barrier()
+
+    def layers_of_run(folder: str) -> object:
+        return load_settings(Path(folder) / "config.toml").parallel.partition
+
+    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    parallel = {"pipeline": 2, "method": "pipedream"}
+    by_calls, by_work = make_machine(call=1.0, multiply_add=0.0), make_machine()  # digits has 64 inputs
+    for machine, expected in ((None, (3, 2)), (by_calls, (3, 2)), (by_work, (1, 4))):
+        begin(machine)
+        train(tmp_path / "first", **DEEP, training={"epochs": 1}, parallel=parallel)
+        if comm.rank == 0:
+            assert layers_of_run("first") == expected
+            shutil.rmtree("first")
+        train(tmp_path / "even", **DEEP, training={"epochs": 1}, parallel=parallel | {"partition": "uniform"})
+        if comm.rank == 0:
+            assert layers_of_run("even") == (3, 2)
+            shutil.rmtree("even")
+    begin(by_work)
+    sections = {**DEEP, "parallel": parallel, "output": {"folder": str(tmp_path / "run")}}
+    run_training(settings_from({**sections, "training": {"epochs": 1}}), RunView())
+    begin(by_calls)
+    longer = settings_from({**sections, "training": {"epochs": 2}})
+    resumed = resolve_request(longer, "auto", ())
+    assert resumed is not None
+    settings, start = resumed
+    assert (settings.parallel.partition, start) == ((1, 4), "resume")
+    assert len(run_training(settings, RunView(), start=start).epochs) == 2
+    longer = settings_from({**sections, "training": {"epochs": 3}})
+    other = longer.model_copy(update={"parallel": ParallelSettings(pipeline=2, method="pipedream", partition=(2, 3))})
+    assert resolve_request(other, "auto", ()) == (other, "resume")  # what is set is not replaced
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_the_machine_file_chooses_the_microbatches_and_the_header_says_so(
+    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On machines where only calls, and where only work takes time; a bubble is half a microbatch of two."""
+    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    parallel = {"pipeline": 2, "method": "gpipe"}
+    for name, machine, expected in (("calls", make_machine(call=1.0), 2), ("work", make_machine(), 16)):
+        if comm.rank == 0:
+            write_machine(machine, tmp_path / "machine.toml")
+        comm.Barrier()
+        train(tmp_path / name, **DEEP, training={"epochs": 1}, parallel=parallel)
+        train(tmp_path / f"{name} given", **DEEP, training={"epochs": 1}, parallel={**parallel, "microbatches": 4})
+        if comm.rank == 0:
+            header, given = (records_of(tmp_path / run)[0] for run in (name, f"{name} given"))
+            assert header["layout"]["microbatches"] == expected
+            assert header["microbatches_why"] == "predicted best from 2 to 16 by the machine file made up"
+            assert (given["layout"]["microbatches"], given["microbatches_why"]) == (4, "")
+        comm.Barrier()
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_the_header_advises_where_a_layout_is_clearly_slower(
+    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for name, machine in (("none", None), ("slow messages", make_machine(alpha=1.0))):
+        if comm.rank == 0 and machine is not None:
+            write_machine(machine, tmp_path / "machine.toml")
+        comm.Barrier()
+        train(tmp_path / name, **DEEP, training={"epochs": 1}, parallel={"pipeline": 2, "method": "gpipe"})
+        if comm.rank == 0:
+            assert bool(records_of(tmp_path / name)[0]["layout_advice"]) == (machine is not None)
+        comm.Barrier()

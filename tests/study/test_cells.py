@@ -191,6 +191,8 @@ def test_combinations_that_are_left_out_are_a_line_for_each_reason(plan_of: Plan
     ]
     with pytest.raises(SettingError, match=r"axes\.layouts = '2x2': no layout of this study: 2x2 has 4 ranks"):
         plan_of('axes = {ranks = [2], layouts = ["batch", "2x2"]}')
+    with pytest.raises(SettingError, match=r"axes\.layouts = 'grid': no layout of this study: a grid of several"):
+        plan_of('axes = {ranks = [2], layouts = ["grid"]}')
 
 
 def test_all_layouts_have_every_exact_method_whose_stages_work_at_once(plan_of: PlanOf) -> None:

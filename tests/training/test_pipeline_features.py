@@ -84,7 +84,7 @@ def wrong_settings(stages: int) -> dict[str, tuple[dict[str, Any], str]]:
         "too few layers dealt": ({"partition": (1,) * stages}, r"partition.*8"),
         "too many stages in it": ({"partition": (1,) * 8}, rf"partition.*{stages}"),
         "a stage of none": ({"partition": (8,) + (0,) * (stages - 1)}, "partition"),
-        "a partition of no name": ({"partition": "balanced"}, "partition.*balanced.*uniform"),
+        "a partition of no name": ({"partition": "even"}, "partition.*even.*uniform"),
         "clipping": ({"method": "pipedream", "clip_norm": 0.5}, "clip_norm.*0.5"),
         "clipping with fr": ({"method": "fr", "clip_norm": 0.5}, "clip_norm.*0.5"),
         "no momentum": ({"method": "spectrain", "optimizer": SGD(momentum=0.0)}, "momentum"),

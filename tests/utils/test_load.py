@@ -28,7 +28,7 @@ def test_busy_seconds_are_those_of_programs_the_kernel_and_other_virtual_machine
 
 
 def test_meter_counts_the_time_since_its_last_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, own = iter([10.0, 12.0, 14.0]), iter([1.0, 2.5, 2.5])
+    clock, own = iter([10.0, 12.0, 14.0, 14.5]), iter([1.0, 2.5, 2.5, 2.5])
     monkeypatch.setattr(load.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(load.time, "process_time", lambda: next(own))
     monkeypatch.setattr(load.os, "sysconf", lambda name: 100)
@@ -37,7 +37,8 @@ def test_meter_counts_the_time_since_its_last_reading(tmp_path: Path, monkeypatc
     meter = LoadMeter()
     (tmp_path / "stat").write_text(STAT.replace("cpu0 600", "cpu0 780").replace("cpu7 400 10", "cpu7 400 60"))
     busy, of_this_process = meter.read()
-    assert (busy, of_this_process) == ({0: pytest.approx(0.9), 7: pytest.approx(0.25)}, 0.75)
+    assert (busy, of_this_process) == ({0: pytest.approx(0.895), 7: pytest.approx(0.245)}, 0.75), "less a unit"
+    assert meter.read() == ({0: 0.0, 7: 0.0}, 0.0)
     (tmp_path / "stat").unlink()
     assert meter.read() == ({}, 0.0)
 

@@ -6,7 +6,6 @@ A method is an order of computations (`computation_orders`) and a rule for the w
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -213,9 +212,6 @@ _METHODS = (
     ),
 )
 
-ENTRY_POINTS = "hybridnn.methods"
-"""Group of entry points by which other packages add methods."""
-
 
 class _Methods(Mapping[str, Method]):
     """Methods by name: those of hybridnn, then those of installed packages, which are looked for when needed."""
@@ -225,29 +221,11 @@ class _Methods(Mapping[str, Method]):
 
     @cached_property
     def _all(self) -> dict[str, Method]:
-        return self._own | dict(self._installed())
+        # Imported here: most commands need no installed method.
+        from hybridnn.utils.plugins import installed
 
-    def _installed(self) -> Iterator[tuple[str, Method]]:
-        """Methods of the entry points; a warning for one that is none."""
-        from importlib.metadata import entry_points
-
-        for point in entry_points(group=ENTRY_POINTS):
-            try:
-                method = point.load()
-            except Exception as error:  # of code of others
-                problem = f"{type(error).__name__}: {error}"
-            else:
-                problem = ""
-                if not isinstance(method, Method):
-                    problem = f"it is of class {type(method).__name__}, not Method"
-                elif method.name != point.name:
-                    problem = f"its name is {method.name}"
-                elif method.name in self._own:
-                    problem = "hybridnn has a method of that name"
-            if problem:
-                warnings.warn(f"the pipeline method {point.name} ({point.value}) is left out: {problem}", stacklevel=2)
-            else:
-                yield method.name, method
+        others = installed("parallel.method", "pipeline method", lambda found: isinstance(found, Method), self._own)
+        return self._own | dict(others)
 
     def __getitem__(self, name: str) -> Method:
         return self._own[name] if name in self._own else self._all[name]
@@ -260,6 +238,7 @@ class _Methods(Mapping[str, Method]):
 
 
 METHODS: Mapping[str, Method] = _Methods(_METHODS)
+OWN_METHODS = frozenset(method.name for method in _METHODS)
 
 WEIGHT_GRADIENTS = ("per-microbatch", "merged")
 """Weight gradients of a minibatch: one product per microbatch, or one over all of them."""

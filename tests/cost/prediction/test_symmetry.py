@@ -102,7 +102,7 @@ def test_predictions_and_bounds(
 ) -> None:
     generator = np.random.default_rng(ranks)
     feasible = list(feasible_layouts(workload, cluster(40, ranks_per_node), ranks))
-    chosen = [feasible[number] for number in generator.choice(len(feasible), 15, replace=False)]
+    chosen = [feasible[number] for number in generator.choice(len(feasible), 20, replace=False)]
     assert len({layout.method for layout in chosen}) > 4
 
     def everything() -> list[dict[str, Any]]:
