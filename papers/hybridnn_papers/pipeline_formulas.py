@@ -39,9 +39,9 @@ def minibatch_time(method: str, stages: int, forward: float, backward: float, *,
     ========== ==================== =========================
 
     The times of ``ddg`` and ``fr`` are those of the library's orders, which have a barrier before each forward and each
-    backward pass; Tables 3 and 4 have none and take less for K > 2. Between barriers the printed time of features replay
-    omits that every stage but the last computes its forward pass again before its backward pass (section 2.3, Table 4).
-    A single stage recomputes nothing.
+    backward pass. Tables 3 and 4 have none; without them the times do not grow as these do with K. Between barriers the
+    printed time of features replay omits that every stage but the last computes its forward pass again before its
+    backward pass (section 2.3, Table 4). A single stage recomputes nothing.
     """
     _require_method(method, stages)
     require_choice("formula", formula, ("exact", "paper"))
