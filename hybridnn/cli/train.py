@@ -99,6 +99,13 @@ def _sizes(text: str) -> str:
     return f"[{inner}]"
 
 
+def _is_auto(text: str) -> str:
+    """The value of ``parallel.auto``."""
+    if text != "auto":
+        raise SettingError("--layout", text, "auto; --pipeline, --batch and --model choose another layout")
+    return "true"
+
+
 def train(
     config: Config = None,
     overrides: Overrides = None,
@@ -165,6 +172,12 @@ def train(
         Override, _setting("parallel.batch", "Ranks that share the samples", default="all remaining ranks")
     ] = None,
     model: Annotated[Override, _setting("parallel.model", "Ranks that every layer is split over")] = None,
+    layout: Annotated[
+        Override,
+        _setting(
+            "parallel.auto", "With auto, the fastest exact layout that the machine file predicts", "auto", _is_auto
+        ),
+    ] = None,
     out: Annotated[
         Override, _setting("output.folder", "The run folder", "FOLDER", _text, default="a new one in runs/")
     ] = None,
@@ -185,7 +198,7 @@ def train(
     """Train a multi-layer perceptron; -n or --in-process starts it on several ranks, as mpirun and srun do."""
     require_one_way(ranks, in_process)
     _require_settings_file(config, overrides or (), hidden, {"--targets": targets, "--drop": drop})
-    numbers = (hidden, epochs, batch_size, seed, lr, pipeline, batch, model)
+    numbers = (hidden, epochs, batch_size, seed, lr, pipeline, batch, model, layout)
     names = (data, file, targets, drop, missing, categories, optimizer, method, out)
     changes = [*(overrides or ()), *filter(None, (*numbers, *names))]
     with paused_collector():

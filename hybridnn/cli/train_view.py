@@ -198,6 +198,7 @@ def header_table(header: RunHeader) -> Table:
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
         ("folder", header.folder),
         ("cores", "; ".join(header.crowded)),
+        ("layout", "" if header.in_process or header.crowded else header.layout_advice),
     ]
     return new_grid((name, value) for name, value in rows if value)
 

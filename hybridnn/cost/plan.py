@@ -86,6 +86,31 @@ def best_exact(workload: Workload, machine: Machine, ranks: int, wanted: Wanted 
     return best
 
 
+MODEL_ERROR = 0.2
+"""Error of a predicted step beside others of the same machine (``docs/benchmarks.md``), at least."""
+
+
+def layout_advice(own: Prediction, workload: Workload, machine: Machine) -> str:
+    """Sentence on a layout that is clearly faster: one rank, or all ranks without a pipeline, which is cheap to search.
+
+    Empty if there is none whose prediction is faster beyond the errors of both, or if the machine file is doubtful.
+    """
+    if machine.doubt:
+        return ""
+    try:
+        alone, best = (best_exact(workload, machine, ranks, {"pipeline": 1}) for ranks in (1, own.layout.ranks))
+    except SettingError:  # one of them does not fit
+        return ""
+    error = max(MODEL_ERROR, machine.quality.held_out_error if machine.quality else 0.0)
+    serial = alone.seconds_per_step
+    if min(serial, best.seconds_per_step) * (1 + error) >= own.seconds_per_step * (1 - error):
+        return ""
+    text = f"predicted {serial / own.seconds_per_step:.2g} times as fast as one rank"
+    if best.seconds_per_step < serial:
+        text += f"; {best.layout.describe()} would be {serial / best.seconds_per_step:.2g} times"
+    return f"{text} (hybridnn plan)"
+
+
 def divided(workload: Workload, layout: Layout, machine: Machine, *, cuts: bool, balances: bool) -> Layout:
     """The layout with the microbatches, where it `cuts`, and the layers, where it `balances`, of the shortest step."""
     stages, method = layout.stages, METHODS[layout.method]

@@ -63,6 +63,7 @@ class PredictedStep(Record):
     processor: str = ""
     calibrated_ranks: int | None = None
     doubt: str = ""  # `Machine.doubt`
+    layout_advice: str = ""  # names a layout that is predicted to be clearly faster; empty if there is none
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class RunHeader(Record):
     columns: str = ""  # what the input columns of a user's table hold and become
     in_process: bool = False  # whether the ranks took turns in one process: times are then not those of parallel ranks
     threads_why: str = ""  # the reason for the number of BLAS threads per rank
+    layout_advice: str = ""  # that of `PredictedStep`
     microbatches_why: str = ""  # the reason for the number of microbatches; empty if it was given, or is 1
     # updates between the version that the forward pass of a minibatch reads and the one that its gradient is applied
     # to, as means over the minibatches of the run: of every stage, and of all stages (None in older files)

@@ -155,6 +155,7 @@ class RunReport(Callback):
             folder=str(folder),
             stage_staleness=staleness,
             mean_staleness=fmean(staleness),
+            layout_advice="" if self._predicted is None else self._predicted.layout_advice,
             microbatches_why=self._microbatches_why() if self._chooses_microbatches else "",
         )
 

@@ -169,9 +169,11 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
         machine = _machine_of_job(trainer.grid, trainer.device.kind) if trainer.grid.rank == 0 else None
         if machine is None:
             return None
+        from hybridnn.cost.plan import layout_advice
         from hybridnn.cost.prediction.predict import predict
 
-        predicted = predict(workload_of_run(settings, trainer.model, train_samples, task), trainer.layout, machine)
+        workload = workload_of_run(settings, trainer.model, train_samples, task)
+        predicted = predict(workload, trainer.layout, machine)
         return PredictedStep(
             machine.name,
             predicted.seconds_per_step,
@@ -182,6 +184,7 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
             machine.processor,
             machine.calibrated_ranks,
             machine.doubt,
+            layout_advice(predicted, workload, machine),
         )
 
     return agree(trainer.grid.world, predict_on_first_rank)

@@ -92,7 +92,7 @@ def draw_plots(results: StudyResults) -> Plots:
     if lines := weak_lines(results):
         plots |= _draw_weak(lines)
     if maps := grid_maps(results):
-        caption = "Milliseconds per epoch of process grids, P_r (model) x P_c (batch) ranks; boxed: the fastest"
+        caption = "Milliseconds per epoch of process grids, $P_r$ (model) x $P_c$ (batch) ranks; boxed: the fastest"
         plots |= _draw_each("grids", caption, maps, _draw_map)
     if bars := breakdowns_of(results):
         caption = (
@@ -220,7 +220,8 @@ def _draw_weak(lines: Sequence[ScalingLine]) -> Plots:
         if not chosen:
             continue
         end = "-steps" if unit == "step" and both["epoch"] else ""
-        caption = f"Weak scaling: work that grows with the ranks. Ideal is a level line{_marks(chosen)}."
+        predicted = "; open markers: predicted" * any(any(line.predicted) for line in chosen)
+        caption = f"Weak scaling: work that grows with the ranks. Ideal is a level line{_marks(chosen)}{predicted}."
         plots[f"weak_scaling{end}"] = caption, _draw_weak_seconds(chosen, unit)
         caption = f"Efficiency of weak scaling, per {unit}{_marks(chosen)}; grey: ideal."
         plots[f"weak_efficiency{end}"] = caption, _draw_weak_efficiencies(chosen)

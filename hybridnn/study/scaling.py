@@ -268,8 +268,9 @@ def _lines(
             name = "" if values == results.manifest.name else values
             found.append((", ".join(filter(None, [name, text(chosen[0])])), family, chosen))
     several = len({family for _, family, _ in found}) > 1
+    is_named = not several or len({name for name, _, _ in found}) > 1  # what all lines have tells none apart
     return [
-        ScalingLine(", ".join(filter(None, [name, family * several])) or results.manifest.name, chosen)
+        ScalingLine(", ".join(filter(None, [name * is_named, family * several])) or results.manifest.name, chosen)
         for name, family, chosen in found
     ]
 

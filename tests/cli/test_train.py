@@ -103,6 +103,23 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
     assert "\x1b" not in text
 
 
+def test_a_faster_layout_stands_in_the_header_of_parallel_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    advised = replace(HEADER, layout_advice="predicted 0.6 times as fast as one rank (hybridnn plan)", in_process=False)
+    for header, quiet, shown in (
+        (advised, False, True),
+        (advised, True, False),
+        (replace(advised, in_process=True), False, False),
+        (replace(advised, layout_advice=""), False, False),
+    ):
+        TrainView(quiet=quiet).on_header(header)
+        assert ("layout " in capsys.readouterr().out) == shown
+
+
+def test_layout_auto_is_the_setting(run_hybridnn: Run) -> None:
+    assert "parallel.auto" in run_hybridnn("train", "--help")[1]
+    assert error_line(run_hybridnn("train", "--layout", "fast")).startswith("Error: --layout = 'fast': auto;")
+
+
 def test_idle_time_of_a_pipeline_is_its_bubble_and_waiting(capsys: pytest.CaptureFixture[str]) -> None:
     times = ((1.0, 3.0, 2.5), (1.0, 5.0, 4.0))
     names = ("compute_seconds", "communication_seconds", "waiting_seconds")

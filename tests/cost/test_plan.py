@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -11,7 +13,7 @@ from hybridnn import MLP
 from hybridnn.cost import plan as planning
 from hybridnn.cost.layouts import feasible_layouts
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.plan import StepBounds, best_exact, plan
+from hybridnn.cost.plan import StepBounds, best_exact, layout_advice, plan
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.workload import Workload
@@ -191,3 +193,27 @@ def test_the_tight_bound_is_exact_without_waiting_for_messages() -> None:
         # One stage has nothing to wait for; two stages of one microbatch after another, only for each other.
         if len(layout.stages) == 1 or layout.method in ("sequential", "vanilla", "pipedream"):
             assert StepBounds(MANY_LAYERS, layout, machine).tight == pytest.approx(seconds), layout
+
+
+def advice(layout: Layout, machine: Machine) -> str:
+    workload = Workload(MLP([64] * 5), 1000, 128)
+    return layout_advice(predict(workload, layout, machine), workload, machine)
+
+
+def test_a_layout_that_is_clearly_slower_gets_advice() -> None:
+    pipeline = replace(Layout.uniform([(1, 1)] * 2, 4), method="gpipe", microbatches=2, merges=True)
+    batch = Layout(((2, 1),), (4,), merges=True, shared_replicas=True)
+    work, slow_messages, calls = make_machine(), make_machine(alpha=1.0), make_machine(call=1.0, multiply_add=0.0)
+    # With two microbatches, 3 / 4 of the time of one rank, against 1 / 2: no more than both errors.
+    assert advice(pipeline, work) == ""
+    assert advice(pipeline, slow_messages).startswith("predicted 0.")
+    assert "times as fast as one rank (hybridnn plan)" in advice(pipeline, slow_messages)
+    assert advice(batch, work) == advice(batch, calls) == advice(Layout.uniform([(1, 1)], 4), work) == ""
+    no_overlap = replace(Layout.uniform([(1, 1)] * 2, 4), method="sequential")  # as fast as one rank
+    text = advice(no_overlap, work)
+    assert re.fullmatch(r"predicted 1 times as fast as one rank; batch 2 would be 2 times \(hybridnn plan\)", text)
+    quality = {"held_out_of": "passes", "noise": 0.0, "load_average": 0.0, "busy_ranks": 2}
+    for error, expected in ((0.1, text), (0.24, text), (0.5, "")):  # more than a quarter is doubtful
+        assert advice(no_overlap, make_machine(quality={"held_out_error": error, **quality})) == expected
+    tiny = make_machine(memory=1.0)
+    assert advice(no_overlap, tiny) == ""  # nothing fits

@@ -182,3 +182,19 @@ def test_the_machine_file_chooses_the_microbatches_and_the_header_says_so(
             assert header["microbatches_why"] == "predicted best from 2 to 16 by the machine file made up"
             assert (given["layout"]["microbatches"], given["microbatches_why"]) == (4, "")
         comm.Barrier()
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_the_header_advises_where_a_layout_is_clearly_slower(
+    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for name, machine in (("none", None), ("slow messages", make_machine(alpha=1.0))):
+        if comm.rank == 0 and machine is not None:
+            write_machine(machine, tmp_path / "machine.toml")
+        comm.Barrier()
+        train(tmp_path / name, **DEEP, training={"epochs": 1}, parallel={"pipeline": 2, "method": "gpipe"})
+        if comm.rank == 0:
+            assert bool(records_of(tmp_path / name)[0]["layout_advice"]) == (machine is not None)
+        comm.Barrier()

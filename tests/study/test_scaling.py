@@ -98,7 +98,7 @@ def test_grids_make_a_map_and_every_family_a_line(tmp_path: Path) -> None:
     assert _speed_ups(results)["4x1"] == (0.5, "2x2")
     plots = draw_plots(results)
     assert set(plots) == {"strong_scaling", "speed_up", "efficiency", "grids"}
-    assert "P_r (model) x P_c (batch)" in plots["grids"][0]
+    assert "$P_r$ (model) x $P_c$ (batch)" in plots["grids"][0]
     grid_axes, bar = plots["grids"][1].axes
     labels = grid_axes.get_xlabel(), grid_axes.get_ylabel(), bar.get_ylabel()
     assert labels == ("$P_r$ (model ranks)", "$P_c$ (batch ranks)", "ms per epoch")
