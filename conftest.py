@@ -53,12 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("COLUMNS", "LINES"):  # readline, which pytest loads, sets them for processes that this one starts
         os.environ.pop(name, None)
         os.unsetenv(name)
-    if ISOLATED not in os.environ and not needs_the_machine(config.option.markexpr):
+    on_nodes = needs_the_machine(config.option.markexpr)  # which have a folder of shared memory of their own
+    if ISOLATED not in os.environ and not on_nodes:
         folder = tempfile.mkdtemp(prefix="hybridnn-tests-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         isolate(os.environ, Path(folder))
         os.environ[ISOLATED] = folder
-    if os.access(SHARED_MEMORY, os.W_OK) and not config.getoption("with_mpi", False):
+    if os.access(SHARED_MEMORY, os.W_OK) and not on_nodes and not config.getoption("with_mpi", False):
         memory = tempfile.mkdtemp(prefix="hybridnn-tests-", dir=SHARED_MEMORY)
         config.add_cleanup(lambda: shutil.rmtree(memory, ignore_errors=True))
         os.environ |= dict.fromkeys(BACKING_FOLDERS, memory)

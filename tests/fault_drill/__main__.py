@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fault_drill.damage import disks_can_be_made
-from fault_drill.forgeries import devices_can_be_made
 from fault_drill.network_faults import NETWORK_FAULTS
 from fault_drill.network_trials import missing_for_nodes
 from fault_drill.outcomes import AnyTrial, Outcome
@@ -32,7 +31,6 @@ HEADINGS = {
     "resumed": "from a checkpoint",
     "hung": "hangs",
     "silent": "silent",
-    "traceback": "tracebacks",
     "lost": "lost",
 }
 """Headings of the table, by attribute of an outcome."""
@@ -73,10 +71,9 @@ def _faults(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tup
     for option, given, allowed in (("--kinds", kinds, SHARES), ("--faults", names, KIND_OF)):
         if unknown := [name for name in given if name not in allowed]:
             parser.error(f"{option}: no such name: {', '.join(unknown)}; there are: {', '.join(allowed)}")
-    for name, possible in (("disk full", disks_can_be_made), ("a device", devices_can_be_made)):
-        if name in names and not possible():
-            print(f"skipped, because it needs root: {name}", file=sys.stderr)
-            names.remove(name)
+    if "disk full" in names and not disks_can_be_made():
+        print("skipped, because it needs root: disk full", file=sys.stderr)
+        names.remove("disk full")
     if options.jobs > 1 and any(name not in NETWORK_FAULTS for name in names):
         parser.error("--jobs: trials of other kinds than network run one at a time")
     if any(name in NETWORK_FAULTS for name in names) and (reason := missing_for_nodes()):

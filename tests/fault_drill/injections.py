@@ -54,7 +54,7 @@ FAULTS = {
     "disk full": Fault(WORK, (2,), "No space left on device", kind="full disk"),
     "signal": Fault(WORK, (75,), STOPPED, (SIGTERM,), kind="signal"),
     "second signal": Fault(WORK, (), f"{STOPPED}|{SIGNALLED}", (SIGTERM, SIGTERM), kind="signal"),
-    "checkpoint damaged": Fault(("third checkpoint",), (-SIGKILL,), "", (SIGKILL,), "everything", kind="cut"),
+    "checkpoint damaged": Fault(("third checkpoint",), (-SIGKILL,), "", (SIGKILL,), "everything", kind="kill"),
 }
 """By name."""
 

@@ -33,6 +33,5 @@ class Outcome:
     resumed: bool = False  # whether the training resumed from a checkpoint
     hung: bool = False  # whether a job exceeded its time limit, or a process outlived its job
     silent: bool = False  # whether it continued without a required error
-    traceback: bool = False  # whether a damaged file caused a traceback
     lost: bool = True  # whether the results differ from those of an undisturbed run
     end_seconds: float = 0.0  # longest time from a fault until all processes had ended

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from fault_drill.folder_trials import CUT, FILE_FAULTS, FORGE, FolderDrill, FolderTrial, draw_folder_trial
 from fault_drill.injections import FAULTS
 from fault_drill.network_faults import NETWORK_FAULTS
 from fault_drill.network_trials import NetworkDrill, NetworkTrial, draw_network_trial
@@ -26,19 +25,15 @@ SHARES = {
     "exit": 3,
     "loop": 4,
     "differ": 5,
-    "cut": 4,
-    "forge": 8,
     "network": 3,
 }
-"""Trials of each kind among 33; those of damaged files are the fastest."""
+"""Trials of each kind among 21."""
 
 KIND_OF = (
     {name: fault.kind for name, fault in FAULTS.items()}
     | dict.fromkeys(EXIT, "exit")
     | dict.fromkeys(LOOP, "loop")
     | dict.fromkeys(DIFFER, "differ")
-    | dict.fromkeys(CUT, "cut")
-    | dict.fromkeys(FORGE, "forge")
     | dict.fromkeys(NETWORK_FAULTS, "network")
 )
 """Kind of every fault."""
@@ -53,8 +48,6 @@ def draw(
     name = _in_turn(f"{seed}", number, faults) if evenly else _by_shares(seed, number, faults)
     if name in RANK_FAULTS:
         return draw_script_trial(seed, number, name, most_ranks)
-    if name in FILE_FAULTS:
-        return draw_folder_trial(seed, number, name)
     if name in NETWORK_FAULTS:
         return draw_network_trial(seed, number, name)
     return draw_trial(seed, number, name, most_ranks)
@@ -81,7 +74,7 @@ class Drills:
     def __init__(self, folder: Path, limit: float) -> None:
         self.folder = folder
         self._trainings, self._scripts = Drill(folder, limit), ScriptDrill(folder, limit)
-        self._folders, self._networks = FolderDrill(folder, limit), NetworkDrill(folder, limit)
+        self._networks = NetworkDrill(folder, limit)
 
     def folder_of(self, trial: AnyTrial) -> Path:
         """Folder of the commands and outputs of a trial."""
@@ -94,8 +87,6 @@ class Drills:
         folder.mkdir(parents=True)
         if isinstance(trial, ScriptTrial):
             outcome = self._scripts.carry_out(trial, folder)
-        elif isinstance(trial, FolderTrial):
-            outcome = self._folders.carry_out(trial, folder)
         elif isinstance(trial, NetworkTrial):
             outcome = self._networks.carry_out(trial, folder)
         else:
