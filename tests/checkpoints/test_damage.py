@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
-from fault_drill.forgeries import forge
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.comm.agreement import gather_texts
 from hybridnn.errors import DataError
 from reference.checkpoint_cases import Layout, LocalArrays, laid_out, progress_at
 from reference.damaged_files import replace
+from reference.forgeries import forge
 
 ONE = laid_out(((1, 1),))
 FILE = "layers.2.weight.npy"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fault_drill import forgeries
 from hybridnn.cli.train_view import TrainView
+from reference import forgeries
 from reference.command_line import Run, assert_same_weights
 from reference.damaged_files import REPLACEMENTS, replace
 
