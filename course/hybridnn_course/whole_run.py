@@ -57,7 +57,7 @@ def train_digits(
     def program(comm: Any) -> dict[str, Any]:
         from hybridnn import MLP, SGD, ProcessGrid, Trainer
 
-        options: dict[str, Any] = {"dtype": "float64", "batch_size": 100, "stall_seconds": 0}
+        options: dict[str, Any] = {"dtype": "float64", "batch_size": 100, "stall_seconds": 0, "partition": "uniform"}
         options |= {"shared_replicas": False, **settings}  # gradients are summed by messages, not in shared memory
         optimizer = options.pop("optimizer", None) or SGD(lr=lr, momentum=0.0)
         trainer = Trainer(

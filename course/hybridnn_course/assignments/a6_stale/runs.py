@@ -160,8 +160,8 @@ class _AdaptedStore:
     def read(self, age: int, ahead: int) -> Any:
         return self._chunk.layout.views(self._versions.read(self._name(age)))
 
-    def update(self, rate: float, kept: Collection[int] = ()) -> None:
-        chunk = self._chunk
+    def update(self, rate: float, kept: Collection[int] = (), delay: int = 0) -> None:
+        chunk, self._state.delay = self._chunk, delay
 
         def rule(old: Array, new: Array) -> None:
             chunk.replica.update(self._optimizer, old, self._state, rate, out=None if new is old else new)

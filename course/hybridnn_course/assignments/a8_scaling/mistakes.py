@@ -58,11 +58,6 @@ STUDY_MISTAKES = (
         "Every cell runs once. How would you tell a slow layout from a disturbed run?",
     ),
     Mistake(
-        "no-serial-run",
-        _study(lambda variant: study_text(variant, ranks=ranks_of(variant)[1:])),
-        "There is no run on one rank. What are the speed-ups against?",
-    ),
-    Mistake(
         "stops-too-early",
         _study(lambda variant: study_text(variant, ranks=ranks_of(variant)[:-1])),
         "The largest number of ranks is missing. Where does a scaling study become interesting?",
