@@ -145,7 +145,7 @@ class Trial:
 
     def _ratio(self, layout: str) -> Estimate:
         ratios = {layout_name(point): ratio for point, ratio in _answer(self.measured).others}
-        return ratios.get(layout, Estimate(1.0))
+        return Estimate(1.0) if layout == self.fastest else ratios[layout]
 
     @property
     def row(self) -> tuple[str, ...]:

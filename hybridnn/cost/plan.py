@@ -93,9 +93,10 @@ MODEL_ERROR = 0.2
 def layout_advice(own: Prediction, workload: Workload, machine: Machine) -> str:
     """Sentence on a layout that is clearly faster: one rank, or all ranks without a pipeline, which is cheap to search.
 
-    Empty if there is none whose prediction is faster beyond the errors of both, or if the machine file is doubtful.
+    Empty if there is none whose prediction is faster beyond the errors of both, if the machine file is doubtful, or on
+    one rank.
     """
-    if machine.doubt:
+    if machine.doubt or own.layout.ranks == 1:
         return ""
     try:
         alone, best = (best_exact(workload, machine, ranks, {"pipeline": 1}) for ranks in (1, own.layout.ranks))

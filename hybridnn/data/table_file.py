@@ -178,18 +178,21 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra
 def _without_header(called: str, table: DataFrame, options: TableOptions, known: Known) -> DataFrame:
     """The table with the names of `options`, or with numbered ones."""
     columns = table.shape[1]
-    names = options.names or _numbered(columns)
-    if not {*names}.issuperset(known.inputs):  # the targets of the training may be absent, and the last number higher
-        names = _numbered(columns + len(known.targets))
-    names = _given_names(called, columns, names, known)
+    if options.names:
+        names = _given_names(called, columns, options.names, known)
+    else:  # the targets of the training may be absent, and the last number higher
+        names = _numbered(columns)
+        without = [name for name in _numbered(columns + len(known.targets)) if name not in known.targets]
+        if len(without) == columns and not {*names}.issuperset(known.inputs):
+            names = without
     if options.header == "auto" and _names_columns(table):
         how = "set data.header to true to replace these names, or to false if it is data"
         raise DataError(f"{called}: the first line seems to name the columns; {how}")
     return _renamed(table, names)
 
 
-def _numbered(columns: int) -> tuple[str, ...]:
-    return tuple(f"column {number + 1}" for number in range(columns))
+def _numbered(columns: int) -> list[str]:
+    return [f"column {number + 1}" for number in range(columns)]
 
 
 def _given_names(called: str, columns: int, names: Sequence[str], known: Known) -> list[str]:
@@ -232,7 +235,7 @@ def _header(
     if len(sample) == SAMPLE_CHARACTERS:
         sample = sample[: sample.rfind("\n") + 1]
     if options.comment:
-        sample = re.sub(f"{re.escape(options.comment)}.*", "", sample)
+        sample = re.sub(f"^{re.escape(options.comment)}.*\n?", "", sample, flags=re.MULTILINE)
     found: dict[str, tuple[list[str], list[list[str]]]] = {}
     separators = {options.separator: None} if options.separator != "auto" else {}
     if not separators or (inputs and first):

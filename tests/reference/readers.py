@@ -11,6 +11,7 @@ import stat
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from hybridnn.pipeline.schedules.instructions import Forward
 from hybridnn.runs.quantities import figures_of
 from hybridnn.runs.run_files import read_epochs, read_run, run_status
 from hybridnn.runs.trace_file import read_trace
+from hybridnn.runs.trained_run import open_run
 from hybridnn.study.study_file import load_study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, read_manifest
 from hybridnn.utils import files
@@ -143,12 +145,24 @@ def manifest(folder: Path) -> Path:
     return write_checkpoint(folder, 7, arrays) / "manifest.json"
 
 
+def trained(folder: Path, which: str) -> Path:
+    weights = {"layers.0.weight": np.ones((3, 4)), "layers.0.bias": np.ones(3)}
+    weights |= {"layers.1.weight": np.ones((10, 3)), "layers.1.bias": np.ones(10)}
+    np.savez(write_run(folder, hidden=(3,)) / "weights.npz", allow_pickle=False, **weights)
+    np.savez(folder / "standardization.npz", allow_pickle=False, x_mean=np.zeros(4), x_scale=np.ones(4))
+    return folder / which
+
+
 def use_history(path: Path) -> None:
     run_status(path.parent)
     _, damage = read_epochs(path.parent)
     if damage:
         raise HybridnnError(damage)
     figures_of(read_run(path.parent))
+
+
+def use_run(path: Path) -> None:
+    open_run(path.parent)
 
 
 def use_study_manifest(path: Path) -> None:
@@ -195,6 +209,8 @@ FUNCTIONS = {
     "csv to predict from": Reader(CSV, sample, "csv", memory=LITTLE),
     "parquet to train on": Reader(parquet, load, "parquet", memory=LITTLE),
     "parquet to predict from": Reader(parquet, sample, "parquet", memory=LITTLE),
+    "weights of a run": Reader(partial(trained, which="weights.npz"), use_run, "npz", takes_name=False),
+    "standardization of a run": Reader(partial(trained, which="standardization.npz"), use_run, "npz", takes_name=False),
     "settings": Reader(content("settings.toml", to_toml(Settings())), load_settings, "toml", (), READ),
     "study": Reader(content("s.toml", next(iter(ready_studies().values())).read_bytes()), load_study, "toml", (), READ),
     "study.json": Reader(study_manifest, use_study_manifest, "json", takes_name=False),

@@ -32,14 +32,20 @@ def settings_with(*changes: str) -> Settings:
 
 
 @pytest.fixture
-def folder(comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working folder for rank 0 with a machine file where one message costs as much as a network."""
+def no_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a working folder without a machine file."""
     monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
     monkeypatch.chdir(tmp_path)
-    if comm.rank == 0:
-        write_machine(make_machine(alpha=1e-3), tmp_path / "machine.toml")
-    comm.Barrier()
     return tmp_path
+
+
+@pytest.fixture
+def folder(comm: MPI.Intracomm, no_machine: Path) -> Path:
+    """Return a working folder for rank 0 with a machine file where one message costs as much as a network."""
+    if comm.rank == 0:
+        write_machine(make_machine(alpha=1e-3), no_machine / "machine.toml")
+    comm.Barrier()
+    return no_machine
 
 
 @pytest.mark.in_process(ranks=[1, 4])
@@ -95,11 +101,8 @@ def test_what_cannot_be_chosen_is_refused_on_every_rank(comm: MPI.Intracomm) -> 
 
 
 @pytest.mark.in_process(ranks=[2])
-def test_without_a_machine_file_the_error_says_how_to_make_one(
-    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("no_machine")
+def test_without_a_machine_file_the_error_says_how_to_make_one(comm: MPI.Intracomm) -> None:
     with pytest.raises(HybridnnError, match=r"hybridnn calibrate -n 2 --out machine\.toml"):
         choose_parallel_settings(settings_with())
 
@@ -120,7 +123,7 @@ DEEP = {"data": {"rows": 200}, "model": {"hidden": [12, 12, 12, 12]}}
 
 @pytest.mark.in_process(ranks=[2])
 def test_the_machine_file_balances_a_pipeline_and_a_resumed_run_keeps_its_partition(
-    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm, no_machine: Path
 ) -> None:
     def begin(machine: Machine | None) -> None:
         comm.Barrier()
@@ -133,22 +136,20 @@ def test_the_machine_file_balances_a_pipeline_and_a_resumed_run_keeps_its_partit
     def layers_of_run(folder: str) -> object:
         return load_settings(Path(folder) / "config.toml").parallel.partition
 
-    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
-    monkeypatch.chdir(tmp_path)
     parallel = {"pipeline": 2, "method": "pipedream"}
     by_calls, by_work = make_machine(call=1.0, multiply_add=0.0), make_machine()  # digits has 64 inputs
     for machine, expected in ((None, (3, 2)), (by_calls, (3, 2)), (by_work, (1, 4))):
         begin(machine)
-        train(tmp_path / "first", **DEEP, training={"epochs": 1}, parallel=parallel)
+        train(no_machine / "first", **DEEP, training={"epochs": 1}, parallel=parallel)
         if comm.rank == 0:
             assert layers_of_run("first") == expected
             shutil.rmtree("first")
-        train(tmp_path / "even", **DEEP, training={"epochs": 1}, parallel=parallel | {"partition": "uniform"})
+        train(no_machine / "even", **DEEP, training={"epochs": 1}, parallel=parallel | {"partition": "uniform"})
         if comm.rank == 0:
             assert layers_of_run("even") == (3, 2)
             shutil.rmtree("even")
     begin(by_work)
-    sections = {**DEEP, "parallel": parallel, "output": {"folder": str(tmp_path / "run")}}
+    sections = {**DEEP, "parallel": parallel, "output": {"folder": str(no_machine / "run")}}
     run_training(settings_from({**sections, "training": {"epochs": 1}}), RunView())
     begin(by_calls)
     longer = settings_from({**sections, "training": {"epochs": 2}})
@@ -164,20 +165,18 @@ def test_the_machine_file_balances_a_pipeline_and_a_resumed_run_keeps_its_partit
 
 @pytest.mark.in_process(ranks=[2])
 def test_the_machine_file_chooses_the_microbatches_and_the_header_says_so(
-    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm, no_machine: Path
 ) -> None:
     """On machines where only calls, and where only work takes time; a bubble is half a microbatch of two."""
-    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
-    monkeypatch.chdir(tmp_path)
     parallel = {"pipeline": 2, "method": "gpipe"}
     for name, machine, expected in (("calls", make_machine(call=1.0), 2), ("work", make_machine(), 16)):
         if comm.rank == 0:
-            write_machine(machine, tmp_path / "machine.toml")
+            write_machine(machine, no_machine / "machine.toml")
         comm.Barrier()
-        train(tmp_path / name, **DEEP, training={"epochs": 1}, parallel=parallel)
-        train(tmp_path / f"{name} given", **DEEP, training={"epochs": 1}, parallel={**parallel, "microbatches": 4})
+        train(no_machine / name, **DEEP, training={"epochs": 1}, parallel=parallel)
+        train(no_machine / f"{name} given", **DEEP, training={"epochs": 1}, parallel={**parallel, "microbatches": 4})
         if comm.rank == 0:
-            header, given = (records_of(tmp_path / run)[0] for run in (name, f"{name} given"))
+            header, given = (records_of(no_machine / run)[0] for run in (name, f"{name} given"))
             assert header["layout"]["microbatches"] == expected
             assert header["microbatches_why"] == "predicted best from 2 to 16 by the machine file made up"
             assert (given["layout"]["microbatches"], given["microbatches_why"]) == (4, "")
@@ -186,15 +185,15 @@ def test_the_machine_file_chooses_the_microbatches_and_the_header_says_so(
 
 @pytest.mark.in_process(ranks=[2])
 def test_the_header_advises_where_a_layout_is_clearly_slower(
-    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm, no_machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(no_machine)
     for name, machine in (("none", None), ("slow messages", make_machine(alpha=1.0))):
         if comm.rank == 0 and machine is not None:
-            write_machine(machine, tmp_path / "machine.toml")
+            write_machine(machine, no_machine / "machine.toml")
         comm.Barrier()
-        train(tmp_path / name, **DEEP, training={"epochs": 1}, parallel={"pipeline": 2, "method": "gpipe"})
+        train(no_machine / name, **DEEP, training={"epochs": 1}, parallel={"pipeline": 2, "method": "gpipe"})
         if comm.rank == 0:
-            assert bool(records_of(tmp_path / name)[0]["layout_advice"]) == (machine is not None)
+            assert bool(records_of(no_machine / name)[0]["layout_advice"]) == (machine is not None)
         comm.Barrier()

@@ -54,7 +54,7 @@ class Method:
         """Whether every minibatch is complete before the next one begins."""
         return self.policy is EXACT
 
-    @property
+    @cached_property
     def predicts(self) -> bool:
         """Whether it reads predicted weights, which needs an optimizer with momentum."""
         stages = 4
