@@ -100,7 +100,8 @@ def _name_of(holder: Any, original: Any) -> str:
         for name, module in list(sys.modules.items()):
             if isinstance(module, ModuleType) and module.__dict__ is holder:
                 return name if _is_library(name) else ""
-        return ""
+        owners = [owner for owner in gc.get_referrers(holder) if getattr(owner, "__dict__", None) is holder]
+        return _name_of(owners[0], original) if owners else ""  # attributes have a dict once somebody asked for it
     if isinstance(holder, type):
         return f"class {holder.__qualname__}" if _is_library(holder.__module__) else ""
     kind = type(holder)

@@ -229,6 +229,7 @@ def test_methods_are_replaced_in_their_class() -> None:
 
 
 def test_what_a_table_still_holds_is_refused() -> None:
+    assert all(vars(method) for method in methods.METHODS.values())  # its attributes have a dict of their own then
     order = "hybridnn.pipeline.schedules.computation_orders:one_forward_one_backward"
     with (
         pytest.raises(StillUsedError, match=r"one_forward_one_backward is still used by an object of class Method"),
