@@ -114,7 +114,7 @@ def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
 
 def _options(method: str) -> dict[str, Any]:
     has_microbatches = method in ("gpipe", "1f1b", "zb-h1")
-    return {"method": method, "microbatches": MICROBATCHES_OF_METHODS if has_microbatches else None}
+    return {"method": method, "microbatches": MICROBATCHES_OF_METHODS if has_microbatches else None, "barriers": True}
 
 
 def _shares(trainer: Trainer) -> dict[str, float]:
