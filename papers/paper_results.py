@@ -68,8 +68,8 @@ def reproduce(name: str, pages: Path, hybridnn: Hybridnn = run_hybridnn, *, full
         shutil.rmtree(folder / "report")  # plots of an earlier form of the study
     reported = hybridnn(["study", "report", str(folder)])
     if reported in (0, 1):
-        # Layouts that are compared by time train alike.
-        without = {"accuracy"} if study.keys.compares == "times" else set()
+        # Layouts that are compared by time train alike; trainings that are compared share the machine.
+        without = {"accuracy"} if study.keys.compares == "times" else {"accuracy-time", "training_loss-time"}
         _put(folder, name + ", full" * full, pages, without)
         write_verdicts(pages)
     return ran or reported

@@ -296,7 +296,7 @@ def test_threads_of_every_rank_are_those_of_the_study(tmp_path: Path) -> None:
 
 def test_finished_cells_of_other_settings_are_refused_and_unfinished_ones_take_them(tmp_path: Path) -> None:
     run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, ""))
-    changed = "base.training.epochs = 3"
+    changed = 'base = {training.epochs = 3, parallel.partition = "uniform"}'  # of stages: not in the file of one stage
     run_study(_plan(tmp_path, _study(tmp_path, keys=changed)), View(), train=_fake(tmp_path))
     assert "epochs = 3" in (tmp_path / "out" / "cells" / "seed-0" / "settings.toml").read_text()
     with pytest.raises(SettingError, match=r"cell seed-0 ran with other settings: training\.epochs was 3, is 10"):
