@@ -168,6 +168,12 @@ def test_disturbed_cells_are_repeated_up_to_twice(
     assert ("disturbed: processes of others took 30%" in outcome.reason) == (disturbance > 0)
 
 
+def test_a_cell_whose_launcher_does_not_start_is_started_again(tmp_path: Path) -> None:
+    fails = "if len((folder.parent / 'calls').read_text().splitlines()) < 3: sys.exit(213)\n"
+    (outcome,) = run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, fails + FINISH))
+    assert (outcome.status, len(_calls(tmp_path))) == ("finished", 3)
+
+
 def test_crash_is_reported_and_only_missing_cells_are_run_again(tmp_path: Path) -> None:
     outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path, CRASH + FINISH))
     assert _statuses(outcomes) == {"seed-0": "finished", "seed-1": "failed", "seed-2": "finished"}
