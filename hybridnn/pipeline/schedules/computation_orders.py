@@ -6,8 +6,9 @@ are *first device*, here stage 0, *middle device k*, here stage k - 1, and *last
 Four details differ from the tables. A stage waits for a message where it uses it, not where a table receives it. Where
 a table does "the backward pass to update the weight" before it sends the gradient, the gradient is sent first here,
 because the previous stage waits for it. The last device receives its input before it loads the target. The loss is
-computed at the start of its backward pass, not at the end of its forward pass. The tables' deques of inputs and outputs are the buffers of `hybridnn.pipeline.schedules.memory_plan`; those of
-gradients are the receive buffers of `hybridnn.pipeline.execution.point_to_point`.
+computed at the start of its backward pass, not at the end of its forward pass. The tables' deques of inputs and outputs
+are the buffers of `hybridnn.pipeline.schedules.memory_plan`; those of gradients are the receive buffers of
+`hybridnn.pipeline.execution.point_to_point`.
 
 Each function takes the size of the schedule and a stage. K is the number of stages, k = 0 … K-1 the stage, T the number
 of minibatches, M that of microbatches and v that of chunks. Loads and messages are placed among the computations
