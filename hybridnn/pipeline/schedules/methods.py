@@ -151,7 +151,7 @@ _METHODS = (
     ),
     Method(
         "ddg",
-        "delayed gradients: in a step a forward pass, and the backward pass of an earlier minibatch",
+        "delayed gradients: a forward pass, then the backward pass of an earlier minibatch",
         orders.delayed_gradients,
         STASHED,
         _in_flight_without_flush,
