@@ -13,13 +13,14 @@ from pydantic import ValidationError
 
 from hybridnn.errors import DataError, SettingError
 from hybridnn.study.cells import Cell
+from hybridnn.study.report_plots import Plots
 from hybridnn.study.results import Findings, StudyPoint, StudyResults
 from hybridnn.study.statistics import mean_and_deviation, median_of
 from hybridnn.study.study_file import Study
 from hybridnn.utils.settings_models import first_problem, setting_error
 from hybridnn.utils.text import counted
 from hybridnn_papers.measures import MEASURES, measured
-from hybridnn_papers.plots import draw_paper_plots
+from hybridnn_papers.plots import draw_depths, draw_paper_plots, draw_stability
 from hybridnn_papers.statements import Conclusions, combinations_of, points_of
 from hybridnn_papers.verdicts import by_seed, verdict_lines, verdicts_of, verdicts_summary
 
@@ -96,8 +97,18 @@ def find(results: StudyResults) -> Findings:
             for cell in results.cells
         },
         note=f"Of {', '.join(best_over)} the value of the best metric" if best_over else "",
-        draw=partial(draw_paper_plots, results, losses=not LOSSES.isdisjoint(names)),
+        draw=partial(_draw, results, conclusions, names),
     )
+
+
+def _draw(results: StudyResults, conclusions: Conclusions, names: Iterable[str]) -> Plots:
+    """Draw what the study names: largest rates and depths for `converged` as a column, and training losses."""
+    target, plots = conclusions.target, draw_paper_plots(results, losses=not LOSSES.isdisjoint(names))
+    if "converged" in conclusions.columns:
+        plots |= draw_stability(results, target)
+    if "converged" in conclusions.columns and conclusions.best_over:
+        plots |= draw_depths(results, best_points(results, conclusions.best_over), target)
+    return plots
 
 
 def best_points(results: StudyResults, best_over: Iterable[str]) -> tuple[StudyPoint, ...]:
