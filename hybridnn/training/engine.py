@@ -90,7 +90,8 @@ class Engine:
         if config.diagnose_staleness and grid.pipeline > 1:
             from hybridnn.training.staleness import StalenessDiagnosis
 
-            self.staleness = StalenessDiagnosis(self, grid)
+            stage, every = grid.pipeline_rank, config.log_every
+            self.staleness = StalenessDiagnosis(self.chunks, self.arrays, layout, stage, every)
         self._task = ""
         self._training = self._forward = self._executors(plans, config.batch_size)
 
@@ -159,8 +160,8 @@ class Engine:
         """Do one update: the step of every method and device."""
         executor.gradient(minibatch)
         take_loss(minibatch, self.chunks[-1].replica.total_loss)
-        if self.staleness is not None:
-            self.staleness.note_gradient(minibatch)
+        if self.staleness is not None and self.staleness.is_logged(minibatch):
+            self.staleness.note_update(minibatch, self.copy_gradient(), self.copy_weights())
         if self.config.clip_norm is not None:
             self._clip(self.config.clip_norm)
         executor.update(minibatch)

@@ -232,7 +232,7 @@ class _Run:
         if (staleness := self._engine.staleness) is None:
             return found
         with self._clock.paused():  # one more pass, which is no training
-            return replace(found, **staleness.of_step(minibatch))  # type: ignore[arg-type]  # tuples by name
+            return replace(found, **staleness.of_step(minibatch, self._engine.exact_gradient))  # type: ignore[arg-type]  # tuples by name
 
     def _evaluated(self, first: int, last: int) -> range:
         """The steps from `first` to `last` that are evaluated."""

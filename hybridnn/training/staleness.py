@@ -16,21 +16,22 @@ same ranks, when the pipeline is empty; it is the same under MPI and with ranks 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.nn.kernels import Array
 from hybridnn.nn.parameters import LayerParameters
-from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.execution.executor import Minibatch
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Forward, Instruction
+from hybridnn.training.global_arrays import GlobalArrays
 
-if TYPE_CHECKING:
-    from hybridnn.training.engine import Engine
+ExactGradient = Callable[[Minibatch, Sequence[Array]], list[Array]]
+"""``exact_gradient(minibatch, weights)`` returns G by chunk; `weights` are those of this rank (`Engine`)."""
 
 
 @dataclass
@@ -50,15 +51,18 @@ class StalenessDiagnosis:
     Keeps three copies of this rank's weights for each logged step until the pipeline has drained.
     """
 
-    def __init__(self, engine: Engine, grid: ProcessGrid) -> None:
-        self._engine, self._stage = engine, grid.pipeline_rank
+    def __init__(
+        self, chunks: Sequence[ModelChunk], arrays: GlobalArrays, layout: Layout, stage: int, log_every: int
+    ) -> None:
+        self._chunks, self._arrays, self._layout, self._stage = chunks, arrays, layout, stage
+        self._every = log_every
         self._steps: dict[int, _Step] = {}  # by number of the minibatch
 
     def note_weights(self, pass_: Instruction, minibatch: Minibatch, parameters: Sequence[LayerParameters]) -> None:
         """Note the weights that a forward or a backward pass is about to read: those of all its microbatches."""
-        if not self._is_logged(minibatch) or pass_.microbatch != 0:
+        if not self.is_logged(minibatch) or pass_.microbatch != 0:
             return
-        chunk = self._engine.chunks[pass_.chunk]
+        chunk = self._chunks[pass_.chunk]
         flat = chunk.kernels.zeros(chunk.weights.shape, chunk.weights.dtype)
         for own, read in zip(chunk.layout.views(flat), parameters, strict=True):
             own.weight[...], own.bias[...] = read.weight, read.bias
@@ -67,16 +71,19 @@ class StalenessDiagnosis:
         else:
             self._steps[minibatch.number].read[pass_.chunk] -= flat
 
-    def note_gradient(self, minibatch: Minibatch) -> None:
-        """Note gradient and weights before an update; collective over the batch and model groups."""
-        if self._is_logged(minibatch):
-            step = self._steps[minibatch.number]
-            step.gradient, step.weights = self._engine.copy_gradient(), self._engine.copy_weights()
+    def is_logged(self, minibatch: Minibatch) -> bool:
+        """Whether the step of a minibatch has a record."""
+        return (minibatch.number + 1) % self._every == 0
 
-    def of_step(self, minibatch: Minibatch) -> dict[str, tuple[float, ...]]:
+    def note_update(self, minibatch: Minibatch, gradient: list[Array], weights: list[Array]) -> None:
+        """Note copies, by chunk, of the gradient of the update of a logged step, and of the weights before it."""
+        step = self._steps[minibatch.number]
+        step.gradient, step.weights = gradient, weights
+
+    def of_step(self, minibatch: Minibatch, exact_gradient: ExactGradient) -> dict[str, tuple[float, ...]]:
         """Fields of the `StepRecord` of a logged step, a value for each stage; collective, with an empty pipeline."""
         step = self._steps.pop(minibatch.number)
-        exact = self._engine.exact_gradient(minibatch, step.weights)
+        exact = exact_gradient(minibatch, step.weights)
         pairs = list(zip(step.gradient, exact, strict=True))
         used, newest = self._norms(step.gradient), self._norms(exact)
         with np.errstate(divide="ignore", invalid="ignore"):  # a gradient may be 0
@@ -85,7 +92,7 @@ class StalenessDiagnosis:
             lengths = float(used[self._stage]), float(newest[self._stage])
             units = [(one / lengths[0], other / lengths[1]) for one, other in pairs]
             across, along = (self._norms([u + sign * v for u, v in units]) for sign in (-1, 1))
-            read = [step.read[index] for index in range(len(self._engine.chunks))]
+            read = [step.read[index] for index in range(len(self._chunks))]
             between = self._norms(read) / self._norms(step.weights)
         return {
             "gradient_distance": tuple(distances.tolist()),
@@ -93,11 +100,8 @@ class StalenessDiagnosis:
             "weight_distance": tuple(between.tolist()),
         }
 
-    def _is_logged(self, minibatch: Minibatch) -> bool:
-        return (minibatch.number + 1) % self._engine.config.log_every == 0
-
     def _norms(self, flats: Sequence[Array]) -> NDArray[np.float64]:
         """Norms of all stages, shape (stages,), from a flat buffer for each chunk of this rank; collective."""
-        squared, layout = self._engine.arrays.squared_norms(flats), self._engine.layout
-        stages = range(len(layout.stages))
-        return np.sqrt([sum(squared[list(layers)].sum() for layers in layout.layer_indices(stage)) for stage in stages])
+        squared, stages = self._arrays.squared_norms(flats), range(len(self._layout.stages))
+        layers = [[index for part in self._layout.layer_indices(stage) for index in part] for stage in stages]
+        return np.sqrt([squared[of_stage].sum() for of_stage in layers])
