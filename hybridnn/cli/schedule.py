@@ -67,6 +67,9 @@ def schedule(
         float | None, option("Duration of the weight gradients within it; by default half.", "TIME", least=0.0)
     ] = None,
     message: Annotated[float, option("Duration of a message between two stages.", "TIME", least=0.0)] = 0.0,
+    barriers: Annotated[
+        bool, typer.Option("--barriers", help="Put barriers before each forward and each backward pass of ddg and fr.")
+    ] = False,
     messages: Annotated[bool, typer.Option("--messages", help="Draw an arrow for each message, in a picture.")] = False,
     versions: Annotated[
         bool, typer.Option("--versions", help="Show the weight versions of every minibatch, for any method.")
@@ -100,6 +103,7 @@ def schedule(
         minibatches=minibatches,
         microbatches=microbatches,
         chunks=chunks,
+        barriers=barriers,
         forward=forward,
         backward=backward,
         weight=weight,

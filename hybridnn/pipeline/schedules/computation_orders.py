@@ -41,12 +41,13 @@ from hybridnn.pipeline.schedules.instructions import (
 
 @dataclass(frozen=True)
 class ScheduleSize:
-    """Size of a schedule: K, T, M and v."""
+    """Size of a schedule: K, T, M and v; and whether `delayed_gradients` and `features_replay` have barriers."""
 
     stages: int
     minibatches: int
     microbatches: int = 1
     chunks: int = 1
+    barriers: bool = False
 
 
 Order = Callable[[ScheduleSize, int], list[Instruction]]  # from (size, stage) to the stage's computations
@@ -152,8 +153,8 @@ def pipedream_2bw(size: ScheduleSize, stage: int) -> list[Instruction]:
 def delayed_gradients(size: ScheduleSize, stage: int) -> list[Instruction]:
     """One forward pass through all stages, then the backward passes of all stages at once.
 
-    Kang 2019, Table 3, all columns. Barriers lock the forward pass: without them the next one would start during
-    backward passes.
+    Kang 2019, Table 3, all columns, which has no barriers. With them a step takes the time of Table 1. Without them the
+    next forward pass starts during backward passes, and the computations are in the order of `pipedream`.
     """
     return _delayed(size, stage, recompute=False)
 
@@ -217,18 +218,18 @@ def _alternate(
 
 
 def _delayed(size: ScheduleSize, stage: int, *, recompute: bool) -> list[Instruction]:
-    """The steps of Kang 2019, Tables 3 and 4, with loads, messages and barriers."""
+    """The steps of Kang 2019, Tables 3 and 4, with loads and messages, and with the barriers that Table 1 needs."""
     is_first, is_last = stage == 0, stage == size.stages - 1
     order: list[Instruction] = []
     for step in range(size.minibatches + size.stages - 1):
         # "custom forward pass"
         if step < size.minibatches:
-            order += [Barrier(step)] if step else []
+            order += [Barrier(step)] if step and size.barriers else []
             order += [] if is_first else [ReceiveActivations(step)]
             order += [Load(step)] if is_first or is_last else []
             order.append(Forward(step))
             order += [] if is_last else [SendActivations(step)]
-        order.append(Barrier(step))
+        order += [Barrier(step)] if size.barriers else []
         # "custom backward pass"
         t = step - (size.stages - 1 - stage)
         if 0 <= t < size.minibatches:

@@ -277,6 +277,7 @@ def make_schedule(
     chunks: int = 1,
     weight_grad: str = "per-microbatch",
     messages: bool = True,
+    barriers: bool = False,
 ) -> Schedule:
     """Build the schedule of a method.
 
@@ -288,13 +289,16 @@ def make_schedule(
     messages : bool
         Place loads and messages, which takes most of the time and is not needed to time computations. Methods whose
         order itself places them have them in any case.
+    barriers : bool
+        Whether ``ddg`` and ``fr`` have a barrier before each forward and each backward pass. Kang 2019, Tables 3 and 4,
+        have none; the times of Table 1 are those with barriers.
 
     Raises
     ------
     SettingError
         If the method does not exist or does not support the arguments.
     """
-    chosen, size = find_method(method), ScheduleSize(stages, minibatches, microbatches, chunks)
+    chosen, size = find_method(method), ScheduleSize(stages, minibatches, microbatches, chunks, barriers)
     chosen.require(size, weight_grad)
     size = _in_pipeline(size)
     lists = [chosen.order(size, stage) for stage in range(stages)]
