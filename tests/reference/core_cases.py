@@ -74,6 +74,8 @@ PIPELINES = {
     "zb-h1, fewer samples than microbatches": TrainingCase(2, Grid(2), PipelineCase("zb-h1", ADAM, 5)),
     "ddg": TrainingCase(3, Grid(3), PipelineCase("ddg", replace(FEW, samples=17))),
     "fr": TrainingCase(4, Grid(2, 2), PipelineCase("fr", COSINE)),
+    "ddg, barriers": TrainingCase(3, Grid(3), PipelineCase("ddg", MOMENTUM, barriers=True)),
+    "fr, barriers": TrainingCase(4, Grid(2, 2), PipelineCase("fr", ADAM, barriers=True)),
     "fr, synchronous sends": TrainingCase(4, Grid(4), PipelineCase("fr", FEW, synchronous_sends=True)),
     "pipedream": TrainingCase(3, Grid(3), PipelineCase("pipedream", COSINE, partition=(1, 2, 5))),
     "pipedream, a long epoch": TrainingCase(

@@ -152,7 +152,7 @@ _METHODS = (
     ),
     Method(
         "ddg",
-        "delayed gradients: one forward pass, then the backward passes of all stages at once",
+        "delayed gradients: a forward pass, then the backward pass of an earlier minibatch",
         orders.delayed_gradients,
         STASHED,
         _in_flight_without_flush,
