@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybridnn import SGD
-from hybridnn.nn.optimizers import SpikeSGD
+from hybridnn.nn.delayed_updates import SpikeSGD
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.study.cells import make_cells
 from hybridnn.study.report_plots import draw_plots

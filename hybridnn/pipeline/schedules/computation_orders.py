@@ -3,11 +3,12 @@
 Kang 2019 gives four of them as Tables 2 to 5, listed line by line in `kang_and_chen_tables`. The columns of the tables
 are *first device*, here stage 0, *middle device k*, here stage k - 1, and *last device*, here stage K - 1.
 
-Three details differ from the tables. Where a table does "the backward pass to update the weight" before it sends the
-gradient, the gradient is sent first here, because the previous stage waits for it. The last device receives its input
-before it loads the target. The loss is computed at the start of its backward pass, not at the end of its forward pass.
-The tables' deques of inputs and outputs are the buffers of `hybridnn.pipeline.schedules.memory_plan`; those of
-gradients are the receive buffers of `hybridnn.pipeline.execution.point_to_point`.
+Four details differ from the tables. A stage waits for a message where it uses it, not where a table receives it. Where
+a table does "the backward pass to update the weight" before it sends the gradient, the gradient is sent first here,
+because the previous stage waits for it. The last device receives its input before it loads the target. The loss is
+computed at the start of its backward pass, not at the end of its forward pass. The tables' deques of inputs and outputs
+are the buffers of `hybridnn.pipeline.schedules.memory_plan`; those of gradients are the receive buffers of
+`hybridnn.pipeline.execution.point_to_point`.
 
 Each function takes the size of the schedule and a stage. K is the number of stages, k = 0 … K-1 the stage, T the number
 of minibatches, M that of microbatches and v that of chunks. Loads and messages are placed among the computations
@@ -151,7 +152,7 @@ def pipedream_2bw(size: ScheduleSize, stage: int) -> list[Instruction]:
 
 
 def delayed_gradients(size: ScheduleSize, stage: int) -> list[Instruction]:
-    """One forward pass through all stages, then the backward passes of all stages at once.
+    """In each step a forward pass, and the backward pass of an earlier minibatch, later stages of a later one.
 
     Kang 2019, Table 3, all columns, which has no barriers. With them a step takes the time of Table 1. Without them the
     next forward pass starts during backward passes, and the computations are in the order of `pipedream`.
