@@ -138,7 +138,7 @@ def check_data(
         )
     if any(not problem.column for problem in unsolved) or not has_inputs:
         lines.append(
-            ("first", "solve the problems that the command has no setting for: change the file, or add a setting")
+            ("first", "change the file, or add a setting to the command, for each problem that it does not solve")
         )
     console.print(new_grid(line for line in lines if line[1]))
     if not has_inputs:

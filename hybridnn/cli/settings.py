@@ -15,7 +15,7 @@ from hybridnn.errors import SettingError
 if TYPE_CHECKING:
     from hybridnn.config.reference import Setting
 
-NARROW = 60  # columns of a console, below which a table would cut the names
+NARROW = 80  # columns of a console, below which a table would cut the names
 
 Key = Annotated[
     str | None,

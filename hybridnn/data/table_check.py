@@ -70,7 +70,7 @@ def check_table(
     separator = repr(known.separator) if path.suffix.lower() != ".parquet" else ""
     return TableCheck(
         len(frame),
-        task_reason(frame, found.encoding, wanted, task) if wanted and found.has_task else "",
+        task_reason(frame, found.encoding, wanted, task) if found.has_task else "",
         separator,
         known.encoding,
         (*table.notes, *table.doubts, *found.doubts),

@@ -17,21 +17,7 @@ from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.utils.files import memory_bytes, open_regular
 from hybridnn.utils.text import printable, shown_path
 
-from .table_hints import (
-    ESCAPED,
-    ESCAPED_MARKS,
-    SEPARATORS,
-    are_data,
-    encoding_problem,
-    header_hint,
-    names_columns,
-    other_header,
-    other_separator,
-    parser_problem,
-    repeated_header,
-    require_no_nul,
-    require_text,
-)
+from . import table_hints
 from .table_options import NAMES_SHOWN, TableOptions, as_names, column_list, require_names
 
 if TYPE_CHECKING:
@@ -80,7 +66,7 @@ def read_table(
 ) -> Table:
     """Read a ``.csv`` or ``.parquet`` file.
 
-    The separator is that of `SEPARATORS` which divides all of the first lines into the same number of cells.
+    The separator is the usual one which divides all of the first lines into the same number of cells.
 
     Raises `DataError`: the file cannot be read, is no table, or its columns have no names or equal ones.
 
@@ -107,7 +93,9 @@ def read_table(
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
     except UnicodeError as error:
-        raise DataError(f"{called} {encoding_problem(error, options, is_known=bool(known.inputs))}") from error
+        raise DataError(
+            f"{called} {table_hints.encoding_problem(error, options, is_known=bool(known.inputs))}"
+        ) from error
     except MemoryError:
         raise DataError(f"{called}: the table does not fit into the memory") from None
 
@@ -144,7 +132,7 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
 
 def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra: Extra | None, known: Known) -> Table:
     start = file.read(START_BYTES)
-    require_text(called, start)
+    table_hints.require_text(called, start)
     file.seek(0)
     given = "utf-8" if options.encoding == "auto" else options.encoding
     encoding = next((found for pattern, found in BEGINNINGS.items() if re.match(pattern, start, re.S)), given)
@@ -160,36 +148,36 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra
         while has_header and first and (not first.strip() or (options.comment and first.startswith(options.comment))):
             lines, first = lines + 1, _record(called, text)
         sample = _sample(text)
-        require_no_nul(called, first + sample, lines)
+        table_hints.require_no_nul(called, first + sample, lines)
         separator, names, records = _header(called, sample, first, options, known.inputs)
         options = replace(options, separator=separator)
-        hint = header_hint(first + sample, _records(first + sample, separator), lines) if has_header else ""
+        hint = table_hints.header_hint(first + sample, _records(first + sample, separator), lines) if has_header else ""
         if has_header and not any(names):
             raise DataError(f"{called}: the first line is empty; it must name the columns{hint}")
-        is_escaped = ESCAPED_MARKS.search(sample) is not None
-        hint = hint or (f"; {ESCAPED}" if is_escaped else "")
+        is_escaped = table_hints.ESCAPED_MARKS.search(sample) is not None
+        hint = hint or (f"; {table_hints.ESCAPED}" if is_escaped else "")
         is_short = bool(records) and len(records[0]) < len(names)
         is_usual = bool(known.inputs) or any(len(record) == len(names) for record in records)
         width = len(names) if is_short and is_usual else None  # the first row lacks its last cells
         table = _read_rows(called, text, options, lines + len(first.splitlines()), width, hint)
     if table is None:
         raise DataError(f"{called}: no line of data after the header line")
-    doubts: tuple[str, ...] = (ESCAPED,) if is_escaped else ()
+    doubts: tuple[str, ...] = (table_hints.ESCAPED,) if is_escaped else ()
     if not has_header:
         frame, notes = _without_header(called, table, options, known)
         return Table(frame, options, notes, doubts=doubts)
-    if repeated := repeated_header(table, names):
+    if repeated := table_hints.repeated_header(table, names):
         raise DataError(f"{called}: the header line is repeated in {repeated}: remove it there")
-    if table.shape[1] == 1 and (other := other_separator(names, records)):
+    if table.shape[1] == 1 and (other := table_hints.other_separator(names, records)):
         how = f"if {other!r} separates columns, set data.separator = {other!r}"
         raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
-    if options.header == "auto" and not {*known.inputs}.intersection(names) and are_data(names, records):
+    if options.header == "auto" and not {*known.inputs}.intersection(names) and table_hints.are_data(names, records):
         how = "set data.header to false if these are data, and columns get numbered names, or to true if they are names"
         raise DataError(f"{called}: the first line seems to hold data ({column_list(names)}); {how}")
     if options.names:
         empty = [""] if not names[-1] and _is_empty(table, table.shape[1] - 1) else []
         names = [*_given_names(called, len(names) - len(empty), options.names, known), *empty]
-    is_title = extra is None and len(names) == 1 and (hint or other_header(names, table.shape[1])) != ""
+    is_title = extra is None and len(names) == 1 and (hint or table_hints.other_header(names, table.shape[1])) != ""
     if len(names) == table.shape[1] - 1 and names[-1] and not is_title:
         extra = _extra_cell(table) if extra is None else extra
         names = {"": names, "first": ["", *names], "last": [*names, ""]}[extra]
@@ -216,7 +204,7 @@ def _without_header(
         without = [name for name in _numbered(columns + len(known.targets)) if name not in known.targets]
         if len(without) == columns and not {*names}.issuperset(known.inputs):
             names = without
-    if options.header == "auto" and names_columns(table):
+    if options.header == "auto" and table_hints.names_columns(table):
         how = "set data.header to true to replace these names, or to false if it is data"
         raise DataError(f"{called}: the first line seems to name the columns; {how}")
     return _renamed(table, names), notes
@@ -273,7 +261,7 @@ def _header(
     found: dict[str, tuple[list[str], list[list[str]]]] = {}
     separators = {options.separator: None} if options.separator != "auto" else {}
     if not separators or (inputs and (first or len(inputs) > 1)):
-        separators |= dict.fromkeys(SEPARATORS)
+        separators |= dict.fromkeys(table_hints.SEPARATORS)
     for separator in separators:
         try:
             names = as_names([name.strip() for _, record in _records(first, separator)[:1] for name in record])
@@ -340,7 +328,7 @@ def _read_rows(
     except UnicodeDecodeError:
         raise
     except (ValueError, OverflowError, pandas.errors.ParserWarning) as error:
-        raise DataError(f"{called}{parser_problem(str(error), header_lines)}{hint}") from error
+        raise DataError(f"{called}{table_hints.parser_problem(str(error), header_lines)}{hint}") from error
 
 
 def _with_names(
@@ -349,7 +337,7 @@ def _with_names(
     """The table with its names, without a column of row names or empty last column, and a line about each of these."""
     columns, notes = table.shape[1], list[str]()
     if len(names) != columns:
-        which = f"its columns are separated by {separator!r}){other_header(names, columns) or hint}"
+        which = f"its columns are separated by {separator!r}){table_hints.other_header(names, columns) or hint}"
         raise DataError(f"{called}: the first row has {columns} cells, the header line has {len(names)} ({which}")
     left_out = []
     if columns > 1 and not names[0]:

@@ -69,7 +69,7 @@ class Examination(NamedTuple):
     problems: list[Problem]
     doubts: list[str]  # what may not be as meant
     frame: DataFrame  # the table with its columns of numbers as floats
-    has_task: bool  # whether the targets can be those of the task
+    has_task: bool  # whether the targets, if there are any, can be those of the task
 
 
 def examine(
@@ -110,20 +110,20 @@ def examine(
     floats = {name: of_numbers[name] for name in columns if name in of_numbers and name not in kinds}
     key = _key(table, {*columns, *targets}, floats)
     encoding = TableEncoding(tuple(columns), tuple(targets), key, (), categories, kinds, options=known)
-    frame, wrong, doubted = _with_floats(table, floats), list[Problem](), list[str]()
+    frame, has_task, doubted = _with_floats(table, floats), bool(targets), list[str]()
     if targets:
         of_targets = [found[name] for name in targets]
-        problems += _target_gaps(of_targets, options)
-        doubted += _dropped_classes(of_targets, options)
+        gaps, doubted = list(_target_gaps(of_targets, options)), list(_dropped_classes(of_targets, options))
         classes, wrong = _fit_classes(of_targets, table, task, encoding)
-        encoding, problems = replace(encoding, classes=classes), problems + wrong
+        encoding, problems = replace(encoding, classes=classes), problems + gaps + wrong
+        has_task = not wrong and all(gap.settings for gap in gaps)
     doubted += doubts(frame, table, list(found.values()), encoding, is_stated=task is not None)
     if unlikely and are_points_unlikely and len(table) >= FEW_ROWS:
         how = 'set data.thousands = "." if it separates thousands'
         doubted.append(f"every point stands before three digits, as in {unlikely!r}; {how}")
     if numbers == Numbers(",", ".") and options.decimal == options.thousands == "auto" and len(table) >= FEW_ROWS:
         doubted += _doubted_points(found.values())
-    return Examination(encoding, found, problems, doubted, frame, not wrong)
+    return Examination(encoding, found, problems, doubted, frame, has_task)
 
 
 def _doubted_points(columns: Iterable[Column]) -> Iterator[str]:

@@ -339,7 +339,7 @@ def test_short_options_of_the_check_are_those_of_training(run_hybridnn: Run) -> 
 
 
 UNSOLVED = "left out the command has no setting for the problems of these columns: "
-FIRST = "first solve the problems that the command has no setting for"
+FIRST = "first change the file, or add a setting to the command, for each problem that it does not solve"
 RATES = rows("rate,size,y", "5%,#,p", "7%,#,q")
 
 
