@@ -40,5 +40,6 @@ PARTS = {
     "batch": Part("batch_parallel", 2, (tables.BATCH,), "batch, 2 ranks, over DDP"),
     "model": Part("model_parallel", 2, (tables.MODEL,), "model, 2 ranks, over tensor parallel"),
     "pipeline": Part("pipeline", 2, (tables.PIPELINE, tables.METHODS), "2 stages, over torch pipelining"),
+    "partition": Part("partitions", 2, (tables.PARTITION,), "default partition, over the best", has_peer=False),
     "shared": Part("shared_replicas", 2, (tables.SHARED,), "shared replica, 2 ranks over one", has_peer=False),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -9,11 +11,14 @@ from typing import Any
 
 from benchmarks.cases import CASES, LEARNING_RATE, MICROBATCHES, MOMENTUM, Case, make_data, our_run, torch_model
 from benchmarks.harness import Run, alternate, in_turn, read_choice
-from benchmarks.limits import compare_with_limits
+from benchmarks.limits import compare_with_limits, copy_bandwidth
 from benchmarks.ranks import WORLD, gloo, print_row
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
-from hybridnn.pipeline.partition import time_layers
+from hybridnn.cost.prediction.times import compile_layout, run, seconds_per_added_minibatch
+from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.partition import LayerSeconds, layer_timer, time_layers
+from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction
 from hybridnn.runs.trace_breakdown import break_down, mean_of
 from hybridnn.runs.trace_file import read_trace, write_trace
 from hybridnn_papers.pipeline_formulas import KANG_METHODS, minibatch_time
@@ -25,6 +30,8 @@ BALANCED = Case("8x1024", (1024,) * 9, 128, "regression", 16, 1)
 """Eight equal layers: four on each stage."""
 
 MICROBATCHES_OF_METHODS = 8
+
+ROUNDS = 20  # of passes that are timed alone
 
 METHODS = ("sequential", "fr", "ddg", "pipedream", "gpipe", "1f1b", "zb-h1", "vanilla", "spectrain")
 
@@ -71,9 +78,62 @@ def torch_program(case: Case, way: str) -> Run:
     return run
 
 
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds of the passes of every stage; messages and everything between passes take no time."""
+
+    forward: list[float]  # of a microbatch
+    input_gradient: list[float]
+    weight_gradient: list[float]
+    merged: list[float]  # weight gradients of all microbatches as one product
+    update: list[float]
+    hidden = 1.0
+
+    def duration(self, stage: int, instruction: Instruction) -> float:
+        """Time of a pass."""
+        kind = instruction.name.replace(" ", "_")
+        if kind == "backward":
+            return self.input_gradient[stage] + self.weight_gradient[stage]
+        if kind == "weight_gradient" and instruction.microbatch == ALL_MICROBATCHES:
+            kind = "merged"
+        seconds: list[float] = getattr(self, kind, [0.0] * len(self.forward))
+        return seconds[stage]
+
+    def message(self, message: object) -> float:
+        """Time of a message."""
+        return 0.0
+
+    link = message
+
+    def barrier_seconds(self) -> float:
+        """Time of a barrier."""
+        return 0.0
+
+
+def schedule_seconds(case: Case, layout: Layout) -> float:
+    """Seconds of a step if its schedule has nothing but passes, timed alone while all stages compute; collective."""
+    first = sum(layout.layers[: WORLD.rank])
+    before = min(first, 1)  # with a layer in front, the first one of a later stage has a gradient of its inputs
+    model = MLP(case.sizes[first - before : first + layout.layers[WORLD.rank] + 1], case.activation)
+
+    def timed(samples: int) -> LayerSeconds:
+        time_passes = layer_timer(model, samples, "float32")
+        WORLD.Barrier()
+        _, *rounds = [[sum(part) for part in zip(*time_passes()[before:], strict=True)] for _ in range(1 + ROUNDS)]
+        return LayerSeconds(*map(median, zip(*rounds, strict=True)))
+
+    passes, whole = timed(case.batch_size // layout.microbatches), timed(case.batch_size)
+    parameters = sum((a + 1) * b for a, b in pairwise(model.sizes[before:]))
+    update = 5 * 4 * parameters / copy_bandwidth(WORLD.Barrier)
+    columns = zip(*WORLD.allgather((*passes, whole.weight_gradient, update)), strict=True)
+    times = PassTimes(*map(list, columns))
+    short, long = (run(compile_layout(layout, minibatches), times) for minibatches in (1, 2))
+    return seconds_per_added_minibatch(short, long)
+
+
 def measure(case: Case, method: str, pairs: int) -> dict[str, Any]:
     """Results of one network and one schedule; collective."""
-    _, ours = our_program(case, method)
+    trainer, ours = our_program(case, method)
     _, one_by_one = our_program(case, method, weight_grad="per-microbatch")
     comparison = alternate(ours, torch_program(case, method), pairs, WORLD.Barrier)
     merged = alternate(ours, one_by_one, pairs, WORLD.Barrier)
@@ -85,6 +145,7 @@ def measure(case: Case, method: str, pairs: int) -> dict[str, Any]:
         "microbatches": MICROBATCHES,
         **comparison.summary(case.batch_size * case.steps),
         "merging_gain": median(merged.ratios),
+        "over_passes": median(comparison.ours) / case.steps / schedule_seconds(case, trainer.layout),
         **compare_with_limits(case, ours, pairs, WORLD),
     }
 
@@ -114,7 +175,7 @@ def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
 
 def _options(method: str) -> dict[str, Any]:
     has_microbatches = method in ("gpipe", "1f1b", "zb-h1")
-    return {"method": method, "microbatches": MICROBATCHES_OF_METHODS if has_microbatches else None}
+    return {"method": method, "microbatches": MICROBATCHES_OF_METHODS if has_microbatches else None, "barriers": True}
 
 
 def _shares(trainer: Trainer) -> dict[str, float]:

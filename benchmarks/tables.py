@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.cases import MICROBATCHES
 
-__all__ = ["BATCH", "METHODS", "MODEL", "PIPELINE", "SERIAL", "SHARED", "Sheet"]
+__all__ = ["BATCH", "METHODS", "MODEL", "PARTITION", "PIPELINE", "SERIAL", "SHARED", "Sheet"]
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
@@ -112,6 +112,7 @@ PIPELINE = Sheet(
         "schedule": lambda row: row["way"],
         **_speed("PyTorch"),
         "merging gains": lambda row: f"{row['merging_gain']:.2f}",
+        "over passes": lambda row: f"{row['over_passes']:.2f}",
         **LIMITS,
         **MEMORY,
     },
@@ -130,6 +131,19 @@ METHODS = Sheet(
         "overhead": lambda row: f"{row['transfer'] + row['other']:.1%}",
     },
     "over_sequential",
+)
+
+PARTITION = Sheet(
+    "Two stages with the default settings, beside the best of all partitions with as many microbatches",
+    {
+        **NETWORK,
+        "method": lambda row: row["way"],
+        "microbatches": lambda row: str(row["microbatches"]),
+        "layers": lambda row: "+".join(map(str, row["layers"])),
+        "best": lambda row: "+".join(map(str, row["best_layers"])),
+        "speed over the best": _spread,
+    },
+    "best_layers",
 )
 
 SHARED = Sheet(

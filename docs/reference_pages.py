@@ -42,8 +42,7 @@ ANIMATIONS = {
 """Pages that play a schedule of four stages, by their place in the site."""
 DOCS = Path(__file__).resolve().parent
 PAGES = (
-    *(DOCS / "reference" / f"{name}.md" for name in ("command-line", "python", "settings", "studies")),
-    *(DOCS.parent / "papers" / "docs" / f"{name}.md" for name in ("index", "statements")),
+    *(DOCS / "reference" / f"{name}.md" for name in ("command-line", "papers", "python", "settings", "studies")),
     DOCS / "use" / "settings.md",
 )
 """Pages with generated parts."""
@@ -75,6 +74,15 @@ def statement_keys() -> list[Setting]:
     from hybridnn_papers.statements import Conclusions
 
     return keys_of(Conclusions.model_json_schema())
+
+
+def measure_table() -> str:
+    """The measures of runs that statements compare."""
+    from hybridnn_papers.measures import MEASURES
+
+    lines = ["| measure | description | kind |", "|---|---|---|"]
+    lines += [f"| `{name}` | {measure.description} | {measure.kind} |" for name, measure in MEASURES.items()]
+    return "\n".join(lines)
 
 
 def study_table() -> str:
@@ -184,6 +192,7 @@ MARKERS = {
     "settings": settings_table,
     "study-file": study_table,
     "statements": lambda: _key_table(statement_keys()),
+    "measures": measure_table,
     "command-line": command_line,
     "python": python_names,
     "settings-example": lambda: f"```toml\n{EXAMPLE.read_text(encoding='utf-8')}```",

@@ -1,10 +1,13 @@
-"""Runs the ready studies, and puts their reports into the pages of the papers.
+"""Runs the ready studies, and puts their records, pictures and verdicts beside the pages of the papers.
 
-``make papers`` runs the reduced form of all of them, ``make papers ARGS=laugier-figure-5`` one, and ``make papers
-ARGS="--full kang-table-6"`` the full form of one. Finished cells are not run again. A page has the report between the
-lines ``<!-- study: laugier-figure-5 -->`` (for the full form ``<!-- study: kang-table-6, full -->``) and ``<!-- end of
-study -->``, and the verdicts of all its studies between ``<!-- verdicts -->`` and ``<!-- end of verdicts -->``; plots
-are in a folder of the study's name in ``papers/docs``.
+``make papers`` runs the reduced form of all of them, ``make papers ARGS=laugier-figure-5`` one, ``make papers
+ARGS="--full kang-table-6"`` the full form of one, and ``make papers ARGS=--verdicts`` none: it decides the statements
+of all studies anew, by their records. Finished cells are not run again.
+
+Records are in ``papers/docs/records``, and the verdicts, with every comparison, in ``papers/docs/verdicts.csv``. A page
+has links to the pictures between the lines ``<!-- study: laugier-figure-5 -->`` (of the full form ``<!-- study:
+kang-table-6, full -->``) and ``<!-- end of study -->``, and the numbers of verdicts between ``<!-- verdicts: kang -->``
+and ``<!-- end of verdicts -->``, for the studies whose names begin so. Pictures are in a folder of the study's name.
 """
 
 from __future__ import annotations
@@ -15,19 +18,22 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 __all__ = ["main", "reproduce"]
 
-PAGES = Path(__file__).resolve().parent / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "papers" / "docs"
+RECORDS = "records"
+VERDICTS = "verdicts.csv"
+COMMITS = "commits.txt"
 END = "<!-- end of study -->"
-STUDY = re.compile(rf"<!-- study: ([\w-]+)(, full)? -->\n(.*?){re.escape(END)}", re.DOTALL)
-VERDICT = re.compile(r"^\* (agrees|does not|cannot be decided): (.*? \(.*?\))(?= \[|$)", re.MULTILINE)
 NUMBER = re.compile(r"\d+\.\d{2,}")
-SUMMARY = re.compile(r"(?<=<!-- verdicts -->\n).*?(?=<!-- end of verdicts -->)", re.DOTALL)
+SUMMARY = re.compile(r"(?<=<!-- verdicts: )(\w+)( -->\n).*?(?=<!-- end of verdicts -->)", re.DOTALL)
 
 Hybridnn = Callable[[Sequence[str]], int]
 """Runs ``hybridnn`` with arguments and returns its exit code."""
@@ -38,51 +44,125 @@ def run_hybridnn(arguments: Sequence[str]) -> int:
     return subprocess.run([sys.executable, "-m", "hybridnn", *arguments], check=False).returncode
 
 
-def reproduce(name: str, pages: Path, hybridnn: Hybridnn = run_hybridnn, *, full: bool = False) -> int:
-    """Run a study and its report, and put it into its page; returns the first exit code that is not 0.
+def reproduce(name: str, pages: Path, hybridnn: Hybridnn = run_hybridnn, *, full: bool = False, jobs: int = 0) -> int:
+    """Run a study and its report, and put it beside its page; returns the first exit code that is not 0.
 
-    A report that cannot be written leaves the page as it is.
+    A report that cannot be written leaves the page as it is. `jobs` trainings run at once, by default one per core.
     """
     from hybridnn.study.runner import default_folder
     from hybridnn.study.study_file import load_study
 
     study = load_study(name, reduced=not full)
     folder = default_folder(study)
-    at_once = ["--jobs", str(os.cpu_count() or 1)] if study.keys.compares == "training" else []
-    ran = hybridnn(["study", "run", name, *([] if full else ["--reduced"]), *at_once])
+    at_once = ["--jobs", str(jobs or os.cpu_count() or 1)] if study.keys.compares == "training" else []
+    before, code = _ended(folder), commit()
+    try:
+        ran = hybridnn(["study", "run", name, *([] if full else ["--reduced"]), *at_once])
+    finally:
+        if _ended(folder) != before:
+            with open(folder / COMMITS, "a", encoding="utf-8") as file:
+                file.write(f"{code}\n")
     if ran not in (0, 1):  # 1: some cells failed, and the report says which
         return ran
     if (folder / "report").exists():
         shutil.rmtree(folder / "report")  # plots of an earlier form of the study
     reported = hybridnn(["study", "report", str(folder)])
     if reported in (0, 1):
-        # Layouts that are compared by time train alike.
-        without = {"accuracy"} if study.keys.compares == "times" else set()
-        _put(folder / "report", name + ", full" * full, pages, without)
+        # Layouts that are compared by time train alike; trainings that are compared share the machine.
+        without = {"accuracy"} if study.keys.compares == "times" else {"accuracy-time", "training_loss-time"}
+        _put(folder, name + ", full" * full, pages, without)
+        write_verdicts(pages)
     return ran or reported
 
 
-def _put(report: Path, title: str, pages: Path, without: AbstractSet[str]) -> None:
-    """Put tables and plots of a report, without some, between the lines of its study in the page that has them."""
+def _ended(folder: Path) -> int:
+    """Number of the cells in a study's folder that have ended."""
+    from hybridnn.runs.run_files import run_status
+    from hybridnn.study.study_folder import ENDED
+
+    return sum(run_status(cell) in ENDED for cell in (folder / "cells").glob("*"))
+
+
+def commit() -> str:
+    """The commit of the code, and whether it was changed since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False).stdout
+
+    changed = git("status", "--porcelain", "--", "hybridnn", "papers/hybridnn_papers")
+    return (git("rev-parse", "--short=12", "HEAD").strip() or "unknown") + " with changes" * bool(changed)
+
+
+def _put(folder: Path, title: str, pages: Path, without: AbstractSet[str]) -> None:
+    """Put records and pictures of a study, without some, beside the page that has the lines of its study."""
+    from hybridnn.study.results import read_results
+    from hybridnn_papers.conclusions import records_text
+
     start = f"<!-- study: {title} -->"
     place = re.compile(rf"(?<={re.escape(start)}\n).*?(?={re.escape(END)})", re.DOTALL)
     page = next((page for page in sorted(pages.glob("*.md")) if start in page.read_text(encoding="utf-8")), None)
     if page is None:
         raise SystemExit(f"Error: no page in {pages} has the line {start}")
-    folder = title.replace(", ", "-")
-    shutil.rmtree(pages / folder, ignore_errors=True)
-    pictures = sorted(path for path in report.glob("*.svg") if path.stem not in without)
+    name = title.replace(", ", "-")
+    commits = (folder / COMMITS).read_text(encoding="utf-8").split("\n") if (folder / COMMITS).exists() else ["unknown"]
+    (pages / RECORDS).mkdir(exist_ok=True)
+    records = records_text(read_results(folder), ", ".join(dict.fromkeys(filter(None, commits))))
+    (pages / RECORDS / f"{name}.csv").write_text(records, encoding="utf-8")
+    shutil.rmtree(pages / name, ignore_errors=True)
+    pictures = sorted(path for path in (folder / "report").glob("*.svg") if path.stem not in without)
     if pictures:
-        (pages / folder).mkdir()
+        (pages / name).mkdir()
     for picture in pictures:
-        (pages / folder / picture.name).write_text(compact_svg(picture.read_text(encoding="utf-8")), encoding="utf-8")
-    _, _, content = (report / "report.md").read_text(encoding="utf-8").partition("\n")  # without the title
-    content = re.sub(r"^!\[.*\n+", "", content, flags=re.MULTILINE)
-    content = re.sub("^## ", "#### ", content, flags=re.MULTILINE).strip()
-    shown = [f"![{picture.stem.replace('_', ' ')}]({folder}/{picture.name})\n" for picture in pictures]
-    content = "\n".join(["", content, "", *shown, ""])
-    text = place.sub(lambda _: content, page.read_text(encoding="utf-8"), count=1)
-    page.write_text(SUMMARY.sub(lambda _: _summary(text), text), encoding="utf-8")
+        (pages / name / picture.name).write_text(compact_svg(picture.read_text(encoding="utf-8")), encoding="utf-8")
+    shown = [f"![{picture.stem.replace('_', ' ')}]({name}/{picture.name})" for picture in pictures]
+    content = "\n".join(["", *shown, "", ""])
+    page.write_text(place.sub(lambda _: content, page.read_text(encoding="utf-8"), count=1), encoding="utf-8")
+
+
+def write_verdicts(pages: Path) -> None:
+    """Decide the statements of all studies by their records, and write the verdicts and their numbers in the pages."""
+    from hybridnn.study.report_files import write_csv
+
+    rows = list(verdict_rows(pages))
+    if rows:
+        (pages / VERDICTS).write_text(write_csv(rows), encoding="utf-8")
+    for page in sorted(pages.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if SUMMARY.search(text):
+            new = SUMMARY.sub(lambda found: f"{found[1]}{found[2]}\n{_summary(rows, found[1])}\n\n", text)
+            page.write_text(new, encoding="utf-8")
+
+
+def verdict_rows(pages: Path) -> Iterator[dict[str, Any]]:
+    """A row for every comparison of every statement, by the records beside the pages."""
+    from dataclasses import asdict
+
+    from hybridnn_papers.conclusions import verdicts_in
+
+    for path in sorted((pages / RECORDS).glob("*.csv")):
+        about, verdicts = verdicts_in(path)
+        for number, verdict in enumerate(verdicts, 1):
+            stated = {"study": about["study"], "form": about["form"], "number": number, "verdict": verdict.outcome}
+            stated |= {"about": verdict.about, "statement": verdict.says, "source": verdict.source}
+            stated |= {"expected": verdict.expected, "missing": verdict.reason}
+            for pair in verdict.pairs:
+                found = asdict(pair)
+                yield stated | {"comparison": found.pop("what"), **found}
+
+
+def _summary(rows: Sequence[Mapping[str, Any]], paper: str) -> str:
+    """The numbers of verdicts on a paper; of a study whose full form has run, those of the full form."""
+    from hybridnn.utils.text import counted
+
+    rows = [row for row in rows if row["study"].startswith(f"{paper}-")]
+    full = {row["study"] for row in rows if row["form"] == "full"}
+    found = {(row["study"], row["number"]): row for row in rows if row["form"] == "full" or row["study"] not in full}
+    parts = []
+    for about, subject in (("paper", "the paper"), ("library", "the library")):
+        verdicts = [row["verdict"] for row in found.values() if row["about"] == about]
+        counts = [f"{verdicts.count(name)} {name}" for name in ("does not", "agrees", "cannot be decided")]
+        parts += [f"{counted(len(verdicts), 'statement')} about {subject}: {', '.join(counts)}"] if verdicts else []
+    return f"{'; '.join(parts)} ([all comparisons]({VERDICTS}))." if parts else "No study has records."
 
 
 def _rounded(number: re.Match[str]) -> str:
@@ -113,27 +193,6 @@ def _with_style(part: str, names: Mapping[str, str]) -> str:
     return f":is({','.join(f'.{name}' for style, name in names.items() if part in style)})"
 
 
-def _summary(page: str) -> str:
-    """Table of the verdicts of all studies of a page, those that contradict the paper first.
-
-    Of a study whose full form has run, the table has of the short form only what contradicts the paper.
-    """
-    reports = {(name, bool(full)): VERDICT.findall(report) for name, full, report in STUDY.findall(page)}
-    rows = [
-        (verdict, f"{name}, {'full' if full else 'short'} form", statement)
-        for (name, full), verdicts in reports.items()
-        for verdict, statement in verdicts
-        if full or verdict == "does not" or not reports.get((name, True))
-    ]
-    counts = {
-        verdict: [row[0] for row in rows].count(verdict) for verdict in ("does not", "agrees", "cannot be decided")
-    }
-    rows.sort(key=lambda row: list(counts).index(row[0]))
-    lines = ["", "Does it hold? " + ", ".join(f"{number} {verdict}" for verdict, number in counts.items()) + ".", ""]
-    lines += ["| verdict | study | statement |", "| --- | --- | --- |", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join([*lines, "", ""])
-
-
 def main(arguments: Sequence[str], pages: Path = PAGES, hybridnn: Hybridnn = run_hybridnn) -> int:
     """Reproduce the named studies, or all; returns the exit code."""
     from hybridnn.errors import SettingError
@@ -142,7 +201,12 @@ def main(arguments: Sequence[str], pages: Path = PAGES, hybridnn: Hybridnn = run
     parser = argparse.ArgumentParser(prog="make papers ARGS=", description=__doc__.partition("\n")[0])
     parser.add_argument("studies", nargs="*", metavar="STUDY", help="ready studies; without any, all of them")
     parser.add_argument("--full", action="store_true", help="run the full form")
+    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="trainings at once (default: one per core)")
+    parser.add_argument("--verdicts", action="store_true", help="run nothing, and decide all statements by the records")
     given = parser.parse_args(arguments)
+    if given.verdicts:
+        write_verdicts(pages)
+        return 0
     chosen = given.studies or list(ready_studies())
     unknown = [name for name in chosen if name not in ready_studies()]
     if unknown:
@@ -152,7 +216,7 @@ def main(arguments: Sequence[str], pages: Path = PAGES, hybridnn: Hybridnn = run
     for name in chosen:
         start = perf_counter()
         try:
-            codes.append(reproduce(name, pages, hybridnn, full=given.full))
+            codes.append(reproduce(name, pages, hybridnn, full=given.full, jobs=given.jobs))
         except SettingError as error:
             print(f"Error: {error}", file=sys.stderr)
             codes.append(error.exit_code)

@@ -67,6 +67,9 @@ def schedule(
         float | None, option("Duration of the weight gradients within it; by default half.", "TIME", least=0.0)
     ] = None,
     message: Annotated[float, option("Duration of a message between two stages.", "TIME", least=0.0)] = 0.0,
+    barriers: Annotated[
+        bool, typer.Option("--barriers", help="Put barriers before each forward and each backward pass of ddg and fr.")
+    ] = False,
     messages: Annotated[bool, typer.Option("--messages", help="Draw an arrow for each message, in a picture.")] = False,
     versions: Annotated[
         bool, typer.Option("--versions", help="Show the weight versions of every minibatch, for any method.")
@@ -100,6 +103,7 @@ def schedule(
         minibatches=minibatches,
         microbatches=microbatches,
         chunks=chunks,
+        barriers=barriers,
         forward=forward,
         backward=backward,
         weight=weight,
@@ -213,8 +217,9 @@ def _print_versions(console: Console, schedule: Schedule, rows: Sequence[Stalene
     most = schedule.minibatches if all_versions else max(FEW_MINIBATCHES, schedule.stages + 2)
     minibatches = min(schedule.minibatches, most)
     staleness = [max(row.staleness for row in rows if row.stage == stage) for stage in range(stages)]
+    back = ", -s if estimated s updates back" * any(row.backward.ahead < 0 for row in rows)
     console.print(
-        "weights read, forward/backward: the updates that the stage had done, +s if predicted s updates ahead"
+        f"weights read, forward/backward: the updates that the stage had done, +s if predicted s updates ahead{back}"
     )
     console.print(_version_table(cells, staleness, minibatches))
     if (minibatches, stages) != (schedule.minibatches, schedule.stages):
@@ -239,4 +244,4 @@ def _version_table(cells: dict[tuple[int, int], str], staleness: list[int], mini
 
 
 def _version(weights: WeightRead) -> str:
-    return f"{weights.version}+{weights.ahead}" if weights.ahead else str(weights.version)
+    return f"{weights.version}{weights.ahead:+d}" if weights.ahead else str(weights.version)

@@ -84,10 +84,12 @@ def proc_value(path: Path, key: str) -> str:
 
 
 def blas_library() -> str:
-    """Names and versions of the BLAS of NumPy and SciPy, which may differ."""
+    """Names, versions and kernels (``Haswell``) of the BLAS of NumPy and SciPy, which may differ."""
     from threadpoolctl import threadpool_info
 
-    found = {f"{pool['internal_api']} {pool['version']}" for pool in threadpool_info() if pool["user_api"] == "blas"}
+    names = ("internal_api", "version", "architecture")
+    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    found = {" ".join(str(pool[name]) for name in names if pool.get(name)) for pool in pools}
     return ", ".join(sorted(found)) or "unknown BLAS"
 
 

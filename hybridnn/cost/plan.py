@@ -201,7 +201,7 @@ class StepBounds:
         method, stages = METHODS[self.layout.method], range(len(self.layout.stages))
         if method.exact and len(stages) > 1:
             return self._exact_bound()
-        return self._lockstep_bound() if method.placed_messages else max(map(self._work, stages))
+        return max(map(self._work, stages))
 
     def _exact_bound(self) -> float:
         """The first microbatch passes all earlier stages, and the last gradient passes them back."""
@@ -214,13 +214,6 @@ class StepBounds:
             first = message * (1 - self._costs.hidden)
             end += self._shortest_pass(stage, self._backward) + self._shortest_message(stage, gradients=True)
         return bound
-
-    def _lockstep_bound(self) -> float:
-        """``ddg`` and ``fr``: all forward passes follow one another, then all backward passes run at the same time."""
-        stages = range(len(self.layout.stages))
-        forward = [self._shortest_pass(stage, Forward) for stage in stages]
-        chain = sum(forward) + sum(self._shortest_message(stage, gradients=False) for stage in stages)
-        return chain + max(self._work(stage) - self._receiving(stage) - forward[stage] for stage in stages)
 
     @property
     def _costs(self) -> StageCosts:

@@ -88,6 +88,7 @@ def schedule(
     microbatches: int | None = None,
     chunks: int | None = None,
     weight_grad: str = "per-microbatch",
+    barriers: bool = False,
     forward: float = 1.0,
     backward: float = 2.0,
     weight: float | None = None,
@@ -109,6 +110,8 @@ def schedule(
         Chunks of layers of a stage; by default 2 for ``"interleaved"``, else 1.
     weight_grad : {"per-microbatch", "merged"}
         One weight gradient per microbatch, or one product over all of them.
+    barriers : bool
+        Whether ``"ddg"`` and ``"fr"`` have a barrier before each forward and each backward pass.
     forward, backward : float
         Time of a stage's forward pass, and of its whole backward pass.
     weight : float, optional
@@ -129,6 +132,7 @@ def schedule(
     """
     if method.endswith(".json"):
         given = {"minibatches": minibatches, "microbatches": microbatches, "chunks": chunks}
+        given |= {"barriers": barriers or None}
         for name, value in given.items():
             if value is not None:
                 raise SettingError(name, value, f"{method} has the instructions of every stage")
@@ -144,6 +148,7 @@ def schedule(
             microbatches=microbatches or (2 * stages if info.cuts_minibatches else 1),
             chunks=chunks or (2 if info.chunked else 1),
             weight_grad=weight_grad,
+            barriers=barriers,
         )
     lint(made)
     durations = Durations(forward, backward, backward / 2 if weight is None else weight, message)

@@ -55,6 +55,7 @@ class Layout:
     microbatches: int = 1  # microbatches of a minibatch
     chunks: int = 1  # virtual stages of every stage
     merges: bool = False  # whether the weight gradient is one product over all microbatches
+    barriers: bool = False  # whether ddg and fr have barriers
     shared_replicas: bool = False  # whether the batch ranks of a node share a replica
     node_ranks: int | None = None  # ranks of a full node; None if all ranks are on one
 
@@ -138,6 +139,7 @@ class Layout:
             chunks=self.chunks,
             weight_grad="merged" if self.merges else "per-microbatch",
             messages=messages,
+            barriers=self.barriers,
         )
 
     def forward_schedule(self, minibatches: int) -> Schedule:

@@ -26,7 +26,7 @@ from hybridnn.study.results import (
     times_as_fast,
 )
 from hybridnn.study.scaling import Comparison, base_ranks, baseline_text, compare_points, warnings_of
-from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS
+from hybridnn.study.statistics import LEAST_REPEATS, coverage_of_median
 from hybridnn.utils.files import write_atomically
 
 MISSING = "-"
@@ -325,7 +325,8 @@ def conditions_text(results: StudyResults) -> str:
     seeds = max(len({str(cell.values.get("seed")) for cell in point.cells}) for point in results.points)
     sentences = [f"Medians of up to {repeated} runs" if repeated > 1 else "Single runs"]
     if repeated >= LEAST_REPEATS:
-        sentences[0] += f" [{CONFIDENCE:.0%} confidence interval, bootstrap]"
+        least = min(number for point in results.points if (number := len(point.cells)) >= LEAST_REPEATS)
+        sentences[0] += f" [{coverage_of_median(least):.0%} confidence interval, bootstrap]"
     if seeds > 1:
         means = f"results of the training are means ± standard deviations over up to {seeds} seeds"
         sentences = [sentences[0], means.capitalize()] if results.is_timed else [means.capitalize()]

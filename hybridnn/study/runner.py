@@ -37,7 +37,8 @@ from hybridnn.utils.files import read_tail
 WILDCARDS = "*?["
 GRACE = 10.0  # seconds between SIGTERM to a launcher and SIGKILL
 CHECKPOINT_GRACE = 60.0  # seconds for a run to write a checkpoint before its launcher is sent SIGTERM
-MOST_REPEATS = 2  # of a disturbed cell
+MOST_REPEATS = 2  # of a disturbed cell, or one whose launcher does not start
+NOT_LAUNCHED = 213  # of Open MPI, which has said why: on a busy machine its server may not start
 POLL_SECONDS = 0.05  # between two looks at a process and the signals, where cells run at once
 TWICE_SECONDS = 1.0  # interval within which a repeated signal is ignored: a batch system may send it twice
 
@@ -271,9 +272,12 @@ def _run_once(
     """Run a prepared cell; returns as `_run_cell`, and takes `keep_open` as `run_process` does."""
     folder, start = run.folder.cell(cell.id), perf_counter()
     try:
-        code, ended_by = run_process(
-            run.command(cell, train), folder, limit, keep_open, checkpoint=run.resumes, signals=signals
-        )
+        for _ in range(1 + MOST_REPEATS):
+            code, ended_by = run_process(
+                run.command(cell, train), folder, limit, keep_open, checkpoint=run.resumes, signals=signals
+            )
+            if code != NOT_LAUNCHED:
+                break
     except KeyboardInterrupt as stop:
         run.folder.fail(cell.id, "interrupted", f"ended by {stop.args[0] if stop.args else 'SIGINT'}")
         raise

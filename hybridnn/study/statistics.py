@@ -74,6 +74,11 @@ def median_of(values: Sequence[float]) -> Estimate:
     return _bootstrap((tuple(values),), np.median)
 
 
+def coverage_of_median(count: int) -> float:
+    """Probability with which the interval of `median_of` so many measurements contains the median: 94 % for five."""
+    return min(CONFIDENCE, 1 - 2.0 ** (1 - count))
+
+
 def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Estimate:
     """Estimate the ratio of the medians of two independent series of positive measurements.
 

@@ -205,7 +205,8 @@ class StudyFolder:
         except SettingError as error:
             return str(error)
         before, now = by_dotted_name(ran.model_dump()), by_dotted_name(cell.settings.model_dump())
-        changed = [name for name in now if before.get(name) != now[name]]
+        left_out = {f"parallel.{key}" for key in cell.settings.parallel.foreign_keys()}  # which the file has not
+        changed = [name for name in now if name not in left_out and before.get(name) != now[name]]
         return f"{changed[0]} was {before.get(changed[0])!r}, is {now[changed[0]]!r}" if changed else ""
 
     @contextlib.contextmanager

@@ -185,6 +185,13 @@ class TrainConfig:
         "by their measured times; or a list.",
         of_pipelines=True,
     )
+    barriers: bool = option(
+        "parallel",
+        False,
+        "Whether `ddg` and `fr` have a barrier before each forward and each backward pass, with which a step takes the "
+        "time of Kang 2019, Table 1. The trained weights are the same.",
+        of_pipelines=True,
+    )
     weight_grad: Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))] = option(
         "",
         "auto",

@@ -81,6 +81,7 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         microbatches,
         chunks,
         merges=config.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
+        barriers=config.barriers,
         shared_replicas=on_host and config.shared_replicas is not False,
         node_ranks=node_ranks,
     )

@@ -330,7 +330,8 @@ MEASURES = {
 """The measures by the name that study files use."""
 
 
-OUTCOMES = ("diverged", "converged")  # measures of which a divergence is a value
+SHARES = ("diverged", "converged")
+"""Measures that are 0 or 1 in every run, and of which a divergence is a value."""
 
 
 def measured(run: RunRecord, figures: RunFigures, name: str, target: float | None) -> float | None:
@@ -339,7 +340,7 @@ def measured(run: RunRecord, figures: RunFigures, name: str, target: float | Non
     A run that diverged has the worst value of what its training reached, and no times.
     """
     measure = MEASURES[name]
-    if run.diverged is not None and name not in OUTCOMES and (measure.kind == "training" or measure.needs_target):
+    if run.diverged is not None and name not in SHARES and (measure.kind == "training" or measure.needs_target):
         return measure.worst
     if measure.value is None or (run.diverged is not None and measure.kind == "time"):
         return None

@@ -38,8 +38,8 @@ def minibatch_time(method: str, stages: int, forward: float, backward: float, *,
     pipedream  (T_F + T_B) / K      the same
     ========== ==================== =========================
 
-    The times of ``ddg`` and ``fr`` are those of the library's orders, which have a barrier before each forward and each
-    backward pass. Tables 3 and 4 have none; without them the times do not grow as these do with K. Between barriers the
+    The times of ``ddg`` and ``fr`` are those of orders with a barrier before each forward and each backward pass
+    (``parallel.barriers``). Tables 3 and 4 have none; without them the times do not grow with K. Between barriers the
     printed time of features replay omits that every stage but the last computes its forward pass again before its
     backward pass (section 2.3, Table 4). A single stage recomputes nothing.
     """

@@ -46,10 +46,8 @@ class Statement(Section):
         "`quantity` is another measure instead, at the same point or at that one. Without it, the bounds are of the "
         "measure itself.",
     )
-    by: Literal["difference", "ratio", "sd"] = Field(
-        "difference",
-        description="How a point is compared with `against`: the difference, the ratio, or the difference in standard "
-        "deviations over the seeds of `against`.",
+    by: Literal["difference", "ratio"] = Field(
+        "difference", description="How a point is compared with `against`: the difference or the ratio."
     )
     over: Texts = Field(
         (), description="Axes of which one value counts, on both sides of the comparison: that of `take`."
@@ -72,6 +70,11 @@ class Statement(Section):
     )
     at_most: float | None = Field(None, description="Upper bound.")
     any: bool = Field(False, description="Whether one combination is enough, in place of all.")
+    about: Literal["paper", "library"] = Field(
+        "paper",
+        description="What the statement speaks about. One about the library, such as its own count of bytes, is no "
+        "support of the paper, and reports count it apart.",
+    )
 
     @field_validator("quantity")
     @classmethod
@@ -88,8 +91,6 @@ class Statement(Section):
                 raise refused(key, getattr(self, key), f"needs {needed} beside it")
         if self.over and self.take is None and not MEASURES[self.quantity].better:
             raise refused("take", None, f"is needed, as {self.quantity} has no better direction")
-        if self.by == "sd" and MEASURES[self.other_quantity].kind != "training":
-            raise refused("by", self.by, "is for results of a training, which has seeds")
         if self.demands_equality and (self.over or MEASURES[self.quantity].kind == "time"):
             raise refused(
                 "at_most", self.at_most, "equal bounds are for results of a training and exact measures, without over"
@@ -112,9 +113,7 @@ class Statement(Section):
         text = MEASURES[self.quantity].text
         if self.trend is not None:
             return f"{text} {self.trend} along {self.along}"
-        text += {"difference": ", difference", "ratio": ", ratio", "sd": ", difference in standard deviations"}[
-            self.by
-        ] * bool(self.against)
+        text += f", {self.by}" * bool(self.against)
         bounds = {"at least": self.at_least, "at most": self.at_most}
         return f"{text}: " + ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
 

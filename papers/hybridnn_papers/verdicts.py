@@ -1,30 +1,29 @@
-"""Verdicts on the statements of a study: whether its runs agree with each, with the measured figures.
+"""Verdicts on statements: whether the records of a study agree with each, with the measured figures.
 
-What is held against bounds has the percentile interval of the bootstrap over repeats or seeds, at a confidence of 95 %,
-as Hoefler and Belli 2015 (Scientific Benchmarking of Parallel Computing Systems, rules 5 to 7) ask for. Wholly within
-the bounds it agrees, wholly outside it does not, and otherwise these repeats cannot decide.
+What is held against bounds has an interval of `hybridnn_papers.samples` at a confidence of 95 %, as Hoefler and Belli
+2015 (Scientific Benchmarking of Parallel Computing Systems, rules 5 to 7) ask for. Wholly within the bounds it agrees,
+wholly outside it does not, and otherwise these runs cannot decide. Where one comparison of several decides a statement,
+its interval is that of all of them at once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from math import inf, isfinite, isnan
-from statistics import fmean, stdev
-from typing import Any, Literal
-from zlib import crc32
-
-import numpy as np
-from numpy.typing import NDArray
+from math import inf, isnan
+from statistics import fmean
+from typing import Literal
 
 from hybridnn.study.axes import has_values
-from hybridnn.study.results import CellResult, StudyPoint, StudyResults
-from hybridnn.study.scaling import LAYOUT, base_of
-from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, RESAMPLES, SEED, Estimate
+from hybridnn.study.scaling import LAYOUT
+from hybridnn.study.statistics import LEAST_REPEATS, Estimate
 from hybridnn.utils.text import counted
-from hybridnn_papers.measures import MEASURES, measured
+from hybridnn_papers.measures import MEASURES, SHARES
+from hybridnn_papers.records import CellFigures, StudyRecords
+from hybridnn_papers.samples import Contrast, Sample, UndecidedError
 from hybridnn_papers.statements import (
     Combination,
     Conclusions,
@@ -37,7 +36,7 @@ from hybridnn_papers.statements import (
 )
 
 Outcome = Literal["agrees", "does not", "cannot be decided"]
-OUTCOMES: tuple[Outcome, ...] = ("agrees", "does not", "cannot be decided")
+OUTCOMES: tuple[Outcome, ...] = ("does not", "agrees", "cannot be decided")
 BEST_METRIC = "best_metric"
 MOST_NAMED = 3  # unfinished cells in a reason
 
@@ -55,6 +54,8 @@ class CheckedPair:
         are of the quantity itself, and both where it cannot be compared.
     value, low, high : float or None
         What is held against the bounds, with the ends of its interval.
+    runs : str
+        The number of seeds or repeats, as text; empty for an exact quantity.
     outcome : {"agrees", "does not", "cannot be decided"}
     reason : str
         Why it cannot be decided.
@@ -66,6 +67,7 @@ class CheckedPair:
     value: float | None
     low: float | None
     high: float | None
+    runs: str
     outcome: Outcome
     reason: str = ""
 
@@ -77,7 +79,8 @@ class CheckedPair:
             parts.append(f"{self.measured:.4g} against {self.other:.4g}")
         if self.value is not None:
             varies = self.low != self.high
-            parts.append(Estimate(self.value, *((self.low, self.high) if varies else ())).format())
+            found = Estimate(self.value, *((self.low, self.high) if varies else ())).format()
+            parts.append(f"{found} of {self.runs}" if self.runs else found)
         return f"{': '.join(parts)}; {self.outcome}" + (f": {self.reason}" if self.reason else "")
 
 
@@ -85,12 +88,14 @@ class CheckedPair:
 class Verdict:
     """The verdict on a statement, with its comparisons.
 
-    `expected` is what the comparisons are held against, as text; `reason` names values that no cell has.
+    `expected` is what the comparisons are held against, as text; `about` is that of the statement; `reason` names
+    values that no cell has.
     """
 
     says: str
     source: str
     expected: str
+    about: Literal["paper", "library"]
     outcome: Outcome
     pairs: tuple[CheckedPair, ...]
     reason: str = ""
@@ -101,75 +106,27 @@ class Verdict:
         return f"{self.says} ({self.source})" if self.source else self.says
 
 
-@dataclass(frozen=True)
-class Resampled:
-    """A quantity with its value in every resample, so that it can be combined with others.
-
-    Attributes
-    ----------
-    value : float
-    draws : ndarray, shape (RESAMPLES,) or (1,)
-        Of an exact quantity, the value alone.
-    count : float
-        Number of measurements; infinite of an exact quantity.
-    """
-
-    value: float
-    draws: NDArray[np.float64]
-    count: float = inf
-
-    @classmethod
-    def exact(cls, value: float) -> Resampled:
-        """A quantity without variation."""
-        return cls(value, np.array([value]))
-
-    @classmethod
-    def of(cls, values: Sequence[float], summary: Callable[..., Any], stream: str) -> Resampled:
-        """Summarize measurements, which may be infinite, by `numpy.median` or `numpy.mean`.
-
-        Quantities of one `stream` are drawn together: a resample has the same measurements of each, by position.
-        """
-        array = np.asarray(values, float)
-        chosen = np.random.default_rng([SEED, crc32(stream.encode())]).integers(0, len(array), (RESAMPLES, len(array)))
-        return cls(float(summary(array)), np.asarray(summary(array[chosen], axis=1)), len(array))
-
-    def combined(self, function: Callable[..., Any], *others: Resampled) -> Resampled:
-        """Apply a function of arrays to this quantity and others, resample by resample."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            value = float(function(self.value, *(other.value for other in others)))
-            draws = np.asarray(function(self.draws, *(other.draws for other in others)), float)
-        return Resampled(value, draws, min([self.count, *(other.count for other in others)]))
-
-    @property
-    def estimate(self) -> Estimate:
-        """The value with its percentile interval, unless there are too few measurements or undefined values."""
-        if self.count < LEAST_REPEATS or np.isnan(self.draws).any():
-            return Estimate(self.value)
-        tail = (1 - CONFIDENCE) / 2
-        # Values that were drawn: between an infinite and a finite one there is none.
-        low = float(np.quantile(self.draws, tail, method="lower"))
-        high = float(np.quantile(self.draws, 1 - tail, method="higher"))
-        return Estimate(self.value, low, high)
-
-
-class _UndecidedError(Exception):
-    """A comparison that cannot be made; the message is the reason."""
-
-
-def verdicts_of(results: StudyResults, conclusions: Conclusions) -> list[Verdict]:
+def verdicts_of(records: StudyRecords, conclusions: Conclusions) -> list[Verdict]:
     """Return the verdict on every statement of the study."""
-    judge = _Judge(results, conclusions)
+    judge = _Judge(records, conclusions.best_over)
     return [judge.verdict(statement) for statement in conclusions.statements]
 
 
 def verdicts_summary(verdicts: Sequence[Verdict], paper: str) -> str:
-    """Return the first line of a report: with how many statements the runs agree; empty without statements."""
-    if not verdicts:
-        return ""
+    """Return the first line of a report: with how many statements the runs agree; empty without statements.
+
+    Statements about the library are counted apart: they are no support of the paper.
+    """
+    of_paper = [verdict for verdict in verdicts if verdict.about == "paper"]
+    checks = [verdict for verdict in verdicts if verdict.about == "library"]
+    parts = [_counts(of_paper, paper)] if of_paper else []
+    return "; ".join([*parts, _counts(checks, "the library")] if checks else parts)
+
+
+def _counts(verdicts: Sequence[Verdict], subject: str) -> str:
     counts = Counter(verdict.outcome for verdict in verdicts)
-    about = f"{counted(len(verdicts), 'statement')} of {paper}" if paper else counted(len(verdicts), "statement")
-    order: tuple[Outcome, ...] = ("does not", "agrees", "cannot be decided")
-    parts = [f"{counts[outcome]} {SUMMARY_TEXTS[outcome]}" for outcome in order if counts[outcome]]
+    about = f"{counted(len(verdicts), 'statement')} of {subject}" if subject else counted(len(verdicts), "statement")
+    parts = [f"{counts[outcome]} {SUMMARY_TEXTS[outcome]}" for outcome in OUTCOMES if counts[outcome]]
     return f"{about}: {', '.join(parts)}"
 
 
@@ -191,11 +148,11 @@ def decide(estimate: Estimate, at_least: float | None, at_most: float | None) ->
     return "does not" if is_outside else "cannot be decided"
 
 
-def by_seed(cells: Iterable[CellResult], quantity: str, target: float | None) -> dict[str, float]:
+def by_seed(cells: Iterable[CellFigures], quantity: str) -> dict[str, float]:
     """A result of the training by seed, where it was recorded: repeats of one seed are the same training."""
     found: dict[str, list[float]] = {}
     for cell in cells:
-        if (value := measured(cell.run, cell.figures, quantity, target)) is not None:
+        if (value := cell.measures.get(quantity)) is not None:
             found.setdefault(str(cell.values.get("seed")), []).append(value)
     return {seed: fmean(values) for seed, values in sorted(found.items())}
 
@@ -220,11 +177,10 @@ def _some(outcomes: Sequence[Outcome]) -> Outcome:
 
 @dataclass(frozen=True)
 class _Side:
-    """A quantity on one side of a comparison, at the point that counts, and its values by seed or run."""
+    """A quantity on one side of a comparison, at the point that counts."""
 
-    value: Resampled
+    sample: Sample
     point: Point
-    values: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -232,38 +188,45 @@ class _Compared:
     """Two sides of a comparison and what is held against the bounds, or the reason why there is nothing."""
 
     what: str
-    value: Resampled | None = None
-    side: float | None = None
-    other: float | None = None
+    contrast: Contrast | None = None
     reason: str = ""
 
-    def checked(self, bounds: tuple[float | None, float | None], runs: str) -> CheckedPair:
-        """Decide; `runs` is what was measured several times. With equal bounds every single value must be that one."""
-        if self.value is None:
-            return CheckedPair(self.what, None, None, None, None, None, "cannot be decided", self.reason)
-        estimate, reason = self.value.estimate, ""
+    def checked(self, bounds: tuple[float | None, float | None], comparisons: Mapping[Outcome, int]) -> CheckedPair:
+        """Decide; with equal bounds every single value must be that one.
+
+        An outcome that decides the statement alone needs the interval of one of so many `comparisons`.
+        """
+        if self.contrast is None:
+            return CheckedPair(self.what, None, None, None, None, None, "", "cannot be decided", self.reason)
+        estimate, reason = self.contrast.estimate(), ""
         outcome = decide(estimate, *bounds)
-        if bounds[0] is not None and bounds[0] == bounds[1] and estimate.low is not None and outcome != "agrees":
-            outcome = "does not"
-        if outcome == "cannot be decided":
-            reason = "the interval contains a bound"
-            if isnan(self.value.value) or np.isnan(self.value.draws).any():
-                reason = "it is not defined, as runs diverged, never reached the target, or have a value of 0"
-            elif self.value.count < LEAST_REPEATS:
-                reason = f"{self.value.count:g} {runs}, and at least {LEAST_REPEATS} are needed"
-        found = (self.side, self.other, estimate.value, estimate.low, estimate.high)
+        if bounds[0] is not None and bounds[0] == bounds[1] and not any(map(isnan, self.contrast.values)):
+            outcome = "agrees" if set(self.contrast.values) == {bounds[0]} else "does not"
+        elif (number := comparisons.get(outcome, 1)) > 1:
+            single, outcome = outcome, decide(self.contrast.estimate(number), *bounds)
+            reason = f"'{single}' as the only comparison, but not as one of {number}" * (outcome != single)
+        if outcome == "cannot be decided" and not reason:
+            reason = self._doubt(estimate)
+        other = None if self.contrast.other is None else self.contrast.other.mean
+        found = (self.contrast.side.mean, other, estimate.value, estimate.low, estimate.high, self.contrast.runs)
         return CheckedPair(self.what, *found, outcome, reason)
+
+    def _doubt(self, estimate: Estimate) -> str:
+        assert self.contrast is not None  # or there would be a reason
+        if estimate.low is not None and not isnan(estimate.value):
+            return "the interval contains a bound"
+        if len(self.contrast.values) < LEAST_REPEATS:
+            return f"{self.contrast.runs}, and at least {LEAST_REPEATS} are needed"
+        return "it is not defined, as runs diverged, never reached the target, or have a value of 0"
 
 
 class _Judge:
     """Quantities of the points of a study, and the verdicts on statements."""
 
-    def __init__(self, results: StudyResults, conclusions: Conclusions) -> None:
-        self._results = results
-        self._target, self._best_over = conclusions.target, conclusions.best_over
-        self._cells = {cell.id: cell for cell in results.cells}
-        self._measured = {cell.id: point for point in results.points for cell in point.cells}
-        self._points = points_of((cell.id, cell.values) for cell in results.manifest.cells)
+    def __init__(self, records: StudyRecords, best_over: Sequence[str]) -> None:
+        self._records, self._best_over = records, best_over
+        self._cells = {cell.id: cell for cell in records.cells}
+        self._points = points_of((cell.id, cell.values) for cell in records.planned)
         texts = dict.fromkeys((label, point.text(label)) for point in self._points for label in point.values)
         counts = Counter(label for label, _ in texts)
         self._varying = {label for label, count in counts.items() if count > 1}
@@ -271,60 +234,85 @@ class _Judge:
     def verdict(self, statement: Statement) -> Verdict:
         """Compare all combinations of a statement."""
         combinations, missing = combinations_of(statement, self._points, self._best_over)
-        checked = [self._check(statement, combination) for combination in combinations]
+        compared = [self._all(statement, combination) for combination in combinations]
+        # The number of comparisons of which one decides the statement.
+        number = sum(map(len, compared))
+        comparisons: dict[Outcome, int] = {"does not": number, "agrees": number if statement.any else 1}
+        bounds = statement.at_least, statement.at_most
+        if statement.trend is not None:
+            bounds = (0.0, None) if statement.trend == "increasing" else (None, 0.0)
+        checked = [[found.checked(bounds, comparisons) for found in listed] for listed in compared]
         outcomes = [_every([pair.outcome for pair in pairs]) for pairs in checked]
         outcome = _some(outcomes) if statement.any else _every(outcomes)
         if missing and outcome == ("does not" if statement.any else "agrees"):
             outcome = "cannot be decided"
         reason = f"no cell of this form of the study has {', '.join(missing)}" if missing else ""
         pairs = tuple(pair for found in checked for pair in found)
-        return Verdict(statement.says, statement.source, statement.expected, outcome, pairs, reason)
+        about = statement.says, statement.source, statement.expected, statement.about
+        return Verdict(*about, outcome, pairs, reason)
 
-    def _check(self, statement: Statement, combination: Combination) -> list[CheckedPair]:
-        compared = [self._compare(statement, combination, pair) for pair in combination.pairs]
-        bounds = statement.at_least, statement.at_most
-        if statement.trend is not None:
-            compared = self._steps(statement, combination, compared)
-            bounds = (0.0, None) if statement.trend == "increasing" else (None, 0.0)
-        runs = "seeds" if MEASURES[statement.quantity].kind == "training" else "runs"
-        return [found.checked(bounds, runs) for found in compared]
-
-    def _steps(self, statement: Statement, combination: Combination, compared: Sequence[_Compared]) -> list[_Compared]:
-        """The differences between the values along an axis and those before."""
+    def _all(self, statement: Statement, combination: Combination) -> list[_Compared]:
+        """The comparisons of a combination: of a trend, the steps along its axis."""
+        compare = partial(self._compare, statement, combination)
+        if statement.trend is None:
+            return [compare(pair) for pair in combination.pairs]
         name, label = self._text(combination.values), statement.along
-        if len(compared) < 2:
+        if len(combination.pairs) < 2:
             return [_Compared(name, reason=f"a trend needs two values of {label}")]
-        steps = []
-        ends = pairwise([pair.along for pair in combination.pairs])
-        for (before, after), (start, end) in zip(pairwise(compared), ends, strict=True):
-            what = ", ".join(filter(None, [name, f"{label} {start} to {end}"]))
-            if before.value is None or after.value is None:
-                steps.append(_Compared(what, reason=before.reason or after.reason))
-            else:
-                change = after.value.combined(np.subtract, before.value)
-                steps.append(_Compared(what, change, after.value.value, before.value.value))
-        return steps
+        return [self._step(statement, name, before, after) for before, after in pairwise(combination.pairs)]
+
+    def _step(self, statement: Statement, name: str, start: Pair, end: Pair) -> _Compared:
+        """The difference between the value at one place of the axis of a trend and that at the place before."""
+        what = ", ".join(filter(None, [name, f"{statement.along} {start.along} to {end.along}"]))
+        try:
+            before, after = (self._compared_sample(statement, pair) for pair in (start, end))
+            return _Compared(what, Contrast(after, before))
+        except UndecidedError as undecided:
+            return _Compared(what, reason=str(undecided))
+
+    def _compared_sample(self, statement: Statement, pair: Pair) -> Sample:
+        """What a pair compares, for every seed or round: the quantity, or its difference or ratio."""
+        side, other = self._sides(statement, pair)
+        if other is None:
+            return side.sample
+        contrast = Contrast(side.sample, other.sample, statement.by)
+        values = dict(zip(side.sample.values, contrast.values, strict=True))
+        kind = "training" if side.sample.kind == "share" else side.sample.kind
+        return Sample(values, kind, contrast.choices)
 
     def _compare(self, statement: Statement, combination: Combination, pair: Pair) -> _Compared:
         """Both sides of a pair and their difference or ratio."""
         name = self._text(combination.values)
         best = best_axes(statement, self._best_over)
         try:
-            side = self._side(statement, statement.quantity, self._best(pair.points, best))
+            side, other = self._sides(statement, pair)
             name = self._text({**combination.values, **_texts(side.point, (*best, *statement.over))})
-            if pair.against is None:
-                return _Compared(name, side.value, side.value.value)
-            if not pair.against:
-                wanted = {label: " or ".join(texts) for label, texts in statement.other_values.items()}
-                raise _UndecidedError(f"no cell to compare with has {self._text(wanted)}")
-            other = self._side(statement, statement.other_quantity, self._best(pair.against, best))
+            if other is None:
+                return _Compared(name, Contrast(side.sample))
             against = self._text(_texts(other.point, dict.fromkeys((*statement.other_values, *best, *statement.over))))
             if statement.other_quantity != statement.quantity:
                 against = ", ".join(filter(None, [statement.other_quantity, against]))
-            value = _combined(statement, side, other)
-            return _Compared(f"{name} against {against}".strip(), value, side.value.value, other.value.value)
-        except _UndecidedError as undecided:
+            return _Compared(f"{name} against {against}".strip(), Contrast(side.sample, other.sample, statement.by))
+        except UndecidedError as undecided:
             return _Compared(name, reason=str(undecided))
+
+    def _sides(self, statement: Statement, pair: Pair) -> tuple[_Side, _Side | None]:
+        side = self._side(statement, statement.quantity, pair.points)
+        if pair.against is None:
+            return side, None
+        if not pair.against:
+            wanted = {label: " or ".join(texts) for label, texts in statement.other_values.items()}
+            raise UndecidedError(f"no cell to compare with has {self._text(wanted)}")
+        return side, self._side(statement, statement.other_quantity, pair.against)
+
+    def _side(self, statement: Statement, quantity: str, points: Sequence[Point]) -> _Side:
+        """The quantity at the one point of a side, or at that of the axes in `over` or `best_over` which counts."""
+        best = self._best(points, best_axes(statement, self._best_over))
+        sides = [_Side(self._quantity(point, quantity), point) for point in best]
+        take = statement.take or ("max" if MEASURES[quantity].better == "higher" else "min")
+        pick = max if take == "max" else min
+        chosen = pick(sides, key=lambda side: side.sample.mean)
+        return _Side(replace(chosen.sample, choices=len(points)), chosen.point)
 
     def _best(self, points: Sequence[Point], best: Sequence[str]) -> list[Point]:
         """Of the points that differ in these axes, those of the highest mean best metric over the seeds."""
@@ -336,102 +324,63 @@ class _Judge:
             groups.setdefault(key, []).append(point)
         return [max(group, key=lambda point: _mean(self._values(point, BEST_METRIC))) for group in groups.values()]
 
-    def _side(self, statement: Statement, quantity: str, points: Sequence[Point]) -> _Side:
-        """The quantity at the one point of a side, or at that of the axes in `over` which counts."""
-        sides = [self._quantity(point, quantity, each=statement.demands_equality) for point in points]
-        if len(sides) == 1:
-            return sides[0]
-        take = statement.take or ("max" if MEASURES[quantity].better == "higher" else "min")
-        pick, reduce = (max, np.maximum) if take == "max" else (min, np.minimum)
-        chosen = pick(sides, key=lambda side: side.value.value)
-        first, *others = [side.value for side in sides]
-        for other in others:
-            first = first.combined(reduce, other)
-        return _Side(first, chosen.point, chosen.values)
-
-    def _quantity(self, point: Point, quantity: str, *, each: bool) -> _Side:
-        """A quantity of a point; with `each`, the values of the runs in place of resamples."""
-        kind = MEASURES[quantity].kind
-        values = self._values(point, quantity)
-        found = list(values.values())
+    def _quantity(self, point: Point, quantity: str) -> Sample:
+        """A quantity of a point, by seed, or by repeat and seed."""
+        values, kind = self._values(point, quantity), MEASURES[quantity].kind
         if kind == "exact":
-            if len(set(found)) > 1:
-                raise _UndecidedError(f"{quantity} differs between the runs of {point.cells[0]} and its repeats")
-            return _Side(Resampled.exact(found[0]), point, values)
-        if each:
-            return _Side(Resampled(fmean(found), np.array(found)), point, values)
-        if kind == "training":
-            return _Side(Resampled.of(found, np.mean, " ".join(values)), point, values)
-        value = Resampled.of(found, np.median, " ".join(point.cells))
+            if len(set(values.values())) > 1:
+                raise UndecidedError(f"{quantity} differs between the runs of {point.cells[0]} and its repeats")
+            return Sample({"": next(iter(values.values()))}, kind)
         if MEASURES[quantity].value is None:
-            value = self._against_baseline(point, value, quantity)
-        return _Side(value, point, values)
+            return self._against_baseline(point, Sample(values, "time"), quantity)
+        return Sample(values, "share" if quantity in SHARES else kind)
 
-    def _against_baseline(self, point: Point, seconds: Resampled, quantity: str) -> Resampled:
+    def _against_baseline(self, point: Point, seconds: Sample, quantity: str) -> Sample:
         """The speed-up or efficiency of a point with these seconds per epoch."""
-        own = self._measured[point.cells[0]]
-        if (base := base_of(self._results, own)) is None:
-            raise _UndecidedError(f"no finished cell of the baseline for {point.cells[0]}")
+        own = self._cells[point.cells[0]]
+        if not own.base:
+            raise UndecidedError(f"no finished cell of the baseline for {own.id}")
+        base = self._cells[own.base]
         self._require_finished_bases(own, base)
-        (base_point,) = (other for other in self._points if base.cells[0].id in other.cells)
-        samples = own.first.train_samples / base.first.train_samples
-        ranks = own.first.ranks / base.first.ranks if quantity == "efficiency" else 1
-        base_seconds = Resampled.of(
-            list(self._values(base_point, quantity).values()), np.median, " ".join(base_point.cells)
-        )
-        return base_seconds.combined(lambda above, below: samples / ranks * above / below, seconds)
+        (base_point,) = (other for other in self._points if base.id in other.cells)
+        ranks = own.ranks / base.ranks if quantity == "efficiency" else 1
+        factor = own.train_samples / base.train_samples / ranks
+        return Sample(self._values(base_point, quantity), "time").over(seconds, factor)
 
-    def _require_finished_bases(self, own: StudyPoint, base: StudyPoint) -> None:
+    def _require_finished_bases(self, own: CellFigures, base: CellFigures) -> None:
         """Refuse a base that stands in for one which has not finished."""
-        baseline = self._results.manifest.baseline
-        fixed = own.values.keys() - baseline.keys() - LAYOUT
-        for cell in self._results.manifest.cells:
+        baseline = self._records.baseline
+        fixed = own.point_values.keys() - baseline.keys() - LAYOUT
+        for cell in self._records.planned:
             same = all(str(cell.values.get(label)) == str(own.values[label]) for label in fixed)
-            is_base = same and has_values(cell.values, baseline) and cell.ranks <= base.first.ranks
-            if is_base and cell.id in self._results.unfinished:
-                raise _UndecidedError(f"of the baseline, {self._state(cell.id)}")
+            is_base = same and has_values(cell.values, baseline) and cell.ranks <= base.ranks
+            if is_base and cell.id in self._records.unfinished:
+                raise UndecidedError(f"of the baseline, {self._state(cell.id)}")
 
     def _values(self, point: Point, quantity: str) -> dict[str, float]:
-        """The values of a quantity by seed or cell; of speed-ups, the seconds per epoch."""
-        if unfinished := [self._state(name) for name in point.cells if name in self._results.unfinished]:
+        """The values of a quantity by seed, or by repeat and seed; of speed-ups, the seconds per epoch."""
+        if unfinished := [self._state(name) for name in point.cells if name in self._records.unfinished]:
             more = f" and {len(unfinished) - MOST_NAMED} more" if len(unfinished) > MOST_NAMED else ""
-            raise _UndecidedError(", ".join(unfinished[:MOST_NAMED]) + more)
+            raise UndecidedError(", ".join(unfinished[:MOST_NAMED]) + more)
         cells = [self._cells[name] for name in point.cells]
         measure = MEASURES[quantity]
         if measure.kind == "training":
-            values = by_seed(cells, quantity, self._target)
+            values = by_seed(cells, quantity)
         else:
             name = "seconds_per_epoch" if measure.value is None else quantity
-            found = {cell.id: measured(cell.run, cell.figures, name, self._target) for cell in cells}
-            values = {name: value for name, value in found.items() if value is not None}
+            found = {cell.round: cell.measures.get(name) for cell in cells}
+            values = {key: value for key, value in found.items() if value is not None}
         if not values:
-            why = next((cell.run.untimed for cell in cells if measure.kind == "time" and cell.run.untimed), "")
-            why = why or ("diverged" if any(cell.diverged for cell in cells) else "not recorded")
-            raise _UndecidedError(f"no {quantity} of {cells[0].id}: {why}")
+            why = "diverged" if any(cell.diverged for cell in cells) else "not recorded"
+            raise UndecidedError(f"no {quantity} of {cells[0].id}: {why}")
         return values
 
     def _state(self, name: str) -> str:
-        return f"{name} {self._results.unfinished[name].status}"
+        return f"{name} {self._records.unfinished[name]}"
 
     def _text(self, values: Mapping[str, str]) -> str:
         """Values of the axes that vary, as text."""
         return ", ".join(f"{label} {text}" for label, text in values.items() if label in self._varying)
-
-
-def _combined(statement: Statement, side: _Side, other: _Side) -> Resampled:
-    """What is held against the bounds."""
-    is_training = MEASURES[statement.quantity].kind == "training"
-    if statement.demands_equality and is_training and side.values.keys() != other.values.keys():
-        raise _UndecidedError("equality is that of the same seeds, and these differ")
-    if statement.by == "ratio":
-        return side.value.combined(np.divide, other.value)
-    difference = side.value.combined(np.subtract, other.value)
-    if statement.by == "difference":
-        return difference
-    values = list(other.values.values())
-    if len(values) < LEAST_REPEATS or not all(map(isfinite, values)) or (deviation := stdev(values)) == 0:
-        raise _UndecidedError(f"no standard deviation of {counted(len(values), 'seed')} of {other.point.cells[0]}")
-    return difference.combined(lambda found: found / deviation)
 
 
 def _texts(point: Point, labels: Iterable[str]) -> dict[str, str]:

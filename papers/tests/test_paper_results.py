@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,6 +12,7 @@ import pytest
 
 from hybridnn.drawing.figures import new_figure
 from hybridnn.study.study_file import load_study, ready_studies
+from reference.finished_runs import write_study
 from reference.pages import paper_results
 
 STUDY = "laugier-figure-5"
@@ -26,11 +28,15 @@ class Commands:
     def __call__(self, arguments: Sequence[str]) -> int:
         self.calls.append(list(arguments))
         code = self._codes.pop(0) if self._codes else 0
+        if arguments[1] == "run" and code < 2:
+            name, is_full = arguments[2], "--reduced" not in arguments
+            folder = Path(f"runs/studies/{name}{'' if is_full else '-reduced'}")
+            if not (folder / "cells").exists():
+                folder.mkdir(parents=True)
+                write_study(folder, {"a": ({"ranks": 1}, {})}, more={"name": name, "reduced": not is_full})
         if arguments[1] == "report" and code < 2:
             report = Path(arguments[2]) / "report"
             report.mkdir(parents=True)
-            text = "# Title\n\n**verdicts**\n\n## Times\n\n![The scaling.](the_scaling.svg)\n\n![A.](accuracy.svg)\n"
-            (report / "report.md").write_text(text)
             for name in ("accuracy.svg", "the_scaling.svg", "results.csv"):
                 (report / name).write_text(name)
         return code
@@ -60,41 +66,49 @@ def test_study_is_run_and_reported_and_its_page_has_the_report(
         assert paper_results.main([STUDY], pages, commands) == 0
         first, second = (pages / "page.md").read_text().split("\nbefore\n")
         assert first == (
-            f"before\n<!-- study: {STUDY} -->\n\n**verdicts**\n\n#### Times\n\n"
+            f"before\n<!-- study: {STUDY} -->\n\n"
             f"![the scaling]({STUDY}/the_scaling.svg)\n\n<!-- end of study -->\nafter\n"
         )
         assert "\nold\n" in second
         assert [path.name for path in (pages / STUDY).iterdir()] == ["the_scaling.svg"]
+        records = (pages / "records" / f"{STUDY}.csv").read_text()
+        head = f"# study: {STUDY}\n# form: short\n# commit: {paper_results.commit()}\n# days: "
+        assert records.startswith(head)
+        assert "\nid,state,ranks,train_samples,base,axis.ranks," in records
     folder = f"runs/studies/{STUDY}-reduced"
     assert commands.calls[:2] == [["study", "run", STUDY, "--reduced"], ["study", "report", folder]]
     assert f"{STUDY}: done after 0 s" in capsys.readouterr().out
 
 
-def test_page_begins_with_the_verdicts_of_its_studies(tmp_path: Path) -> None:
-    pages = tmp_path / "papers"
-    pages.mkdir()
-    blocks = [
-        "<!-- study: a -->\n* agrees: Small (b) is [better]. (Table 1 (2)) [metric: at least 1]; no cell has b\n"
-        "    * b: 2; agrees\n* cannot be decided: Never. (Table 2)\n<!-- end of study -->\n",
-        "* does not: Outside of a study. (none)\n",
-        "<!-- study: b -->\n* agrees: Left out. (Table 3)\n<!-- end of study -->\n",
-        "<!-- study: b, full -->\n* does not: Large. (Table 3) [metric: at most 1]\n<!-- end of study -->\n",
-    ]
-    places = f"<!-- study: {STUDY} -->\n<!-- end of study -->\n"
-    (pages / "page.md").write_text(
-        "# Page\n<!-- verdicts -->\nold\n<!-- end of verdicts -->\n" + "".join(blocks) + places
+def test_verdicts_are_those_of_the_records() -> None:
+    """The committed table, and the numbers in the pages, are what `make papers ARGS=--verdicts` writes."""
+    pages = paper_results.PAGES
+    copy = Path("papers")
+    shutil.copytree(pages, copy)
+    assert paper_results.main(["--verdicts"], copy, Commands()) == 0
+    for name in ("verdicts.csv", *(path.name for path in pages.glob("*.md"))):
+        assert (copy / name).read_text() == (pages / name).read_text(), name
+
+
+def test_numbers_of_verdicts_are_those_of_the_full_form(tmp_path: Path) -> None:
+    row = {"study": "b-1", "form": "short", "number": 1, "about": "paper", "verdict": "does not"}
+    full = [{**row, "form": "full", "number": number, "verdict": "agrees"} for number in (1, 1, 2)]
+    other = [{**row, "study": "a-1"}, {**row, "study": "b-2", "about": "library", "verdict": "agrees"}]
+    assert paper_results._summary([row, *full, *other], "b") == (
+        "2 statements about the paper: 0 does not, 2 agrees, 0 cannot be decided; 1 statement about the library: "
+        "0 does not, 1 agrees, 0 cannot be decided ([all comparisons](verdicts.csv))."
     )
-    assert paper_results.main([STUDY], pages, Commands()) == 0
-    summary = (pages / "page.md").read_text().partition("<!-- verdicts -->\n")[2].partition("<!-- end")[0]
-    assert summary.strip().splitlines() == [
-        "Does it hold? 1 does not, 1 agrees, 1 cannot be decided.",
-        "",
-        "| verdict | study | statement |",
-        "| --- | --- | --- |",
-        "| does not | b, full form | Large. (Table 3) |",
-        "| agrees | a, short form | Small (b) is [better]. (Table 1 (2)) |",
-        "| cannot be decided | a, short form | Never. (Table 2) |",
-    ]
+    assert paper_results._summary([row], "c") == "No study has records."
+
+
+def test_records_of_a_paper_are_compact() -> None:
+    for paper in ("kang", "chen"):
+        sizes = [path.stat().st_size for path in (paper_results.PAGES / "records").glob(f"{paper}-*.csv")]
+        assert sum(sizes) <= 300_000
+
+
+def test_pages_are_short() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in paper_results.PAGES.glob("*.md")) <= 5_000
 
 
 def test_drawings_keep_their_text_styles_and_places(tmp_path: Path) -> None:

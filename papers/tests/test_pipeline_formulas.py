@@ -8,6 +8,7 @@ import pytest
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
+from hybridnn.pipeline.schedules.instructions import COMPUTATIONS
 from hybridnn.pipeline.schedules.methods import make_schedule
 from hybridnn_papers.pipeline_formulas import (
     KANG_METHODS,
@@ -20,7 +21,8 @@ from hybridnn_papers.pipeline_formulas import (
 
 
 def timeline(method: str, stages: int, minibatches: int, microbatches: int = 1, **durations: float) -> Timeline:
-    schedule = make_schedule(method, stages=stages, minibatches=minibatches, microbatches=microbatches)
+    size = {"stages": stages, "minibatches": minibatches, "microbatches": microbatches}
+    schedule = make_schedule(method, **size, barriers=True)
     return simulate(schedule, Durations(**durations))
 
 
@@ -41,6 +43,47 @@ def test_devices_store_what_their_schedule_needs(method: str, stages: int) -> No
     for device, plan in enumerate(plans, 1):
         peaks = (plan.peak_weight_versions, plan.peak_live_activations, plan.peak_live_inputs)
         assert stored_states(method, device, stages) == peaks
+
+
+def step_with_blocking_receives(method: str, stages: int) -> float:
+    """Time of a minibatch in the middle of Tables 3 and 4 as printed: T_F = 1 and T_B = 2 of a device, no barriers."""
+    lists = make_schedule(method, stages=stages, minibatches=8 * stages).orders
+    durations = {"forward": 1, "recompute": 1, "backward": 2}
+    clocks, places, sent, ends = [0] * stages, [0] * stages, {}, {}
+    while any(place < len(order) for place, order in zip(places, lists, strict=True)):
+        for stage, order in enumerate(lists):
+            while places[stage] < len(order):
+                item = order[places[stage]]
+                kind, _, what = item.name.partition(" ")
+                if kind == "receive":
+                    sender = stage + (1 if what == "gradients" else -1)
+                    if (sender, what, item.minibatch) not in sent:
+                        break
+                    clocks[stage] = max(clocks[stage], sent[sender, what, item.minibatch])
+                clocks[stage] += durations.get(item.name, 0)
+                if kind == "send":
+                    sent[stage, what, item.minibatch] = clocks[stage]
+                ends[stage, item.name, item.minibatch] = clocks[stage]
+                places[stage] += 1
+    return (ends[0, "backward", 6 * stages] - ends[0, "backward", 4 * stages]) / (2 * stages)
+
+
+@pytest.mark.parametrize(("method", "steps"), [("ddg", (4, 4, 4, 4)), ("fr", (4, 5, 5, 5))])
+def test_tables_3_and_4_as_printed_do_not_take_the_time_of_table_1(method: str, steps: tuple[int, ...]) -> None:
+    assert tuple(step_with_blocking_receives(method, stages) for stages in (2, 3, 4, 11)) == steps
+    assert [minibatch_time(method, K, K, 2 * K, formula="paper") for K in (2, 3, 4, 11)] == [4, 5, 6, 13]
+
+
+def test_without_barriers_ddg_computes_in_the_order_of_pipedream() -> None:
+    for stages in (1, 2, 3, 7):
+        kept = [
+            [[item for item in order if isinstance(item, COMPUTATIONS)] for order in made.orders]
+            for made in (
+                make_schedule("ddg", stages=stages, minibatches=9),
+                make_schedule("pipedream", stages=stages, minibatches=9),
+            )
+        ]
+        assert kept[0] == kept[1]
 
 
 def test_table_1_as_printed() -> None:

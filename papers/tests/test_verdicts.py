@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,16 @@ from hybridnn.study.report_plots import curves_of, draw_plots
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.statistics import Estimate
 from hybridnn.study.study_file import load_study
+from hybridnn.study.study_folder import ManifestCell
+from hybridnn_papers.conclusions import records_text
+from hybridnn_papers.records import CellFigures, StudyRecords, read_records, records_of
+from hybridnn_papers.samples import Contrast, Sample, UndecidedError
 from hybridnn_papers.statements import Conclusions
-from hybridnn_papers.verdicts import Resampled, Verdict, decide, verdicts_of
+from hybridnn_papers.verdicts import Verdict, decide, verdicts_of
 from reference.finished_runs import made_study, write_run, write_study
 
 AXIS_NAMES = {"width": "widths", "seed": "seeds"}
+METHODS_8 = list("abcdefgh")
 UNFINISHED: dict[str, Any] = {}
 Cell = tuple[dict[str, Any], dict[str, Any]]  # values of axes; options of `write_run`, `UNFINISHED`
 
@@ -58,7 +63,8 @@ def _verdict(folder: Path, cells: list[Cell], statement: Mapping[str, Any], **ke
 
 
 def _verdict_of(results: StudyResults) -> Verdict:
-    (verdict,) = verdicts_of(results, Conclusions.model_validate(results.manifest.conclusions))
+    conclusions = Conclusions.model_validate(results.manifest.conclusions)
+    (verdict,) = verdicts_of(records_of(results, conclusions.target), conclusions)
     return verdict
 
 
@@ -93,8 +99,6 @@ FR = {"quantity": "best_metric", "where": {"method": "fr"}, "against": {"method"
         ({"at_least": 0.101}, "cannot be decided"),
         ({"at_least": 0.05, "at_most": 0.2}, "agrees"),
         ({"at_least": 1.0, "by": "ratio"}, "agrees"),
-        ({"at_least": 3.0, "by": "sd"}, "agrees"),
-        ({"at_most": 3.0, "by": "sd"}, "does not"),
         ({"at_least": 0.0, "at_most": 0.0}, "does not"),
     ],
 )
@@ -103,8 +107,9 @@ def test_metrics_are_compared_over_seeds(tmp_path: Path, bounds: dict[str, Any],
     assert verdict.outcome == outcome
     (pair,) = verdict.pairs
     assert (pair.measured, pair.other) == (pytest.approx(0.91), pytest.approx(0.8075))
-    expected = {"ratio": 0.91 / 0.8075, "sd": 0.1025 / np.std(CLEAR["sequential"], ddof=1)}
-    assert pair.value == pytest.approx(expected.get(bounds.get("by", ""), 0.1025))
+    ratios = np.array(CLEAR["fr"]) / np.array(CLEAR["sequential"])
+    assert pair.value == pytest.approx(np.exp(np.log(ratios).mean()) if bounds.get("by") == "ratio" else 0.1025)
+    assert pair.runs == "4 seeds"
     assert (pair.reason != "") == (outcome == "cannot be decided")
 
 
@@ -152,7 +157,7 @@ def test_best_mixed_grid_against_batch_parallelism(tmp_path: Path) -> None:
     statement = {"where": {"grid": "mixed"}, "over": ["grid"], "against": {"grid": "batch"}, "by": "ratio"}
     statement |= {"quantity": "seconds_per_epoch"}
     verdict = _verdict(tmp_path / "a", cells, {**statement, "at_most": 0.9})
-    assert [pair.value for pair in verdict.pairs] == pytest.approx([1.002 / 2.002, 0.502 / 1.502])
+    assert [pair.value for pair in verdict.pairs] == pytest.approx([1.002 / 2.002, 0.502 / 1.502], rel=1e-5)
     assert [pair.what for pair in verdict.pairs] == [
         "ranks 4, grid 2x2 against grid 4x1",
         "ranks 8, grid 2x4 against grid 8x1",
@@ -185,13 +190,16 @@ def _diverging_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_divergence_is_an_outcome(tmp_path: Path) -> None:
-    cells = _diverging({"pipedream": [True] * 3, "fr": [False] * 3}, 0.5)
-    cells += _diverging({"pipedream": [False] * 3, "fr": [False] * 3}, 0.1)
+    cells = _diverging({"pipedream": [True] * 12, "fr": [False] * 12}, 0.5)
+    cells += _diverging({"pipedream": [False] * 12, "fr": [False] * 12}, 0.1)
     statement = {"quantity": "diverged", "where": {"method": "pipedream"}, "against": {"method": "fr"}, "at_least": 0.5}
     assert _verdict(tmp_path / "all", cells, statement).outcome == "does not"
     assert _verdict(tmp_path / "some", cells, {**statement, "any": True}).outcome == "agrees"
     falls = {"quantity": "converged", "along": "optimizer.lr", "trend": "decreasing"}
-    assert _verdict(tmp_path / "falls", cells, falls).outcome == "agrees"
+    verdict = _verdict(tmp_path / "falls", cells, {**falls, "where": {"method": "pipedream"}})
+    assert verdict.outcome == "agrees"
+    # Equal shares of twelve runs do not show that the true shares are not in the other order.
+    assert _verdict(tmp_path / "equal", cells, falls).outcome == "cannot be decided"
     order = {"where": {"method": ["fr", "pipedream"]}, "along": "method"}
     verdict = _verdict(tmp_path / "order", cells, {**falls, **order})
     assert [pair.value for pair in verdict.pairs] == [-1, 0]
@@ -209,8 +217,8 @@ def test_times_of_diverged_runs_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_best_of_an_axis_is_compared_unless_the_statement_names_it(tmp_path: Path) -> None:
-    cells = _trained({"fr": [0.5, 0.6, 0.5]}, **{"optimizer.lr": 0.5})
-    cells += _trained({"fr": [0.9, 0.8, 0.9]}, **{"optimizer.lr": 0.1})
+    cells = _trained({"fr": [0.5, 0.52, 0.5]}, **{"optimizer.lr": 0.5})
+    cells += _trained({"fr": [0.9, 0.88, 0.9]}, **{"optimizer.lr": 0.1})
     statement = {"quantity": "best_metric", "at_least": 0.7}
     results = _results(tmp_path / "best", cells, statement, best_over=["optimizer.lr"])
     verdict = _verdict_of(results)
@@ -251,11 +259,7 @@ def test_exact_quantities_need_one_run(tmp_path: Path) -> None:
             {"at_least": 0.5},
             "method-fr_seed-3 never run",
         ),
-        (
-            _trained({"fr": [0.9] * 3, "ddg": [0.8] * 3}),
-            {**FR, "against": {"method": "ddg"}, "by": "sd"},
-            "no standard",
-        ),
+        (_trained({"fr": [0.9] * 3}), {"quantity": "converged", "at_least": 0.5}, "the interval contains a bound"),
         (_trained({"fr": [0.9] * 3}), {"quantity": "least_test_loss", "at_least": 0}, "not recorded"),
         (_trained({"fr": [0.9] * 3}), {"quantity": "waiting_share", "at_least": 0}, "not recorded"),
     ],
@@ -327,6 +331,7 @@ def test_values_of_the_full_form_are_missing_in_the_short_one(tmp_path: Path) ->
         (BOUND_LINE, "at_least = 1\nat_most = 1", r"statements\[0\]\.at_most = 1.0: equal bounds are for"),
         (BOUND_LINE, 'at_least = 0.5\nagainst = {quantity = "x"}', r"statements\[0\]\.against\.quantity = 'x'"),
         (BOUND_LINE, 'at_least = 0\nagainst = {method = "sequential"}\nby = "sd"', r"statements\[0\]\.by = 'sd'"),
+        (BOUND_LINE, 'at_least = 0\nabout = "me"', r"statements\[0\]\.about = 'me'"),
         ("target = 0.5", "target = 2", r"target = 2: must be at most 1"),
         ("target = 0.5", 'columns = ["seconds_to_target"]', r"columns = 'seconds_to_target': needs target"),
         ("target = 0.5", 'best_over = ["optimizer.lr"]', r"best_over = 'optimizer.lr': not an axis"),
@@ -355,8 +360,8 @@ BOUND = st.one_of(st.none(), FINITE)
 
 @given(st.lists(FINITE, min_size=3, max_size=8), BOUND, BOUND)
 def test_no_value_outside_the_bounds_agrees(values: list[float], at_least: float | None, at_most: float | None) -> None:
-    for summary in (np.mean, np.median):
-        estimate = Resampled.of(values, summary, "stream").estimate
+    for kind in ("training", "time"):
+        estimate = Contrast(_sample(values, kind)).estimate()
         outcome = decide(estimate, at_least, at_most)
         inside = (at_least is None or estimate.value >= at_least) and (at_most is None or estimate.value <= at_most)
         assert outcome != ("does not" if inside else "agrees")
@@ -379,17 +384,98 @@ def test_undefined_values_do_not_decide() -> None:
         assert decide(estimate, 0.0, None) == "cannot be decided"
 
 
-def test_equal_seeds_are_drawn_together_and_others_are_not() -> None:
-    first, second = ([1.0, 2.0, 3.0], [11.0, 12.0, 13.0])
+def _sample(values: Iterable[float], kind: Any = "training", choices: int = 1) -> Sample:
+    return Sample({str(seed): float(value) for seed, value in enumerate(values)}, kind, choices)
 
-    def difference(stream: Callable[[int], str]) -> Estimate:
-        drawn = [Resampled.of(values, np.mean, stream(n)) for n, values in enumerate((first, second))]
-        return drawn[1].combined(np.subtract, drawn[0]).estimate
 
-    assert difference(lambda n: "seeds 0 1 2") == Estimate(10, 10, 10)
-    apart = difference(str)
-    assert apart.low is not None
-    assert apart.low < 10
+def test_intervals_by_hand() -> None:
+    """Student's t of paired seeds, of logarithms for ratios, and Clopper and Pearson's of counted runs."""
+    first, second = _sample([1, 2, 3]), _sample([11, 12, 14])
+    difference = Contrast(second, first).estimate()
+    half = 4.302653 * np.std([10, 10, 11], ddof=1) / np.sqrt(3)
+    assert (difference.low, difference.high) == pytest.approx((31 / 3 - half, 31 / 3 + half))
+    logs = np.log([11, 6, 14 / 3])
+    half = 4.302653 * logs.std(ddof=1) / np.sqrt(3)
+    ratio = Contrast(second, first, "ratio").estimate()
+    assert (ratio.low, ratio.high) == pytest.approx((np.exp(logs.mean() - half), np.exp(logs.mean() + half)))
+    assert Contrast(_sample([0, 0, 0], "share")).estimate().high == pytest.approx(1 - 0.025 ** (1 / 3))
+    assert Contrast(_sample([1] * 7, "share")).estimate(2).low == pytest.approx(0.0125 ** (1 / 7))
+    for others in (_sample([1, 2]), Sample({"a": 1.0, "b": 1.0, "c": 1.0}, "training")):
+        with pytest.raises(UndecidedError, match="these differ"):
+            Contrast(first, others)
+
+
+REPETITIONS, MOST_FALSE = 3000, 0.06
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("by", ["difference", "ratio"])
+def test_without_a_difference_few_comparisons_are_decided(seeds: int, by: Any) -> None:
+    """Both sides have one distribution, so that every decision on the bound of equality is false."""
+    drawn = np.random.default_rng(seeds).normal(0.9, 0.01, (REPETITIONS, 2, seeds))
+    bound = 1.0 if by == "ratio" else 0.0
+    found = [decide(Contrast(_sample(a), _sample(b), by).estimate(), bound, None) for a, b in drawn]
+    assert 0.04 < np.mean([outcome != "cannot be decided" for outcome in found]) < MOST_FALSE
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        {"where": {"method": METHODS_8}},  # all have to agree, and one contradiction decides
+        {"where": {"method": METHODS_8}, "any": True},  # one that agrees decides
+        {"over": ["method"]},  # the best of eight
+    ],
+    ids=["all", "any", "best"],
+)
+def test_of_several_comparisons_few_statements_are_decided(seeds: int, statement: dict[str, Any]) -> None:
+    """Eight points whose true value is the bound."""
+    given = {"says": "Says.", "quantity": "best_metric", "at_least": 0.0, **statement}
+    conclusions = Conclusions.model_validate({"statements": [given]})
+    generator, false = np.random.default_rng(seeds), 0
+    names = [(method, seed) for method in METHODS_8 for seed in range(seeds)]
+    planned = tuple(ManifestCell(f"{m}{seed}", 1, {"method": m, "seed": seed}) for m, seed in names)
+    for drawn in generator.normal(size=(REPETITIONS, len(planned))):
+        cells = tuple(
+            CellFigures(cell.id, cell.values, 1, 1, False, "", {"best_metric": float(value)})
+            for cell, value in zip(planned, drawn, strict=True)
+        )
+        (verdict,) = verdicts_of(StudyRecords(planned, cells, {}), conclusions)
+        false += verdict.outcome != "cannot be decided"
+    assert false < MOST_FALSE * REPETITIONS
+
+
+@pytest.mark.parametrize("seeds", [3, 7, 10])
+def test_of_shares_of_one_half_few_are_decided(seeds: int) -> None:
+    drawn = np.random.default_rng(seeds).integers(0, 2, (REPETITIONS, 2, seeds))
+    for other in (False, True):
+        contrasts = [Contrast(_sample(a, "share"), _sample(b, "share") if other else None) for a, b in drawn]
+        found = [decide(contrast.estimate(), 0.0 if other else 0.5, None) for contrast in contrasts]
+        assert np.mean([outcome != "cannot be decided" for outcome in found]) < MOST_FALSE
+
+
+def test_records_in_a_file_have_the_same_verdicts(tmp_path: Path) -> None:
+    """With times against a baseline, diverged cells, unfinished ones, and values that are no numbers."""
+    timed = _timed(SCALING), {"quantity": "speed_up", "where": {"ranks": 2}, "along": "width", "trend": "increasing"}
+    lost = ({"method": "fr", "optimizer.lr": 0.5, "seed": 9}, UNFINISHED)
+    trained = [*_diverging({"fr": [True, False, False], "ddg": [False] * 3}, 0.5), lost]
+    shares = {"quantity": "converged", "at_least": 0.5}
+    for name, (cells, statement) in {"timed": timed, "shares": (trained, shares)}.items():
+        results = _results(tmp_path / name, cells, statement)
+        conclusions = Conclusions.model_validate(results.manifest.conclusions)
+        path = tmp_path / f"{name}.csv"
+        path.write_text(records_text(results, "abc"))
+        records, about = read_records(path)
+        assert verdicts_of(records, conclusions) == verdicts_of(records_of(results, None), conclusions)
+        assert (about["commit"], about["BLAS"], about["form"]) == ("abc", "openblas 1", "full")
+    path.write_text("# study: s\nid,state\na,finished\n")
+    with pytest.raises(DataError, match=r"shares\.csv: not the records of a study"):
+        read_records(path)
+
+
+def test_statements_about_the_library_are_counted_apart(tmp_path: Path) -> None:
+    results = _results(tmp_path, _trained(CLEAR), {**FR, "at_least": 0, "about": "library"})
+    assert results.findings.summary == "1 statement of the library: 1 confirmed"
 
 
 def test_every_form_of_the_report_begins_with_a_contradiction(tmp_path: Path) -> None:
@@ -398,7 +484,7 @@ def test_every_form_of_the_report_begins_with_a_contradiction(tmp_path: Path) ->
     assert results.findings.summary == summary
     ((statement, pair),) = results.findings.lines
     assert statement == "does not: Says. (Table <6>) [best metric, difference: at most 0]"
-    assert pair.startswith("method fr against method sequential: 0.91 against 0.8075: 0.102 [")
+    assert re.match(r"method fr against method sequential: 0\.91 against 0\.8075: 0\.10[23] \[.*\] of 4 seeds", pair)
     text = markdown_text(results, {})
     assert text.splitlines()[2] == f"**{summary}**"
     assert f"* {statement}\n    * {pair}\n" in text

@@ -68,7 +68,7 @@ def test_the_chosen_parts_are_measured_shown_and_written(
 @pytest.mark.mpi(ranks=[2])
 def test_parts_compared_with_pytorch_and_among_each_other_have_ratios(comm: MPI.Intracomm) -> None:
     pytest.importorskip("torch")
-    from benchmarks import batch_parallel, model_parallel, pipeline, shared_replicas
+    from benchmarks import batch_parallel, model_parallel, partitions, pipeline, shared_replicas
     from benchmarks.ranks import gloo
 
     with gloo():
@@ -76,6 +76,7 @@ def test_parts_compared_with_pytorch_and_among_each_other_have_ratios(comm: MPI.
             batch_parallel.measure(TINY, 1),
             model_parallel.measure(TINY, "columns", 1),
             pipeline.measure(TINY, "gpipe", 1),
+            partitions.measure(TINY, "gpipe", 1),
             shared_replicas.measure(TINY, 1),
         ]
     assert all(0 < row["ratio_min"] <= row["ratio"] <= row["ratio_max"] for row in rows)

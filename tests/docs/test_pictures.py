@@ -19,7 +19,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 EXACT, WITHOUT_MICROBATCHES = {"microbatches": 8}, {"minibatches": 5, "backward": 1.0}
 SCHEDULES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("sequential", "ddg", "fr", "pipedream", "vanilla", "spectrain"), WITHOUT_MICROBATCHES),
+    **dict.fromkeys(("sequential", "pipedream", "vanilla", "spectrain"), WITHOUT_MICROBATCHES),
+    **{name: {**WITHOUT_MICROBATCHES, "barriers": True} for name in ("ddg", "fr")},
     **dict.fromkeys(("gpipe", "1f1b", "interleaved", "zb-h1"), EXACT),
 }
 

@@ -31,7 +31,7 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 METHODS: dict[str, dict[str, Any]] = {
     "zb-h1": {"microbatches": 5},
-    "ddg": {"minibatches": 5, "backward": 1.5},
+    "ddg": {"minibatches": 5, "backward": 1.5, "barriers": True},
     "fr": {"minibatches": 5},
     "spectrain": {"minibatches": 6, "message": 0.5},
 }

@@ -56,7 +56,7 @@ def test_text_of_methods() -> None:
         ".........F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 .........",
     ]
     # Barriers separate the forward pass from the backward passes; the last stage recomputes nothing.
-    assert rows(drawn("fr", 1, 2, 1, stages=2, minibatches=2)) == [
+    assert rows(drawn("fr", 1, 2, 1, stages=2, minibatches=2, barriers=True)) == [
         "F1 .........F2 ...R1 B1=== R2 B2===",
         "...F1 B1=== ...F2 B2=== ............",
     ]

@@ -54,6 +54,7 @@ class PipelineCase:
     weight_grad: str = "auto"
     synchronous_sends: bool = False
     drain_every: int = 1
+    barriers: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:

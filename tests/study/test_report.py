@@ -206,7 +206,7 @@ def test_markdown_has_a_row_for_every_point_and_the_unfinished_cells(tmp_path: P
     assert "Not finished: 1 cells (1 never run)\n\n* **never run** b\n" in text
     text = markdown_text(strong, {})
     assert "| 2 | 2x1 | 1 | 8 | 2.5 [2, 3] | 2.00 [1.33, 4.50] | 1.00 | 1.25 |" in text
-    assert "Medians of up to 3 runs [95% confidence interval, bootstrap]. Speed-up against the fewest ranks" in text
+    assert "Medians of up to 3 runs [75% confidence interval, bootstrap]. Speed-up against the fewest ranks" in text
 
 
 def test_facts_have_units_in_their_names(strong: StudyResults) -> None:

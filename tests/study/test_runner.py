@@ -168,6 +168,12 @@ def test_disturbed_cells_are_repeated_up_to_twice(
     assert ("disturbed: processes of others took 30%" in outcome.reason) == (disturbance > 0)
 
 
+def test_a_cell_whose_launcher_does_not_start_is_started_again(tmp_path: Path) -> None:
+    fails = "if len((folder.parent / 'calls').read_text().splitlines()) < 3: sys.exit(213)\n"
+    (outcome,) = run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, fails + FINISH))
+    assert (outcome.status, len(_calls(tmp_path))) == ("finished", 3)
+
+
 def test_crash_is_reported_and_only_missing_cells_are_run_again(tmp_path: Path) -> None:
     outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path, CRASH + FINISH))
     assert _statuses(outcomes) == {"seed-0": "finished", "seed-1": "failed", "seed-2": "finished"}
@@ -296,7 +302,7 @@ def test_threads_of_every_rank_are_those_of_the_study(tmp_path: Path) -> None:
 
 def test_finished_cells_of_other_settings_are_refused_and_unfinished_ones_take_them(tmp_path: Path) -> None:
     run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, ""))
-    changed = "base.training.epochs = 3"
+    changed = 'base = {training.epochs = 3, parallel.partition = "uniform"}'  # of stages: not in the file of one stage
     run_study(_plan(tmp_path, _study(tmp_path, keys=changed)), View(), train=_fake(tmp_path))
     assert "epochs = 3" in (tmp_path / "out" / "cells" / "seed-0" / "settings.toml").read_text()
     with pytest.raises(SettingError, match=r"cell seed-0 ran with other settings: training\.epochs was 3, is 10"):

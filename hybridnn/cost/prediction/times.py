@@ -102,6 +102,7 @@ def pipeline_of(layout: Layout) -> Layout:
         microbatches=layout.microbatches,
         chunks=layout.chunks,
         merges=layout.merges,
+        barriers=layout.barriers,
     )
 
 

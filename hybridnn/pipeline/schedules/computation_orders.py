@@ -3,11 +3,12 @@
 Kang 2019 gives four of them as Tables 2 to 5, listed line by line in `kang_and_chen_tables`. The columns of the tables
 are *first device*, here stage 0, *middle device k*, here stage k - 1, and *last device*, here stage K - 1.
 
-Three details differ from the tables. Where a table does "the backward pass to update the weight" before it sends the
-gradient, the gradient is sent first here, because the previous stage waits for it. The last device receives its input
-before it loads the target. The loss is computed at the start of its backward pass, not at the end of its forward pass.
-The tables' deques of inputs and outputs are the buffers of `hybridnn.pipeline.schedules.memory_plan`; those of
-gradients are the receive buffers of `hybridnn.pipeline.execution.point_to_point`.
+Four details differ from the tables. A stage waits for a message where it uses it, not where a table receives it. Where
+a table does "the backward pass to update the weight" before it sends the gradient, the gradient is sent first here,
+because the previous stage waits for it. The last device receives its input before it loads the target. The loss is
+computed at the start of its backward pass, not at the end of its forward pass. The tables' deques of inputs and outputs
+are the buffers of `hybridnn.pipeline.schedules.memory_plan`; those of gradients are the receive buffers of
+`hybridnn.pipeline.execution.point_to_point`.
 
 Each function takes the size of the schedule and a stage. K is the number of stages, k = 0 … K-1 the stage, T the number
 of minibatches, M that of microbatches and v that of chunks. Loads and messages are placed among the computations
@@ -41,12 +42,13 @@ from hybridnn.pipeline.schedules.instructions import (
 
 @dataclass(frozen=True)
 class ScheduleSize:
-    """Size of a schedule: K, T, M and v."""
+    """Size of a schedule: K, T, M and v; and whether `delayed_gradients` and `features_replay` have barriers."""
 
     stages: int
     minibatches: int
     microbatches: int = 1
     chunks: int = 1
+    barriers: bool = False
 
 
 Order = Callable[[ScheduleSize, int], list[Instruction]]  # from (size, stage) to the stage's computations
@@ -150,10 +152,10 @@ def pipedream_2bw(size: ScheduleSize, stage: int) -> list[Instruction]:
 
 
 def delayed_gradients(size: ScheduleSize, stage: int) -> list[Instruction]:
-    """One forward pass through all stages, then the backward passes of all stages at once.
+    """In each step a forward pass, and the backward pass of an earlier minibatch, later stages of a later one.
 
-    Kang 2019, Table 3, all columns. Barriers lock the forward pass: without them the next one would start during
-    backward passes.
+    Kang 2019, Table 3, all columns, which has no barriers. With them a step takes the time of Table 1. Without them the
+    next forward pass starts during backward passes, and the computations are in the order of `pipedream`.
     """
     return _delayed(size, stage, recompute=False)
 
@@ -217,18 +219,18 @@ def _alternate(
 
 
 def _delayed(size: ScheduleSize, stage: int, *, recompute: bool) -> list[Instruction]:
-    """The steps of Kang 2019, Tables 3 and 4, with loads, messages and barriers."""
+    """The steps of Kang 2019, Tables 3 and 4, with loads and messages, and with the barriers that Table 1 needs."""
     is_first, is_last = stage == 0, stage == size.stages - 1
     order: list[Instruction] = []
     for step in range(size.minibatches + size.stages - 1):
         # "custom forward pass"
         if step < size.minibatches:
-            order += [Barrier(step)] if step else []
+            order += [Barrier(step)] if step and size.barriers else []
             order += [] if is_first else [ReceiveActivations(step)]
             order += [Load(step)] if is_first or is_last else []
             order.append(Forward(step))
             order += [] if is_last else [SendActivations(step)]
-        order.append(Barrier(step))
+        order += [Barrier(step)] if size.barriers else []
         # "custom backward pass"
         t = step - (size.stages - 1 - stage)
         if 0 <= t < size.minibatches:

@@ -18,6 +18,7 @@ from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.pipeline.schedules.schedule import Schedule, with_loads
 from hybridnn.pipeline.schedules.weight_policies import (
     CURRENT,
+    DISCREPANCY_CORRECTED,
     DOUBLE_BUFFERED,
     EXACT,
     INITIAL,
@@ -151,7 +152,7 @@ _METHODS = (
     ),
     Method(
         "ddg",
-        "delayed gradients: one forward pass, then the backward passes of all stages at once",
+        "delayed gradients: a forward pass, then the backward pass of an earlier minibatch",
         orders.delayed_gradients,
         STASHED,
         _in_flight_without_flush,
@@ -208,6 +209,13 @@ _METHODS = (
         "as vanilla, but forward passes predict the weights of the backward pass",
         orders.pipedream,
         LINEAR_PREDICTION,
+        _in_flight_without_flush,
+    ),
+    Method(
+        "pipemare",
+        "as vanilla, but backward passes estimate the weights of the forward pass",
+        orders.pipedream,
+        DISCREPANCY_CORRECTED,
         _in_flight_without_flush,
     ),
 )
@@ -269,6 +277,7 @@ def make_schedule(
     chunks: int = 1,
     weight_grad: str = "per-microbatch",
     messages: bool = True,
+    barriers: bool = False,
 ) -> Schedule:
     """Build the schedule of a method.
 
@@ -280,13 +289,16 @@ def make_schedule(
     messages : bool
         Place loads and messages, which takes most of the time and is not needed to time computations. Methods whose
         order itself places them have them in any case.
+    barriers : bool
+        Whether ``ddg`` and ``fr`` have a barrier before each forward and each backward pass. Kang 2019, Tables 3 and 4,
+        have none; the times of Table 1 are those with barriers.
 
     Raises
     ------
     SettingError
         If the method does not exist or does not support the arguments.
     """
-    chosen, size = find_method(method), ScheduleSize(stages, minibatches, microbatches, chunks)
+    chosen, size = find_method(method), ScheduleSize(stages, minibatches, microbatches, chunks, barriers)
     chosen.require(size, weight_grad)
     size = _in_pipeline(size)
     lists = [chosen.order(size, stage) for stage in range(stages)]

@@ -68,7 +68,7 @@ def uneven(stage: int, instruction: Instruction) -> float:
 def test_barriers_of_delayed_gradients() -> None:
     """Kang 2019, Table 1: K t_F + t_B per minibatch and K - 1 backward phases more; a barrier before and after each."""
     for stages, minibatches in product((1, 2, 3, 5), (1, 2, 3, 8)):
-        schedule = make_schedule("ddg", stages=stages, minibatches=minibatches)
+        schedule = make_schedule("ddg", stages=stages, minibatches=minibatches, barriers=True)
         barriers = (minibatches - 1) + (minibatches + stages - 1)
         done = run(compile_schedule(schedule), passes(1, 2, barrier=10.0))
         assert done.program.order.count(BARRIER) == barriers

@@ -129,7 +129,7 @@ class TestTables:
 
     def test_delayed_gradients(self) -> None:
         """Table 3, K = 3, step t = 5: device k computes with the gradient of t - K + k (k from 1) received before."""
-        schedule = make_schedule("ddg", stages=3, minibatches=9)
+        schedule = make_schedule("ddg", stages=3, minibatches=9, barriers=True)
         assert steady(schedule, 0, "load 5", "receive gradients 4") == [
             "load 5", "forward 5", "send activations 5", "barrier 5",
             "backward 3", "reduce gradients 3", "update 3", "receive gradients 4",
@@ -145,7 +145,7 @@ class TestTables:
 
     def test_features_replay(self) -> None:
         """Table 4: as Table 3, and the activations are recomputed before the backward pass."""
-        schedule = make_schedule("fr", stages=3, minibatches=9)
+        schedule = make_schedule("fr", stages=3, minibatches=9, barriers=True)
         assert steady(schedule, 0, "load 5", "receive gradients 4") == [
             "load 5", "forward 5", "send activations 5", "barrier 5",
             "recompute 3", "backward 3", "reduce gradients 3", "update 3", "receive gradients 4",

@@ -1,4 +1,4 @@
-"""The figures of the papers, cell by cell: Kang 2019, Figures 2 to 5, and Chen et al. 2018, Figure 7.
+"""The figures of the papers: Kang 2019, Figures 2 to 5, as grids derived from its text, and Chen et al. 2018, Figure 7.
 
 A cell is one unit of time, in which a forward or a backward pass runs; minibatches count from 1, as in the papers.
 """
@@ -41,7 +41,7 @@ F1 .  .  .  .  .  .  B1 F2 .  .  .  .  .  .  B2
 .  .  .  F1 B1 .  .  .  .  .  .  F2 B2 .  .  .
 """
 
-# Five units per step: a forward pass through all devices, and the backward passes of all of them at once.
+# With barriers, five units per step: a forward pass through all devices, and all their backward passes at once.
 FIGURE_3 = """
 F1 .  .  .  .  F2 .  .  .  .  F3 .  .  .  .  F4 .  .  .  B1 F5 .  .  .  B2 B3 B4 B5
 .  F1 .  .  .  .  F2 .  .  .  .  F3 .  .  B1 .  F4 .  .  B2 .  F5 .  .  B3 B4 B5 .
@@ -70,7 +70,7 @@ FIGURES = [("sequential", 2, FIGURE_2), ("ddg", 5, FIGURE_3), ("fr", 4, FIGURE_4
 @pytest.mark.parametrize(("method", "minibatches", "figure"), FIGURES, ids=[figure[0] for figure in FIGURES])
 def test_figures_2_to_5(method: str, minibatches: int, figure: str) -> None:
     expected = [row.rstrip() for row in figure.strip().splitlines()]
-    assert grid(timeline_of(method, 4, minibatches)) == expected
+    assert grid(timeline_of(method, 4, minibatches, barriers=True)) == expected
 
 
 def reads_of(timeline: Timeline, minibatch: int) -> list[dict[str, tuple[int, int]]]:
