@@ -47,11 +47,8 @@ def write_solved(assignment: Assignment, folder: Path) -> None:
     variant = assignment.standard
     files = start_files(assignment, Manifest(assignment=assignment.id, variant=variant, modules=(KIT,)))
     for task in assignment.tasks:
-        if task.file in assignment.texts:
-            files |= task.solution(variant)()
-        else:
-            about = {"id": assignment.id, "task": task.name, "variant": variant}
-            files[task.file] += SOLVED.format(name=task.function, **about)
+        about = {"id": assignment.id, "task": task.name, "variant": variant}
+        files[task.file] += SOLVED.format(name=task.function, **about)
     write_files(folder, files)
 
 
@@ -76,8 +73,8 @@ def run_notebook(path: Path) -> None:
 
 def quantities(folder: Path, rounds: int, names: Sequence[str]) -> Iterator[Quantity]:
     """All that is measured, with the work folders of some assignments."""
-    for name in names:
-        assignment, work = load_assignment(name), folder / name
+    for assignment in filter(lambda one: one.tasks, map(load_assignment, names)):
+        name, work = assignment.id, folder / assignment.id
         write_solved(assignment, work)
         for task in assignment.tasks:
             yield f"check {task.name} of {name}", ASKED_TASK, partial(seconds_of_check, work, rounds, task.name)

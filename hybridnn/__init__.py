@@ -18,9 +18,10 @@ from hybridnn.comm.open_mpi import set_rank_settings
 if TYPE_CHECKING:
     from hybridnn.drawing.timelines import schedule
     from hybridnn.errors import HybridnnError
+    from hybridnn.nn.delayed_updates import PipeMareAdam, PipeMareSGD, SpikeSGD
     from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
     from hybridnn.nn.mlp import MLP
-    from hybridnn.nn.optimizers import SGD, Adam, AdamW, RMSprop, SpikeSGD
+    from hybridnn.nn.optimizers import SGD, Adam, AdamW, NAdam, RMSprop
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.training.callbacks import EarlyStopping, ProgressBar
     from hybridnn.training.config import DeviceOptions, TrainConfig
@@ -38,6 +39,9 @@ __all__ = [
     "DeviceOptions",
     "EarlyStopping",
     "HybridnnError",
+    "NAdam",
+    "PipeMareAdam",
+    "PipeMareSGD",
     "ProcessGrid",
     "ProgressBar",
     "RMSprop",
@@ -56,7 +60,10 @@ _MODULES = {
     "Adam": "nn.optimizers",
     "AdamW": "nn.optimizers",
     "RMSprop": "nn.optimizers",
-    "SpikeSGD": "nn.optimizers",
+    "SpikeSGD": "nn.delayed_updates",
+    "NAdam": "nn.optimizers",
+    "PipeMareSGD": "nn.delayed_updates",
+    "PipeMareAdam": "nn.delayed_updates",
     "Constant": "nn.learning_rates",
     "Cosine": "nn.learning_rates",
     "Step": "nn.learning_rates",

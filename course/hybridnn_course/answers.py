@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import Repr
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+SHOWN = 200  # characters of a value in a message
+CUT = "..."
+SHORT = Repr()  # values come from submissions: their whole text may take minutes
+SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = 40
+SHORT.maxstring = SHORT.maxother = SHORT.maxlong = 2 * SHOWN
 
 Values = Mapping[str, Any]
 """Arrays, numbers, texts, booleans, None, and lists and dictionaries of them."""
@@ -45,7 +52,6 @@ class Failure:
 
 
 NOT_WRITTEN = "not written"
-FORBIDDEN = "forbidden"
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,15 @@ class Answer:
         In the order in which they ended.
     clock : float
         Seconds on the virtual clock of the last rank.
+    returned_none : bool, optional
+        Whether all calls of the student's function returned None; None where that is not known.
     """
 
     outputs: tuple[Values, ...] = ()
     failure: Failure | None = None
     calls: tuple[Call, ...] = ()
     clock: float = 0.0
+    returned_none: bool | None = None
 
     def sent(self, rank: int) -> list[Call]:
         """Messages that a rank sent."""
@@ -76,22 +85,29 @@ class Answer:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference between outputs and expected outputs."""
+    """The first difference between outputs and expected outputs; `index` is that of an element of an array."""
 
     rank: int
     where: str
     text: str
+    index: tuple[int, ...] | None = None
+
+    def is_left_as_given(self, own: Any, given: Any) -> bool:
+        """Whether the wrong element is the one that the function was given in the argument of the same name."""
+        if self.index is None or not isinstance(own, np.ndarray) or not isinstance(given, np.ndarray):
+            return False
+        return given.shape == own.shape and bool(own[self.index].tobytes() == given[self.index].tobytes())
 
 
 def first_difference(outputs: Sequence[Values], expected: Sequence[Values], tolerance: float) -> Difference | None:
     """The first difference, None where outputs are equal up to the relative tolerance."""
     for rank, (own, right) in enumerate(zip(outputs, expected, strict=True)):
         if own.keys() != right.keys():
-            return Difference(rank, "", f"outputs {sorted(own)}, expected {sorted(right)}")
+            return Difference(rank, "", f"outputs {_short(sorted(own))}, expected {sorted(right)}")
         for name, value in right.items():
-            text = None if name == MEASURED else _difference(own[name], value, tolerance)
-            if text is not None:
-                return Difference(rank, name, text)
+            place = None if name == MEASURED else _first_place(own[name], value, tolerance)
+            if place is not None:
+                return Difference(rank, name, *_described(own[name], value, place, tolerance))
     return None
 
 
@@ -99,8 +115,12 @@ def same_answer(one: Answer, other: Answer, tolerance: float, *, with_traffic: b
     """Whether two answers agree in outputs or in the kind of failure, and if asked in their communication."""
     if one.failure is not None or other.failure is not None:
         return one.failure is not None and other.failure is not None and _same_failure(one.failure, other.failure)
-    if len(one.outputs) != len(other.outputs) or first_difference(one.outputs, other.outputs, tolerance) is not None:
+    if len(one.outputs) != len(other.outputs):
         return False
+    for own, right in zip(one.outputs, other.outputs, strict=True):
+        names = right.keys() - {MEASURED}
+        if own.keys() != right.keys() or any(_first_place(own[name], right[name], tolerance) for name in names):
+            return False
     return not with_traffic or traffic_of(one) == traffic_of(other)
 
 
@@ -119,24 +139,32 @@ def traffic_of(answer: Answer) -> tuple[object, ...]:
     return (sorted(call[:4] for call in answer.calls), f"{answer.clock:.9e}", measured)
 
 
-def _difference(own: Any, right: Any, tolerance: float) -> str | None:
+Place = tuple[tuple[object, ...], Any, Any]
+"""Keys that lead to a value in lists and dictionaries, this value, and the expected one."""
+
+
+def _first_place(own: Any, right: Any, tolerance: float, path: tuple[object, ...] = ()) -> Place | None:
+    """Where two values first differ, None where they do not."""
+    pairs: Iterable[tuple[object, Any]] = ()
     if isinstance(right, np.ndarray):
-        return _array_difference(own, right, tolerance)
-    if isinstance(right, Mapping):
-        if not isinstance(own, Mapping) or own.keys() != right.keys():
-            return _plain(own, right)
-        pairs = [(own[key], value) for key, value in right.items()]
+        is_same = _has_same_type(own, right) and not _wrong_elements(own, right, tolerance).any()
+    elif isinstance(right, Mapping):
+        is_same = isinstance(own, Mapping) and own.keys() == right.keys()
+        pairs = right.items()
     elif isinstance(right, (list, tuple)):
-        if not isinstance(own, (list, tuple)) or len(own) != len(right):
-            return _plain(own, right)
-        pairs = list(zip(own, right, strict=True))
+        is_same = isinstance(own, (list, tuple)) and len(own) == len(right)
+        pairs = enumerate(right)
     elif isinstance(right, float) and not isinstance(own, bool) and isinstance(own, (int, float)):
-        return None if _is_close(own, right, tolerance) else _plain(own, right)
+        is_same = _is_close(own, right, tolerance)
     else:
-        return None if type(own) is type(right) and own == right else _plain(own, right)
-    if all(_difference(a, b, tolerance) is None for a, b in pairs):
-        return None
-    return _plain(own, right)
+        is_same = type(own) is type(right) and bool(own == right)
+    if not is_same:
+        return path, own, right
+    return next(filter(None, (_first_place(own[key], value, tolerance, (*path, key)) for key, value in pairs)), None)
+
+
+def _has_same_type(own: Any, right: NDArray[Any]) -> bool:
+    return isinstance(own, np.ndarray) and own.shape == right.shape and own.dtype == right.dtype
 
 
 def _is_close(own: float, right: float, tolerance: float) -> bool:
@@ -146,22 +174,8 @@ def _is_close(own: float, right: float, tolerance: float) -> bool:
         return False
 
 
-def _plain(own: Any, right: Any) -> str:
-    return f"yours {_short(own)}, expected {_short(right)}"
-
-
-def _short(value: Any, limit: int = 200) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[:limit] + " …"
-
-
-def _array_difference(own: Any, right: NDArray[Any], tolerance: float) -> str | None:
-    if not isinstance(own, np.ndarray):
-        return f"yours is of type {type(own).__name__}, expected an array of shape {right.shape}"
-    if own.shape != right.shape:
-        return f"yours has the shape {own.shape}, expected {right.shape}"
-    if own.dtype != right.dtype:
-        return f"yours is of {own.dtype}, expected {right.dtype}"
+def _wrong_elements(own: NDArray[Any], right: NDArray[Any], tolerance: float) -> NDArray[np.bool_]:
+    wrong: NDArray[np.bool_]
     if right.dtype.kind != "f":
         wrong = own != right
     else:
@@ -169,9 +183,37 @@ def _array_difference(own: Any, right: NDArray[Any], tolerance: float) -> str | 
         limit = tolerance * max(1.0, float(np.max(np.abs(right), initial=0.0, where=np.isfinite(right))))
         with np.errstate(invalid="ignore"):
             wrong = ~((np.abs(own - right) <= limit) | (own == right) | (np.isnan(own) & np.isnan(right)))
-    if not wrong.any():
-        return None
+    return wrong
+
+
+def _described(own: Any, right: Any, place: Place, tolerance: float) -> tuple[str, tuple[int, ...] | None]:
+    """The values as text where they are short, else the first place where they differ; of an array also its index."""
+    path, own_part, right_part = place
+    if path and len(texts := f"yours {_short(own)}, expected {_short(right)}") <= SHOWN and CUT not in texts:
+        return texts, None
+    index = None
+    if isinstance(right_part, np.ndarray):
+        text, index = _array_difference(own_part, right_part, tolerance)
+    else:
+        text = f"yours {_short(own_part)}, expected {_short(right_part)}"
+    keys = "".join(f"[{key!r}]" for key in path)
+    return (f"{keys}: {text}" if keys else text), index if not path else None
+
+
+def _short(value: Any) -> str:
+    text = SHORT.repr(value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + f" {CUT}"
+
+
+def _array_difference(own: Any, right: NDArray[Any], tolerance: float) -> tuple[str, tuple[int, ...] | None]:
+    if not isinstance(own, np.ndarray):
+        return f"yours is of type {type(own).__name__}, expected an array of shape {right.shape}", None
+    if own.shape != right.shape:
+        return f"yours has the shape {own.shape}, expected {right.shape}", None
+    if own.dtype != right.dtype:
+        return f"yours is of {own.dtype}, expected {right.dtype}", None
+    wrong = _wrong_elements(own, right, tolerance)
     index = tuple(int(axis[0]) for axis in np.nonzero(wrong))
     place = f"[{', '.join(map(str, index))}]"
     count = f"; {int(wrong.sum())} of {wrong.size} elements differ" if wrong.size > 1 else ""
-    return f"element {place}: yours {own[index]:.10g}, expected {right[index]:.10g}{count}"
+    return f"element {place}: yours {own[index]:.10g}, expected {right[index]:.10g}{count}", index

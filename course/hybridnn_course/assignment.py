@@ -26,6 +26,9 @@ Variant = Mapping[str, str]
 
 Function = Callable[..., Any]
 
+OTHER_VARIANT = "variant:"
+"""Beginning of the names of the mistakes that are solutions of other variants."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -139,7 +142,8 @@ class Task:
         ``"module:name"`` of the function or class whose signature and docstring the stub has.
     call : callable
         ``call(function, inputs, group, variant)`` calls the student's function on one rank and returns its outputs as
-        values; `group` is None where the task has no communication. It runs beside the student's code.
+        values; `group` is None where the task has no communication. It runs beside the student's code, and so it is a
+        function of `hybridnn_course.exercises`, which has no solutions.
     solution : callable
         ``solution(variant)`` returns the reference solution.
     public : callable
@@ -209,8 +213,7 @@ class Assignment:
         For each axis of variation its choices, each with the sentence that the student reads. The first choice is what
         the library does.
     texts : tuple of str
-        Further files of the submission, which are text and not code. The function of a task whose file is one of them
-        returns the texts of all files, by name; its `call` checks them, and raises `StudentError` for a problem.
+        Further files of the submission, which a person reads.
     imports : mapping
         Names that a submission may import from modules of the library, by module: those that the handout offers.
     """
@@ -220,7 +223,7 @@ class Assignment:
     title: str
     goal: str
     hours: float
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task, ...] = ()
     axes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rubric: tuple[RubricItem, ...] = ()
     texts: tuple[str, ...] = ()
@@ -229,7 +232,7 @@ class Assignment:
     @property
     def files(self) -> tuple[str, ...]:
         """The student's code files."""
-        return tuple(dict.fromkeys(task.file for task in self.tasks if task.file not in self.texts))
+        return tuple(dict.fromkeys(task.file for task in self.tasks))
 
     @property
     def points(self) -> float:
@@ -278,11 +281,6 @@ def assignment_packages() -> dict[str, str]:
     root = importlib.import_module("hybridnn_course.assignments")
     found = sorted(module.name for module in pkgutil.iter_modules(root.__path__) if module.ispkg)
     return {name.partition("_")[0]: f"hybridnn_course.assignments.{name}" for name in found}
-
-
-def forget_assignments() -> None:
-    """Load assignments anew from now on, so that this module does not hold them."""
-    _load.cache_clear()
 
 
 @cache

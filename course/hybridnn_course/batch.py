@@ -28,7 +28,7 @@ from hybridnn.utils.files import FileError, make_folder, read_bytes, read_text, 
 from hybridnn_course.assignment import Assignment
 from hybridnn_course.grading import Grader, Limits
 from hybridnn_course.outcome import Outcome
-from hybridnn_course.submission import read_submission
+from hybridnn_course.submission import read_in_time
 from hybridnn_course.term import Course
 from hybridnn_course.work_folder import FILE_BYTES
 
@@ -179,7 +179,7 @@ def read_sources(
     for path in find_submissions(submissions):
         name = str(path.relative_to(submissions))
         try:
-            found[name] = read_submission(assignment, read_bytes(path, ARCHIVE_BYTES), modules).files
+            found[name] = read_in_time(assignment, read_bytes(path, ARCHIVE_BYTES), modules).files
         except DataError as error:
             refused[name] = str(error)
     return found, refused

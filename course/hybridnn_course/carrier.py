@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -96,7 +97,10 @@ class Worker:
         )
         theirs.close()
         names = {name: name for name in files} if paths is None else dict(paths)
-        start = {"assignment": assignment.id, "files": dict(files), "paths": names, "modules": list(modules)}
+        runs = [run for task in assignment.tasks for run in (task.call, task.whole and task.whole.run) if run]
+        exercises = dict.fromkeys(run.__module__ for run in runs)
+        start = {"files": dict(files), "paths": names, "modules": list(modules)}
+        start |= {"exercises": list(exercises), "offered": list(assignment.imports)}
         first_user = 0 if self._users is None else self._users.first
         try:
             send_frame(own, {**start, "isolation": isolation, "first_user": first_user})
@@ -153,10 +157,12 @@ class Worker:
             try:
                 deadline = monotonic() + limit
                 for rank, connection in enumerate(ranks_of):
-                    about = {"task": task.name, "rank": rank, "size": ranks, "whole": whole}
+                    about = {**_about(task, whole=whole), "rank": rank, "size": ranks}
                     send_frame(connection, {**about, "inputs": inputs[rank], "variant": dict(variant)})
                 carriers = [_Carrier(connection, task, deadline, limit) for connection in ranks_of]
                 answer = run_programs(ranks, lambda comm: carriers[comm.rank].serve(comm), limit=None)
+                results = {carrier.returned_none for carrier in carriers}
+                answer = replace(answer, returned_none=results.pop() if len(results) == 1 else None)
             except FrameError as error:
                 answer = Answer(failure=Failure("ended", f"the process ended without a result: {error}"))
             finally:
@@ -189,6 +195,18 @@ class Worker:
         receive_frame(self._control, monotonic() + max(limit, LEAST_SECONDS))
 
 
+def _about(task: Task, *, whole: bool) -> dict[str, Any]:
+    """What a rank needs to know of a task: where the student's function is, and what calls it."""
+    calls: Any = task.whole.run if whole and task.whole is not None else task.call
+    return {
+        "file": task.file,
+        "function": task.function,
+        "calls": f"{calls.__module__}:{calls.__qualname__}",
+        "communicates": bool(task.operations),
+        "whole": whole,
+    }
+
+
 class _Carrier:
     """Carries out the calls of one rank."""
 
@@ -196,6 +214,7 @@ class _Carrier:
         self._connection, self._task, self._deadline, self._limit = connection, task, deadline, limit
         self._requests: dict[int, tuple[Any, Any]] = {}
         self._calls = self._bytes = 0
+        self.returned_none: bool | None = None
 
     def serve(self, comm: Any) -> Values:
         """Carry out calls until the rank returns its outputs; a program of `run_ranks`."""
@@ -228,14 +247,15 @@ class _Carrier:
         except FrameError:
             return
 
-    @staticmethod
-    def _result(message: dict[str, Any]) -> Values:
+    def _result(self, message: dict[str, Any]) -> Values:
         if "failure" in message:
             kind, text = message["failure"]
             raise StudentError(Failure(str(kind)[:80], str(text)[:4000]))
         outputs: Values = message["outputs"]
         if not isinstance(outputs, dict):
             raise StudentError(Failure("wrong output", "the outputs are not values by name"))
+        if isinstance(noted := message.get("returned_none"), bool):
+            self.returned_none = noted
         return outputs
 
     def _carry_out(self, group: Any, message: dict[str, Any]) -> dict[str, Any]:

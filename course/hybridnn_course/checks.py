@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,18 +10,21 @@ from functools import cached_property
 from itertools import product
 from typing import Protocol
 
-from hybridnn_course.answers import FORBIDDEN, NOT_WRITTEN, Answer, Failure, first_difference, same_answer
-from hybridnn_course.assignment import Assignment, Bound, Case, Mistake, Task, Variant
+from hybridnn_course.answers import NOT_WRITTEN, Answer, Failure, first_difference, same_answer
+from hybridnn_course.assignment import OTHER_VARIANT, Assignment, Bound, Case, Mistake, Task, Variant
 from hybridnn_course.execution import KINDS, run_trusted, seeded
+from hybridnn_course.injection import find
 from hybridnn_course.outcome import CheckOutcome, Kind, TaskOutcome
 from hybridnn_course.patterns import describe_difference
 from hybridnn_course.stubs import not_written
 
-DEADLOCK = re.compile(r"deadlock in ((send|receive|allreduce|allgather|barrier)( and )?)*")
+DEADLOCK = re.compile(
+    r"deadlock in ((send|receive|allreduce|allgather|barrier)( and )?)*(, with calls that match none)?"
+)
 FAILURES = frozenset(
     [
         *KINDS.values(),
-        *(FORBIDDEN, NOT_WRITTEN, "ended", "memory", "no end", "no function", "wrong output"),
+        *(NOT_WRITTEN, "ended", "memory", "no end", "no function", "wrong output"),
         *("refused operation", "communication error", "too much communication"),
     ]
 )
@@ -111,9 +114,6 @@ class TaskKey:
         return Answer(outputs=(self.task.whole.expected(self.variant),))
 
 
-OTHER_VARIANT = "variant:"
-
-
 def other_variants(assignment: Assignment, task: Task, variant: Variant) -> Iterator[Mistake]:
     """The solutions of all other variants of a task, as mistakes; first those that differ in one axis."""
     choices = [list(assignment.axes[axis]) for axis in task.axes]
@@ -150,7 +150,20 @@ class _Tried:
         difference = first_difference(answer.outputs, expected.outputs, self.key.task.tolerance)
         if difference is None:
             return self.impossible(number) or None
-        return describe_difference(difference, answer.outputs, expected.outputs)
+        text = describe_difference(difference, answer.outputs, expected.outputs)
+        given = self.key.cases[number].inputs[difference.rank].get(difference.where)
+        if difference.is_left_as_given(answer.outputs[difference.rank].get(difference.where), given):
+            text += "; this is the value from before the call"
+        return text + self._about_result(answer)
+
+    def _about_result(self, answer: Answer) -> str:
+        """Whether a function that has to return something returned None, or the other way round."""
+        target = find(self.key.task.target)
+        if inspect.isclass(target) or answer.returned_none is None:
+            return ""
+        if inspect.signature(target).return_annotation in (None, "None"):
+            return "" if answer.returned_none else "; the function returned a value, which is not used"
+        return "; the function returned None" if answer.returned_none else ""
 
     def has_right_outputs(self, number: int) -> bool:
         """Whether the outputs of an answer are right, however they were exchanged."""
@@ -159,6 +172,8 @@ class _Tried:
     def impossible(self, number: int) -> str:
         """Why right outputs cannot be the result of the messages; empty where they can."""
         ranks = range(self.key.cases[number].ranks)
+        if len(ranks) == 1:
+            return ""
         of_reference = list(map(self.key.expected(number).carried_bytes, ranks))
         least = LEAST_CARRIED * min(filter(None, of_reference), default=0)
         for rank, own in enumerate(map(self.answers[number].carried_bytes, ranks)):
@@ -177,9 +192,7 @@ class _Tried:
 
     def flag(self, number: int) -> str:
         """What a person should look at in an answer; empty if nothing."""
-        failure = self.answers[number].failure
-        is_forbidden = failure is not None and failure.kind == FORBIDDEN
-        text = f"{FORBIDDEN}: {failure.text}" if failure and is_forbidden else self.impossible(number)
+        text = self.impossible(number)
         return f"{self.key.task.name}: {text}" if text else ""
 
     def problem(self, number: int) -> str:
@@ -296,10 +309,9 @@ def _without_inputs(tried: _Tried, number: int) -> str:
 
 
 def _known_kind(kind: str) -> str:
-    """The kind of a failure, without names that the submission chose: they could tell the inputs."""
-    word, _, name = kind.partition(" ")
-    if word == "raised":
-        return kind if name in vars(builtins) else "raised an exception of its own"
+    """The kind of a failure, without that of an exception: the submission could tell the inputs by it."""
+    if kind.startswith("raised "):
+        return "raised an exception"
     return kind if kind in FAILURES or DEADLOCK.fullmatch(kind) else "failed"
 
 

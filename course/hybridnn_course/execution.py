@@ -41,7 +41,7 @@ class RefusedOperationError(CommunicationError):
 
 
 class StudentError(Exception):
-    """A rank of a submission failed, or a check of its texts; the failure is its argument."""
+    """A rank of a submission failed; the failure is its argument."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure)
@@ -111,7 +111,8 @@ def failure_of(error: BaseException, text: str | None = None) -> Failure:
         waits = {
             word for word in ("send", "receive", "allreduce", "allgather", "barrier") if f"waits in {word}" in text
         }
-        return Failure(f"deadlock in {' and '.join(sorted(waits))}", text)
+        others = ", with calls that match none" if " has begun " in text else ""
+        return Failure(f"deadlock in {' and '.join(sorted(waits))}{others}", text)
     if isinstance(error, RefusedOperationError):
         return Failure("refused operation", text)
     if isinstance(error, StuckError):

@@ -20,6 +20,7 @@ HEADER = struct.Struct(">II")
 FRAME_BYTES = 64 << 20
 TEXT_BYTES = 4 << 20  # of the JSON, whose objects take many times as much memory
 MOST_AXES = 32
+MOST_ARRAYS = 1000
 DTYPES = ("float64", "float32", "int64", "int32", "uint8", "bool")
 
 
@@ -52,6 +53,8 @@ def receive_frame(connection: socket.socket, deadline: float | None = None) -> d
     if length > TEXT_BYTES or length + size > FRAME_BYTES:
         raise FrameError(f"a frame of {length + size:,} bytes")
     text, data = _receive(connection, length, deadline), _receive(connection, size, deadline)
+    if text.count(b'"__array__"') > MOST_ARRAYS:
+        raise FrameError(f"more than {MOST_ARRAYS:,} arrays")
     try:
         decoded, used = _decoded(json.loads(text), data, 0)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -87,6 +90,8 @@ def _encoded(value: Any, arrays: list[NDArray[Any]]) -> Any:
         if array.dtype.name not in DTYPES:
             raise FrameError(f"an array of {array.dtype}: outputs are of {', '.join(DTYPES)}")
         arrays.append(array)
+        if len(arrays) > MOST_ARRAYS:
+            raise FrameError(f"more than {MOST_ARRAYS:,} arrays")
         return {"__array__": [array.dtype.name, list(np.shape(value))]}
     if isinstance(value, dict):
         return {str(key): _encoded(item, arrays) for key, item in value.items()}

@@ -71,6 +71,7 @@ fi
 cd "$here"
 python3 -m venv "$environment"
 "$environment/bin/pip" install --no-cache-dir {requirement}
+chmod 700 "$environment"/lib/python3*/site-packages/hybridnn_course/assignments # submissions have other users
 """
 
 RUN = """\

@@ -12,7 +12,7 @@ from hybridnn_course.assignment import Assignment, Task, Variant
 from hybridnn_course.carrier import Worker
 from hybridnn_course.checks import TaskKey, check_task
 from hybridnn_course.outcome import Outcome, TaskOutcome
-from hybridnn_course.submission import Submission, UngradableError, read_submission, variant_flags
+from hybridnn_course.submission import Submission, UngradableError, read_in_time, variant_flags
 from hybridnn_course.term import Course
 
 
@@ -56,7 +56,7 @@ class Grader:
         }
         try:
             with self._lock:  # Python before 3.11.8 and 3.12.2 cannot build two syntax trees at the same time
-                submission = read_submission(self.assignment, data, self.course.settings.modules)
+                submission = read_in_time(self.assignment, data, self.course.settings.modules)
         except UngradableError as error:
             return Outcome(**about, gradable=False, reason=str(error))
         about["student"] = student or submission.manifest.student
@@ -66,12 +66,13 @@ class Grader:
         flags = list(submission.flags)
         if submission.manifest.variant != variant:
             flags.append("its assignment.toml names another variant than this course")
-        flags += variant_flags(outcome.mistakes, variant)
+        flags += variant_flags(outcome.mistakes)
         flags += (flag for task in tasks for flag in task.flags)
         return outcome.model_copy(update={"flags": tuple(flags)})
 
     def _check(self, submission: Submission, variant: Variant, student: str) -> tuple[TaskOutcome, ...]:
-        files = {**submission.files, **submission.texts}
+        if not self.assignment.tasks:
+            return ()
         end = monotonic() + self.limits.submission
 
         def is_over() -> bool:
@@ -79,7 +80,7 @@ class Grader:
 
         modules = self.course.settings.modules
         with Worker(
-            self.assignment, files, isolation=self.isolation, limit=self.limits.case, modules=modules
+            self.assignment, submission.files, isolation=self.isolation, limit=self.limits.case, modules=modules
         ) as worker:
             return tuple(
                 check_task(worker, self._key(task, variant, student), stop=is_over) for task in self.assignment.tasks

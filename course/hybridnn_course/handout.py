@@ -1,7 +1,8 @@
 """Handouts: the Markdown file of an assignment, with the sentences of its variant in their places.
 
 A handout has names in double braces: ``{{axis}}`` of an axis of variation, ``{{hours}}``, ``{{goal}}``, ``{{title}}``,
-``{{points}}`` (a table of tasks and points), ``{{commands}}`` and ``{{ai_policy}}``. Any other name is an error.
+``{{points}}`` (a table of tasks, or of the rubric, with points), ``{{commands}}`` and ``{{ai_policy}}``. Any other name
+is an error.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import re
 import textwrap
 from collections.abc import Collection, Mapping
 
-from hybridnn_course.allowed_code import import_rule
 from hybridnn_course.assignment import Assignment, Task, Variant
+from hybridnn_course.flagged_code import import_rule
 
 WIDTH = 120
 NAME = re.compile(r"\{\{\s*([^{}]*?)\s*\}\}")
@@ -40,7 +41,7 @@ def render_handout(
         "goal": assignment.goal,
         "hours": f"{assignment.hours:g}",
         "points": _points_table(assignment),
-        "commands": _commands(assignment, modules),
+        "commands": _commands(assignment, modules) if assignment.tasks else "",
         "ai_policy": ai_policy.strip(),
     }
     missing = [task.name for task in assignment.tasks if f"`{task.name}`" not in text and "{{points}}" not in text]
@@ -56,20 +57,22 @@ def _value(assignment: Assignment, names: Mapping[str, str], name: str) -> str:
 
 
 def _points_table(assignment: Assignment) -> str:
+    if assignment.rubric:
+        rows = ["| item | points | question |", "|---|--:|---|"]
+        return "\n".join(
+            [*rows, *(f"| {item.name} | {item.points:g} | {item.question} |" for item in assignment.rubric)]
+        )
     rows = [
         "| task | function | file | public | hidden | budget | whole run | sum |",
         "|---|---|---|--:|--:|--:|--:|--:|",
     ]
-    rows += [_points_row(task, task.file in assignment.texts) for task in assignment.tasks]
-    rows += [f"| {item.name} | | | | | | by a person | {item.points:g} |" for item in assignment.rubric]
-    return "\n".join(rows)
+    return "\n".join([*rows, *map(_points_row, assignment.tasks)])
 
 
-def _points_row(task: Task, is_text: bool) -> str:
+def _points_row(task: Task) -> str:
     points = task.points
     cells = (points.public, points.hidden, points.budget, points.whole, points.total)
-    function = "" if is_text else f"`{task.function}`"
-    return f"| `{task.name}` | {function} | `{task.file}` | {' | '.join(f'{cell:g}' for cell in cells)} |"
+    return f"| `{task.name}` | `{task.function}` | `{task.file}` | {' | '.join(f'{cell:g}' for cell in cells)} |"
 
 
 def _commands(assignment: Assignment, modules: Collection[str]) -> str:
@@ -90,8 +93,7 @@ def _commands(assignment: Assignment, modules: Collection[str]) -> str:
     shown = sum(task.points.total - task.points.hidden for task in assignment.tasks)
     notes = (
         f"`check` shows {shown:g} points: those of the public cases, of the budget and of the whole runs. The points "
-        "of a bound fall from all to none between what is allowed and an amount that means another method."
+        "of a bound fall from all to none between what is allowed and an amount that means another method. "
+        f"{import_rule(assignment, modules)}"
     )
-    if assignment.files:
-        notes += f" {import_rule(assignment, modules)}"
     return "\n".join(["```console", *lines, "```", "", textwrap.fill(notes, WIDTH)])

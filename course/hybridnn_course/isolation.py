@@ -57,6 +57,12 @@ def choose_isolation(mode: str) -> str:
     """The isolation to use; `EnvironmentProblem` where `mode` is ``"auto"`` and none can be had."""
     require_choice("isolation", mode, MODES)
     if mode in ("auto", "user") and sys.platform == "linux" and os.geteuid() == 0:
+        if _can_read_solutions():
+            folder = " ".join(_solution_folders())
+            raise EnvironmentProblem(
+                f"submissions could read the solutions in {folder}, as this system allows no namespaces: close the "
+                f"folder to other users (chmod 700 {folder}), or give the container the capability SYS_ADMIN"
+            )
         return "user"
     if mode in ("auto", "bwrap") and _bwrap_works():
         return "bwrap"
@@ -70,6 +76,16 @@ def choose_isolation(mode: str) -> str:
         "submissions cannot be isolated here: grade as root on Linux, or install bubblewrap (bwrap); "
         "--isolation none runs them with the rights of this user"
     )
+
+
+def _can_read_solutions() -> bool:
+    """Whether the process of a rank that has a user of its own could read the solutions."""
+
+    def can_read() -> bool:
+        confine("user", FIRST_USER, 10)
+        return any(os.listdir(folder) for folder in _solution_folders() if os.access(folder, os.R_OK | os.X_OK))
+
+    return _holds(can_read)
 
 
 def _bwrap_works() -> bool:
@@ -110,7 +126,8 @@ def command_prefix(mode: str) -> list[str]:
     path = shutil.which("bwrap")
     assert path is not None
     shown = [word for folder in _needed_folders() for word in ("--ro-bind", str(folder), str(folder))]
-    return [path, *BWRAP, *shown, "--remount-ro", "/", "--"]
+    hidden = [word for folder in _solution_folders() for word in ("--tmpfs", folder, "--remount-ro", folder)]
+    return [path, *BWRAP, *shown, *hidden, "--remount-ro", "/", "--"]
 
 
 def _has_account(user: int) -> bool:
@@ -185,10 +202,13 @@ def _own_namespaces() -> bool:
             path.mkdir(parents=True, exist_ok=True)
             libc.mount(f"/proc/self/fd/{descriptor}".encode(), str(path).encode(), None, MS_BIND | MS_REC, None)
             os.close(descriptor)
-    solutions = find_spec("hybridnn_course.assignments")  # which this process has loaded as far as it needs them
-    for folder in (solutions and solutions.submodule_search_locations) or ():
-        is_separate &= not _cover(libc, folder, b"size=4k,mode=755")
-    return is_separate
+    return is_separate and not any(_cover(libc, folder, b"size=4k,mode=755") for folder in _solution_folders())
+
+
+def _solution_folders() -> list[str]:
+    """Where the solutions are, which no process of a submission needs."""
+    found = find_spec("hybridnn_course.assignments")
+    return list((found and found.submodule_search_locations) or ())
 
 
 def _cover(libc: ctypes.CDLL, folder: str, options: bytes) -> int:
@@ -245,6 +265,8 @@ def _holds(condition: Callable[[], bool]) -> bool:
 
 def missing_protection(mode: str) -> str:
     """What the system does not allow here, in one line; empty where nothing is missing."""
+    if mode == "none":
+        return "nothing is isolated: submissions have the rights of this user, and can read the solutions"
     if mode != "user" or _holds(lambda: confine(mode, FIRST_USER, 10)):
         return ""
     return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import textwrap
@@ -138,12 +137,3 @@ def _docstring(text: str, notes: list[str], indent: str) -> list[str]:
         return [f'{indent}"""{text}"""']
     body = textwrap.indent(text, indent)
     return [f'{indent}"""{body.strip()}', f'{indent}"""']
-
-
-def is_valid(text: str) -> bool:
-    """Whether a text is Python."""
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError):
-        return False
-    return True

@@ -1,26 +1,33 @@
-"""Submissions as they arrive: refuse what cannot be graded, and note what a person should look at."""
+"""Submissions as they arrive: refuse what cannot be graded, and note what a person should look at.
+
+Everything that is read has a limit: of entries, bytes, nodes and levels of nesting, and of the time in all.
+"""
 
 from __future__ import annotations
 
 import ast
-import inspect
 import io
+import os
+import pickle
 import re
+import resource
 import stat
-import textwrap
 import warnings
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hybridnn.errors import DataError, HybridnnError, one_line, shorten
-from hybridnn_course.allowed_code import refusals
-from hybridnn_course.assignment import Assignment, Task, Variant
-from hybridnn_course.injection import find
+from hybridnn_course.assignment import OTHER_VARIANT, Assignment
+from hybridnn_course.flagged_code import code_flags
+from hybridnn_course.similarity import copied_functions
 from hybridnn_course.work_folder import FILE_BYTES, HANDOUT, MANIFEST, Manifest
 
-MOST_ENTRIES = 100
+MOST_ENTRIES = 10_000
+CODE_BYTES = 1 << 18
+MOST_NODES = 20_000  # statements and expressions of a file
+READ_SECONDS = 10  # of processor time
 SHOWN = 200  # characters of the names of files
 MOST_LEVELS = 100  # of nested expressions and statements: the functions that compare code are recursive
 IGNORED = re.compile(r"(^|/)(__MACOSX/|__pycache__/|\._|\.DS_Store$|Thumbs\.db$|desktop\.ini$)")
@@ -41,15 +48,12 @@ class Submission:
         What the submission says about itself: the grader decides about the variant.
     files : dict
         Texts of the code files.
-    texts : dict
-        Other files, for a person or for checks of text.
     flags : tuple of str
-        What a person should look at: functions that equal the library's, or the solution.
+        What a person should look at.
     """
 
     manifest: Manifest
     files: dict[str, str]
-    texts: dict[str, str]
     flags: tuple[str, ...]
 
 
@@ -63,83 +67,118 @@ def read_submission(
     modules : collection of str
         Modules that the course allows besides those that every submission may import.
     """
+    wanted = (MANIFEST, *assignment.files, *assignment.texts)
+    found, further = _unpacked(data, wanted) if isinstance(data, bytes) else (dict(data), [])
+    manifest = _manifest(assignment, found[MANIFEST]) if MANIFEST in found else None
+    for name in wanted:
+        if name not in found:
+            there = shorten(one_line(", ".join(sorted([*found, *further]))), SHOWN) or "no file"
+            consists = f"{assignment.id} consists of {', '.join(wanted)}"
+            raise UngradableError(f"{name}: is missing; {consists}, and the submission has {there}")
+    assert manifest is not None, "its file is one of those that are wanted"
+    sources = {name: _text(name, found[name], CODE_BYTES) for name in assignment.files}
+    for name in assignment.texts:
+        _text(name, found[name])  # which a person reads
+    flags = [flag for name, text in sources.items() for flag in file_flags(assignment, name, text, modules)]
+    if further:
+        flags.append(f"further files, which are ignored: {shorten(one_line(', '.join(further)), SHOWN)}")
+    return Submission(manifest, sources, tuple(dict.fromkeys(flags)))
+
+
+def _manifest(assignment: Assignment, content: bytes) -> Manifest:
     try:
-        files = _unpacked(data) if isinstance(data, bytes) else dict(data)
-        manifest = Manifest.parse(_text(MANIFEST, files[MANIFEST])) if MANIFEST in files else None
+        manifest = Manifest.parse(_text(MANIFEST, content))
     except UngradableError:
         raise
     except HybridnnError as error:
         raise UngradableError(str(error)) from None
-    if manifest is not None and manifest.assignment != assignment.id:
+    if manifest.assignment != assignment.id:
         raise UngradableError(f"it is a submission of {manifest.assignment}, not of {assignment.id}")
-    files = _allowed(assignment, files)
-    assert manifest is not None, "its file is one that every submission has"
-    sources = {name: _text(name, files[name]) for name in assignment.files}
-    texts = {name: _text(name, files[name]) for name in assignment.texts}
-    for reason in refused_code(assignment, sources, modules):
-        raise UngradableError(reason)
-    trees = {name: ast.parse(text, name) for name, text in sources.items()}
-    flags = [flag for task in assignment.tasks if task.file in trees for flag in _copies(task, trees[task.file])]
-    return Submission(manifest, sources, texts, tuple(dict.fromkeys(flags)))
+    return manifest
 
 
-def refused_code(assignment: Assignment, files: Mapping[str, str], modules: Collection[str] = ()) -> list[str]:
-    """What the grader would refuse in code files, each as one line."""
-    found: list[str] = []
-    for name, text in files.items():
+def read_in_time(
+    assignment: Assignment, data: bytes | Mapping[str, bytes], modules: Collection[str] = ()
+) -> Submission:
+    """As `read_submission`, in a process with a limit of processor time, and with flags for copied functions."""
+    receiver, sender = os.pipe()
+    process = os.fork()
+    if process == 0:
         try:
-            found += refusals(assignment, name, _parsed(name, text), modules)
-        except UngradableError as error:
-            found.append(str(error))
-    return found
+            resource.setrlimit(resource.RLIMIT_CPU, (READ_SECONDS, READ_SECONDS + 1))
+            try:
+                read = read_submission(assignment, data, modules)
+                found: Submission | str = replace(read, flags=(*read.flags, *copy_flags(assignment, read.files)))
+            except UngradableError as error:
+                found = str(error)
+            except Exception as error:  # of a parser, by what it was not made for
+                found = f"it cannot be read: {type(error).__name__}"
+            with os.fdopen(sender, "wb") as file:
+                pickle.dump(found, file)  # only texts that this program has read
+        finally:
+            os._exit(0)
+    os.close(sender)
+    with os.fdopen(receiver, "rb") as file:
+        result = file.read()
+    os.waitpid(process, 0)
+    answer: Submission | str = pickle.loads(result) if result else f"reading it takes more than {READ_SECONDS} s"
+    if isinstance(answer, str):
+        raise UngradableError(answer)
+    return answer
 
 
-def _unpacked(data: bytes) -> dict[str, bytes]:
+def file_flags(assignment: Assignment, name: str, text: str, modules: Collection[str] = ()) -> list[str]:
+    """What a person should look at in a code file; `UngradableError` where it is not a program."""
+    return list(code_flags(assignment, name, _parsed(name, text), modules))
+
+
+def copy_flags(assignment: Assignment, files: Mapping[str, str]) -> list[str]:
+    """Functions of code files that are code of the reference or the library."""
+    return [
+        f"{name}: {one}" for name, text in files.items() for one in copied_functions(assignment, _parsed(name, text))
+    ]
+
+
+def _unpacked(data: bytes, wanted: Collection[str]) -> tuple[dict[str, bytes], list[str]]:
+    """The wanted files of an archive, which lie in one folder of it, and the names of all others."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = archive.infolist()
+            entries = [entry for entry in archive.infolist() if not entry.is_dir() and not IGNORED.search(_path(entry))]
             if len(entries) > MOST_ENTRIES:
-                raise UngradableError(f"{len(entries)} files in the archive")
+                raise UngradableError(f"{len(entries):,} files in the archive")
+            folder = _folder_of_manifest(list(map(_path, entries)))
             found: dict[str, bytes] = {}
+            further = []
             for entry in entries:
-                if entry.is_dir() or IGNORED.search(entry.filename):
+                path = _path(entry)
+                name = path.removeprefix(folder)
+                if not path.startswith(folder) or name not in wanted:
+                    further += [path] if name != HANDOUT else []  # some pack the whole folder
                     continue
                 if stat.S_ISLNK(entry.external_attr >> 16) or entry.flag_bits & 1:
-                    raise UngradableError(f"{one_line(entry.filename)}: links and encrypted files are not allowed")
-                if entry.filename in found:
-                    raise UngradableError(f"{one_line(entry.filename)}: is there twice")
+                    raise UngradableError(f"{name}: links and encrypted files are not allowed")
+                if name in found:
+                    raise UngradableError(f"{name}: is there twice")
                 with archive.open(entry) as file:
-                    found[entry.filename] = file.read(FILE_BYTES + 1)
+                    found[name] = file.read(FILE_BYTES + 1)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise UngradableError(f"it is not a readable zip file: {one_line(str(error))}") from None
-    return _without_folder(found)
+    return found, sorted(further)
 
 
-def _without_folder(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Names without the one folder that all are in, as file managers pack them."""
-    folders = {name.partition("/")[0] if "/" in name else "" for name in files}
-    if len(folders) == 1 and (folder := next(iter(folders))) and folder not in (".", ".."):
-        return {name[len(folder) + 1 :]: content for name, content in files.items()}
-    return files
+def _path(entry: zipfile.ZipInfo) -> str:
+    return entry.filename.replace("\\", "/")  # old tools of Windows write the other slash
 
 
-def _allowed(assignment: Assignment, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    wanted = (MANIFEST, *assignment.files, *assignment.texts)
-    for name in wanted:
-        if name not in files:
-            there = shorten(one_line(", ".join(sorted(files))), SHOWN) or "no file"
-            consists = f"{assignment.id} consists of {', '.join(wanted)}"
-            raise UngradableError(f"{name}: is missing; {consists}, and the submission has {there}")
-    files = {name: content for name, content in files.items() if name != HANDOUT}  # some pack the whole folder
-    for name, content in files.items():
-        if name not in wanted:
-            raise UngradableError(f"{one_line(name)}: is not a file of {assignment.id}: {', '.join(wanted)}")
-        if len(content) > FILE_BYTES:
-            raise UngradableError(f"{name}: larger than {FILE_BYTES:,} bytes")
-    return files
+def _folder_of_manifest(paths: Sequence[str]) -> str:
+    """The folder of the manifest, with a slash at its end; empty where there is none."""
+    folders = [path.removesuffix(MANIFEST) for path in paths if path.rpartition("/")[2] == MANIFEST]
+    return min(folders, key=lambda folder: (folder.count("/"), folder), default="")
 
 
-def _text(name: str, content: bytes) -> str:
+def _text(name: str, content: bytes, limit: int = FILE_BYTES) -> str:
+    if len(content) > limit:
+        raise UngradableError(f"{name}: larger than {limit:,} bytes")
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -156,54 +195,26 @@ def _parsed(name: str, text: str) -> ast.Module:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UngradableError(f"{name}{line}: cannot be parsed: {one_line(reason)}") from None
     level: list[ast.AST] = [tree]
+    count = 0
     for _ in range(MOST_LEVELS):
         level = [child for node in level for child in ast.iter_child_nodes(node)]
+        count += len(level)
     if level:
         raise UngradableError(f"{name}: code nested in more than {MOST_LEVELS} levels")
+    if count > MOST_NODES:
+        raise UngradableError(f"{name}: more than {MOST_NODES:,} statements and expressions")
     return tree
 
 
-def _copies(task: Task, tree: ast.Module) -> Iterator[str]:
-    """Whether the student's function is the library's own, or the reference solution."""
-    source = _source_of(find(task.target))
-    for node in ast.walk(tree):
-        if isinstance(node, DEFINITIONS) and normal_form(node) == source:
-            yield f"{task.name}: {node.name} in line {node.lineno} equals the code of {task.target}"
-
-
-DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
-
-
-def normal_form(node: ast.AST) -> str:
-    """A syntax tree as text, without docstrings, annotations and names."""
-    tree = ast.parse(ast.unparse(node))
-    for child in ast.walk(tree):
-        if isinstance(child, (*DEFINITIONS, ast.Module)) and child.body and _is_text(child.body[0]):
-            child.body = child.body[1:] or [ast.Pass()]
-        if isinstance(child, ast.FunctionDef):
-            child.returns = None
-        if isinstance(child, ast.arg):
-            child.annotation = None
-    if tree.body and isinstance(tree.body[0], DEFINITIONS):
-        tree.body[0].name = "name"
-    names: dict[str, str] = {}
-    for child in ast.walk(tree):
-        if isinstance(child, ast.arg):
-            child.arg = names.setdefault(child.arg, f"v{len(names)}")
-        elif isinstance(child, ast.Name):
-            child.id = names.setdefault(child.id, f"v{len(names)}")
-    return ast.dump(tree)
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _source_of(function: object) -> str:
-    source = textwrap.dedent(inspect.getsource(function))  # type: ignore[arg-type]  # a function or a class
-    return normal_form(ast.parse(source).body[0])
-
-
-def variant_flags(mistakes: tuple[str, ...], variant: Variant) -> tuple[str, ...]:
-    """Flags for solutions of other variants."""
-    return tuple(f"{name}: solves another variant than {dict(variant)}" for name in mistakes if "variant:" in name)
+def variant_flags(mistakes: tuple[str, ...]) -> tuple[str, ...]:
+    """A flag where two tasks or more solve one other variant: in a single one, it may be a slip."""
+    tasks: list[str] = []
+    variant: dict[str, str] = {}
+    for mistake in mistakes:
+        task, _, name = mistake.partition(".")
+        if name.startswith(OTHER_VARIANT):
+            changed = dict(one.split("=") for one in name.removeprefix(OTHER_VARIANT).split(","))
+            if all(variant.get(axis, choice) == choice for axis, choice in changed.items()):
+                tasks.append(task)
+                variant |= changed
+    return (f"{', '.join(tasks)}: solve another variant: {variant}",) if len(tasks) > 1 else ()

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,7 @@ Feedback = Literal["names", "hints"]
 class CourseSettings(BaseModel):
     """Content of ``course.toml``.
 
-    Submissions may import `modules`, such as ``pandas``, besides those of `hybridnn_course.allowed_code`.
+    Submissions may import `modules`, such as ``pandas``, besides those of Python, NumPy and SciPy.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -117,6 +117,12 @@ class Course:
         return hmac.new(self.key, text, hashlib.sha256).hexdigest()[:16]
 
 
+def _new_choices(choices: Collection[str], previous: str | None) -> list[str]:
+    """Choices of an axis for a new term: another one than before, and if possible not what the library does."""
+    library, *others = (choice for choice in choices)
+    return [choice for choice in others if choice != previous] or [library]
+
+
 def create_course(
     folder: Path, term: str, assignments: Sequence[str], *, previous: Path | None = None, per_student: bool = False
 ) -> Course:
@@ -142,7 +148,7 @@ def create_course(
         assignment = load_assignment(name)
         drawn = Random(key + name.encode())
         variants[name] = {
-            axis: drawn.choice([choice for choice in choices if choice != old.get(name, {}).get(axis)])
+            axis: drawn.choice(_new_choices(choices, old.get(name, {}).get(axis)))
             for axis, choices in assignment.axes.items()
         }
     try:

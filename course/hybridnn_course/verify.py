@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from typing import Any
 
+from hybridnn.utils.files import read_toml
 from hybridnn_course.answers import same_answer
-from hybridnn_course.assignment import Assignment, Mistake, Variant
+from hybridnn_course.assignment import OTHER_VARIANT, Assignment, Mistake, Variant
 from hybridnn_course.carrier import Worker
-from hybridnn_course.checks import OTHER_VARIANT, TaskKey, TrustedRunner, check_task, found_alone
+from hybridnn_course.checks import TaskKey, TrustedRunner, check_task, found_alone
 from hybridnn_course.handout import HandoutError, render_handout
 from hybridnn_course.injection import find
 from hybridnn_course.outcome import TaskOutcome
 from hybridnn_course.stubs import DriftError, require_same_signature, stub_file
+from hybridnn_course.submission import copy_flags, file_flags
 
 KEY = b"key of the proof"
 
@@ -41,7 +44,11 @@ class Proof:
 def verify_assignment(assignment: Assignment, variants: int = 1, key: bytes = KEY) -> Iterator[Proof]:
     """Prove an assignment in the standard variant, and in others until all choices or `variants` are used."""
     for number, variant in enumerate(some_variants(assignment, variants)):
-        yield _verify_variant(assignment, variant, key, is_standard=number == 0)
+        proof = _verify_variant(assignment, variant, key, is_standard=number == 0)
+        if number == 0:
+            problems = [problem for right in right_submissions(assignment) for problem in _verify_right(right, key)]
+            proof = replace(proof, problems=(*proof.problems, *problems))
+        yield proof
 
 
 def some_variants(assignment: Assignment, count: int) -> list[dict[str, str]]:
@@ -81,6 +88,45 @@ def _verify_variant(assignment: Assignment, variant: Variant, key: bytes, *, is_
             problems += _verify_mistake(keys[task.name], mistake)
     problems += _verify_stub(assignment, variant, keys)
     return Proof(assignment.id, variant, len(assignment.tasks), count, tuple(problems))
+
+
+@dataclass(frozen=True)
+class RightSubmission:
+    """Another right solution of every task of an assignment, written without the reference."""
+
+    assignment: Assignment
+    name: str
+    variant: Variant
+    files: dict[str, str]
+
+    def functions(self) -> dict[str, Callable[..., object]]:
+        """The function of each task."""
+        modules: dict[str, dict[str, Any]] = {}
+        for name, text in self.files.items():
+            modules[name] = {"__name__": f"{self.assignment.id}_{self.name}_{name.removesuffix('.py')}"}
+            exec(compile(text, f"right/{self.name}/{name}", "exec", dont_inherit=True), modules[name])
+        return {task.name: modules[task.file][task.function] for task in self.assignment.tasks}
+
+
+def right_submissions(assignment: Assignment) -> Iterator[RightSubmission]:
+    """The submissions in the folder ``right`` of an assignment, in the standard variant or that of ``variant.toml``."""
+    for folder in sorted(assignment.folder().glob("right/*/")):
+        settings = folder / "variant.toml"
+        variant = dict(read_toml(settings)) if settings.exists() else assignment.standard
+        files = {name: (folder / name).read_text(encoding="utf-8") for name in assignment.files}
+        yield RightSubmission(assignment, folder.name, assignment.require_variant(variant), files)
+
+
+def _verify_right(right: RightSubmission, key: bytes) -> list[str]:
+    """What another right solution loses, and what a person would be asked to look at."""
+    who, functions, problems = f"the right submission {right.name}", right.functions(), []
+    for task in right.assignment.tasks:
+        outcome = check_task(TrustedRunner(functions), TaskKey(right.assignment, task, right.variant, key))
+        problems += _not_full(who, outcome)
+        problems += [f"{who} is flagged: {flag}" for flag in outcome.flags]
+    flags = [flag for name, text in right.files.items() for flag in file_flags(right.assignment, name, text)]
+    flags += copy_flags(right.assignment, right.files)
+    return [*problems, *(f"{who} is flagged: {flag}" for flag in flags)]
 
 
 def _verify_library(assignment: Assignment, key: TaskKey) -> list[str]:
@@ -151,12 +197,12 @@ def _twins(key: TaskKey, mistake: Mistake, numbers: Sequence[int]) -> str:
 
 def _verify_stub(assignment: Assignment, variant: Variant, keys: dict[str, TaskKey]) -> list[str]:
     """The stub earns nothing, and says that it is not written."""
-    problems = []
+    problems: list[str] = []
     files = {name: stub_file(assignment, name, variant) for name in assignment.files}
+    if not files:
+        return problems
     with Worker(assignment, files) as worker:
         for task in assignment.tasks:
-            if task.file not in files:
-                continue
             outcome = check_task(worker, keys[task.name])
             if outcome.points:
                 problems.append(f"{task.name}: the stub earns {outcome.points:g} points")

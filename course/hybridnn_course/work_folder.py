@@ -79,10 +79,6 @@ class WorkFolder:
         """Text of every code file; `DataError` if one is missing."""
         return {name: _text_of(self.folder / name) for name in self.assignment.files}
 
-    def texts(self) -> dict[str, str]:
-        """Text of every other file to hand in."""
-        return {name: _text_of(self.folder / name) for name in self.assignment.texts}
-
     def paths(self) -> dict[str, str]:
         """Path of every file to hand in."""
         names = (*self.assignment.files, *self.assignment.texts)
@@ -95,15 +91,15 @@ class WorkFolder:
         return make_archive(files), files
 
 
-def unwritten_tasks(work: WorkFolder) -> list[str]:
-    """Tasks whose function is missing, or still the stub."""
+def unwritten(work: WorkFolder) -> list[str]:
+    """Tasks whose function is missing, or still the stub, and texts that are those of the templates."""
     sources = work.sources()
     found = []
     for task in work.assignment.tasks:
-        text = sources.get(task.file)
-        if text is not None and (task.function not in text or not_written(work.assignment, task) in text):
+        if task.function not in sources[task.file] or not_written(work.assignment, task) in sources[task.file]:
             found.append(task.name)
-    return found
+    texts = work.assignment.texts
+    return [*found, *(name for name in texts if _text_of(work.folder / name) == _template(work.assignment, name))]
 
 
 def _text_of(path: Path) -> str:
@@ -118,10 +114,13 @@ def start_files(assignment: Assignment, manifest: Manifest, ai_policy: str = AI_
         HANDOUT: render_handout(assignment, variant, ai_policy, manifest.modules),
         **{name: stub_file(assignment, name, variant) for name in assignment.files},
     }
-    for name in assignment.texts:
-        template = assignment.folder() / "templates" / name
-        files[name] = template.read_text(encoding="utf-8") if template.exists() else ""
-    return files
+    return files | {name: _template(assignment, name) for name in assignment.texts}
+
+
+def _template(assignment: Assignment, name: str) -> str:
+    """The text that students get of a file that is not code; empty where they get none."""
+    template = assignment.folder() / "templates" / name
+    return template.read_text(encoding="utf-8") if template.exists() else ""
 
 
 def handed_out_files(course: Course, assignment: Assignment, student: str = "") -> dict[str, str]:

@@ -18,17 +18,17 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
-from types import ModuleType
-from typing import Any, NoReturn
+from types import FunctionType, ModuleType
+from typing import Any
 
-from hybridnn_course.answers import FORBIDDEN, Failure
-from hybridnn_course.assignment import Assignment, load_assignment
+from hybridnn_course.answers import Failure
 from hybridnn_course.execution import describe_error, failure_of
 from hybridnn_course.frames import FrameError, receive_frame, send_frame
-from hybridnn_course.guard import guard_process, hides_library, without_solutions
+from hybridnn_course.guard import hide_library
+from hybridnn_course.injection import find
 from hybridnn_course.isolation import USERS, become_worker, can_import, confine, end_ranks
 from hybridnn_course.remote_group import RemoteGroup
+from hybridnn_course.whole_run import digits
 
 
 class StoppedError(BaseException):
@@ -85,14 +85,11 @@ def main() -> None:
     become_worker()
     with contextlib.suppress(FrameError):
         start = receive_frame(control)
-        assignment = load_assignment(start["assignment"])
-        # Submissions may import SciPy, which loads parts of NumPy that execute text: not below the hook.
-        importlib.import_module("scipy.linalg")
-        if hides_library(start["modules"]):
-            assignment = without_solutions(assignment)
+        for name in start["exercises"]:
+            importlib.import_module(name)
         mode, users = start["isolation"], range(start["first_user"], start["first_user"] + USERS)
         if mode == "user":
-            warm_up(assignment)
+            digits()  # which the processes of ranks may be unable to read
         send_frame(control, {"ready": mode != "user" or can_import(mode, users[0])})
         while True:
             request = receive_frame(control)
@@ -103,19 +100,11 @@ def main() -> None:
             descriptors = _receive_descriptors(control, request["ranks"] + 1)
             for rank in range(request["ranks"]):
                 if os.fork() == 0:
-                    _become_rank(start, assignment, users[rank], descriptors, rank, request["seconds"], control)
+                    _become_rank(start, users[rank], descriptors, rank, request["seconds"], control)
             for descriptor in descriptors:
                 os.close(descriptor)
             send_frame(control, {"started": True})
     end_ranks(range(0))
-
-
-def warm_up(assignment: Assignment) -> None:
-    """Load the data of trainings, which the processes of ranks may be unable to read."""
-    if any(task.whole is not None for task in assignment.tasks):
-        from hybridnn_course.whole_run import digits
-
-        digits()
 
 
 def _receive_descriptors(connection: socket.socket, count: int) -> list[int]:
@@ -132,7 +121,6 @@ def _receive_descriptors(connection: socket.socket, count: int) -> list[int]:
 
 def _become_rank(
     start: Mapping[str, Any],
-    assignment: Assignment,
     user: int,
     descriptors: Sequence[int],
     rank: int,
@@ -151,14 +139,14 @@ def _become_rank(
         confine(start["isolation"], user, seconds)
         sys.stdout = io.TextIOWrapper(Printed(1), "utf-8", "replace", write_through=True)
         sys.stderr = io.TextIOWrapper(Printed(2), "utf-8", "replace", write_through=True)
-        _run_rank(start, assignment, connection)
+        _run_rank(start, connection)
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
-def _run_rank(start: Mapping[str, Any], assignment: Assignment, connection: socket.socket) -> None:
+def _run_rank(start: Mapping[str, Any], connection: socket.socket) -> None:
     request = receive_frame(connection)
 
     def exchange(message: dict[str, Any]) -> dict[str, Any]:
@@ -168,45 +156,61 @@ def _run_rank(start: Mapping[str, Any], assignment: Assignment, connection: sock
             raise StoppedError
         return reply
 
-    def stop(what: str) -> NoReturn:
-        try:
-            _send_result(connection, _failed(Failure(FORBIDDEN, f"{what}: no task needs this, so the rank was ended")))
-        finally:
-            os._exit(0)
-
-    task, paths = assignment.task(request["task"]), dict(start["paths"])
+    file, name, paths, results = request["file"], request["function"], dict(start["paths"]), Results()
+    run: Any = find(request["calls"])  # now, as the kit is hidden from the submission
     warnings.simplefilter("ignore")  # NaN in receive buffers
     try:
-        function: Any
-        if task.file in assignment.texts:
-            function = partial(dict, start["files"])  # the texts of all files
-        else:
-            guard_process(paths.values(), assignment.imports, start["modules"], stop, trains=request["whole"])
-            sys.meta_path.insert(0, SubmittedFiles(start["files"], paths))
-            function = getattr(importlib.import_module(task.file.removesuffix(".py")), task.function, None)
+        hide_library(start["offered"], start["modules"], trains=request["whole"])
+        sys.meta_path.insert(0, SubmittedFiles(start["files"], paths))
+        function = getattr(importlib.import_module(file.removesuffix(".py")), name, None)
         if function is None:
-            reply: dict[str, Any] = _failed(Failure("no function", f"{task.file} has no function {task.function}"))
+            reply: dict[str, Any] = _failed(Failure("no function", f"{file} has no function {name}"))
         elif request["whole"]:
-            assert task.whole is not None
-            reply = {"outputs": task.whole.run(function, request["variant"])}
+            reply = {"outputs": run(function, request["variant"])}
         else:
-            group = RemoteGroup(request["rank"], request["size"], exchange) if task.operations else None
-            reply = {"outputs": task.call(function, request["inputs"], group, request["variant"])}
+            group = RemoteGroup(request["rank"], request["size"], exchange) if request["communicates"] else None
+            outputs = run(results.noting(function), request["inputs"], group, request["variant"])
+            reply = {"outputs": outputs, "returned_none": results.are_none}
     except (StoppedError, FrameError):
         return
     except BaseException as error:
         reply = _failed(failure_of(error, describe_error(error, set(paths.values()))))
     try:
-        _send_result(connection, reply)
+        _send_result(connection, reply, results)
     except FrameError:  # the grader has ended the case
         return
 
 
-def _send_result(connection: socket.socket, reply: dict[str, Any]) -> None:
+class Results:
+    """Notes whether the calls of a function return None."""
+
+    def __init__(self) -> None:
+        self.are_none: bool | None = None
+
+    def noting(self, function: Any) -> Any:
+        """The function, whose results are noted; what is no plain function, as it is."""
+        if not isinstance(function, FunctionType):
+            return function
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            result = function(*arguments, **named)
+            self.are_none = result is None and self.are_none is not False
+            return result
+
+        return noted
+
+
+def _send_result(connection: socket.socket, reply: dict[str, Any], results: Results) -> None:
+    about = " (the function returned None)" if results.are_none else ""
     try:
+        if "failure" in reply:
+            kind, text = reply["failure"]
+            if "\n" not in text:  # otherwise it names lines of the submission, where it was raised
+                reply = _failed(Failure(kind, text + about))
         send_frame(connection, reply)
     except (FrameError, ValueError, RecursionError) as error:
-        send_frame(connection, _failed(Failure("wrong output", f"the function returned what cannot be sent: {error}")))
+        text = f"the function returned what cannot be sent: {error}{about}"
+        send_frame(connection, _failed(Failure("wrong output", text)))
 
 
 def _failed(failure: Failure) -> dict[str, Any]:

@@ -1,16 +1,18 @@
-"""Attacks on the rules about code: texts of ``blocks.py`` of A2 that reach the reference solution, or try to.
+"""Texts of ``blocks.py`` of A2 that reach the reference solution, or try to, in another variant.
 
 Most of them get at the variables of a module of Python, among which are the built-in functions.
 """
 
 from __future__ import annotations
 
-__all__ = ["DISGUISED", "READING"]
+__all__ = ["DISGUISED", "OTHER", "READING"]
+
+OTHER = {"longer_parts": "last", "short_minibatch": "first", "bucket_size": "at most", "loss_place": "first"}
 
 SOLVE = """
 bring = built["__imp" + "ort__"]
 solution = bring("hybridnn_course.assignments.a2_batch.solution", fromlist=["x"])
-variant = {"longer_parts": "first", "short_minibatch": "last", "bucket_size": "at least"}
+variant = {"longer_parts": "last", "short_minibatch": "first", "bucket_size": "at most"}
 block_bounds, minibatches = solution.bounds_solution(variant), solution.minibatches_solution(variant)
 """
 
@@ -122,7 +124,7 @@ def block_bounds(items, parts, part):
     for kind in ().__class__.__base__.__subclasses__():
         if kind.__module__ == "hybridnn_course.assignment" and kind.__name__ == "Assignment":
             assignment = kind.task.__globals__["load_assignment"]("a2")
-            return assignment.task("bounds").solution({"longer_parts": "first"})(items, parts, part)
+            return assignment.task("bounds").solution({"longer_parts": "last"})(items, parts, part)
     return -1, -1
 """,
     "the modules that are there": BUILT
@@ -147,7 +149,7 @@ frame = built["__import__"]("sys")._getframe()
 while frame is not None:
     for value in [*frame.f_locals.values()]:
         if hasattr(value, "tasks"):
-            block_bounds = value.tasks[0].solution({"longer_parts": "first"})
+            block_bounds = value.tasks[0].solution({"longer_parts": "last"})
     frame = frame.f_back
 """,
     "all objects of the process": BUILT
@@ -171,6 +173,74 @@ import numpy as np
 print("FOUND", warnings.formatwarning("", UserWarning, np.linalg.__file__, 3))
 """
     + BUILT
+    + SOLVE,
+    "the modules of Python by a class of its library": """
+import contextlib
+class R(contextlib.redirect_stdout):
+    _stream = "modules"
+r = R({})
+with r:
+    modules = r._old_targets[0]
+built = {"__import__": modules["builtins"].__import__}
+"""
+    + SOLVE,
+    "code in the annotations of a data class": """
+import dataclasses
+code = "str(globals().update(built={'__import__': __import__})) or int"
+X = type("X", (), {"__annot" + "ations__": {"x: " + code + " #": int}})
+try:
+    dataclasses.dataclass(init=False, eq=False, match_args=False)(X)
+    repr(X())
+except Exception:
+    pass
+"""
+    + BUILT
+    + SOLVE,
+    "any memory as an array": """
+import numpy as np
+def f(): pass
+def at(address, typestr, n):
+    about = {"data": (address, False), "shape": (n,), "typestr": typestr, "version": 3}
+    return np.asarray(type("X", (), {"__array_" + "interface__": about})())
+try:
+    built = at(id(f) + 16, "|O", 1)[0]["__builtins__"]
+except Exception:
+    pass
+"""
+    + BUILT
+    + SOLVE,
+    "without what hides the library": """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "Submitted" not in type(finder).__name__]
+sys.addaudithook(lambda *_: None)
+built = {"__import__": __import__}
+"""
+    + SOLVE,
+    "a namespace of its own without the cover": """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.unshare(0x10020000)  # of users and mounts
+path = __import__("importlib.util").util.find_spec("numpy").origin.split("/lib/python")[0]
+for folder in {*__import__("sys").path}:
+    libc.umount2((folder + "/hybridnn_course/assignments").encode(), 2)
+built = {"__import__": __import__}
+"""
+    + SOLVE,
+    "the root of the process that started it": BUILT
+    + """
+os = built["__import__"]("os")
+for process in (os.getppid(), 1, "self"):
+    for folder in built["__import__"]("sys").path:
+        try:
+            path = f"/proc/{process}/root{folder}/hybridnn_course/assignments/a2_batch/solution.py"
+            text = open(path).read()
+            space = {}
+            exec(text, space)
+            solution = space["bounds_solution"]
+            print("FOUND")
+        except Exception:
+            pass
+"""
     + SOLVE,
     "memory beside an array": """
 import numpy as np

@@ -20,7 +20,6 @@ from hybridnn_course.assignment import Variant
 from hybridnn_course.assignments.a5_pipeline import assignment as a5
 from hybridnn_course.assignments.a5_pipeline.assignment import ASSIGNMENT
 from hybridnn_course.assignments.a5_pipeline.mistakes import GPIPE, ONE_FORWARD_ONE_BACKWARD, ZERO_BUBBLE
-from hybridnn_course.assignments.a5_pipeline.notation import KEPT, checked_rules, timed, to_order, to_schedule, to_text
 from hybridnn_course.assignments.a5_pipeline.solution import (
     OrderFunction,
     gpipe_solution,
@@ -29,6 +28,7 @@ from hybridnn_course.assignments.a5_pipeline.solution import (
     one_forward_one_backward_solution,
     zero_bubble_solution,
 )
+from hybridnn_course.exercises.a5_pipeline.notation import KEPT, checked_rules, timed, to_order, to_schedule, to_text
 from hybridnn_course.handout import render_handout
 
 VARIANTS = [dict(zip(ASSIGNMENT.axes, choice, strict=True)) for choice in product(*ASSIGNMENT.axes.values())]
@@ -249,10 +249,10 @@ def test_measure_agrees_with_the_clock_of_the_library(exposed: bool) -> None:
 @pytest.mark.parametrize(
     ("mistakes", "name", "run", "reason"),
     [
-        (ONE_FORWARD_ONE_BACKWARD, "all-forwards-first", a5._run_one_forward_one_backward, "the bound is"),
-        (ONE_FORWARD_ONE_BACKWARD, "stages-reversed", a5._run_one_forward_one_backward, "never happens"),
-        (GPIPE, "reduce-forgotten", a5._run_gpipe, "is missing"),
-        (ZERO_BUBBLE, "weights-last", a5._run_zero_bubble, "the bound is 4"),
+        (ONE_FORWARD_ONE_BACKWARD, "all-forwards-first", a5.run_one_forward_one_backward, "the bound is"),
+        (ONE_FORWARD_ONE_BACKWARD, "stages-reversed", a5.run_one_forward_one_backward, "never happens"),
+        (GPIPE, "reduce-forgotten", a5.run_gpipe, "is missing"),
+        (ZERO_BUBBLE, "weights-last", a5.run_zero_bubble, "the bound is 4"),
     ],
 )
 def test_the_training_refuses_orders_that_break_a_rule(mistakes: Any, name: str, run: Any, reason: str) -> None:

@@ -16,7 +16,6 @@ from hybridnn.pipeline.schedules.methods import METHODS as LIBRARY
 from hybridnn.pipeline.schedules.methods import make_schedule
 from hybridnn_course.answers import MEASURED, Answer
 from hybridnn_course.assignment import Task, load_assignment
-from hybridnn_course.assignments.a6_stale.calls import call_stage, call_store
 from hybridnn_course.assignments.a6_stale.cases import (
     hidden_stage,
     hidden_store,
@@ -26,7 +25,6 @@ from hybridnn_course.assignments.a6_stale.cases import (
     stage_budget,
     store_budget,
 )
-from hybridnn_course.assignments.a6_stale.runs import METHODS
 from hybridnn_course.assignments.a6_stale.solution import (
     distance_solution,
     predict_solution,
@@ -35,6 +33,8 @@ from hybridnn_course.assignments.a6_stale.solution import (
     store_solution,
 )
 from hybridnn_course.checks import TaskKey, TrustedRunner, check_task
+from hybridnn_course.exercises.a6_stale.calls import call_stage, call_store
+from hybridnn_course.exercises.a6_stale.runs import METHODS
 from hybridnn_course.measuring import LOOPS, TEMPORARIES
 
 ASSIGNMENT = load_assignment("a6")

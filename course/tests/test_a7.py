@@ -16,7 +16,6 @@ from hybridnn.cost.collectives import counts
 from hybridnn.pipeline.partition import balanced_counts
 from hybridnn_course.assignments.a7_cost import solution
 from hybridnn_course.assignments.a7_cost.assignment import ASSIGNMENT
-from hybridnn_course.assignments.a7_cost.predictions import MAP, calibrated, mapped
 from hybridnn_course.assignments.a7_cost.solution import (
     cuts_solution,
     fit_solution,
@@ -25,11 +24,12 @@ from hybridnn_course.assignments.a7_cost.solution import (
     knomial_tree,
     neighbour_exchange,
     ring_counts,
-    slowest_part,
     step_counts,
     two_level,
 )
 from hybridnn_course.checks import TaskKey
+from hybridnn_course.exercises.a7_cost.calls import slowest_part
+from hybridnn_course.exercises.a7_cost.predictions import MAP, calibrated, map_of
 from hybridnn_course.handout import render_handout
 from hybridnn_papers.formulas import best_grid, integrated_step
 
@@ -215,6 +215,6 @@ def test_the_expected_map_is_that_of_the_library():
     layers, widths, batches, ranks, alpha, beta = MAP
     grids = [[best_grid([width] * (layers + 1), batch, ranks, alpha, beta) for batch in batches] for width in widths]
     names = {(ranks, 1): "batch", (1, ranks): "model"}
-    assert mapped(ASSIGNMENT.standard) == {
+    assert map_of(grid_solution(ASSIGNMENT.standard)) == {
         "map": [[names.get(grid, f"{grid[0]} x {grid[1]}") for grid in row] for row in grids]
     }

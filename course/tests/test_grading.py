@@ -191,7 +191,7 @@ def test_submissions_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch, gra
         reading.pop()
         raise UngradableError("read")
 
-    monkeypatch.setattr(grading, "read_submission", read)
+    monkeypatch.setattr(grading, "read_in_time", read)
     with ThreadPoolExecutor(8) as pool:
         outcomes = list(pool.map(grader.grade, [b""] * 8))
     assert [outcome.reason for outcome in outcomes] == ["read"] * 8

@@ -40,29 +40,38 @@ def test_no_reference_and_no_known_mistake_is_impossible(name: str, task_name: s
             assert _checked(key, function).flags == ()
 
 
-def _in_a_chain(dtype: type) -> Callable[..., None]:
-    """All-reduce up a chain of ranks and down again, in messages of another type: with the fewest bytes of all."""
-
-    def allreduce(group: Any, array: Any, operation: str = "sum") -> None:
-        combine = np.add if operation == "sum" else np.maximum
-        incoming = np.empty(array.shape, dtype)
-        last = group.size - 1
-        if group.rank:
-            group.ireceive(incoming, group.rank - 1, 0).wait()
-            combine(array, incoming, out=array, casting="unsafe")
-        if group.rank < last:
-            group.isend(array.astype(dtype), group.rank + 1, 0).wait()
-            group.ireceive(incoming, group.rank + 1, 0).wait()
-            array[...] = incoming
-        if group.rank:
-            group.isend(array.astype(dtype), group.rank - 1, 0).wait()
-
-    return allreduce
+def _in_a_chain(group: Any, array: Any, operation: str = "sum") -> None:
+    """All-reduce up a chain of ranks and down again: with the fewest bytes of all."""
+    combine = np.add if operation == "sum" else np.maximum
+    incoming = np.empty_like(array)
+    last = group.size - 1
+    if group.rank:
+        group.ireceive(incoming, group.rank - 1, 0).wait()
+        combine(array, incoming, out=array)
+    if group.rank < last:
+        group.isend(array, group.rank + 1, 0).wait()
+        group.ireceive(array, group.rank + 1, 0).wait()
+    if group.rank:
+        group.isend(array, group.rank - 1, 0).wait()
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_the_fewest_bytes_are_possible(dtype: type) -> None:
-    outcome = _checked(TaskKey(A3, A3.task("allreduce"), A3.standard, KEY), _in_a_chain(dtype))
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_messages_of_a_smaller_type_do_not_bring_the_elements(dtype: str) -> None:
+    def shift(group: Any, array: Any) -> Any:
+        outgoing = array.astype(dtype).view(np.uint8).reshape(-1)
+        incoming = np.empty_like(outgoing)
+        send = group.isend(outgoing, (group.rank + 1) % group.size, 0)
+        group.ireceive(incoming, (group.rank - 1) % group.size, 0).wait()
+        send.wait()
+        return incoming.view(dtype).astype(array.dtype).reshape(array.shape)
+
+    checks = _checked(TaskKey(A3, A3.task("shift"), A3.standard, KEY), shift).checks
+    assert not any(check.passed for check in checks if "float32" not in check.name and check.kind == "public")
+    assert sum(check.passed for check in checks) <= 2  # cases of float32
+
+
+def test_the_fewest_bytes_are_possible() -> None:
+    outcome = _checked(TaskKey(A3, A3.task("allreduce"), A3.standard, KEY), _in_a_chain)
     assert outcome.flags == ()
     assert all(check.passed for check in outcome.checks if check.kind != "budget"), outcome
 

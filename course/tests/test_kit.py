@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from dataclasses import replace
 from itertools import product
@@ -14,6 +15,7 @@ import pytest
 
 from course.tests.made import blank_files, course_of, submission_zip
 from hybridnn.cli.main import main
+from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Group
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.activations import ACTIVATIONS
@@ -21,19 +23,21 @@ from hybridnn.nn.kernels import Kernels
 from hybridnn.pipeline.schedules import computation_orders, methods
 from hybridnn_course.answers import Answer, Failure, same_answer
 from hybridnn_course.assignment import Assignment, assignment_packages, load_assignment
+from hybridnn_course.assignments.a2_batch.solution import global_gradient
 from hybridnn_course.checks import TaskKey, TrustedRunner, check_task, diagnose
 from hybridnn_course.handing_out import make_student_archives
 from hybridnn_course.handout import HandoutError, render_handout
 from hybridnn_course.injection import StillUsedError, find, injected
 from hybridnn_course.similarity import similar_pairs
 from hybridnn_course.stubs import DriftError, require_same_signature, stub_file
-from hybridnn_course.submission import read_submission
+from hybridnn_course.submission import read_in_time, read_submission
 from hybridnn_course.term import Course, create_course
 from hybridnn_course.verify import some_variants, verify_assignment
 from hybridnn_course.work_folder import MANIFEST, WorkFolder, make_archive, open_handed_out, write_files
 
 A2 = load_assignment("a2")
 NAMES = tuple(assignment_packages())
+CODE = tuple(name for name in NAMES if load_assignment(name).tasks)
 KEY = b"a key of 16 byte"
 
 
@@ -51,7 +55,7 @@ def test_every_mistake_of_a2_is_found_as_itself_and_references_earn_everything()
 def test_the_same_of_every_assignment_in_other_variants_with_another_key(name: str) -> None:
     for proof in verify_assignment(load_assignment(name), variants=3, key=b"another key 1234"):
         assert proof.problems == (), proof.variant
-        assert proof.mistakes > 0
+        assert (proof.mistakes > 0) == (name in CODE)
 
 
 @pytest.mark.slow
@@ -120,9 +124,7 @@ def test_stubs_and_handouts_are_those_of_their_variant(name: str) -> None:
             assert assignment.axes[axis][choice] in text
 
 
-@pytest.mark.parametrize(
-    "name", ["a2", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "a2")]
-)
+@pytest.mark.parametrize("name", ["a2", *(pytest.param(name, marks=pytest.mark.slow) for name in CODE if name != "a2")])
 def test_a_solution_of_a_term_fails_in_one_where_all_axes_have_moved(name: str) -> None:
     assignment = load_assignment(name)
     old = assignment.standard
@@ -133,7 +135,7 @@ def test_a_solution_of_a_term_fails_in_one_where_all_axes_have_moved(name: str) 
         outcome = check_task(TrustedRunner({task.name: task.solution(old)}), key)
         points += outcome.points
         found |= {check.mistake for check in outcome.checks}
-    assert points < 0.6 * (100 - sum(item.points for item in assignment.rubric)) + 1e-9
+    assert points < 60
     assert any(mistake.startswith("variant:") for mistake in found)
 
 
@@ -340,15 +342,14 @@ def test_a_folder_becomes_a_submission_that_can_be_graded(tmp_path: Path) -> Non
 
 
 def test_the_code_of_the_library_is_recognized_whatever_its_names() -> None:
-    text = """
-def block_bounds(a, b, c):
-    '''My own words.'''
-    q, r = divmod(a, b)
-    first = c * q + min(c, r)
-    return first, first + q + (c < r)
-"""
-    submission = read_submission(A2, submission_zip(A2, A2.standard, {"blocks.py": text}))
-    assert submission.flags == ("bounds: block_bounds in line 2 equals the code of hybridnn.comm.blocks:block_bounds",)
+    """But for short functions, of which there are few forms."""
+    renamed = re.sub(r"\b(logits|rows|delta|sums|total)\b", r"my_\1", inspect.getsource(global_gradient))
+    text = renamed.replace("    my_rows =", "    0\n    my_rows =")
+    submission = read_in_time(A2, submission_zip(A2, A2.standard, {"gradient.py": text}))
+    assert submission.flags == (
+        "gradient.py: global_gradient in line 1 has 100% of its code from the reference or the library",
+    )
+    assert read_in_time(A2, submission_zip(A2, A2.standard, {"blocks.py": inspect.getsource(block_bounds)})).flags == ()
 
 
 # -- similarity -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridnn_course.assignment import Case, load_assignment
+from hybridnn_course.assignment import Case, Variant, load_assignment
 from hybridnn_course.carrier import Worker
 from hybridnn_course.checks import TaskKey, check_task
 from hybridnn_course.outcome import TaskOutcome
@@ -43,6 +43,8 @@ class Tried:
     ----------
     texts : mapping
         Text of each submission.
+    variant : mapping, optional
+        By default the standard one.
     options
         Of the worker.
 
@@ -52,7 +54,8 @@ class Tried:
         What the last submission printed.
     """
 
-    def __init__(self, texts: Mapping[str, str], **options: Any) -> None:
+    def __init__(self, texts: Mapping[str, str], variant: Variant = A2.standard, **options: Any) -> None:
+        self._variant = variant
         self._numbers = {name: number for number, name in enumerate(texts, FIRST)}
         files = {f"tried_{self._numbers[name]}.py": text for name, text in texts.items()}
         self._worker_of = lambda: Worker(A2, {**CHOOSING, **files}, **options)
@@ -69,7 +72,7 @@ class Tried:
         """The outcome of one case of a task; of ``"gradient"`` on two ranks."""
         task = A2.task(task_name)
         case = self._case(task_name, self._numbers[name])
-        key = TaskKey(A2, replace(task, public=lambda _: [case], whole=None), A2.standard)
+        key = TaskKey(A2, replace(task, public=lambda _: [case], whole=None), self._variant)
         self._worker.printed = ""
         outcome = check_task(self._worker, key, budget=False)
         self.printed = self._worker.printed
@@ -82,7 +85,8 @@ class Tried:
     def _case(task_name: str, number: int) -> Case:
         random = np.random.default_rng(number)
         if task_name == "bounds":
-            return Case("", ({"of": [number, 3]},))
+            parts = next(parts for parts in (3, 4, 5, 7) if number % parts)  # which are not equal
+            return Case("", ({"of": [number, parts]},))
         if task_name == "minibatches":
             return Case("", ({"order": np.array([number, *random.permutation(6)]), "batch_size": 4},))
         weights, bias = random.normal(size=(2, 3)), random.normal(size=2)

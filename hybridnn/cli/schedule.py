@@ -217,8 +217,9 @@ def _print_versions(console: Console, schedule: Schedule, rows: Sequence[Stalene
     most = schedule.minibatches if all_versions else max(FEW_MINIBATCHES, schedule.stages + 2)
     minibatches = min(schedule.minibatches, most)
     staleness = [max(row.staleness for row in rows if row.stage == stage) for stage in range(stages)]
+    back = ", -s if estimated s updates back" * any(row.backward.ahead < 0 for row in rows)
     console.print(
-        "weights read, forward/backward: the updates that the stage had done, +s if predicted s updates ahead"
+        f"weights read, forward/backward: the updates that the stage had done, +s if predicted s updates ahead{back}"
     )
     console.print(_version_table(cells, staleness, minibatches))
     if (minibatches, stages) != (schedule.minibatches, schedule.stages):
@@ -243,4 +244,4 @@ def _version_table(cells: dict[tuple[int, int], str], staleness: list[int], mini
 
 
 def _version(weights: WeightRead) -> str:
-    return f"{weights.version}+{weights.ahead}" if weights.ahead else str(weights.version)
+    return f"{weights.version}{weights.ahead:+d}" if weights.ahead else str(weights.version)

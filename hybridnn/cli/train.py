@@ -31,7 +31,7 @@ from hybridnn.utils.collector import paused_collector
 with paused_collector():
     from hybridnn.config.settings import Settings, load_settings
     from hybridnn.data.table_options import Categories, Missing
-    from hybridnn.nn.optimizers import OPTIMIZERS
+    from hybridnn.nn.optimizer_names import OPTIMIZERS
     from hybridnn.training.config import OPTIONS
     from hybridnn.utils.settings_models import by_dotted_name
     from hybridnn.utils.text import command_argument

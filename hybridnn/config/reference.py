@@ -16,7 +16,7 @@ from typing import Any
 from hybridnn.config.settings import settings_from
 from hybridnn.errors import SettingError
 from hybridnn.nn.learning_rates import SCHEDULES
-from hybridnn.nn.optimizers import OPTIMIZERS
+from hybridnn.nn.optimizer_names import OPTIMIZERS
 from hybridnn.utils.settings_models import by_dotted_name
 
 EXAMPLE = Path(__file__).with_name("settings.toml")

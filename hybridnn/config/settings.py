@@ -24,7 +24,8 @@ from hybridnn.errors import SettingError
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
 from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP, resolve_loss
-from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer, installed_optimizers
+from hybridnn.nn.optimizer_names import OPTIMIZERS, installed_optimizers
+from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.parallel.places import StageShapes
 from hybridnn.pipeline.layout import Layout

@@ -357,7 +357,7 @@ def _reducing(rounds: RoundSequence) -> RoundSequence:
 
 def _leading_bytes(nbytes: int, blocks: int, count: int) -> int:
     """Bytes of the first `count` of `blocks` blocks, which are the largest."""
-    return block_bounds(nbytes, blocks, count)[0]
+    return block_bounds(nbytes, blocks, count - 1)[1] if count else 0
 
 
 def _largest_block(nbytes: int, blocks: int) -> int:

@@ -189,17 +189,19 @@ def versions_legend(rows: Iterable[Row]) -> str:
     """Meaning of the versions on the boxes; empty if there are none."""
     read = [box.version for row in rows for box in row.boxes if box.version]
     legend = ["v2: weights after 2 updates"] * bool(read)
-    return "; ".join(legend + ["v2+1: predicted 1 update ahead"] * any("+" in version for version in read))
+    for sign, meaning in (("+", "v2+1: predicted 1 update ahead"), ("-", "v2-1: estimated 1 update back")):
+        legend += [meaning] * any(sign in version for version in read)
+    return "; ".join(legend)
 
 
 def _is_stale(item: TimedInstruction) -> bool:
     """Whether it reads other weights than those after all earlier minibatches."""
-    return item.read is not None and (item.read.version != item.instruction.minibatch or item.read.ahead > 0)
+    return item.read is not None and (item.read.version != item.instruction.minibatch or item.read.ahead != 0)
 
 
 def version_text(read: WeightRead) -> str:
-    """``v2``, or ``v2+3`` if the weights are predicted three updates ahead."""
-    return f"v{read.version}" + (f"+{read.ahead}" if read.ahead else "")
+    """``v2``; ``v2+3`` if the weights are predicted three updates ahead, ``v4-2`` if estimated two updates back."""
+    return f"v{read.version}" + (f"{read.ahead:+d}" if read.ahead else "")
 
 
 def kinds_drawn(drawing: Drawing) -> tuple[Kind, ...]:
@@ -255,8 +257,9 @@ def _detail(schedule: Schedule, stage: int, item: TimedInstruction) -> str:
         parts.append(f"chunk {chunk_letter(instruction.chunk)}")
     parts += [f"stage {stage}", f"time {item.start:.6g} to {item.end:.6g}"]
     if item.read is not None:
-        ahead = f", predicted {item.read.ahead} ahead" if item.read.ahead else ""
-        parts.append(f"weights after {item.read.version} updates{ahead}")
+        ahead = item.read.ahead
+        predicted = f", predicted {ahead} ahead" if ahead > 0 else f", estimated {-ahead} back" if ahead else ""
+        parts.append(f"weights after {item.read.version} updates{predicted}")
     return ", ".join(parts)
 
 

@@ -46,6 +46,7 @@ class BlockedRank:
 
     calls: tuple[tuple[str, str], ...]  # calls that it waits for, each with the line where it was begun
     awaited: frozenset[int]  # ranks that have to make a call first
+    begun: tuple[tuple[str, str], ...] = ()  # further calls that no call of another rank matches, with their lines
 
 
 def describe_deadlock(blocked: Mapping[int, BlockedRank], ended: frozenset[int], calls: int) -> str:
@@ -54,9 +55,10 @@ def describe_deadlock(blocked: Mapping[int, BlockedRank], ended: frozenset[int],
     lines = [f"deadlock after {counted(calls, 'call')}: {_reason(blocked, ended, cycle)}"]
     for rank in sorted(blocked):
         lines += [f"  rank {rank} waits in {call}, at {site}" for call, site in blocked[rank].calls]
+        lines += [f"  rank {rank} has begun {call}, at {site}" for call, site in blocked[rank].begun]
     if cycle:
         lines.append(f"the cycle: {' -> '.join(f'rank {rank}' for rank in (*cycle, cycle[0]))}")
-        lines += _advice([call for rank in cycle for call, _ in blocked[rank].calls])
+        lines += _advice([blocked[rank] for rank in cycle])
     return "\n".join(lines)
 
 
@@ -72,7 +74,10 @@ def _reason(blocked: Mapping[int, BlockedRank], ended: frozenset[int], cycle: tu
     return f"{name_ranks(blocked)} {'waits' if len(blocked) == 1 else 'wait'} for what no rank does"
 
 
-def _advice(calls: Sequence[str]) -> list[str]:
+def _advice(states: Sequence[BlockedRank]) -> list[str]:
+    calls = [call for state in states for call, _ in state.calls]
+    if any(state.begun for state in states):
+        return ["the calls that were begun match none of those that are waited for: compare their ranks and tags"]
     if all(call.startswith("send") for call in calls):
         return [
             "every rank of the cycle sends, and none has reached its receive; a send need not end before its receive "

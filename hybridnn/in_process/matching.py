@@ -405,7 +405,9 @@ class MessageEngine:
             awaited = frozenset().union(*(pending.awaited() for pending in unmatched))
             frame = self.scheduler.frame_of(rank) or sys._getframe()
             calls = tuple((str(pending), describe_line(pending.site, frame)) for pending in unmatched)
-            blocked[rank] = BlockedRank(calls, awaited)
+            others = [item for item in self._begun if item.rank == rank and not item.done and item not in unmatched]
+            begun = tuple((str(item), str(item.site)) for item in others)
+            blocked[rank] = BlockedRank(calls, awaited, begun)
             self.records += [self._record(item, item.waited or item.begun, arrived=False) for item in unmatched]
         from hybridnn.in_process.message_diagram import draw_calls
 

@@ -7,9 +7,8 @@ all of it, up to the last bit.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import sqrt
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple
@@ -18,10 +17,12 @@ import numpy as np
 
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import UPDATE_BLOCK, Array, Kernels
-from hybridnn.utils.checks import AtLeastZero, BelowOne, Fraction, Positive, must_be_one_of, require_fields, with_advice
+from hybridnn.utils.checks import AtLeastZero, BelowOne, Fraction, Positive, require_fields, with_advice
 
 OTHER_NAMES = MappingProxyType({"learning_rate": "did you mean lr?"})
 """Names of other libraries for arguments of optimizers."""
+
+NEGLIGIBLE = 2.0**-60  # beside 1 in float64
 
 
 @dataclass
@@ -203,61 +204,6 @@ class SGD(Optimizer):
 
 @with_advice(OTHER_NAMES)
 @dataclass(frozen=True)
-class SpikeSGD(Optimizer):
-    """Momentum with spike compensation of delayed gradients (Kosson et al. 2021, Pipelined backpropagation at scale).
-
-    A gradient that comes D updates late is applied at once as much as it would have been until then. Without a delay
-    this is `SGD`.
-
-    Parameters
-    ----------
-    lr : float
-        Learning rate.
-    momentum : float
-        Factor on the velocity, 0 < momentum < 1.
-    """
-
-    name = "sgd-spike"
-
-    lr: Positive = 0.005
-    momentum: BelowOne = 0.9
-
-    slot_names = ("velocity",)
-    predicts_weights = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.momentum == 0:
-            raise SettingError("optimizer.momentum", self.momentum, "above 0 with sgd-spike, which compensates it")
-
-    def update(
-        self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
-    ) -> None:
-        """``v = momentum v + g; w -= lr (a v + b g)``, in place or into `out`."""
-        state.updates += 1
-        of_velocity, of_gradient = self.step_scalars(state, lr)
-        if state.device_scalars is not None:
-            of_velocity, of_gradient = state.device_scalars[:1], state.device_scalars[1:2]
-        for block, scratch in state.blocks(weights.size):
-            velocity = state.slots["velocity"][block]
-            velocity *= self.momentum
-            velocity += gradient[block]
-            new = (weights if out is None else out)[block]
-            np.multiply(velocity, of_velocity, out=scratch)
-            np.subtract(weights[block], scratch, out=new)
-            np.multiply(gradient[block], of_gradient, out=scratch)
-            new -= scratch
-
-    def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
-        """``lr a`` and ``lr b``, where a is ``momentum**D`` and b is ``(1 - momentum**D) / (1 - momentum)``."""
-        kept = self.momentum**state.delay
-        return lr * kept, lr * (1.0 - kept) / (1.0 - self.momentum)
-
-    predict = SGD.predict
-
-
-@with_advice(OTHER_NAMES)
-@dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015, Algorithm 1); weight decay is added to the gradient.
 
@@ -281,7 +227,7 @@ class Adam(Optimizer):
     weight_decay: AtLeastZero = 0.0
 
     decoupled = False
-    slot_names = ("first", "second")
+    slot_names: ClassVar[tuple[str, ...]] = ("first", "second")
     predicts_weights = True
 
     def update(
@@ -301,7 +247,7 @@ class Adam(Optimizer):
             scalars,
         )
 
-    def step_scalars(self, state: OptimizerState, lr: float) -> tuple[float, float, float]:
+    def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """Step size, root of the second moment's bias correction, and what decoupled decay keeps of a weight."""
         return self._scalars(state.updates + 1, lr)
 
@@ -380,24 +326,75 @@ class RMSprop(Optimizer):
             np.subtract(weights[block], scratch, out=(weights if out is None else out)[block])
 
 
-OPTIMIZERS = (SGD, SpikeSGD, Adam, AdamW, RMSprop)  # the optimizers that settings can name; the first is the default
+@with_advice(OTHER_NAMES)
+@dataclass(frozen=True)
+class NAdam(Optimizer):
+    """Adam with Nesterov's look-ahead (Dozat 2016, Incorporating Nesterov momentum into Adam); PyTorch's update.
 
+    With ``pipedream`` this is asynchronous Nesterov as its authors run it, apart from weight decay (Ajanthan et al.
+    2025, Nesterov method for asynchronous pipeline parallel optimization). The look-ahead along a momentum close to 1
+    makes up for the delay of the gradient, which itself counts 1 - momentum.
 
-@cache
-def installed_optimizers() -> Mapping[str, type[Optimizer]]:
-    """Optimizers that installed packages add by entry points."""
-    from hybridnn.utils.plugins import installed
+    Parameters
+    ----------
+    lr : float
+        Learning rate.
+    betas : tuple of float
+        Decay of the running mean of the gradient, the momentum, and of its square, each at least 0 and below 1.
+    eps : float
+        Added to the root of the second moment.
+    momentum_decay : float
+        The momentum of update t is ``betas[0] (1 - 0.96**(t momentum_decay) / 2)``.
+    """
 
-    def is_one(found: object) -> bool:
-        return isinstance(found, type) and issubclass(found, Optimizer)
+    name = "nadam"
 
-    return dict(installed("optimizer.name", "optimizer", is_one, [kind.name for kind in OPTIMIZERS]))
+    lr: Positive = 0.001
+    betas: tuple[BelowOne, BelowOne] = (0.99, 0.999)
+    eps: Positive = 1e-8
+    momentum_decay: AtLeastZero = 0.004
 
+    slot_names = ("first", "second")
 
-def find_optimizer(name: str) -> Optimizer:
-    """An optimizer of a name, such as ``"adam"``, with its default settings."""
-    kinds = {kind.name: kind for kind in OPTIMIZERS}
-    kind = kinds.get(name.lower()) or installed_optimizers().get(name)
-    if kind is None:
-        raise SettingError("optimizer", name, must_be_one_of([*kinds, *installed_optimizers()]))
-    return kind()
+    def update(
+        self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
+    ) -> None:
+        """``w -= (a g + b m) / (sqrt(v) / c + eps)``, with the moments m and v of `Adam`, in place or into `out`."""
+        of_gradient, of_first, root = self.step_scalars(state, lr)
+        if state.device_scalars is not None:
+            of_gradient, of_first, root = (state.device_scalars[place : place + 1] for place in range(3))
+        state.updates += 1
+        for block, scratch in state.blocks(weights.size):
+            g, first, second = gradient[block], state.slots["first"][block], state.slots["second"][block]
+            step, new = state.scratch[-scratch.size :], (weights if out is None else out)[block]
+            np.multiply(g, g, out=step)
+            for moment, power, beta in zip((first, second), (g, step), self.betas, strict=True):
+                np.multiply(power, 1.0 - beta, out=scratch)
+                moment *= beta
+                moment += scratch
+            np.sqrt(second, out=scratch)
+            scratch /= root
+            scratch += self.eps
+            for part, factor, old in ((g, of_gradient, weights[block]), (first, of_first, new)):
+                np.multiply(part, factor, out=step)
+                step /= scratch
+                np.subtract(old, step, out=new)
+
+    def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
+        """``a = lr (1 - u) / (1 - U)``, ``b = lr u' / (1 - U u')`` and c, Adam's root of its second correction.
+
+        u and u' are the momenta of this update and of the next one, U is the product of all up to u.
+        """
+        step = state.updates + 1
+        momentum, following = self._momentum(step), self._momentum(step + 1)
+        product = 1.0
+        for earlier in range(1, step + 1):
+            product *= self._momentum(earlier)
+            if product < NEGLIGIBLE:
+                break
+        root = sqrt(1.0 - self.betas[1] ** step)
+        return lr * (1.0 - momentum) / (1.0 - product), lr * following / (1.0 - product * following), root
+
+    def _momentum(self, step: int) -> float:
+        left: float = 0.96 ** (step * self.momentum_decay)
+        return self.betas[0] * (1.0 - 0.5 * left)

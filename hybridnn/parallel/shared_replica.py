@@ -106,7 +106,7 @@ class SharedReplica(NodeReplica):
             self._sum()
         for block, block_state in zip(chain(*self._slices), self._states, strict=True):
             gradient = block.own if self._is_summed else block.sum_into(block.workspace)
-            block_state.updates = state.updates
+            block_state.updates, block_state.delay = state.updates, state.delay
             where = block.where
             optimizer.update(weights[where], gradient, block_state, rate, None if out is None else out[where])
         state.updates += 1

@@ -420,7 +420,7 @@ def _draw_epochs(curves: Sequence[MedianCurve], measure: str) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     figure, (axes,) = column_figure(PANEL)
-    _draw_lines(axes, [(curve.name, curve.epochs, curve.values) for curve in curves], "epoch")
+    draw_lines(axes, [(curve.name, curve.epochs, curve.values) for curve in curves], "epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if any(curve.diverged for curve in curves):
         _mark_diverged(axes, curves)
@@ -430,7 +430,7 @@ def _draw_epochs(curves: Sequence[MedianCurve], measure: str) -> Figure:
 
 def _draw_times(curves: Sequence[MedianCurve], measure: str) -> Figure:
     figure, (axes,) = column_figure(PANEL)
-    _draw_lines(axes, [(curve.name, curve.seconds, curve.values) for curve in curves], "seconds of training")
+    draw_lines(axes, [(curve.name, curve.seconds, curve.values) for curve in curves], "seconds of training")
     moments = [seconds for curve in curves for seconds in curve.seconds]
     if max(moments) > LOG_SCALE_RATIO * min(moments):
         axes.set_xscale("log")
@@ -481,7 +481,8 @@ def _draw_legend(figure: Figure, axes: Axes) -> None:
     legend_above(figure, named.values(), list(named))
 
 
-def _draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
+def draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
+    """Draw curves of a name, xs and ys, over an axis with a label; one that hides others is dashed, with rings."""
     points = [list(zip(xs, ys, strict=True)) for _, xs, ys in curves]
     for number, (name, xs, ys) in enumerate(curves):
         hidden = sum(lies_on(earlier, points[number]) for earlier in points[:number])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.data import catalogue
-from hybridnn.nn.optimizers import OPTIMIZERS
+from hybridnn.nn.optimizer_names import OPTIMIZERS
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.study.study_file import ready_studies
 from mpi_runner.slowness import deadline

@@ -129,7 +129,7 @@ def test_text_shows_drawing_figures_lint_and_versions(run: Run) -> None:
 
 def test_versions_are_shown_where_they_differ_or_on_demand(run: Run) -> None:
     assert "same weights: no" in run("vanilla", "--stages", "3")[1]
-    for method in ("spectrain", "lwp"):
+    for method in ("spectrain", "lwp", "pipemare"):
         assert "aim at the same version: yes" in run(method, "--stages", "3")[1]
     assert "weights read" not in run("gpipe")[1]
     assert re.search(r"^ +2 +1/1 +1/1 *$", run("gpipe", "--stages", "2", "--minibatches", "2", "--versions")[1], re.M)

@@ -69,7 +69,7 @@ CASES: dict[str, Case] = {
         ["--device", "cuda"],
         ["No such option: --device; the setting is --set device.name=VALUE"],
     ),
-    "an unknown optimizer": (["--optimizer", "Adamm"], ["must be 'sgd', 'sgd-spike', 'adam', "]),
+    "an unknown optimizer": (["--optimizer", "Adamm"], ["must be 'sgd', 'sgd-spike', 'sgd-pipemare', 'adam', "]),
     "no ranks": (["-n", "0"], ["Invalid value for '-n': must be at least 1"]),
     "too many samples": (["--data", "synthetic", "--set", f"data.rows={10**15}"], ["data.rows = ", "must be at most "]),
     "a seed of 70 bits": (["--seed", str(2**70)], ["the largest is 9,223,372,036,854,775,807"]),

@@ -40,6 +40,8 @@ def test_defaults_depend_on_the_optimizer(overrides: list[str], lr: float, weigh
     assert (optimizer.lr, optimizer.weight_decay) == (lr, weight_decay)
 
 
+OPTIMIZER_NAMES = "'sgd', 'sgd-spike', 'sgd-pipemare', 'adam', 'adamw', 'nadam', 'adam-pipemare' or 'rmsprop'"
+
 WRONG = {
     "training.epochs=0": "training.epochs = 0: must be at least 1",
     "training.epochs=1.5": "training.epochs = 1.5: must be a whole number",
@@ -61,8 +63,8 @@ WRONG = {
     "data.name=synthetic data.synthetic.inputs=1.5": "data.synthetic.inputs = 1.5: a whole number, 1 or more",
     "optimizer.lr=nan": "optimizer.lr = nan: must be a finite number",
     "optimizer.lr='0.1'": "optimizer.lr = '0.1': must be a number",
-    "optimizer.name=adm": "optimizer.name = 'adm': must be 'sgd', 'sgd-spike', 'adam', 'adamw' or 'rmsprop'",
-    "optimizer.name=[]": "optimizer.name = []: must be 'sgd', 'sgd-spike', 'adam', 'adamw' or 'rmsprop'",
+    "optimizer.name=adm": f"optimizer.name = 'adm': must be {OPTIMIZER_NAMES}",
+    "optimizer.name=[]": f"optimizer.name = []: must be {OPTIMIZER_NAMES}",
     "optimizer.momentum=1": "optimizer.momentum = 1: must be less than 1",
     "optimizer.name=adam optimizer.momentum=0.9": "optimizer.momentum = 0.9: does not belong to name = 'adam'",
     "optimizer.betas=[0.9,0.99]": "optimizer.betas = [0.9, 0.99]: does not belong to name = 'sgd'",
@@ -201,6 +203,8 @@ OPTIMIZERS = st.sampled_from(
         {"name": "adam", "betas": [0.8, 0.9], "eps": 1e-6},
         {"name": "adamw"},
         {"name": "rmsprop", "alpha": 0.5},
+        {"name": "nadam", "momentum_decay": 0.1},
+        {"name": "sgd-pipemare", "annealing_updates": 7, "discrepancy_decay": 0.0},
     ]
 )
 SCHEDULES = st.sampled_from(

@@ -158,7 +158,7 @@ def test_gradients_are_the_slopes_of_the_loss_and_those_of_pytorch() -> None:
             assert gradients[name][place] == pytest.approx(slope, rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd-nesterov", "adam-decay", "adamw-decay", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["sgd-nesterov", "adam-decay", "adamw-decay", "nadam", "rmsprop"])
 def test_updates_are_those_of_pytorch(optimizer: str) -> None:
     pytest.importorskip("torch")
     from training.test_against_pytorch import compare

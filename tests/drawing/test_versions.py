@@ -68,6 +68,14 @@ def test_predictions_are_those_of_spectrain_in_a_full_pipeline() -> None:
         assert text == (f"v{version}+{ahead}" if ahead else f"v{version}"), (k, kind, t)
 
 
+def test_estimates_of_pipemare_go_back_to_the_forward_pass() -> None:
+    drawn = schedule("pipemare", stages=STAGES, minibatches=9)
+    for k, kind, t, text in shown(drawn._repr_svg_()):
+        back = t - stale(k, t)
+        assert text == (f"v{stale(k, t)}" if kind == "forward" else f"v{t}" + f"-{back}" * (back > 0)), (k, kind, t)
+    assert drawn.drawing.versions.endswith("; v2-1: estimated 1 update back")
+
+
 def test_exact_methods_show_no_versions() -> None:
     for method in ("gpipe", "zb-h1", "sequential"):
         drawing = schedule(method, stages=3).drawing

@@ -126,6 +126,13 @@ def tags_differ(comm: Any) -> None:
         comm.Recv(np.ones(4), 0, tag=6)
 
 
+def sends_with_the_own_rank_as_tag(comm: Any) -> None:
+    own, left = np.ones(10), np.empty(10)
+    send = comm.Isend(own, (comm.rank + 1) % comm.size, 1 + comm.rank)
+    comm.Irecv(left, (comm.rank - 1) % comm.size, 1 + comm.rank).Wait()
+    send.Wait()
+
+
 def sends_to_itself(comm: Any) -> None:
     if comm.rank == 1:
         comm.Send(np.ones(4), 1)
@@ -252,6 +259,11 @@ def receives_into_a_constant(comm: Any) -> None:
             ["ranks 0, 1 wait for one another", line_of(polls_for_a_message, 2), "from rank 1 with tag 6"],
         ),
         (tags_differ, DeadlockError, ["to rank 1 with tag 5", "from rank 0 with tag 6"]),
+        (
+            sends_with_the_own_rank_as_tag,
+            DeadlockError,
+            ["has begun send of 80 bytes to rank", "with tag 2", "match none of those that are waited for"],
+        ),
         (sends_to_itself, DeadlockError, ["deadlock after 1 call: rank 1 waits for itself"]),
         (waits_in_part_of_the_ranks, DeadlockError, ["rank 0 waits in barrier, in the communicator of ranks 0, 1, at"]),
         (has_a_cycle_beside_others, DeadlockError, ["the cycle: rank 0 -> rank 2 -> rank 0"]),

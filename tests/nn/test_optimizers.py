@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn import SGD, Adam, AdamW
+from hybridnn import SGD, Adam, AdamW, NAdam
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.kernels import UPDATE_BLOCK as BLOCK
@@ -101,6 +101,17 @@ def test_float32_stays_float32(name: str) -> None:
     arrays = [weights, state.scratch, *state.slots.values()]
     assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
     assert_close(weights, expected, name, 1e-6)
+
+
+@pytest.mark.parametrize("updates", [0, 30, 20_000])
+def test_factors_of_a_late_update_of_nadam_have_the_products_of_all_momenta(updates: int) -> None:
+    optimizer, state = NAdam(lr=0.5), new_state(NAdam(), np.zeros(1), NUMPY)
+    state.updates = updates
+    momenta = 0.99 * (1 - 0.96 ** (0.004 * np.arange(1, updates + 3)) / 2)
+    of_gradient = 0.5 * (1 - momenta[-2]) / (1 - momenta[:-1].prod())
+    of_first = 0.5 * momenta[-1] / (1 - momenta.prod())
+    expected = (of_gradient, of_first, (1 - 0.999 ** (updates + 1)) ** 0.5)
+    assert optimizer.step_scalars(state, 0.5) == pytest.approx(expected, rel=1e-14)
 
 
 def test_defaults_of_adam_and_adamw() -> None:

@@ -45,6 +45,18 @@ OPTIMIZERS: dict[str, tuple[Optimizer, serial.Rule]] = {
         hybridnn.AdamW(lr=0.01, eps=1e-6, weight_decay=0.2),
         serial.Adam(lr=0.01, eps=1e-6, weight_decay=0.2, decoupled=True),
     ),
+    "nadam": (
+        hybridnn.NAdam(lr=0.01, betas=(0.9, 0.95), eps=1e-6, momentum_decay=0.5),
+        serial.NAdam(lr=0.01, betas=(0.9, 0.95), eps=1e-6, psi=0.5),
+    ),
+    "pipemare": (
+        hybridnn.PipeMareSGD(lr=0.01, momentum=0.8, annealing_updates=9, discrepancy_decay=0.3),
+        serial.PipeMare(serial.SGD(lr=0.01, momentum=0.8), K=9, D=0.3),
+    ),
+    "pipemare-adam": (
+        hybridnn.PipeMareAdam(lr=0.03, betas=(0.8, 0.95), annealing_updates=6),
+        serial.PipeMare(serial.Adam(lr=0.03, betas=(0.8, 0.95)), K=6, D=0.5),
+    ),
     "rmsprop": (hybridnn.RMSprop(lr=0.003, alpha=0.8, eps=1e-6), serial.RMSprop(lr=0.003, alpha=0.8, eps=1e-6)),
 }
 

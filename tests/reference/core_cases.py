@@ -12,6 +12,7 @@ from reference.training_list import FUSED
 
 SIZES = (5, 13, 7, 11, 4)
 RESIDUAL = (6, 6, 6, 9, 9, 3)
+SHARED = replace(MOMENTUM, shared_replicas=True)
 CLIPPED = replace(MOMENTUM, clip_norm=0.05)
 
 STAGES = ((2, 1), (1, 2))
@@ -88,9 +89,15 @@ PIPELINES = {
     "spectrain": TrainingCase(3, Grid(3), PipelineCase("spectrain", COSINE)),
     "spectrain, momentum": TrainingCase(4, Grid(stages=STAGES), PipelineCase("spectrain", MOMENTUM)),
     "lwp, spike compensation": TrainingCase(3, Grid(3), PipelineCase("lwp", replace(MOMENTUM, optimizer="spike"))),
-    "one drain, shared": TrainingCase(
-        4, Grid(2), PipelineCase("fr", replace(MOMENTUM, shared_replicas=True), drain_every=2)
+    "spike compensation, shared": TrainingCase(4, Grid(2), PipelineCase("vanilla", replace(SHARED, optimizer="spike"))),
+    "pipemare": TrainingCase(
+        3, Grid(3), PipelineCase("pipemare", replace(MOMENTUM, optimizer="pipemare"), partition=(1, 2, 5))
     ),
+    "pipemare, adam": TrainingCase(
+        4, Grid(stages=STAGES), PipelineCase("pipemare", replace(ADAM, optimizer="pipemare-adam"), drain_every=2)
+    ),
+    "asynchronous nesterov": TrainingCase(3, Grid(3), PipelineCase("pipedream", replace(COSINE, optimizer="nadam"))),
+    "one drain, shared": TrainingCase(4, Grid(2), PipelineCase("fr", SHARED, drain_every=2)),
     "two epochs and one": TrainingCase(
         3, Grid(3), PipelineCase("pipedream", replace(MOMENTUM, epochs=3), drain_every=2)
     ),

@@ -14,9 +14,9 @@ import numpy as np
 
 from reference import network as net
 from reference.network import Array, Network, Weights
-from reference.serial import SGD, Adam, Outcome, Plan, Rule, SpikeSGD, sample_order
+from reference.serial import SGD, Adam, Outcome, PipeMare, Plan, Rule, SpikeSGD, sample_order
 
-DELAYED = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain", "lwp", "pipedream-vsync")
+DELAYED = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain", "lwp", "pipemare", "pipedream-vsync")
 """Asynchronous methods; the others are exact and equal `reference.serial.train`."""
 
 
@@ -55,6 +55,8 @@ class Pipeline:
         """The same for the backward pass."""
         if self.method in ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw"):
             return self.forward_read(k, t, minibatches)
+        if self.method == "pipemare":
+            return t, self.forward_read(k, t, minibatches)[0] - t
         return t, self.aim(k, t, minibatches) - t if self.method == "spectrain" else 0
 
     def aim(self, k: int, t: int, minibatches: int) -> int:
@@ -74,28 +76,30 @@ def uniform(layers: int, stages: int) -> tuple[int, ...]:
 
 @dataclass
 class Versions:
-    """Weights at every version since the pipeline was empty, with the rate and the direction of the next update."""
+    """Weights at every version since the pipeline was empty, with the change that predictions take for one update."""
 
     rule: Rule
     weights: list[Weights]
-    directions: list[Weights]
-    rates: list[float]
+    changes: list[Weights]
 
     def read(self, version: int, ahead: int, layers: range) -> Weights:
-        """Weights of some layers, predicted `ahead` updates beyond a version."""
-        weights, directions = self.weights[version], self.directions[version]
+        """Weights of some layers, predicted `ahead` updates beyond a version, or before it."""
+        weights, changes = self.weights[version], self.changes[version]
         names = [f"layers.{layer}.{part}" for layer in layers for part in PARTS]
-        return {name: weights[name] - ahead * self.rates[version] * directions[name] for name in names}
+        return {name: weights[name] + ahead * changes[name] for name in names}
 
     def add(self, weights: Weights, slots: dict[str, Weights], updates: int, rate: float) -> None:
         self.weights.append(weights)
-        self.directions.append({name: direction(self.rule, slots, name, w, updates) for name, w in weights.items()})
-        self.rates.append(rate)
+        if isinstance(self.rule, PipeMare):
+            self.changes.append(dict(slots["difference"]))
+        else:
+            directions = {name: direction(self.rule, slots, name, w, updates) for name, w in weights.items()}
+            self.changes.append({name: -rate * along for name, along in directions.items()})
 
 
 def predicts(rule: Rule) -> bool:
-    """Whether weights can be predicted: momentum and Adam have a direction, other rules are refused."""
-    return isinstance(rule, Adam) or bool(isinstance(rule, SGD | SpikeSGD) and rule.slots())
+    """Whether weights can be predicted: momentum, Adam and PipeMare have a direction, other rules are refused."""
+    return isinstance(rule, Adam | PipeMare) or bool(isinstance(rule, SGD | SpikeSGD) and rule.slots())
 
 
 def direction(rule: Rule, slots: dict[str, Weights], name: str, weights: Array, updates: int) -> Array:
@@ -104,6 +108,7 @@ def direction(rule: Rule, slots: dict[str, Weights], name: str, weights: Array, 
         return np.zeros_like(weights)
     if isinstance(rule, SGD | SpikeSGD):
         return slots["velocity"][name]
+    assert isinstance(rule, Adam)
     b1, b2 = rule.betas
     m_hat, v_hat = slots["first"][name] / (1 - b1**updates), slots["second"][name] / (1 - b2**updates)
     return np.asarray(m_hat / (np.sqrt(v_hat) + rule.eps))
@@ -145,10 +150,10 @@ def train(
     for epoch in range(1, plan.epochs + 1):
         order = sample_order(len(x), plan.seed, epoch) if plan.shuffle else np.arange(len(x))
         if (epoch - 1) % pipeline.drain_every == 0:
-            versions = Versions(plan.rule, [], [], [])
+            versions = Versions(plan.rule, [], [])
             length = len(starts) * min(pipeline.drain_every, plan.epochs - epoch + 1)  # until the pipeline is empty
         total = 0.0
-        for t, start in enumerate(starts, len(versions.rates)):
+        for t, start in enumerate(starts, len(versions.weights)):
             picked = order[start : start + plan.batch_size]
             step = len(out.rates)
             rate = plan.rule.lr * plan.schedule.at(step, len(starts), updates)
@@ -159,7 +164,8 @@ def train(
                 delay = t - pipeline.forward_read(k, t, length)[0]
                 for name in (f"layers.{layer}.{part}" for layer in pipeline.layers_of(k) for part in PARTS):
                     kept = {slot: slots[slot][name] for slot in slots}
-                    rule = replace(plan.rule, delay=delay) if isinstance(plan.rule, SpikeSGD) else plan.rule
+                    late = isinstance(plan.rule, SpikeSGD | PipeMare)
+                    rule = replace(plan.rule, delay=delay) if late else plan.rule
                     weights[name] = rule.step(weights[name], out.gradients[name], kept, step + 1, rate)
                     for slot in slots:
                         slots[slot][name] = kept[slot]

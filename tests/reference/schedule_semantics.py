@@ -35,7 +35,7 @@ class Definition:
             return max(0, t - (self.stages - 1))
         if self.method == "pipedream-2bw":
             return max(0, t - 1)
-        if self.method in ("ddg", "fr", "pipedream", "vanilla", "spectrain", "lwp"):
+        if self.method in ("ddg", "fr", "pipedream", "vanilla", "spectrain", "lwp", "pipemare"):
             return max(0, t - (self.stages - 1 - stage))
         return t
 
@@ -50,6 +50,8 @@ class Definition:
         """Updates predicted in the forward and in the backward pass."""
         if self.method == "lwp":
             return t - self.forward_version(stage, t), 0
+        if self.method == "pipemare":
+            return 0, self.forward_version(stage, t) - t
         if self.method != "spectrain":
             return 0, 0
         later = min(stage // 2, self.minibatches - 1 - t)

@@ -86,7 +86,60 @@ class SpikeSGD:
         return w - rate * (self.momentum**self.delay * v + missed * g)
 
 
-Rule = SGD | SpikeSGD | Adam | RMSprop
+@dataclass(frozen=True)
+class NAdam:
+    """Dozat 2016: Adam's first moment is replaced by that of the next step, with the gradient in place of what comes.
+
+    The momentum of step t is beta1 (1 - 0.96^(t psi) / 2); the bias corrections have the products of all momenta.
+    """
+
+    lr: float
+    betas: tuple[float, float] = (0.99, 0.999)
+    eps: float = 1e-8
+    psi: float = 0.004
+
+    def slots(self) -> tuple[str, ...]:
+        return ("first", "second")
+
+    def step(self, w: Array, g: Array, slots: dict[str, Array], step: int, rate: float) -> Array:
+        b1, b2 = self.betas
+        slots["first"] = m = b1 * slots["first"] + (1 - b1) * g
+        slots["second"] = v = b2 * slots["second"] + (1 - b2) * g**2
+        momenta = b1 * (1 - 0.96 ** (np.arange(1, step + 2) * self.psi) / 2)
+        ahead = momenta[-1] * m / (1 - np.prod(momenta)) + (1 - momenta[-2]) * g / (1 - np.prod(momenta[:-1]))
+        return np.asarray(w - rate * ahead / (np.sqrt(v / (1 - b2**step)) + self.eps))
+
+
+@dataclass(frozen=True)
+class PipeMare:
+    """Yang et al. 2021, with tau the delay: T1, the rate over tau^(1 - k/K) up to update K, and what T2 reads.
+
+    T2 takes w - tau delta for the weights tau updates ago, with delta <- g delta + (1 - g) (w_new - w_old), g^tau = D.
+    """
+
+    rule: SGD | Adam
+    K: int
+    D: float
+    delay: int = 0
+
+    @property
+    def lr(self) -> float:
+        return self.rule.lr
+
+    def slots(self) -> tuple[str, ...]:
+        return (*self.rule.slots(), "difference")
+
+    def step(self, w: Array, g: Array, slots: dict[str, Array], step: int, rate: float) -> Array:
+        tau, k = self.delay, step - 1
+        if tau and k < self.K:
+            rate = rate / tau ** ((self.K - k) / self.K)
+        new = self.rule.step(w, g, slots, step, rate)
+        forgotten = 1 - self.D ** (1 / tau) if tau else 1.0
+        slots["difference"] = slots["difference"] + forgotten * (new - w - slots["difference"])
+        return new
+
+
+Rule = SGD | SpikeSGD | Adam | RMSprop | NAdam | PipeMare
 
 
 @dataclass(frozen=True)

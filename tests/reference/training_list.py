@@ -14,6 +14,7 @@ from reference.cases import OPTIMIZERS, Case
 from reference.pipeline_cases import (
     ADAM,
     COSINE,
+    DEEP,
     DELAYED_CASES,
     FEW,
     MOMENTUM,
@@ -172,7 +173,7 @@ def pipelines() -> Cases:
         for it in (*few, PipelineCase("interleaved", ADAM, 2 * stages, chunks=2)):  # minibatches of fewer samples
             yield TrainingCase(stages, Grid(pipeline=stages), it)
     for optimizer, it in product(OPTIMIZERS, DELAYED_CASES.values()):
-        if it.method not in ("spectrain", "lwp") or predicts(OPTIMIZERS[optimizer][1]):
+        if it.method not in ("spectrain", "lwp", "pipemare") or predicts(OPTIMIZERS[optimizer][1]):
             yield TrainingCase(3, Grid(pipeline=3), replace(it, case=replace(MOMENTUM, optimizer=optimizer)))
     for stages in (2, 3):
         grid, one_sample = Grid(pipeline=stages), replace(MOMENTUM, batch_size=1, samples=6)
@@ -194,6 +195,29 @@ def pipelines() -> Cases:
             for training, partition in ((MOMENTUM, "uniform"), (FEW, uneven(it, stages))):
                 sending = replace(it, case=training, partition=partition, synchronous_sends=True)
                 yield TrainingCase(stages, grid, sending)
+
+
+def updates_that_know_their_delay() -> Cases:
+    """Two to eight uneven stages in two epochs of twice as many minibatches, with one drain or two."""
+    for stages, (method, optimizer) in product(range(2, 9), DELAY_AWARE):
+        sizes = tuple(DEEP[layer % len(DEEP)] for layer in range(stages + 4))
+        case = Case(sizes, optimizer=optimizer, samples=6 * stages + 1, batch_size=3, epochs=2)
+        partition = (2, *(1,) * (stages - 2), 3)
+        it = PipelineCase(method, case, partition=partition, drain_every=1 + stages % 2)
+        yield TrainingCase(stages, Grid(pipeline=stages), it)
+
+
+DELAY_AWARE = (
+    ("pipemare", "pipemare"),
+    ("pipemare", "pipemare-adam"),
+    ("vanilla", "pipemare"),
+    ("pipedream", "nadam"),
+    ("lwp", "spike"),
+    ("lwp", "adam"),
+    ("pipedream-2bw", "momentum"),
+    ("pipedream-2bw", "adam"),
+)
+"""Methods with optimizers."""
 
 
 WIDTHS: dict[int, tuple[tuple[tuple[int, int], ...], ...]] = {
@@ -354,6 +378,7 @@ def all_cases() -> tuple[TrainingCase, ...]:
         pipelines,
         pipelines_of_wide_stages,
         full_pipelines,
+        updates_that_know_their_delay,
         replicas,
         fused_updates,
     )

@@ -35,6 +35,14 @@ OPTIMIZERS: dict[str, tuple[Any, Maker]] = {
         lambda leaves: torch.optim.Adam(leaves, lr=0.01, betas=(0.7, 0.9), eps=1e-7, weight_decay=0.05),
     ),
     "adamw": (hybridnn.AdamW(lr=0.01), lambda leaves: torch.optim.AdamW(leaves, lr=0.01)),
+    "nadam": (
+        hybridnn.NAdam(lr=0.01),
+        lambda leaves: torch.optim.NAdam(leaves, lr=0.01, betas=(0.99, 0.999)),
+    ),
+    "nadam-decay": (
+        hybridnn.NAdam(lr=0.01, betas=(0.8, 0.9), eps=1e-7, momentum_decay=3.0),
+        lambda leaves: torch.optim.NAdam(leaves, lr=0.01, betas=(0.8, 0.9), eps=1e-7, momentum_decay=3.0),
+    ),
     "rmsprop": (
         hybridnn.RMSprop(lr=0.01, alpha=0.9),
         lambda leaves: torch.optim.RMSprop(leaves, lr=0.01, alpha=0.9),
@@ -74,7 +82,10 @@ def compare(
     y = random.integers(0, outputs, 37) if network.loss == "cross_entropy" else random.standard_normal((37, outputs))
     plan = Plan(SGD(0.0), epochs=3, batch_size=10, seed=4, clip_norm=clip_norm)
     weights = net.initial_weights(network, plan.seed)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of NAdam's product of momenta
     expected = torch_network.train(network, weights, OPTIMIZERS[optimizer][1], SCHEDULES[schedule][1], plan, x, y)
+    torch.set_default_dtype(usual)
     trainer = hybridnn.Trainer(
         hybridnn.MLP(network.sizes, network.activation, residual=network.residual),
         OPTIMIZERS[optimizer][0],

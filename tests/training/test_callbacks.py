@@ -178,7 +178,10 @@ def test_what_is_no_model_optimizer_or_callback_is_named() -> None:
     wrong: list[tuple[str, Any]] = [
         (r"model = \[5, 2\]: must be an MLP", lambda: Trainer([5, 2])),  # type: ignore[arg-type]
         (r"optimizer = <class .*SGD'>: must be an optimizer, for", lambda: Trainer(MLP([5, 2]), SGD)),  # type: ignore[arg-type]
-        (r"optimizer = 'adan': must be 'sgd', 'sgd-spike', 'adam',", lambda: Trainer(MLP([5, 2]), "adan")),
+        (
+            r"optimizer = 'adan': must be 'sgd', 'sgd-spike', 'sgd-pipemare', 'adam',",
+            lambda: Trainer(MLP([5, 2]), "adan"),
+        ),
         (r"callbacks = .*: must be a list", lambda: make(ProcessGrid()).fit(*noisy(0), epochs=1, callbacks=Calls())),  # type: ignore[arg-type]
         (r"callbacks = \[3\]: must be a list", lambda: make(ProcessGrid()).fit(*noisy(0), epochs=1, callbacks=[3])),  # type: ignore[list-item]
         (r"schedule = 'cosine': must be a learning-rate", lambda: Trainer(MLP([5, 2]), schedule="cosine")),

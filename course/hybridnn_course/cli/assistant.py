@@ -47,7 +47,7 @@ def grade(
     case_seconds: Annotated[float, option("Time limit of one case.", "S", "--case-seconds", least=0.1)] = 10.0,
 ) -> None:
     """Grade a folder of submissions; what is graded already is kept, and the points of a rubric are added."""
-    from hybridnn_course.batch import grade_folder, other_files
+    from hybridnn_course.batch import find_submissions, grade_folder, other_files
     from hybridnn_course.isolation import missing_protection
 
     grader = _grader(course, assignment, isolation, case_seconds)
@@ -55,12 +55,14 @@ def grade(
 
     def told(graded: Graded) -> None:
         outcome = graded.outcome
-        result = f"{outcome.points:g}" if outcome.gradable else f"not gradable: {outcome.reason}"
+        points = f"{outcome.points:g}" if outcome.tasks else "received"
+        result = points if outcome.gradable else f"not gradable: {outcome.reason}"
         console.print(f"{graded.name}: {result}", soft_wrap=True)
 
+    students = _students(roster)
+    find_submissions(submissions)
     if missing := missing_protection(grader.isolation):
         console.print(missing, style="yellow", soft_wrap=True)
-    students = _students(roster)
     _write_reports(grader, grade_folder(grader, submissions, out, jobs=jobs, told=told), out, students)
     if others := other_files(submissions):
         console.print(f"not graded, as they are no zip files: {', '.join(others)}", soft_wrap=True)
@@ -77,21 +79,29 @@ def similar(
             "--course",
         ),
     ] = None,
+    previous: Annotated[
+        list[Path] | None,
+        option("A folder of submissions of an earlier term; may be repeated (default: none).", "FOLDER", "--previous"),
+    ] = None,
     least: Annotated[float, option("Least share of equal pieces that is printed.", "X", "--least", least=0.0)] = 0.8,
 ) -> None:
-    """List pairs of submissions with similar code, whatever their names and layout."""
+    """List similar code, whatever its names and layout: of submissions, of the reference and of the library."""
     from hybridnn_course.assignment import load_assignment
     from hybridnn_course.batch import read_sources
-    from hybridnn_course.similarity import similar_pairs
+    from hybridnn_course.similarity import clusters, published_code, similar_pairs
     from hybridnn_course.term import Course
 
     chosen = load_assignment(assignment)
     modules = () if course is None else Course.open(course).settings.modules
     sources, refused = read_sources(chosen, submissions, modules)
-    pairs = similar_pairs(chosen, sources, least)
+    others = published_code(chosen)
+    for folder in previous or ():
+        earlier, _ = read_sources(chosen, folder, modules)
+        others |= {str(folder / name): files for name, files in earlier.items()}
+    pairs = similar_pairs(chosen, sources, least, others)
     console = make_console()
-    rows = [(pair.one, pair.other, f"{pair.share:.2f}") for pair in pairs]
-    console.print(new_table(("submission", "submission"), ("share",), rows, wraps=True))
+    rows = [(", ".join(group.names), f"{group.least:.2f} to {group.most:.2f}") for group in clusters(pairs)]
+    console.print(new_table(("similar code",), ("shares",), rows, wraps=True))
     compared = f"{counted(len(sources), 'submission')} compared, {counted(len(pairs), 'pair')}"
     console.print(f"{compared} with a share of at least {least:g}")
     for name, reason in refused.items():

@@ -82,6 +82,8 @@ def check(
     from hybridnn_course.tools import folder_of
 
     work = folder_of(folder)
+    if not work.assignment.tasks:
+        raise DataError(f"{work.assignment.id} has no functions to check: a person grades it")
     tasks = work.assignment.tasks if task is None else (work.assignment.task(task),)
     checked = _changes(work)  # read before the check, so that a change during it is seen
     passed = _check(work, tasks, quiet)
@@ -96,15 +98,19 @@ def check(
 def _check(work: WorkFolder, tasks: Sequence[Task], quiet: bool) -> bool:
     from hybridnn_course.carrier import Worker
     from hybridnn_course.checks import TaskKey, check_task
-    from hybridnn_course.submission import refused_code
+    from hybridnn_course.submission import UngradableError, file_flags
 
     console = make_console()
     points = possible = 0.0
-    files = {**work.sources(), **work.texts()}
-    if not quiet:
-        for reason in refused_code(work.assignment, work.sources(), work.manifest.modules):
-            console.print(f"the grader refuses {reason}", style="yellow", soft_wrap=True)
-    with Worker(work.assignment, files, work.paths(), modules=work.manifest.modules) as worker:
+    is_refused = False
+    for name, text in work.sources().items():
+        try:
+            for flag in file_flags(work.assignment, name, text, work.manifest.modules):
+                console.print(f"a person will look at {flag}", style="yellow", soft_wrap=True)
+        except UngradableError as error:
+            is_refused = True
+            console.print(f"the grader refuses {error}", style="yellow", soft_wrap=True)
+    with Worker(work.assignment, work.sources(), work.paths(), modules=work.manifest.modules) as worker:
         for task in tasks:
             outcome = check_task(worker, TaskKey(work.assignment, task, work.variant))
             points, possible = points + outcome.points, possible + outcome.possible
@@ -114,7 +120,7 @@ def _check(work: WorkFolder, tasks: Sequence[Task], quiet: bool) -> bool:
     hidden = sum(task.points.hidden for task in tasks)
     rest = f"; hidden cases are worth {hidden:g} more" if hidden else ""
     console.print(f"{points:.4g} of {possible:.4g} points{rest}", soft_wrap=True)
-    return points >= possible - 1e-9
+    return points >= possible - 1e-9 and not is_refused
 
 
 def _print_task(console: Console, outcome: TaskOutcome, printed: str, feedback: str) -> None:
@@ -254,18 +260,20 @@ def submit(
     """Pack the files to hand in; what the grader would refuse is refused."""
     from hybridnn_course.submission import read_submission
     from hybridnn_course.tools import folder_of
-    from hybridnn_course.work_folder import digest_of, unwritten_tasks
+    from hybridnn_course.work_folder import digest_of, unwritten
 
     work = folder_of(folder)
     archive, files = work.submission()
-    read_submission(work.assignment, archive, work.manifest.modules)
+    flags = read_submission(work.assignment, archive, work.manifest.modules).flags
     path = out or work.folder / f"{work.assignment.id}-submission.zip"
     try:
         path.write_bytes(archive)
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror}") from None
     console = make_console()
-    for name in unwritten_tasks(work):
+    for flag in flags:
+        console.print(f"a person will look at {flag}", style="yellow", soft_wrap=True)
+    for name in unwritten(work):
         console.print(f"not written: {name}", style="yellow")
     for name, content in files.items():
         console.print(f"  {name}  {len(content):,} bytes", soft_wrap=True)

@@ -76,7 +76,7 @@ def plan_chunk(schedules: tuple[Schedule, Schedule], stage: int, index: int) -> 
         MicrobatchBuffers(memory.inputs[index], memory.activations[index], program.splits_backward),
         MessageDepths(*map(max, *(message_depths(item, stage, index) for item in schedules))),
         memory.peak_weight_versions,
-        predicts=any(ahead > 0 for _, ahead in program.reads.values()),
+        predicts=any(ahead for _, ahead in program.reads.values()),
         concatenates=any(
             isinstance(item, WeightGradient) and item.microbatch == ALL_MICROBATCHES for item in program.order
         ),

@@ -18,6 +18,7 @@ from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.pipeline.schedules.schedule import Schedule, with_loads
 from hybridnn.pipeline.schedules.weight_policies import (
     CURRENT,
+    DISCREPANCY_CORRECTED,
     DOUBLE_BUFFERED,
     EXACT,
     INITIAL,
@@ -208,6 +209,13 @@ _METHODS = (
         "as vanilla, but forward passes predict the weights of the backward pass",
         orders.pipedream,
         LINEAR_PREDICTION,
+        _in_flight_without_flush,
+    ),
+    Method(
+        "pipemare",
+        "as vanilla, but backward passes estimate the weights of the forward pass",
+        orders.pipedream,
+        DISCREPANCY_CORRECTED,
         _in_flight_without_flush,
     ),
 )

@@ -21,7 +21,8 @@ class WeightRead(NamedTuple):
     """Weights that a pass reads."""
 
     version: int  # number of updates before it
-    ahead: int = 0  # updates predicted beyond that version: s in Chen et al. 2018, equation 4
+    # Updates predicted beyond that version: s in Chen et al. 2018, equation 4. Negative: estimated so many back.
+    ahead: int = 0
 
 
 Rule = Callable[[int, int, int], WeightRead]  # from (stage, stages, minibatch) to the weights
@@ -59,6 +60,11 @@ def _predicted_over_delay(stage: int, stages: int, minibatch: int) -> WeightRead
     """The newest version, predicted over the updates that come before the minibatch's own one."""
     version = _delayed(stage, stages, minibatch).version
     return WeightRead(version, minibatch - version)
+
+
+def _estimated_of_forward(stage: int, stages: int, minibatch: int) -> WeightRead:
+    """The newest version, extrapolated back over the updates since the forward pass."""
+    return WeightRead(minibatch, _delayed(stage, stages, minibatch).version - minibatch)
 
 
 def _predicted_forward(stage: int, stages: int, minibatch: int) -> WeightRead:
@@ -104,6 +110,9 @@ PREDICTED = WeightPolicy("predicted", _predicted_forward, _predicted_backward, _
 
 LINEAR_PREDICTION = WeightPolicy("linear prediction", _predicted_over_delay, _newest, _one_version)
 """The forward pass predicts the weights that the backward pass reads, the newest (Kosson et al. 2021)."""
+
+DISCREPANCY_CORRECTED = WeightPolicy("discrepancy correction", _delayed, _estimated_of_forward, _one_version)
+"""The backward pass estimates the weights of the forward pass from the newest ones (Yang et al. 2021, T2)."""
 
 INITIAL = WeightPolicy(
     "initial", lambda stage, stages, t: WeightRead(0), lambda stage, stages, t: WeightRead(0), _one_version

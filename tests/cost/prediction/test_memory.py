@@ -101,6 +101,7 @@ METHODS: list[dict[str, Any]] = [
     {"method": "pipedream-vsync"},
     {"method": "vanilla"},
     {"method": "spectrain"},
+    {"method": "pipemare"},
 ]
 
 

@@ -10,7 +10,7 @@ from hybridnn.pipeline.checks.lint import audit
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from reference.schedules import small
 
-CONSISTENT = ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw", "spectrain", "lwp")
+CONSISTENT = ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw", "spectrain", "lwp", "pipemare")
 """Methods whose backward pass reads the version of its forward pass, or that aim at one version by predictions."""
 
 

@@ -70,7 +70,7 @@ def test_vertical_sync_keeps_versions_at_every_stage() -> None:
     assert [plan.peak_weight_versions for plan in found] == [4, 4, 4, 4]
 
 
-@pytest.mark.parametrize("method", ["vanilla", "spectrain"])
+@pytest.mark.parametrize("method", ["vanilla", "spectrain", "pipemare"])
 def test_no_stash(method: str) -> None:
     found = plans(make_schedule(method, stages=4, minibatches=9))
     assert [plan.peak_weight_versions for plan in found] == [1, 1, 1, 1]

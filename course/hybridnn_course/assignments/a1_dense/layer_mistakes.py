@@ -10,7 +10,8 @@ import numpy as np
 
 from hybridnn_course.assignment import Mistake, Variant
 from hybridnn_course.assignments.a1_dense.mistakes import LOOP_HINT, MEMORY_HINT, REBINDS_HINT
-from hybridnn_course.assignments.a1_dense.solution import Array, backward_solution, forward_solution
+from hybridnn_course.assignments.a1_dense.solution import backward_solution, forward_solution
+from hybridnn_course.exercises.a1_dense.calls import Array
 
 
 def _columns(variant: Variant, array: Array) -> Array:

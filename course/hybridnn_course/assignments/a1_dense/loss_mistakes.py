@@ -8,7 +8,8 @@ import numpy as np
 
 from hybridnn_course.assignment import Mistake, Variant
 from hybridnn_course.assignments.a1_dense.mistakes import LOOP_HINT, MEMORY_HINT, REBINDS_HINT
-from hybridnn_course.assignments.a1_dense.solution import SMOOTHING, Array, loss_solution
+from hybridnn_course.assignments.a1_dense.solution import SMOOTHING, loss_solution
+from hybridnn_course.exercises.a1_dense.calls import Array
 
 
 def _from_exponentials(variant: Variant, shift: Callable[[Array], Array]) -> Callable[..., None]:

@@ -9,12 +9,8 @@ import numpy as np
 
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn_course.assignment import Mistake, Variant
-from hybridnn_course.assignments.a1_dense.solution import (
-    Array,
-    activation_solution,
-    numerical_gradient,
-    special_activation,
-)
+from hybridnn_course.assignments.a1_dense.solution import activation_solution, numerical_gradient, special_activation
+from hybridnn_course.exercises.a1_dense.calls import Array
 
 LOOP_HINT = (
     "The values are right, but Python executes more lines where the arrays are larger. Which NumPy function does the "

@@ -7,19 +7,17 @@ the functions that `activation_solution` and its like return are the solutions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.nn.activations import ACTIVATIONS, Activation
 from hybridnn.nn.kernels import UPDATE_BLOCK
 from hybridnn_course.assignment import Variant
-
-Array = NDArray[Any]
+from hybridnn_course.exercises.a1_dense.calls import SLOPE, SPECIAL, Array
 
 SMOOTHING = 0.1  # probability that smoothed labels share out over all classes
-SLOPE = 0.1  # of the leaky ReLU where its input is negative
 
 
 def numerical_gradient(function: Callable[[Array], float], point: Array, step: float) -> Array:
@@ -99,16 +97,8 @@ def activation_solution(variant: Variant) -> Callable[..., None]:
 
 def special_activation(variant: Variant) -> Activation:
     """The activation that is named ``"special"``."""
-    if variant["activation"] == "leaky_relu":
-        return Activation(_leaky_relu, _leaky_relu_gradient, "he")
-    if variant["activation"] == "softsign":
-        return Activation(_softsign, _softsign_gradient, "glorot")
-    return ACTIVATIONS["selu"]
-
-
-def _leaky_relu(z: Array, scratch: Array) -> None:
-    np.multiply(z, SLOPE, out=scratch)
-    np.maximum(z, scratch, out=z)
+    name = variant["activation"]
+    return replace(SPECIAL[name], gradient=GRADIENTS[name]) if name in GRADIENTS else SPECIAL[name]
 
 
 def _leaky_relu_gradient(y: Array, dy: Array, out: Array, scratch: Array) -> None:
@@ -117,17 +107,14 @@ def _leaky_relu_gradient(y: Array, dy: Array, out: Array, scratch: Array) -> Non
     np.multiply(dy, scratch, out=out)
 
 
-def _softsign(z: Array, scratch: Array) -> None:
-    np.abs(z, out=scratch)
-    scratch += 1
-    z /= scratch
-
-
 def _softsign_gradient(y: Array, dy: Array, out: Array, scratch: Array) -> None:
     np.abs(y, out=scratch)
     np.subtract(1, scratch, out=scratch)
     scratch *= scratch
     np.multiply(dy, scratch, out=out)
+
+
+GRADIENTS = {"leaky_relu": _leaky_relu_gradient, "softsign": _softsign_gradient}
 
 
 def dense_forward(weight: Array, bias: Array, x: Array, activation: Any, y: Array, scratch: Array) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 
 from hybridnn_course.assignment import Mistake, Variant
 from hybridnn_course.assignments.a1_dense.mistakes import LOOP_HINT, MEMORY_HINT, REBINDS_HINT
-from hybridnn_course.assignments.a1_dense.solution import Array, update_solution
+from hybridnn_course.assignments.a1_dense.solution import update_solution
+from hybridnn_course.exercises.a1_dense.calls import Array
 
 
 def _with(variant: Variant, **changed: Any) -> Callable[..., None]:

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hybridnn.comm.blocks import block_slice
-from hybridnn.in_process import run_ranks
-from hybridnn.training.data_split import epoch_order, minibatches
 from hybridnn_course.answers import Answer, Values
-from hybridnn_course.assignment import Assignment, Bound, Case, Function, Points, Task, Variant, WholeRun
+from hybridnn_course.assignment import Assignment, Bound, Case, Points, Task, Variant, WholeRun
 from hybridnn_course.assignments.a2_batch.gradient_mistakes import GRADIENT
 from hybridnn_course.assignments.a2_batch.mistakes import BOUNDS, BUCKETS, MINIBATCHES
-from hybridnn_course.assignments.a2_batch.reducer_cases import (
-    call_reducer,
-    ends_of,
-    hidden_reducer,
-    public_reducer,
-    reducer_budget,
-    run_reducer,
-)
+from hybridnn_course.assignments.a2_batch.reducer_cases import ends_of, hidden_reducer, public_reducer, reducer_budget
 from hybridnn_course.assignments.a2_batch.reducer_mistakes import REDUCER
 from hybridnn_course.assignments.a2_batch.solution import (
     bounds_solution,
@@ -32,21 +21,28 @@ from hybridnn_course.assignments.a2_batch.solution import (
     minibatches_solution,
     reducer_solution,
 )
-from hybridnn_course.execution import make_group
-from hybridnn_course.injection import injected
-from hybridnn_course.whole_run import LIMIT, digits, train_digits
+from hybridnn_course.exercises.a2_batch.calls import (
+    DEEP,
+    EPOCHS,
+    RANKS,
+    RATE,
+    call_bounds,
+    call_buckets,
+    call_gradient,
+    call_minibatches,
+    call_reducer,
+    run_bounds,
+    run_buckets,
+    run_gradient,
+    run_minibatches,
+    run_reducer,
+)
+from hybridnn_course.whole_run import train_digits
 
-EPOCHS, RATE, BATCH = 2, 0.5, 100
-DEEP = (64, 24, 16, 10)
-RANKS = (4, 5)
+LARGE = 1000.0  # exponentials of logits overflow from 710 on
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
-
-
-def _call_bounds(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    found = [function(*inputs["of"], part) for part in range(inputs["of"][1])]
-    return {"bounds": [list(bounds) if isinstance(bounds, (tuple, list)) else repr(bounds) for bounds in found]}
 
 
 def _bounds_case(items: int, parts: int) -> Case:
@@ -63,24 +59,7 @@ def _hidden_bounds(random: Random, variant: Variant, number: int) -> Case:
     return _bounds_case(items, parts)
 
 
-def _run_bounds(function: Function, variant: Variant) -> Values:
-    def adapted(items: int, parts: int, part: int) -> tuple[int, int]:
-        if variant["longer_parts"] == "first":
-            start, stop = function(items, parts, part)
-            return start, stop
-        start, stop = function(items, parts, parts - 1 - part)
-        return items - stop, items - start
-
-    with injected("hybridnn.comm.blocks:block_bounds", adapted, "hybridnn.training.trainer", "hybridnn.runs.data"):
-        return train_digits(4, grid={"batch": 4})
-
-
 # -- minibatches ------------------------------------------------------------------------------------------------------
-
-
-def _call_minibatches(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    batches = [np.asarray(batch) for batch in function(inputs["order"], inputs["batch_size"])]
-    return {"sizes": [len(batch) for batch in batches], "samples": np.concatenate([np.zeros(0, np.int64), *batches])}
 
 
 def _minibatches_case(samples: int, batch_size: int, seed: int) -> Case:
@@ -98,25 +77,7 @@ def _hidden_minibatches(random: Random, variant: Variant, number: int) -> Case:
     return _minibatches_case(samples, batch, random.randrange(10**6))
 
 
-def _run_minibatches(function: Function, variant: Variant) -> Values:
-    def adapted(order: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:
-        if variant["short_minibatch"] == "last":
-            yield from function(order, batch_size)
-        else:
-            yield from reversed([batch[::-1] for batch in function(order[::-1], batch_size)])
-
-    with injected("hybridnn.training.data_split:minibatches", adapted, "hybridnn.training.trainer"):
-        return train_digits()
-
-
 # -- buckets ----------------------------------------------------------------------------------------------------------
-
-
-def _call_buckets(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    plan = function(inputs["ends"], inputs["size"], inputs["min_elements"])
-    if not isinstance(plan, dict):
-        return {"buckets": f"a {type(plan).__name__}"}
-    return {"buckets": [f"{layer}: ({start}, {stop})" for layer, (start, stop) in plan.items()]}
 
 
 def _buckets_case(layers: Sequence[int], elements: int, variant: Variant) -> Case:
@@ -153,27 +114,13 @@ def _train_deep(_: Variant) -> Values:
     return train_digits(sizes=DEEP)
 
 
-def _run_buckets(function: Function, variant: Variant) -> Values:
-    with injected(
-        "hybridnn.parallel.gradient_reduction:plan_buckets",
-        lambda ends, size, _: function(ends, size, 300),
-        "hybridnn.training.trainer",
-    ):
-        return train_digits(4, DEEP, grid={"batch": 4}, overlap=True)
-
-
 # -- gradient ---------------------------------------------------------------------------------------------------------
 
 
-def _call_gradient(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    found = function(group, inputs["weights"], inputs["bias"], inputs["x"], inputs["labels"])
-    gradient, bias_gradient, loss = found
-    return {"gradient": np.asarray(gradient), "bias gradient": np.asarray(bias_gradient), "loss": float(loss)}
-
-
-def _gradient_case(samples: Sequence[int], features: int, outputs: int, seed: int) -> Case:
+def _gradient_case(samples: Sequence[int], features: int, outputs: int, seed: int, scale: float = 1.0) -> Case:
+    """Weights are multiplied by `scale`: by that of `LARGE`, logits are so large that their exponentials overflow."""
     random = np.random.default_rng(seed)
-    weights, bias = random.normal(size=(outputs, features)), random.normal(size=outputs)
+    weights, bias = scale * random.normal(size=(outputs, features)), random.normal(size=outputs)
     inputs: list[Values] = [
         {
             "weights": weights,
@@ -183,8 +130,8 @@ def _gradient_case(samples: Sequence[int], features: int, outputs: int, seed: in
         }
         for count in samples
     ]
-    counts = ", ".join(map(str, samples))
-    return Case(f"{len(samples)} {'ranks' if len(samples) > 1 else 'rank'} with {counts} samples", tuple(inputs))
+    counts = ", ".join(map(str, samples)) + (" samples, large logits" if scale > 1 else " samples")
+    return Case(f"{len(samples)} {'ranks' if len(samples) > 1 else 'rank'} with {counts}", tuple(inputs))
 
 
 def _public_gradient(variant: Variant) -> Sequence[Case]:
@@ -193,6 +140,7 @@ def _public_gradient(variant: Variant) -> Sequence[Case]:
         _gradient_case([2, 2, 2, 2], 3, 4, 2),
         _gradient_case([3, 3, 2, 2], 5, 3, 3),
         _gradient_case([2, 1, 0], 4, 3, 4),
+        _gradient_case([4, 3], 6, 3, 5, LARGE),
     ]
 
 
@@ -202,7 +150,8 @@ def _hidden_gradient(random: Random, variant: Variant, number: int) -> Case:
     samples[0] = samples[1] + 1
     if number % 3 == 2:
         samples[-1] = 0
-    return _gradient_case(samples, random.randint(2, 9), random.randint(2, 6), random.randrange(10**6))
+    size = random.randint(2, 9), random.randint(2, 6), random.randrange(10**6)
+    return _gradient_case(samples, *size, LARGE if number == 1 else 1.0)
 
 
 def _gradient_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[Bound]:
@@ -213,28 +162,6 @@ def _gradient_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[B
     nbytes = sum(call.nbytes for call in answer.calls if call.rank == 0)
     least = 8 * (outputs * features + outputs + 2)
     return [Bound("all-reduces per call", calls, 2, outputs + 2), Bound("bytes per rank", nbytes, least, 2 * least)]
-
-
-def _run_gradient(function: Function, variant: Variant) -> Values:
-    found: dict[str, Any] = {}
-    for ranks in RANKS:
-        weights, loss = run_ranks(ranks, _descend, function, limit=LIMIT).results[0]
-        found |= {f"weights on {ranks} ranks": weights, f"loss on {ranks} ranks": loss}
-    return found
-
-
-def _descend(comm: Any, function: Function) -> tuple[list[NDArray[np.float64]], float]:
-    """Softmax regression on digits with the student's gradient: weights and biases, and the loss of the last epoch."""
-    x, y = digits()
-    weights, bias, group, total = np.zeros((10, x.shape[1])), np.zeros(10), make_group(comm), 0.0
-    for epoch in range(1, EPOCHS + 1):
-        total = 0.0
-        for batch in minibatches(epoch_order(len(x), 0, epoch, True), BATCH):
-            own = batch[block_slice(len(batch), comm.size, comm.rank)]
-            gradient, bias_gradient, loss = function(group, weights.copy(), bias.copy(), x[own], y[own])
-            weights, bias = weights - RATE * gradient, bias - RATE * bias_gradient
-            total += float(loss) * len(batch)
-    return [weights, bias], total / len(x)
 
 
 def _expected_gradient(variant: Variant) -> Values:
@@ -277,53 +204,53 @@ ASSIGNMENT = Assignment(
             name="bounds",
             file="blocks.py",
             target="hybridnn.comm.blocks:block_bounds",
-            call=_call_bounds,
+            call=call_bounds,
             solution=bounds_solution,
             public=_public_bounds,
             hidden=_hidden_bounds,
             points=Points(public=6, hidden=11, whole=3),
             axes=("longer_parts",),
-            whole=WholeRun("digits on 4 ranks, 24 hidden units", _run_bounds, lambda _: train_digits()),
+            whole=WholeRun("digits on 4 ranks, 24 hidden units", run_bounds, lambda _: train_digits()),
             mistakes=BOUNDS,
         ),
         Task(
             name="minibatches",
             file="blocks.py",
             target="hybridnn.training.data_split:minibatches",
-            call=_call_minibatches,
+            call=call_minibatches,
             solution=minibatches_solution,
             public=_public_minibatches,
             hidden=_hidden_minibatches,
             points=Points(public=5, hidden=8, whole=2),
             axes=("short_minibatch",),
-            whole=WholeRun("digits on 1 rank, a short minibatch of 38", _run_minibatches, lambda _: train_digits()),
+            whole=WholeRun("digits on 1 rank, a short minibatch of 38", run_minibatches, lambda _: train_digits()),
             mistakes=MINIBATCHES,
         ),
         Task(
             name="gradient",
             file="gradient.py",
             target="hybridnn_course.assignments.a2_batch.solution:global_gradient",
-            call=_call_gradient,
+            call=call_gradient,
             solution=lambda _: global_gradient,
             public=_public_gradient,
             hidden=_hidden_gradient,
             points=Points(public=8, hidden=12, budget=6, whole=4),
             operations=("allreduce",),
             budget=_gradient_budget,
-            whole=WholeRun("softmax regression on digits, 4 and 5 ranks", _run_gradient, _expected_gradient),
+            whole=WholeRun("softmax regression on digits, 4 and 5 ranks", run_gradient, _expected_gradient),
             mistakes=GRADIENT,
         ),
         Task(
             name="buckets",
             file="gradient.py",
             target="hybridnn.parallel.gradient_reduction:plan_buckets",
-            call=_call_buckets,
+            call=call_buckets,
             solution=buckets_solution,
             public=_public_buckets,
             hidden=_hidden_buckets,
             points=Points(public=4, hidden=7, whole=1),
             axes=("bucket_size",),
-            whole=WholeRun("digits on 4 ranks, two buckets", _run_buckets, _train_deep),
+            whole=WholeRun("digits on 4 ranks, two buckets", run_buckets, _train_deep),
             mistakes=BUCKETS,
         ),
         Task(
@@ -340,7 +267,7 @@ ASSIGNMENT = Assignment(
             budget=reducer_budget,
             whole=WholeRun(
                 "digits on 4 ranks, your reducer beside the backward pass",
-                lambda function, variant: run_reducer(function, variant, DEEP),
+                run_reducer,
                 _train_deep,
             ),
             mistakes=REDUCER,

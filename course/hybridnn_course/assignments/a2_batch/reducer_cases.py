@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.parallel.gradient_reduction import plan_buckets
-from hybridnn_course.answers import Answer, Call, Values
-from hybridnn_course.assignment import Bound, Case, Function, Variant
-from hybridnn_course.injection import injected
-from hybridnn_course.whole_run import train_digits
+from hybridnn_course.answers import Answer, Call
+from hybridnn_course.assignment import Bound, Case, Variant
 
 STEPS = 2  # of a case, with the same reducer
 
@@ -27,33 +23,13 @@ def ends_of(layers: Sequence[int], variant: Variant) -> tuple[list[int], int]:
 # -- cases ------------------------------------------------------------------------------------------------------------
 
 
-def call_reducer(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    """Two steps of a backward pass. Each layer begins with a barrier, by which the budget knows when it computes."""
-    place, ends = inputs["place"], inputs["ends"]
-    buffer = np.zeros(len(inputs["steps"][0]))
-    reducer = function(group, buffer, {layer: (start, stop) for layer, start, stop in inputs["buckets"]})
-    found: dict[str, Any] = {}
-    for number, own in enumerate(inputs["steps"], 1):
-        buffer[place] = own[place]
-        for layer in reversed(range(len(ends))):
-            group.barrier()
-            gradient = slice(ends[layer] - inputs["layers"][layer], ends[layer])
-            buffer[gradient] = own[gradient]
-            reducer.ready(layer)
-        loss = reducer.finish()
-        found |= {f"buffer in step {number}": buffer.copy(), f"loss in step {number}": float(loss)}
-    return found
-
-
 def _reducer_case(ranks: int, layers: Sequence[int], elements: int, seed: int, variant: Variant) -> Case:
-    """A case with elements that are whole numbers, so that sums do not depend on their order."""
+    """A case whose elements have fractions: messages of a smaller type cannot bring them."""
     random = np.random.default_rng(seed)
     ends, size = ends_of(layers, variant)
     buckets = [[layer, start, stop] for layer, (start, stop) in plan_buckets(ends, size, elements).items()]
     common = {"layers": list(layers), "ends": ends, "buckets": buckets, "place": -1 if ends[-1] < size else 0}
-    inputs = [
-        {**common, "steps": [random.integers(-99, 100, size).astype(float) for _ in range(STEPS)]} for _ in range(ranks)
-    ]
+    inputs = [{**common, "steps": [random.uniform(-99, 100, size) for _ in range(STEPS)]} for _ in range(ranks)]
     name = f"{len(layers)} layers, {len(buckets)} {'buckets' if len(buckets) > 1 else 'bucket'}"
     return Case(f"{ranks} {'ranks' if ranks > 1 else 'rank'}, {name}", tuple(inputs))
 
@@ -107,43 +83,3 @@ def _beside_a_pass(calls: Sequence[Call], passes: int) -> int:
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
-
-
-class _InLibrary:
-    """A student's reducer in the place of the library's, whose buffer ends with the loss."""
-
-    nbytes = 0
-
-    def __init__(self, function: Function, variant: Variant, group: Any, gradient: NDArray[Any], ends: Sequence[int]):
-        self._gradient, self._last = gradient, len(ends) - 1
-        self._first = int(variant["loss_place"] == "first")
-        self._place = 0 if self._first else -1
-        self._starts, self._ends = [0, *ends[:-1]], ends
-        self._buffer = np.zeros_like(gradient)
-        shifted = [end + self._first for end in ends]
-        self._reducer = function(group, self._buffer, plan_buckets(shifted, gradient.size, 300))
-
-    def ready(self, layer: int) -> None:
-        """Copy the gradient of a layer, and for the last one the loss."""
-        if layer == self._last:
-            self._buffer[self._place] = self._gradient[-1]
-        start, end = self._starts[layer], self._ends[layer]
-        self._buffer[start + self._first : end + self._first] = self._gradient[start:end]
-        self._reducer.ready(layer)
-
-    def finish(self) -> None:
-        """Copy the sums back."""
-        loss = float(self._reducer.finish())
-        size = len(self._gradient) - 1
-        self._gradient[:size] = self._buffer[self._first : self._first + size]
-        self._gradient[-1] = loss
-
-
-def run_reducer(function: Function, variant: Variant, sizes: Sequence[int]) -> Values:
-    """Train on 4 ranks with the student's reducer in the place of the library's."""
-
-    def adapted(group: Any, gradient: NDArray[Any], ends: Sequence[int], *_: Any) -> _InLibrary:
-        return _InLibrary(function, variant, group, gradient, ends)
-
-    with injected("hybridnn.parallel.gradient_reduction:GradientReducer", adapted, "hybridnn.training.trainer"):
-        return train_digits(4, sizes, grid={"batch": 4}, overlap=True)

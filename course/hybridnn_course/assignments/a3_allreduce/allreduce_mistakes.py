@@ -11,7 +11,6 @@ from hybridnn_course.assignment import Function, Mistake, Variant
 from hybridnn_course.assignments.a3_allreduce.solution import (
     COMBINE,
     SMALL_BYTES,
-    Array,
     Combine,
     Exchange,
     allreduce_by_doubling,
@@ -50,6 +49,7 @@ from hybridnn_course.assignments.a3_allreduce.wrong_exchanges import (
     same_neighbour,
     send_not_waited,
 )
+from hybridnn_course.exercises.a3_allreduce.calls import Array
 
 SMALL_APART = {"small_arrays": ("doubling", "tree")}
 

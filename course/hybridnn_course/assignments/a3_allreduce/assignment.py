@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
 import numpy as np
 
-from hybridnn.comm.blocks import block_bounds, block_size
-from hybridnn.comm.group import Group
+from hybridnn.comm.blocks import block_size
 from hybridnn.cost.collectives import CommunicationCounts, counts, rounds_of
-from hybridnn_course.answers import Answer, Values
-from hybridnn_course.assignment import Assignment, Bound, Case, Function, Points, Task, Variant, WholeRun
+from hybridnn_course.answers import Answer
+from hybridnn_course.assignment import Assignment, Bound, Case, Points, Task, Variant, WholeRun
 from hybridnn_course.assignments.a3_allreduce.allreduce_mistakes import ALLREDUCE
 from hybridnn_course.assignments.a3_allreduce.phase_mistakes import ALLGATHER, REDUCE_SCATTER, SHIFT
 from hybridnn_course.assignments.a3_allreduce.solution import (
     SMALL_BYTES,
-    Array,
     allgather_solution,
     allreduce_solution,
-    block_of,
     is_small,
     reduce_scatter_solution,
     shift_solution,
     step_of,
 )
 from hybridnn_course.execution import ALPHA, BETA
-from hybridnn_course.injection import injected
+from hybridnn_course.exercises.a3_allreduce.calls import (
+    Array,
+    block_of,
+    call_allgather,
+    call_allreduce,
+    call_reduce_scatter,
+    call_shift,
+    run_allgather,
+    run_allreduce,
+    run_reduce_scatter,
+)
 from hybridnn_course.whole_run import train_digits
 
 MESSAGES = ("isend", "ireceive")
@@ -43,9 +49,14 @@ Route = set[tuple[int, int]]  # pairs of a sender and a receiver
 
 
 def _arrays(ranks: int, shape: Sequence[int], seed: int, dtype: str) -> list[Array]:
-    """An array for each rank, of whole numbers, so that sums do not depend on their order."""
+    """An array for each rank, whose elements need most bits of their type: smaller messages cannot bring them.
+
+    Those of float32 are whole numbers, so that sums do not depend on their order.
+    """
     random = np.random.default_rng(seed)
-    return [random.integers(-99, 100, tuple(shape)).astype(dtype) for _ in range(ranks)]
+    if dtype == "float32":
+        return [random.integers(-(1 << 20), 1 << 20, tuple(shape)).astype(dtype) for _ in range(ranks)]
+    return [random.uniform(-99, 100, tuple(shape)) for _ in range(ranks)]
 
 
 def _name(ranks: int, what: str, dtype: str) -> str:
@@ -111,69 +122,7 @@ def _allreduce_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[
 # -- trainings --------------------------------------------------------------------------------------------------------
 
 
-class _Messages:
-    """The messages of a group of the library, for functions of a variant in which another block belongs to a rank.
-
-    Its ranks are numbered so that the block that belongs to a number in the variant is that of the rank in the library.
-    """
-
-    def __init__(self, group: Group, variant: Variant) -> None:
-        self._group = group
-        self._rank_of = [block_of(number, group.size, variant) for number in range(group.size)]
-        self.rank, self.size = self._rank_of.index(group.rank), group.size
-
-    def isend(self, array: Array, peer: int, tag: int = 0) -> Any:
-        """Send to a rank by its number."""
-        return self._group.isend(array, self._rank_of[peer], tag)
-
-    def ireceive(self, array: Array, peer: int, tag: int = 0) -> Any:
-        """Receive from a rank by its number."""
-        return self._group.ireceive(array, self._rank_of[peer], tag)
-
-
-def _train(name: str, replacement: Function, **grid: int) -> Values:
-    """Train on 4 ranks with another method of `Group`."""
-    with injected(f"hybridnn.comm.group:Group.{name}", replacement, "hybridnn.training.trainer"):
-        return train_digits(4, grid=grid)
-
-
-def _run_reduce_scatter(function: Function, variant: Variant) -> Values:
-    library = Group.allreduce
-
-    def adapted(group: Group, array: Array, operation: str = "sum") -> None:
-        if operation != "sum" or group.size == 1:
-            library(group, array, operation)
-            return
-        flat = array.reshape(-1)
-        start, stop = block_bounds(flat.size, group.size, group.rank)
-        out = np.empty(stop - start, array.dtype)
-        function(_Messages(group, variant), flat, out)
-        flat[start:stop] = out
-        group.allgather_rows(flat)
-
-    return _train("allreduce", adapted, batch=2, model=2)
-
-
-def _run_allgather(function: Function, variant: Variant) -> Values:
-    def adapted(group: Group, array: Array) -> None:
-        function(_Messages(group, variant), array)
-
-    return _train("allgather_rows", adapted, model=4)
-
-
-def _run_allreduce(function: Function, variant: Variant) -> Values:
-    def adapted(group: Group, array: Array, operation: str = "sum") -> None:
-        function(_Messages(group, {"block_of_rank": "own"}), array, operation)
-
-    return _train("allreduce", adapted, batch=2, model=2)
-
-
 # -- shift ------------------------------------------------------------------------------------------------------------
-
-
-def _call_shift(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    array = inputs["array"]
-    return {"result": np.array(function(group, array)), "array": array}
 
 
 def _shift_case(ranks: int, shape: Sequence[int], seed: int, dtype: str = "float64") -> Case:
@@ -183,22 +132,21 @@ def _shift_case(ranks: int, shape: Sequence[int], seed: int, dtype: str = "float
 
 
 def _public_shift(variant: Variant) -> Sequence[Case]:
-    return [_shift_case(4, (3,), 1), _shift_case(2, (5,), 2), _shift_case(3, (2, 4), 3, "float32")]
+    return [
+        _shift_case(4, (3,), 1),
+        _shift_case(2, (5,), 2),
+        _shift_case(3, (2, 4), 3, "float32"),
+        _shift_case(1, (4,), 4),
+    ]
 
 
 def _hidden_shift(random: Random, variant: Variant, number: int) -> Case:
-    ranks = (1, 2)[number] if number < 2 else random.randint(3, 7)
+    ranks = (1, 2, 6, 7)[number] if number < 4 else random.randint(3, 7)
     shape = [random.randint(2, 9) for _ in range(1 + number % 3)]
     return _shift_case(ranks, shape, random.randrange(10**6), "float32" if number == 3 else "float64")
 
 
 # -- reduce_scatter ---------------------------------------------------------------------------------------------------
-
-
-def _call_reduce_scatter(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    array, out = inputs["array"], inputs["out"]
-    function(group, array, out)
-    return {"out": out, "array": array}
 
 
 def _reduce_scatter_case(variant: Variant, ranks: int, shape: Sequence[int], seed: int, dtype: str = "float64") -> Case:
@@ -222,7 +170,7 @@ def _public_reduce_scatter(variant: Variant) -> Sequence[Case]:
 
 def _random_rows(random: Random, number: int) -> tuple[int, list[int], str]:
     """Ranks, shape and element type of a hidden case: one rank, few rows, no row, uneven blocks, and even ones."""
-    ranks = 1 if number == 0 else random.randint(3, 7)
+    ranks = {0: 1, 3: 6, 4: 7}.get(number) or random.randint(3, 7)
     more = random.randint(1, ranks - 1) if 2 < number < 5 else 0
     rows = [4, ranks - 1, 0][number] if number < 3 else ranks * random.randint(2, 9) + more
     columns = [random.randint(2, 60)] if number % 2 else []
@@ -235,11 +183,6 @@ def _hidden_reduce_scatter(random: Random, variant: Variant, number: int) -> Cas
 
 
 # -- allgather --------------------------------------------------------------------------------------------------------
-
-
-def _call_allgather(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    function(group, inputs["array"])
-    return {"array": inputs["array"]}
 
 
 def _allgather_case(ranks: int, shape: Sequence[int], seed: int, dtype: str = "float64") -> Case:
@@ -264,13 +207,6 @@ def _hidden_allgather(random: Random, variant: Variant, number: int) -> Case:
 # -- allreduce --------------------------------------------------------------------------------------------------------
 
 
-def _call_allreduce(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    array = inputs["array"]
-    # Without the argument where the sum is asked for: it is the default.
-    function(group, array, *([] if inputs["operation"] == "sum" else [inputs["operation"]]))
-    return {"array": array}
-
-
 def _allreduce_case(
     ranks: int, shape: Sequence[int], seed: int, operation: str = "sum", dtype: str = "float64"
 ) -> Case:
@@ -286,13 +222,13 @@ def _public_allreduce(variant: Variant) -> Sequence[Case]:
         _allreduce_case(4, (4, 8), 2),
         _allreduce_case(3, (5, 9), 3, "max"),
         _allreduce_case(5, (3, 7), 4, dtype="float32"),
-        _allreduce_case(5, (3,), 5),
+        _allreduce_case(6, (3,), 5),
         _allreduce_case(4, (2, 1001), 6, dtype="float32"),
     ]
 
 
 def _hidden_allreduce(random: Random, variant: Variant, number: int) -> Case:
-    ranks = 1 if number == 0 else random.randint(3, 7)
+    ranks = {0: 1, 1: 6, 2: 7}.get(number) or random.randint(3, 7)
     if number == 1:
         return _allreduce_case(ranks, (ranks - 1,), random.randrange(10**6))
     if number == 2:
@@ -339,7 +275,7 @@ ASSIGNMENT = Assignment(
             name="shift",
             file="collectives.py",
             target="hybridnn_course.assignments.a3_allreduce.solution:shift",
-            call=_call_shift,
+            call=call_shift,
             solution=shift_solution,
             public=_public_shift,
             hidden=_hidden_shift,
@@ -352,7 +288,7 @@ ASSIGNMENT = Assignment(
             name="reduce_scatter",
             file="collectives.py",
             target="hybridnn_course.assignments.a3_allreduce.solution:reduce_scatter_rows",
-            call=_call_reduce_scatter,
+            call=call_reduce_scatter,
             solution=reduce_scatter_solution,
             public=_public_reduce_scatter,
             hidden=_hidden_reduce_scatter,
@@ -362,7 +298,7 @@ ASSIGNMENT = Assignment(
             budget=_phase_budget("reduce_scatter"),
             whole=WholeRun(
                 "digits on 2 x 2 ranks: your reduce-scatter, then an all-gather of the library, for each sum",
-                _run_reduce_scatter,
+                run_reduce_scatter,
                 lambda _: train_digits(),
             ),
             mistakes=REDUCE_SCATTER,
@@ -372,7 +308,7 @@ ASSIGNMENT = Assignment(
             file="collectives.py",
             target="hybridnn_course.assignments.a3_allreduce.solution:allgather_rows",
             library="hybridnn.comm.group:Group.allgather_rows",
-            call=_call_allgather,
+            call=call_allgather,
             solution=allgather_solution,
             public=_public_allgather,
             hidden=_hidden_allgather,
@@ -380,7 +316,7 @@ ASSIGNMENT = Assignment(
             axes=("direction", "block_of_rank"),
             operations=MESSAGES,
             budget=_phase_budget("allgather"),
-            whole=WholeRun("digits, layers split over 4 ranks", _run_allgather, lambda _: train_digits()),
+            whole=WholeRun("digits, layers split over 4 ranks", run_allgather, lambda _: train_digits()),
             mistakes=ALLGATHER,
         ),
         Task(
@@ -388,7 +324,7 @@ ASSIGNMENT = Assignment(
             file="collectives.py",
             target="hybridnn_course.assignments.a3_allreduce.solution:allreduce",
             library="hybridnn.comm.group:Group.allreduce",
-            call=_call_allreduce,
+            call=call_allreduce,
             solution=allreduce_solution,
             public=_public_allreduce,
             hidden=_hidden_allreduce,
@@ -397,7 +333,7 @@ ASSIGNMENT = Assignment(
             axes=("direction", "small_arrays"),
             operations=MESSAGES,
             budget=_allreduce_budget,
-            whole=WholeRun("digits on 2 x 2 ranks, every sum is yours", _run_allreduce, lambda _: train_digits()),
+            whole=WholeRun("digits on 2 x 2 ranks, every sum is yours", run_allreduce, lambda _: train_digits()),
             mistakes=ALLREDUCE,
         ),
     ),

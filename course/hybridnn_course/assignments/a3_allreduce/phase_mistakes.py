@@ -9,10 +9,8 @@ import numpy as np
 
 from hybridnn_course.assignment import Function, Mistake, Variant
 from hybridnn_course.assignments.a3_allreduce.solution import (
-    Array,
     Exchange,
     allgather_solution,
-    block_of,
     blocks_by_rank,
     exchange,
     gather_blocks,
@@ -48,6 +46,7 @@ from hybridnn_course.assignments.a3_allreduce.wrong_exchanges import (
     send_not_waited,
     with_first_block,
 )
+from hybridnn_course.exercises.a3_allreduce.calls import Array, block_of
 
 # -- shift ------------------------------------------------------------------------------------------------------------
 

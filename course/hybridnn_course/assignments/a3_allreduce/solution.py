@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn_course.assignment import Variant
+from hybridnn_course.exercises.a3_allreduce.calls import Array, block_of
 
-Array = NDArray[Any]
 Combine = Callable[..., Any]  # np.add or np.maximum
 Exchange = Callable[[Any, int, Array, int, Array], None]
 """From a group, the rank to send to and what is sent, the rank to receive from and the buffer."""
@@ -124,13 +123,6 @@ def receive(group: Any, array: Array, source: int) -> None:
 def step_of(variant: Variant) -> int:
     """Difference of the next rank of the ring and this one."""
     return 1 if variant["direction"] == "up" else -1
-
-
-def block_of(rank: int, ranks: int, variant: Variant) -> int:
-    """Number of the block that belongs to a rank."""
-    if variant["block_of_rank"] == "own":
-        return rank
-    return (rank + 1) % ranks if variant["block_of_rank"] == "next" else ranks - 1 - rank
 
 
 def blocks_by_rank(array: Array, ranks: int, variant: Variant = STANDARD) -> list[Array]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -12,15 +10,11 @@ import numpy as np
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.comm.recorder import bytes_sent_by_rank
-from hybridnn.nn.mlp import DenseLayer
-from hybridnn.nn.parameters import LayerShard
 from hybridnn_course.answers import Answer, Values
-from hybridnn_course.assignment import Assignment, Bound, Case, Function, Points, Task, Variant, WholeRun
+from hybridnn_course.assignment import Assignment, Bound, Case, Points, Task, Variant, WholeRun
 from hybridnn_course.assignments.a4_model.layer_cases import (
     ITEM_BYTES,
     OPERATIONS,
-    call_columns,
-    call_rows,
     columns_budget,
     hidden_columns,
     hidden_rows,
@@ -31,50 +25,28 @@ from hybridnn_course.assignments.a4_model.layer_cases import (
 from hybridnn_course.assignments.a4_model.layer_mistakes import COLUMNS, ROWS
 from hybridnn_course.assignments.a4_model.mistakes import NORM, SPLIT
 from hybridnn_course.assignments.a4_model.solution import (
-    Array,
     ColumnDense,
     RowDense,
     global_norm,
     in_variant,
     split_solution,
 )
-from hybridnn_course.injection import injected
+from hybridnn_course.exercises.a4_model.calls import (
+    CLIP_NORM,
+    GRIDS,
+    WIDTHS,
+    call_columns,
+    call_norm,
+    call_rows,
+    call_split,
+    initial_weights,
+    run_columns,
+    run_name,
+    run_norm,
+    run_rows,
+    run_split,
+)
 from hybridnn_course.whole_run import train_digits
-
-WIDTHS = (64, 24, 24, 10)
-GRIDS = ({"model": 4}, {"batch": 2, "model": 2})
-CLIP_NORM = 0.5
-
-
-# -- split ------------------------------------------------------------------------------------------------------------
-
-
-def _layers_of(inputs: Values) -> list[DenseLayer]:
-    widths, first = inputs["widths"], inputs["first"]
-    return [DenseLayer(first + number, *pair, "relu", False, "he") for number, pair in enumerate(pairwise(widths))]
-
-
-def _call_split(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    found: dict[str, Any] = {}
-    layers, ranks = _layers_of(inputs), inputs["ranks"]
-    for rank in range(ranks):
-        shards = list(function(layers, inputs["split"], ranks, rank))
-        found[f"shards of rank {rank}"] = len(shards)
-        for layer, shard in zip(layers, shards, strict=False):
-            found |= {f"rank {rank}, layer {layer.index}: {name}": value for name, value in _values_of(shard, layer)}
-    return found
-
-
-def _values_of(shard: LayerShard, layer: DenseLayer) -> list[tuple[str, Any]]:
-    blocks = [(name, _bounds(getattr(shard, name))) for name in ("rows", "columns", "bias_rows")]
-    flags = [("by_inputs", bool(shard.by_inputs)), ("gathers", bool(shard.gathers))]
-    return [("is of the layer", shard.layer == layer), *blocks, *flags]
-
-
-def _bounds(block: slice) -> list[int]:
-    """Bounds of a block; equal for all empty ones."""
-    start, stop = int(block.start), int(block.stop)
-    return [] if start == stop else [start, stop]
 
 
 def _split_case(split: str, ranks: int, widths: Sequence[int], first: int = 0) -> Case:
@@ -103,20 +75,6 @@ def _hidden_split(random: Random, variant: Variant, number: int) -> Case:
     return _split_case(split, ranks, widths, first=2 * random.randint(0, 3) + (number in (2, 3)))
 
 
-def _run_split(function: Function, variant: Variant) -> Values:
-    def adapted(layers: Sequence[DenseLayer], split: str, ranks: int, rank: int) -> list[LayerShard]:
-        skipped = split == "alternating" and variant["first_split"] == "inputs"
-        # With a layer in front, which is split by inputs, the others are split as in the library.
-        shards: list[LayerShard] = list(function([*layers[:skipped], *layers], split, ranks, rank))
-        return shards[skipped:]
-
-    found: dict[str, Any] = {}
-    for split in ("columns", "alternating"):
-        with injected("hybridnn.parallel.dense:split_layers", adapted, "hybridnn.training.trainer"):
-            found |= _trainings(split, GRIDS)
-    return found
-
-
 def _expected_split(variant: Variant) -> Values:
     return _serial(("columns", "alternating"), GRIDS)
 
@@ -124,57 +82,22 @@ def _expected_split(variant: Variant) -> Values:
 # -- trainings --------------------------------------------------------------------------------------------------------
 
 
-def _trainings(split: str, grids: Sequence[Mapping[str, int]], **settings: Any) -> dict[str, Any]:
-    """Trainings on several grids."""
-    found: dict[str, Any] = {}
-    for grid in grids:
-        trained = train_digits(4, WIDTHS, grid=grid, model_split=split, **settings)
-        found |= {f"{_run_name(split, grid)}: {name}": value for name, value in trained.items()}
-    return found
-
-
 def _serial(splits: Sequence[str], grids: Sequence[Mapping[str, int]], **settings: Any) -> dict[str, Any]:
-    """What `_trainings` is compared with: a training on one rank."""
+    """What `trainings` is compared with: a training on one rank."""
     trained = train_digits(1, WIDTHS, **settings)
     return {
-        f"{_run_name(split, grid)}: {name}": value
+        f"{run_name(split, grid)}: {name}": value
         for split in splits
         for grid in grids
         for name, value in trained.items()
     }
 
 
-def _run_name(split: str, grid: Mapping[str, int]) -> str:
-    return f"{split}, {grid.get('batch', 1)} × {grid['model']} ranks"
-
-
 # -- layers -----------------------------------------------------------------------------------------------------------
 
 
-def _initial_weights() -> dict[str, Array]:
-    """Initial weights of the trainings with a residual layer, whose variants start equal."""
-    random = np.random.default_rng(4)
-    weights: dict[str, Array] = {}
-    for index, (inputs, outputs) in enumerate(pairwise(WIDTHS)):
-        weights[f"layers.{index}.weight"] = random.normal(size=(outputs, inputs)) / np.sqrt(inputs)
-        weights[f"layers.{index}.bias"] = np.zeros(outputs)
-    return weights
-
-
-def _run_layers(kind: str, split: str, function: Function) -> Values:
-    def replaced() -> AbstractContextManager[None]:
-        return injected(f"hybridnn.parallel.dense:{kind}", function, "hybridnn.training.trainer")
-
-    settings: dict[str, Any] = {"network": {"residual": True}, "initial_weights": _initial_weights()}
-    found: dict[str, Any] = {}
-    for grid, overlap in zip(GRIDS, (False, True), strict=True):
-        with replaced():
-            found |= _trainings(split, [grid], overlap=overlap, **settings)
-    return found
-
-
 def _expected_layers(split: str, variant: Variant) -> Values:
-    weights = _initial_weights()
+    weights = initial_weights()
     if variant["residual"] == "after activation":
         return _serial([split], GRIDS, network={"residual": True}, initial_weights=weights)
     # W x + b + x = (W + I) x + b: the same training without a residual layer, whose weights differ by I.
@@ -184,20 +107,7 @@ def _expected_layers(split: str, variant: Variant) -> Values:
     return {name: value - identity if name.endswith("layers.1.weight") else value for name, value in trained.items()}
 
 
-def _run_columns(function: Function, variant: Variant) -> Values:
-    return _run_layers("ColumnDense", "columns", function)
-
-
-def _run_rows(function: Function, variant: Variant) -> Values:
-    return _run_layers("RowDense", "alternating", function)
-
-
 # -- norm -------------------------------------------------------------------------------------------------------------
-
-
-def _call_norm(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    gradients = [np.array(gradient) for gradient in inputs["gradients"]]
-    return {"norm": float(function(group, gradients, list(inputs["is_replicated"])))}
 
 
 def _norm_case(ranks: int, sizes: Sequence[int], replicated: Sequence[int], seed: int) -> Case:
@@ -234,20 +144,6 @@ def _norm_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[Bound
     nbytes = sum(bytes_sent_by_rank(call.name, call.nbytes, case.ranks, is_root=True) for call in calls)
     least = bytes_sent_by_rank("allreduce", ITEM_BYTES, case.ranks)
     return [Bound("collectives", len(calls), 1, 3), Bound("bytes sent by a rank", nbytes, 2 * least, 8 * least)]
-
-
-def _run_norm(function: Function, variant: Variant) -> Values:
-    def adapted(chunk: Any, norm: Array) -> None:
-        """The weights' blocks, and the whole biases on every rank."""
-        gradients: list[Array] = []
-        whole = chunk.gather_parameters(chunk.replica.gradient)
-        for shard, view in zip(chunk.shards, chunk.layout.views(chunk.replica.gradient), strict=True):
-            gradients += [view.weight.copy(), whole[f"layers.{shard.layer.index}.bias"]]
-        norm[0] = float(function(chunk._group, gradients, [False, True] * len(chunk.shards))) ** 2
-
-    target = "hybridnn.parallel.model_chunk:ModelChunk.squared_gradient_norm"
-    with injected(target, adapted, "hybridnn.training.trainer"):
-        return _trainings("alternating", GRIDS, clip_norm=CLIP_NORM, shared_replicas=False)
 
 
 def _expected_norm(variant: Variant) -> Values:
@@ -289,13 +185,13 @@ ASSIGNMENT = Assignment(
             name="split",
             file="split.py",
             target="hybridnn.parallel.dense:split_layers",
-            call=_call_split,
+            call=call_split,
             solution=split_solution,
             public=_public_split,
             hidden=_hidden_split,
             points=Points(public=6, hidden=11, whole=3),
             axes=("first_split", "bias_owner"),
-            whole=WholeRun("digits on 1 × 4 and 2 × 2 ranks, both splits", _run_split, _expected_split),
+            whole=WholeRun("digits on 1 × 4 and 2 × 2 ranks, both splits", run_split, _expected_split),
             mistakes=SPLIT,
         ),
         Task(
@@ -313,7 +209,7 @@ ASSIGNMENT = Assignment(
             budget=columns_budget,
             whole=WholeRun(
                 "digits on 1 × 4 and 2 × 2 ranks, columns, a residual layer",
-                _run_columns,
+                run_columns,
                 lambda variant: _expected_layers("columns", variant),
             ),
             mistakes=COLUMNS,
@@ -333,7 +229,7 @@ ASSIGNMENT = Assignment(
             budget=rows_budget,
             whole=WholeRun(
                 "digits on 1 × 4 and 2 × 2 ranks, alternating, a residual layer",
-                _run_rows,
+                run_rows,
                 lambda variant: _expected_layers("alternating", variant),
             ),
             mistakes=ROWS,
@@ -342,14 +238,14 @@ ASSIGNMENT = Assignment(
             name="norm",
             file="norm.py",
             target="hybridnn_course.assignments.a4_model.solution:global_norm",
-            call=_call_norm,
+            call=call_norm,
             solution=lambda _: global_norm,
             public=_public_norm,
             hidden=_hidden_norm,
             points=Points(public=4, hidden=6, budget=3, whole=2),
             operations=("allreduce",),
             budget=_norm_budget,
-            whole=WholeRun("digits on 1 × 4 and 2 × 2 ranks, clipped gradients", _run_norm, _expected_norm),
+            whole=WholeRun("digits on 1 × 4 and 2 × 2 ranks, clipped gradients", run_norm, _expected_norm),
             mistakes=NORM,
         ),
     ),

@@ -3,76 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from random import Random
-from typing import Any
 
 import numpy as np
 
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.prediction.memory import layer_collectives
 from hybridnn.nn.kernels import NUMPY
-from hybridnn.nn.mlp import DenseLayer
-from hybridnn.nn.parameters import LayerParameters, LayerShard
-from hybridnn.parallel.dense import LayerArrays, split_layers
-from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn_course.answers import Answer, Values
-from hybridnn_course.assignment import Bound, Case, Function, Variant
-from hybridnn_course.assignments.a4_model.solution import Array, owned_bias
+from hybridnn_course.assignment import Bound, Case, Variant
+from hybridnn_course.exercises.a4_model.calls import BACKWARD, FORWARD, LATER, Array, LayerCase
 
 OPERATIONS = ("allreduce", "iallreduce", "allgather_rows", "iallgather_rows", "barrier")
-UNUSED = 9.0  # what the arrays hold before a pass writes them
-FORWARD, BACKWARD, LATER = "forward", "backward", "backward, biases later"
 PASSES = (FORWARD, BACKWARD, LATER)
 ITEM_BYTES = 8
-
-
-class MethodNotWrittenError(RuntimeError):
-    """A method of the class still raises `NotImplementedError`, while others may be written."""
-
-
-@dataclass(frozen=True)
-class LayerCase:
-    """A pass of a layer, and how the layer is split."""
-
-    kind: str  # one of `PASSES`
-    ranks: int
-    inputs: int
-    outputs: int
-    samples: int
-    activation: str = "tanh"
-    residual: bool = False
-    gathers: bool = True  # only for a layer split by outputs
-    overlap: bool = False  # only for a layer split by outputs
-    index: int = 1  # the input of layer 0 has no gradient
-    seed: int = 1
-
-    def layer(self) -> DenseLayer:
-        """The layer."""
-        return DenseLayer(self.index, self.inputs, self.outputs, self.activation, self.residual, "he")
-
-    def shards(self, by_inputs: bool, variant: Variant, rank: int) -> list[LayerShard]:
-        """The layer's shard on a rank, after the shard that its input comes from, if that is split."""
-        layer = self.layer()
-        if not by_inputs:
-            return [replace(split_layers([layer], "columns", self.ranks, rank)[0], gathers=self.gathers)]
-        before = DenseLayer(0, 1, self.inputs, "identity", False, "he")
-        first, shard = split_layers([before, layer], "alternating", self.ranks, rank)
-        return [first, replace(shard, bias_rows=owned_bias(variant, layer, self.ranks, rank))]
-
-    def name(self, by_inputs: bool) -> str:
-        """What is special about it."""
-        width = f"{self.inputs} inputs" if by_inputs else f"{self.outputs} outputs"
-        parts = [self.kind, f"{self.ranks} rank{'s' * (self.ranks > 1)}", width]
-        if self.residual:
-            parts.append("residual")
-        if self.overlap:
-            parts.append("overlap")
-        if not by_inputs and not self.gathers:
-            parts.append("not gathered")
-        if self.index == 0:
-            parts.append("layer 0")
-        return ", ".join(parts)
 
 
 def make_case(item: LayerCase, by_inputs: bool, variant: Variant) -> Case:
@@ -112,70 +57,6 @@ def whole_forward(item: LayerCase, weight: Array, bias: Array, x: Array, variant
 
 
 # -- call -------------------------------------------------------------------------------------------------------------
-
-
-def call_columns(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    """One pass of a layer split by outputs."""
-    item = LayerCase(**inputs["case"])
-    shard, arrays = _arrays(item, False, group, variant)
-    return _pass(function(shard, group, item.overlap, NUMPY), item, arrays, inputs, group)
-
-
-def call_rows(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    """One pass of a layer split by inputs."""
-    item = LayerCase(**inputs["case"])
-    shard, arrays = _arrays(item, True, group, variant)
-    return _pass(function(shard, group, NUMPY), item, arrays, inputs, group)
-
-
-def _arrays(item: LayerCase, by_inputs: bool, group: Any, variant: Variant) -> tuple[LayerShard, LayerArrays]:
-    shards = item.shards(by_inputs, variant, group.rank)
-    workspace = Workspace(shards, item.samples, np.float64, StageRole(item.index == 0, False))
-    layer = workspace.arrays(item.samples).layers[-1]
-    for name, array in vars(layer).items():
-        if isinstance(array, np.ndarray) and name != "ones":
-            array.fill(UNUSED)
-    return shards[-1], layer
-
-
-def _pass(dense: Any, item: LayerCase, s: LayerArrays, inputs: Values, group: Any) -> Values:
-    weight, bias = inputs["weight"].copy(), inputs["bias"].copy()
-    p = LayerParameters(weight, bias, bias[:, None])
-    np.copyto(s.x, inputs["x"])
-    run = _forward if item.kind == FORWARD else _backward
-    outputs = run(dense, item, p, s, inputs, group)
-    given = [(weight, inputs["weight"]), (bias, inputs["bias"]), (s.x, inputs["x"])]
-    return {**outputs, "input and parameters unchanged": all(np.array_equal(own, was) for own, was in given)}
-
-
-def _forward(
-    dense: Any, item: LayerCase, p: LayerParameters, s: LayerArrays, inputs: Values, group: Any
-) -> dict[str, Any]:
-    dense.forward(p, s)
-    return {"y": np.array(s.y)} | ({"activation": np.array(s.activation)} if item.residual else {})
-
-
-def _backward(
-    dense: Any, item: LayerCase, p: LayerParameters, s: LayerArrays, inputs: Values, group: Any
-) -> dict[str, Any]:
-    np.copyto(s.y, inputs["y"])
-    np.copyto(s.activation, inputs["activation"])
-    np.copyto(s.dy, inputs["dy"])
-    bias = np.full_like(p.bias, UNUSED)
-    gradient = LayerParameters(np.full_like(p.weight, UNUSED), bias, bias[:, None])
-    later = item.kind == LATER
-    try:
-        request = dense.backward_input(p, s, None if later else bias)
-        if not hasattr(request, "wait"):
-            raise TypeError(f"backward_input returned {type(request).__name__}, not a request or DONE")
-        if item.overlap:
-            group.barrier()  # marks the moment: an all-reduce that ended before it did not overlap
-        dense.backward_weight(s, gradient, biases=later)
-    except NotImplementedError as error:
-        raise MethodNotWrittenError(f"{error}: a method of the backward pass") from None
-    request.wait()
-    outputs = {"weight gradient": np.array(gradient.weight), "bias gradient": np.array(bias)}
-    return outputs | ({} if s.dx is None else {"dx": np.array(s.dx)})
 
 
 # -- budget -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.comm.group import DONE, Group, Request
@@ -15,19 +14,12 @@ from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, LayerShard
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
 from hybridnn_course.assignment import Variant
+from hybridnn_course.exercises.a4_model.calls import Array, owned_bias
 
-Array = NDArray[np.float64]
 Layer = TypeVar("Layer")
 
 
 # -- split ------------------------------------------------------------------------------------------------------------
-
-
-def owned_bias(variant: Variant, layer: DenseLayer, ranks: int, rank: int) -> slice:
-    """Rows of the bias of a layer split by inputs that a rank owns."""
-    if variant["bias_owner"] == "in blocks":
-        return block_slice(layer.outputs, ranks, rank)
-    return slice(0, layer.outputs if rank == ranks - 1 else 0)
 
 
 def is_by_inputs(variant: Variant, split: str, position: int) -> bool:

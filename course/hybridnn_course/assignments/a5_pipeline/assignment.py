@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 from hybridnn.drawing.timelines import ScheduleTimeline
@@ -15,56 +14,47 @@ from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,
-    InputGradient,
     Instruction,
     ReduceGradients,
     Update,
-    WeightGradient,
 )
-from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import ScheduleError
 from hybridnn_course.answers import MEASURED, Answer, Values
 from hybridnn_course.assignment import Assignment, Bound, Case, Function, Points, Task, Variant, WholeRun
 from hybridnn_course.assignments.a5_pipeline.measure_mistakes import MEASURE
 from hybridnn_course.assignments.a5_pipeline.mistakes import GPIPE, ONE_FORWARD_ONE_BACKWARD, ZERO_BUBBLE
-from hybridnn_course.assignments.a5_pipeline.notation import LETTERS, checked_rules, timed, to_order, to_text
 from hybridnn_course.assignments.a5_pipeline.solution import (
     alternating,
     gpipe_solution,
     measure_solution,
-    most_in_flight,
     one_forward_one_backward_solution,
     zero_bubble_solution,
 )
-from hybridnn_course.injection import injected
+from hybridnn_course.exercises.a5_pipeline.calls import (
+    SIZES,
+    call_measure,
+    call_order,
+    call_zero_bubble,
+    run_gpipe,
+    run_measure,
+    run_one_forward_one_backward,
+    run_zero_bubble,
+    size_of,
+    texts_of,
+)
+from hybridnn_course.exercises.a5_pipeline.notation import timed, to_text
 from hybridnn_course.whole_run import train_digits
 
-STAGES, MICROBATCHES = 4, 5
-SIZES = (64, 64, 64, 64, 10)
 MOST_TEXT = 1 << 16  # characters of an order that the budget reads
 
 
 # -- orders -----------------------------------------------------------------------------------------------------------
 
 
-def _size(inputs: Values) -> ScheduleSize:
-    return ScheduleSize(inputs["stages"], inputs["minibatches"], inputs["microbatches"])
-
-
-def _texts(function: Function, size: ScheduleSize) -> list[str]:
-    return [to_text(function(size, stage), size.minibatches) for stage in range(size.stages)]
-
-
-def _call_order(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    size = _size(inputs)
-    texts = _texts(function, size)
-    return {"rules": checked_rules(size, texts), **{f"stage {stage}": text for stage, text in enumerate(texts)}}
-
-
 def _picture(function: Function, inputs: Values, variant: Variant) -> ScheduleTimeline:
     """The orders of all stages, where backward passes take twice as long as forward passes."""
-    size = _size(inputs)
-    return ScheduleTimeline(timed(size, _texts(function, size)), Durations())
+    size = size_of(inputs)
+    return ScheduleTimeline(timed(size, texts_of(function, size)), Durations())
 
 
 def _order_case(stages: int, microbatches: int, minibatches: int = 1) -> Case:
@@ -85,38 +75,6 @@ def _hidden_order(random: Random, variant: Variant, number: int) -> Case:
     return _order_case(stages, stages + random.randint(1, 7), random.randint(1, 3))
 
 
-def _train(method: str, function: Function, variant: Variant, bound: Any = None) -> Values:
-    """Train on digits with the student's order in place of the one of a method, on 4 stages."""
-
-    def adapted(size: ScheduleSize, stage: int) -> list[Instruction]:
-        return list(function(size, stage))
-
-    changed = replace(METHODS[method], order=adapted)
-    if bound is not None:
-        changed = replace(changed, activations=bound)
-    methods = MappingProxyType({**METHODS, method: changed})
-    settings: dict[str, Any] = {"method": method, "microbatches": MICROBATCHES, "weight_grad": "per-microbatch"}
-    with injected("hybridnn.pipeline.schedules.methods:METHODS", methods, "hybridnn.training.trainer"):
-        return train_digits(STAGES, SIZES, grid={"pipeline": STAGES}, **settings)
-
-
-def _run_gpipe(function: Function, variant: Variant) -> Values:
-    return _train("gpipe", function, variant)
-
-
-def _run_one_forward_one_backward(function: Function, variant: Variant) -> Values:
-    def bound(size: ScheduleSize, stage: int) -> int:
-        if variant["weight_gradients"] == "merged":
-            return size.microbatches
-        return min(most_in_flight(variant, size, stage), size.microbatches)
-
-    return _train("1f1b", function, variant, bound)
-
-
-def _run_zero_bubble(function: Function, variant: Variant) -> Values:
-    return _train("zb-h1", function, variant)
-
-
 @lru_cache(maxsize=1)
 def _train_on_one_rank() -> Values:
     return train_digits(1, SIZES)
@@ -129,21 +87,9 @@ def _train_alone(variant: Variant) -> Values:
 # -- zero bubble ------------------------------------------------------------------------------------------------------
 
 
-def _call_zero_bubble(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    size = _size(inputs)
-    texts = _texts(function, size)
-    found: dict[str, Any] = {"rules": checked_rules(size, texts)}
-    for kind in (Forward, InputGradient, WeightGradient):
-        chosen = [[one for one in text.split() if one[0] == LETTERS[kind]] for text in texts]
-        found[f"{kind.name}s"] = [" ".join(sorted(row) if kind is WeightGradient else row) for row in chosen]
-    kinds = {LETTERS[kind] for kind in (Forward, InputGradient, WeightGradient)}
-    found["others"] = [" ".join(one for one in text.split() if one[0] not in kinds) for text in texts]
-    return {**found, MEASURED: {"orders": texts}}
-
-
 def _zero_bubble_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[Bound]:
     """Makespan between that of ZB-H1 and that of 1F1B with split backward passes, and memory."""
-    size = _size(case.inputs[0])
+    size = size_of(case.inputs[0])
     of_passes, behind = 3 * size.microbatches, size.stages - 1
     best = of_passes + behind + max(0, size.stages - size.microbatches)
     most = min(size.stages, size.microbatches)
@@ -174,20 +120,6 @@ def _zero_bubble_amounts(size: ScheduleSize, answer: Answer) -> tuple[float, flo
 
 
 # -- measure ----------------------------------------------------------------------------------------------------------
-
-
-def _call_measure(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    """What is measured of orders; with ``"stuck"``, also whether orders that cannot run are refused."""
-    starts, bubble, in_flight = function([to_order(text) for text in inputs["orders"]], *inputs["seconds"])
-    rows = [[float(start) for start in row] for row in starts]
-    found = {"starts": rows, "bubble": float(bubble), "in flight": [int(most) for most in in_flight]}
-    if "stuck" in inputs:
-        try:
-            function([to_order(text) for text in inputs["stuck"]], *inputs["seconds"])
-        except ValueError:
-            return {**found, "refused": True}
-        return {**found, "refused": False}
-    return found
 
 
 def _measure_case(name: str, orders: Sequence[str], forward: float, backward: float, message: float) -> Case:
@@ -243,19 +175,6 @@ def _hidden_measure(random: Random, variant: Variant, number: int) -> Case:
     return _measure_case(f"{len(orders)} stages", orders, forward, backward, message)
 
 
-def _run_measure(function: Function, variant: Variant) -> Values:
-    """Bubble and memory of the library's orders, by the student's function; messages take no time."""
-    found: dict[str, Any] = {}
-    for method in ("gpipe", "1f1b"):
-        for stages, microbatches in ((2, 4), (4, 8), (8, 8)):
-            size = ScheduleSize(stages, 1, microbatches)
-            orders = [METHODS[method].order(size, stage) for stage in range(stages)]
-            _, bubble, in_flight = function(orders, 1.0, 2.0, 0.0)
-            name = f"{method}, {stages} stages, {microbatches} microbatches"
-            found |= {f"bubble of {name}": float(bubble), f"in flight of {name}": [int(most) for most in in_flight]}
-    return found
-
-
 def _expected_measure(variant: Variant) -> Values:
     found: dict[str, Any] = {}
     for method in ("gpipe", "1f1b"):
@@ -306,13 +225,13 @@ ASSIGNMENT = Assignment(
             name="gpipe",
             file="orders.py",
             target="hybridnn.pipeline.schedules.computation_orders:gpipe",
-            call=_call_order,
+            call=call_order,
             solution=gpipe_solution,
             public=_public_order,
             hidden=_hidden_order,
             points=Points(public=5, hidden=8, whole=3),
             axes=("microbatch_order", "weight_gradients"),
-            whole=WholeRun("digits on 4 stages, 5 microbatches", _run_gpipe, _train_alone),
+            whole=WholeRun("digits on 4 stages, 5 microbatches", run_gpipe, _train_alone),
             mistakes=GPIPE,
             picture=_picture,
         ),
@@ -320,14 +239,14 @@ ASSIGNMENT = Assignment(
             name="1f1b",
             file="orders.py",
             target="hybridnn.pipeline.schedules.computation_orders:one_forward_one_backward",
-            call=_call_order,
+            call=call_order,
             solution=one_forward_one_backward_solution,
             public=_public_order,
             hidden=_hidden_order,
             points=Points(public=12, hidden=20, whole=4),
             axes=("microbatch_order", "weight_gradients", "in_flight"),
             whole=WholeRun(
-                "digits on 4 stages, 5 microbatches, bounded activations", _run_one_forward_one_backward, _train_alone
+                "digits on 4 stages, 5 microbatches, bounded activations", run_one_forward_one_backward, _train_alone
             ),
             mistakes=ONE_FORWARD_ONE_BACKWARD,
             picture=_picture,
@@ -336,27 +255,27 @@ ASSIGNMENT = Assignment(
             name="measure",
             file="measure.py",
             target="hybridnn_course.assignments.a5_pipeline.solution:measure_orders",
-            call=_call_measure,
+            call=call_measure,
             solution=measure_solution,
             public=_public_measure,
             hidden=_hidden_measure,
             points=Points(public=7, hidden=11, whole=2),
             axes=("messages",),
-            whole=WholeRun("bubble and memory of GPipe and 1F1B", _run_measure, _expected_measure),
+            whole=WholeRun("bubble and memory of GPipe and 1F1B", run_measure, _expected_measure),
             mistakes=MEASURE,
         ),
         Task(
             name="zb-h1",
             file="orders.py",
             target="hybridnn.pipeline.schedules.computation_orders:zero_bubble_h1",
-            call=_call_zero_bubble,
+            call=call_zero_bubble,
             solution=zero_bubble_solution,
             public=_public_order,
             hidden=_hidden_order,
             points=Points(public=4, hidden=6, budget=15, whole=3),
             axes=("microbatch_order",),
             budget=_zero_bubble_budget,
-            whole=WholeRun("digits on 4 stages, split backward passes", _run_zero_bubble, _train_alone),
+            whole=WholeRun("digits on 4 stages, split backward passes", run_zero_bubble, _train_alone),
             mistakes=ZERO_BUBBLE,
             picture=_picture,
         ),

@@ -20,9 +20,9 @@ from hybridnn_course.assignments.a5_pipeline.solution import (
     Passes,
     alternating,
     gpipe_solution,
-    most_in_flight,
     one_forward_one_backward_solution,
 )
+from hybridnn_course.exercises.a5_pipeline.calls import most_in_flight
 
 OfMinibatch = Callable[[Variant, Passes, ScheduleSize, int], Sequence[Instruction]]
 """From the variant, the passes of a minibatch, the size and the stage to the minibatch's part of the order."""

@@ -16,6 +16,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn_course.assignment import Variant
+from hybridnn_course.exercises.a5_pipeline.calls import most_in_flight
 
 OrderFunction = Callable[[ScheduleSize, int], list[Instruction]]
 
@@ -35,12 +36,6 @@ class Passes:
         self.update = [ReduceGradients(minibatch), Update(minibatch)]
         self.merged = [WeightGradient(minibatch, ALL_MICROBATCHES)] if merges else []
         self.end = [*self.merged, *self.update]
-
-
-def most_in_flight(variant: Variant, size: ScheduleSize, stage: int) -> int:
-    """Microbatches that a stage may have in flight in 1F1B."""
-    behind = size.stages - 1 - stage
-    return (behind if variant["in_flight"] == "fewest" else 2 * behind) + 1
 
 
 def gpipe_solution(variant: Variant) -> OrderFunction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridnn_course.assignment import Assignment, Points, Task, WholeRun
-from hybridnn_course.assignments.a6_stale import calls, cases, runs
+from hybridnn_course.assignments.a6_stale import cases, expected
 from hybridnn_course.assignments.a6_stale.code_mistakes import STAGE, STORE
 from hybridnn_course.assignments.a6_stale.rule_mistakes import DISTANCE, PREDICT, RULES
 from hybridnn_course.assignments.a6_stale.solution import (
@@ -13,6 +13,7 @@ from hybridnn_course.assignments.a6_stale.solution import (
     stage_solution,
     store_solution,
 )
+from hybridnn_course.exercises.a6_stale import calls, runs
 
 SOLUTION = "hybridnn_course.assignments.a6_stale.solution"
 
@@ -72,7 +73,7 @@ ASSIGNMENT = Assignment(
             hidden=cases.hidden_rules,
             points=Points(public=8, hidden=13, whole=3),
             axes=("stage_numbers", "extra_method"),
-            whole=WholeRun("digits on 4 stages, six methods", runs.run_rules, runs.replay_rules),
+            whole=WholeRun("digits on 4 stages, six methods", runs.run_rules, expected.replay_rules),
             mistakes=RULES,
         ),
         Task(
@@ -86,7 +87,7 @@ ASSIGNMENT = Assignment(
             points=Points(public=5, hidden=9, budget=6, whole=2),
             axes=("version_names",),
             budget=cases.store_budget,
-            whole=WholeRun("digits on 4 stages, PipeDream", runs.run_store, runs.replay_store),
+            whole=WholeRun("digits on 4 stages, PipeDream", runs.run_store, expected.replay_store),
             mistakes=STORE,
         ),
         Task(
@@ -100,7 +101,7 @@ ASSIGNMENT = Assignment(
             points=Points(public=7, hidden=11, budget=7, whole=3),
             axes=("stale_rate",),
             budget=cases.stage_budget,
-            whole=WholeRun("digits on 4 stages, three methods", runs.run_stage, runs.replay_stage),
+            whole=WholeRun("digits on 4 stages, three methods", runs.run_stage, expected.replay_stage),
             mistakes=STAGE,
         ),
         Task(
@@ -113,7 +114,7 @@ ASSIGNMENT = Assignment(
             hidden=cases.hidden_distance,
             points=Points(public=5, hidden=7, whole=1),
             axes=("stage_numbers", "backward_length"),
-            whole=WholeRun("digits on 4 stages, SpecTrain", runs.run_distance, runs.replay_distance),
+            whole=WholeRun("digits on 4 stages, SpecTrain", runs.run_distance, expected.replay_distance),
             mistakes=DISTANCE,
         ),
         Task(
@@ -128,7 +129,7 @@ ASSIGNMENT = Assignment(
             points=Points(public=4, hidden=6, budget=2, whole=1),
             axes=("velocity",),
             budget=cases.predict_budget,
-            whole=WholeRun("digits on 4 stages, SpecTrain", runs.run_predict, runs.replay_predict),
+            whole=WholeRun("digits on 4 stages, SpecTrain", runs.run_predict, expected.replay_predict),
             mistakes=PREDICT,
         ),
     ),

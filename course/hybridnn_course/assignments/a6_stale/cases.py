@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridnn_course.answers import MEASURED, Answer
 from hybridnn_course.assignment import Bound, Case, Variant
-from hybridnn_course.assignments.a6_stale.runs import METHODS, STAGE_METHODS
+from hybridnn_course.exercises.a6_stale.runs import METHODS, STAGE_METHODS
 from hybridnn_course.measuring import measured_bounds
 
 Steps = list[list[object]]
@@ -104,12 +104,13 @@ def store_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[Bound
 
 
 def _stage_case(method: str, sizes: Sequence[int], samples: Sequence[int], rate: float, seed: int) -> Case:
+    """Weights are so small that the training is stable: rounding errors of other right formulas do not grow."""
     random = np.random.default_rng(seed)
     shapes = zip(sizes[1:], sizes[:-1], strict=True)
     inputs = {
         "method": method,
         "rate": rate,
-        "layers": [random.normal(size=shape) for shape in shapes],
+        "layers": [random.normal(size=shape) / np.sqrt(shape[1]) for shape in shapes],
         "batches": [random.normal(size=(sizes[0], count)) for count in samples],
         "targets": [random.normal(size=(sizes[-1], count)) for count in samples],
     }

@@ -14,11 +14,11 @@ from hybridnn_course.assignments.a6_stale.solution import (
     Reads,
     distance_factor,
     distance_solution,
-    first_number,
     first_of_group,
     later_updates,
     rules_solution,
 )
+from hybridnn_course.exercises.a6_stale.calls import first_number
 
 Array = NDArray[np.float64]
 Rules = Callable[[str, int, int, int], Reads]

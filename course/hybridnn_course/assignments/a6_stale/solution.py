@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn_course.assignment import Variant
+from hybridnn_course.exercises.a6_stale.calls import first_number
 
 Array = NDArray[np.float64]
 Reads = tuple[int, int, int]
@@ -68,11 +69,6 @@ def rules_solution(variant: Variant) -> Callable[[str, int, int, int], Reads]:
         return newest, newest, newest
 
     return weights_read
-
-
-def first_number(variant: Variant) -> int:
-    """Number of the first stage."""
-    return 1 if variant["stage_numbers"] == "from 1" else 0
 
 
 def first_of_group(variant: Variant, stage: int, stages: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hybridnn_course.answers import Values
-from hybridnn_course.assignment import Assignment, Case, Function, Points, Task, Variant, WholeRun
+from hybridnn_course.assignment import Assignment, Case, Points, Task, Variant, WholeRun
 from hybridnn_course.assignments.a7_cost.mistakes_of_costs import COLLECTIVE, FIT, RING
 from hybridnn_course.assignments.a7_cost.mistakes_of_layouts import (
     CUTS,
@@ -18,16 +18,6 @@ from hybridnn_course.assignments.a7_cost.mistakes_of_layouts import (
     one_after_another,
     shifted_boundaries,
     without_boundaries,
-)
-from hybridnn_course.assignments.a7_cost.predictions import (
-    calibrated,
-    calibrated_with,
-    compared,
-    mapped,
-    mapped_with,
-    partitioned,
-    planned,
-    planned_with,
 )
 from hybridnn_course.assignments.a7_cost.solution import (
     NODE,
@@ -37,7 +27,17 @@ from hybridnn_course.assignments.a7_cost.solution import (
     fit_solution,
     grid_solution,
     ring_counts,
-    slowest_part,
+)
+from hybridnn_course.exercises.a7_cost.calls import call_counts, call_cuts, call_fit, call_grid, slowest_part
+from hybridnn_course.exercises.a7_cost.predictions import (
+    calibrated,
+    calibrated_with,
+    compared,
+    map_of,
+    mapped_with,
+    partitioned,
+    planned,
+    planned_with,
 )
 
 MESSAGE_UNITS = {"alpha in us": 1e-6, "beta in ns per byte": 1e-9}
@@ -45,14 +45,6 @@ GAMMA = {"gamma in ns per byte": 1e-9}
 
 
 # -- fit --------------------------------------------------------------------------------------------------------------
-
-
-def _call_fit(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    units: dict[str, float] = inputs["units"]
-    found = np.asarray(function(inputs["features"], inputs["seconds"]), np.float64)
-    if found.shape != (len(units),):
-        return {"shape": list(found.shape)}
-    return {name: float(value) / unit for (name, unit), value in zip(units.items(), found.tolist(), strict=True)}
 
 
 def _fit_case(name: str, features: Any, seconds: Any, units: dict[str, float]) -> Case:
@@ -120,11 +112,6 @@ def _hidden_fit(random: Random, variant: Variant, number: int) -> Case:
 # -- collectives ------------------------------------------------------------------------------------------------------
 
 
-def _call_counts(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    messages, nbytes, reduced = function(inputs["nbytes"], inputs["ranks"])
-    return {"messages": float(messages), "bytes": float(nbytes), "reduced": float(reduced)}
-
-
 def _counts_case(nbytes: int, ranks: int) -> Case:
     return Case(
         f"{nbytes:,} bytes on {ranks} {'rank' if ranks == 1 else 'ranks'}", ({"nbytes": nbytes, "ranks": ranks},)
@@ -148,15 +135,6 @@ def _hidden_counts(random: Random, variant: Variant, number: int) -> Case:
 
 
 # -- cuts -------------------------------------------------------------------------------------------------------------
-
-
-def _call_cuts(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    seconds, boundaries = list(inputs["seconds"]), list(inputs["boundaries"])
-    counts = [int(layers) for layers in function(list(seconds), list(boundaries), inputs["stages"])]
-    found: dict[str, Any] = {"stages": len(counts), "layers": sum(counts), "layers of the smallest stage": 1}
-    if len(counts) != inputs["stages"] or sum(counts) != len(seconds) or min(counts) < 1:
-        return {**found, "layers of the smallest stage": min(counts, default=0), "seconds of the slowest part": -1.0}
-    return {**found, "seconds of the slowest part": slowest_part(variant, seconds, boundaries, counts)}
 
 
 def _cuts_case(seconds: Sequence[float], boundaries: Sequence[float], stages: int) -> Case:
@@ -201,12 +179,6 @@ def _tells_apart(variant: Variant, seconds: Sequence[float], boundaries: Sequenc
 # -- grid -------------------------------------------------------------------------------------------------------------
 
 
-def _call_grid(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
-    network = (list(inputs["widths"]), inputs["batch"], inputs["ranks"])
-    (batch, model), seconds = function(*network, inputs["alpha"], inputs["beta"])
-    return {"microseconds": float(seconds) * 1e6, "grid": f"{int(batch)} x {int(model)}"}
-
-
 def _grid_case(widths: Sequence[int], batch: int, ranks: int, alpha: float, beta: float) -> Case:
     name = f"{'-'.join(map(str, widths))}, minibatch {batch}, {ranks} {'rank' if ranks == 1 else 'ranks'}"
     return Case(name, ({"widths": list(widths), "batch": batch, "ranks": ranks, "alpha": alpha, "beta": beta},))
@@ -233,6 +205,10 @@ def _hidden_grid(random: Random, variant: Variant, number: int) -> Case:
     widths += [random.choice((48, 100, 256, 600, 1500)) for _ in range(random.randint(1, 4))] + [10]
     batch = random.choice((30, 64, 128, 500, 2000))
     return _grid_case(widths, batch, ranks, random.choice((1e-6, 5e-6, 3e-5)), random.choice((8e-11, 4e-10, 1e-9)))
+
+
+def _expected_map(variant: Variant) -> Values:
+    return map_of(grid_solution(variant))
 
 
 ASSIGNMENT = Assignment(
@@ -268,7 +244,7 @@ ASSIGNMENT = Assignment(
             name="fit",
             file="fitting.py",
             target="hybridnn_course.assignments.a7_cost.solution:fit_costs",
-            call=_call_fit,
+            call=call_fit,
             solution=fit_solution,
             public=_public_fit,
             hidden=_hidden_fit,
@@ -284,7 +260,7 @@ ASSIGNMENT = Assignment(
             name="ring",
             file="collectives.py",
             target="hybridnn_course.assignments.a7_cost.solution:ring_counts",
-            call=_call_counts,
+            call=call_counts,
             solution=lambda _: ring_counts,
             public=_public_ring,
             hidden=_hidden_counts,
@@ -296,7 +272,7 @@ ASSIGNMENT = Assignment(
             name="collective",
             file="collectives.py",
             target="hybridnn_course.assignments.a7_cost.solution:collective_counts",
-            call=_call_counts,
+            call=call_counts,
             solution=collective_solution,
             public=_public_collective,
             hidden=_hidden_counts,
@@ -313,7 +289,7 @@ ASSIGNMENT = Assignment(
             name="cuts",
             file="planning.py",
             target="hybridnn_course.assignments.a7_cost.solution:best_cuts",
-            call=_call_cuts,
+            call=call_cuts,
             solution=cuts_solution,
             public=_public_cuts,
             hidden=_hidden_cuts,
@@ -330,14 +306,14 @@ ASSIGNMENT = Assignment(
             name="grid",
             file="planning.py",
             target="hybridnn_course.assignments.a7_cost.solution:best_grid",
-            call=_call_grid,
+            call=call_grid,
             solution=grid_solution,
             public=_public_grid,
             hidden=_hidden_grid,
             hidden_cases=12,
             points=Points(public=6, hidden=12, whole=3),
             axes=("weights",),
-            whole=WholeRun("map of the best grids of 16 ranks", mapped_with, mapped),
+            whole=WholeRun("map of the best grids of 16 ranks", mapped_with, _expected_map),
             mistakes=GRID,
         ),
     ),

@@ -17,10 +17,9 @@ from hybridnn_course.assignments.a7_cost.solution import (
     fitting_grids,
     least_slowest,
     one_way,
-    slowest_part,
-    stage_cost,
     step_counts,
 )
+from hybridnn_course.exercises.a7_cost.calls import slowest_part, stage_cost
 
 # -- cuts -------------------------------------------------------------------------------------------------------------
 

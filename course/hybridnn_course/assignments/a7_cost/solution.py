@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn_course.assignment import Function, Variant
+from hybridnn_course.exercises.a7_cost.calls import stage_cost
 
 Array = NDArray[np.float64]
 Counts = tuple[float, float, float]
@@ -112,23 +113,6 @@ def collective_solution(variant: Variant) -> Function:
 
 
 # -- cuts -------------------------------------------------------------------------------------------------------------
-
-
-def stage_cost(seconds: Sequence[float], boundaries: Sequence[float], first: int, end: int, *, waits: bool) -> float:
-    """Seconds of a stage with the boundaries at both of its ends, or of the slower of it and the boundary before."""
-    own = float(sum(seconds[first:end]))
-    before = boundaries[first - 1] if first else 0.0
-    after = boundaries[end - 1] if end < len(seconds) else 0.0
-    return before + own + after if waits else max(before, own)
-
-
-def slowest_part(
-    variant: Variant, seconds: Sequence[float], boundaries: Sequence[float], counts: Sequence[int]
-) -> float:
-    """Seconds of the slowest part of a pipeline."""
-    ends = [0, *accumulate(counts)]
-    waits = variant["messages"] == "waited for"
-    return max(stage_cost(seconds, boundaries, first, end, waits=waits) for first, end in pairwise(ends))
 
 
 def cuts_solution(variant: Variant) -> Function:

@@ -1,0 +1,1 @@
+"""Calls and trainings of A6."""
