@@ -13,8 +13,10 @@ from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.study.cells import make_cells
 from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.study_file import load_study
+from hybridnn_papers.records import read_records
 from hybridnn_papers.stability import closed_form, largest_rate
 from reference.finished_runs import made_study
+from reference.pages import ROOT
 
 
 def limit(delay: int, momentum: float, newest: float = 1.0, before: float = 0.0) -> float:
@@ -82,3 +84,29 @@ def test_largest_rates_and_depths_are_drawn(tmp_path: Path) -> None:
     best, epochs = plots["depths"][1].axes
     assert list(best.lines[0].get_ydata()) == [0.9, 0.9]
     assert list(epochs.lines[0].get_ydata()) == [1, 1]
+
+
+def test_table_of_the_page_has_the_records() -> None:
+    page = (ROOT / "papers" / "docs" / "stale-methods.md").read_text(encoding="utf-8")
+    for row in comparison_rows(ROOT / "papers" / "docs" / "records" / "stale-methods-full.csv"):
+        assert f"| {' | '.join(row)} |" in page
+
+
+def comparison_rows(path: Path) -> list[list[str]]:
+    """Per method, with 2, 4, 8 and 16 stages: mean accuracy at the best rate, epochs to the target; idle share, kB."""
+    cells: dict[tuple[str, str], dict[str, list[dict[str, float | None]]]] = {}
+    for cell in read_records(path)[0].cells:
+        of_point = cells.setdefault((cell.values["method"], cell.values["grid"]), {})
+        of_point.setdefault(str(cell.values["optimizer.lr"]), []).append(dict(cell.measures))
+    rows = []
+    for method in dict.fromkeys(method for method, _ in cells):
+        best = []
+        for stages in (2, 4, 8, 16):
+            rates = cells[method, f"{stages}x1x1"].values()
+            best.append(max(rates, key=lambda found: np.mean([one["best_metric"] for one in found])))
+        accuracy = [np.mean([one["best_metric"] for one in found]) for found in best]
+        epochs = [np.mean([one["epochs_to_target"] for one in found]) for found in best]
+        texts = [f"{value:.3f}" for value in accuracy] + [f"{value:.1f}" if value < 9 else "-" for value in epochs]
+        last = best[-1][0]
+        rows.append([f"`{method}`", *texts, f"{last['bubble']:.1%}", f"{last['memory'] / 1e3:.0f}"])
+    return rows
