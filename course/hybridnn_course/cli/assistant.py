@@ -108,6 +108,23 @@ def similar(
         console.print(f"not compared: {name}: {reason}", soft_wrap=True)
 
 
+def regrade(
+    before: Annotated[Path, typer.Argument(help="A folder of grades.", metavar="OLD")],
+    after: Annotated[Path, typer.Argument(help="A folder of grades of the same submissions.", metavar="NEW")],
+) -> None:
+    """List the checks whose points differ between two gradings, with the reason."""
+    from hybridnn.errors import one_line
+    from hybridnn_course.regrading import changed_checks, read_outcomes
+
+    console = make_console()
+    changes = list(changed_checks(read_outcomes(before), read_outcomes(after)))
+    for change in changes:
+        points = f"{change.before:.4g}, now {change.after:.4g}"
+        about = f"{change.submission}: {change.check}: {points}: {one_line(change.why)}"
+        console.print(about, soft_wrap=True, markup=False)
+    console.print(f"{counted(len(changes), 'check')} with other points")
+
+
 def oral(
     assignment: AssignmentName,
     submissions: Submissions,
