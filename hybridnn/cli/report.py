@@ -76,6 +76,7 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
     """Print the header, and measured beside predicted seconds per step: of the step, its parts and its instructions."""
     from hybridnn.cli.train_view import header_table
     from hybridnn.comm.node_load import MOST_DISTURBANCE, disturbance_text
+    from hybridnn.runs.quantities import shares_text
 
     console = make_console()
     console.print(header_table(run.header))
@@ -98,7 +99,7 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
     if run.untimed:
         console.print(f"no times: {run.untimed}")
         return
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in figures.shares.parts.items())
+    shares = shares_text(figures.shares.parts)
     console.print(f"{figures.seconds_per_epoch:.4g} s per epoch, {figures.samples_per_second:,.0f} samples/s; {shares}")
     console.print(f"limited by: {figures.verdict.text}")
     if run.disturbance > MOST_DISTURBANCE:

@@ -77,7 +77,7 @@ class LayoutChoice:
         """
         if self.grid is not None:
             if ranks not in (None, prod(self.grid)):
-                raise GridError(f"{self.text} has {prod(self.grid)} ranks")
+                raise GridError("the layout has another number of ranks")
             return [Layout(self.grid, method) for method in self.methods or (NO_METHOD,)]
         if ranks is None:
             raise SettingError("axes.layouts", self.text, "needs the axis ranks, or a grid with numbers, such as '2x4'")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOST_ERRORS = 3  # points whose errors of weights are drawn
 MOST_STEPS = 150  # steps of a curve that has a value for each
-LOW = 1.8  # inches, height of one of several panels
+LOW = 2.3  # inches, height of one of several panels
 
 
 RATE = "optimizer.lr"
@@ -81,7 +81,7 @@ def draw_stability(results: StudyResults, target: float | None) -> Plots:
         delays = sorted({point.grid[0] - 1 for points in named.values() for point in points})
         quadratic, trained = panels[2 * number : 2 * number + 2]
         exact = [closed_form(delay, momentum) for delay in delays]
-        quadratic.plot(delays, exact, color=MUTED, linewidth=4, alpha=0.4, label="roots of the equation")
+        quadratic.plot(delays, exact, color=MUTED, linewidth=4, alpha=0.4, label="roots")
         draw_lines(quadratic, [(name, *_on_quadratic(points)) for name, points in named.items()], "")
         draw_lines(trained, [(name, *_in_study(points, target)) for name, points in named.items()], "")
         quadratic.set_ylabel("rate × curvature")
