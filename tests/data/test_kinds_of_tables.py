@@ -67,11 +67,7 @@ READ: dict[str, tuple[str | bytes, dict[str, Any], list[float]]] = {
     "lines before the header": ("made by hand\n\n" + rows("a,y", "3,p", "4,q"), {"skip_lines": 2}, [3, 4]),
     "blank lines before the header": ("\n \n" + rows("a,y", "3,p", "4,q"), {}, [3, 4]),
     "names and trailing separators": (rows("3,p,", "4,q,"), {"names": ["a", "y"]}, [3, 4]),
-    "other names and trailing separators": (
-        rows("b,c,", "3,p,", "4,q,"),
-        {"names": ["a", "y"], "header": True},
-        [3, 4],
-    ),
+    "other names and more separators": (rows("b,c,", "3,p,", "4,q,"), {"names": ["a", "y"], "header": True}, [3, 4]),
     "comments": ("% units: m\n" + rows("a,y", "3,p % good", "4,q"), {"comment": "%"}, [3, 4]),
     "UTF-16": (rows("größe;y", "3;p", "4;q").encode("utf-16"), {}, [3, 4]),
     "UTF-16 without a mark": (rows("größe;y", "3;p", "4;q").encode("utf-16-le"), {}, [3, 4]),
