@@ -14,7 +14,7 @@
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make fault-drill           inject faults into runs at random and check the results  (more: make fault-drill ARGS="--trials 300")
 #   make docs                  the documentation as a site, in build/site
-#   make papers                run the short form of every ready study, and put its tables and plots into papers/docs
+#   make papers                run the short form of every ready study, and write its records, pictures and verdicts into papers/docs
 #   make man                   manual pages of all commands, in build/man: man -l build/man/hybridnn.1
 #   make outputs               print anew what README and docs show below their commands   (ARGS="--check README.md")
 #   make clean                 remove .venv and everything built

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 30
 """In tables of more columns, the message of an error has to suffice."""
+NOT_REPEATED = {"name", "file", "targets", "synthetic"}
+"""Settings of ``[data]`` that the command of a check has in another form, or that tables do not have."""
 
 app = command_group("List, describe and download data sets.")
 
@@ -105,8 +107,9 @@ def check_data(
     set_: Overrides = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
-    """Show what every column of a table holds and becomes; where settings suffice, print a command to train with."""
-    from hybridnn.config.settings import TABLE_OPTIONS, load_settings
+    """Show what every column of a table holds and becomes, its problems, and a command to train with."""
+    from hybridnn.config.settings import load_settings
+    from hybridnn.data.table_options import column_list
     from hybridnn.data.table_problems import Problem, list_text, options_text, settings_of
     from hybridnn.utils.text import command_argument
 
@@ -122,19 +125,36 @@ def check_data(
         return
     console = make_console()
     console.print(_columns_table(found))
-    lines = [("rows", f"{found.rows:,}"), *((("separator", found.separator),) if found.separator else ())]
+    lines = [("rows", f"{found.rows:,}"), ("separator", found.separator), ("task", found.task)]
     lines += [("note", note) for note in found.notes]
     lines += [("problem", f"{problem.text}; {problem.advice}") for problem in found.problems]
-    console.print(new_grid(lines))
+    unsolved = [problem for problem in found.problems if not problem.settings]
+    left_out = list(dict.fromkeys(problem.column for problem in unsolved if problem.column))
+    dropped = {*left_out, *settings_of(found.problems).get("drop_columns", ())}
+    has_inputs = len(dropped) < sum(line.becomes not in ("target", "left out") for line in found.columns)
+    if left_out and has_inputs:
+        lines.append(
+            ("left out", f"the command has no setting for the problems of these columns: {column_list(left_out)}")
+        )
+    if any(not problem.column for problem in unsolved) or not has_inputs:
+        lines.append(
+            ("first", "change the file, or add a setting to the command, for each problem that it does not solve")
+        )
+    console.print(new_grid(line for line in lines if line[1]))
+    if not has_inputs:
+        return
     set_before: dict[str, str | list[str]] = {
         key: list(value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
-        for key, value in data.model_dump(include={*TABLE_OPTIONS}, exclude_defaults=True).items()
+        for key, value in data.model_dump(exclude=NOT_REPEATED, exclude_defaults=True).items()
     }
-    if not all(problem.settings for problem in found.problems):
-        return
+    solved = settings_of(
+        [Problem("", "", set_before), *found.problems, Problem("", "", {"drop_columns": left_out} if left_out else {})]
+    )
+    if data.inputs:
+        without = solved.pop("drop_columns", [])
+        solved["inputs"] = [name for name in data.inputs if name not in without]
     named = command_argument(list_text(data.targets)) if data.targets else "NAME"
-    command = ["hybridnn train --file", command_argument(file), f"--targets {named}"]
-    command.append(options_text(settings_of([Problem("", "", set_before), *found.problems])))
+    command = ["hybridnn train --file", command_argument(file), f"--targets {named}", options_text(solved)]
     command += [f"--set {command_argument(text)}" for text in set_ or () if not text.startswith("data.")]
     print(" ".join(filter(None, command)))
 

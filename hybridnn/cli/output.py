@@ -108,7 +108,8 @@ def new_table(
 ) -> Table:
     """Make a table with left-justified columns of text, then right-justified columns of numbers, by their titles.
 
-    Cells are wrapped where the console is narrow if the table `wraps`. `style` are options of `rich.table.Table`.
+    Cells behind the first are wrapped where the console is narrow if the table `wraps`. `style` are options of
+    `rich.table.Table`.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
@@ -116,6 +117,8 @@ def new_table(
     columns = [Column(title) for title in texts] + [Column(title, justify="right") for title in numbers]
     for column, footer in zip(columns, footers or [""] * len(columns), strict=True):
         column.footer, column.vertical, column.no_wrap = footer, "top" if wraps else "bottom", not wraps
+        column.overflow = "fold" if wraps else "ellipsis"
+    columns[0].no_wrap = True
     table = Table(*columns, box=SIMPLE_HEAD, show_footer=bool(footers), **style)
     for row in rows:
         table.add_row(*row)

@@ -313,7 +313,7 @@ def run(
     ranks: Annotated[int, count("Number of ranks.", "-n")],
     script: Annotated[str, typer.Argument(help="A Python script, or with -m a module.", metavar="SCRIPT")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Arguments of the script: all that follows it.", metavar="[ARGUMENT]...")
+        list[str] | None, typer.Argument(help="Arguments of the script: all that follows it.", metavar="ARGUMENT")
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")] = False,
 ) -> None:

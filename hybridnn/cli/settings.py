@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,8 @@ from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
     from hybridnn.config.reference import Setting
+
+NARROW = 80  # columns of a console, below which a table would cut the names
 
 Key = Annotated[
     str | None,
@@ -39,20 +40,25 @@ def chosen(rows: Sequence[Setting], key: str | None) -> Sequence[Setting]:
         return rows
     found = [row for row in rows if key in (row.name, row.name.rpartition(".")[2]) or row.name.startswith(f"{key}.")]
     if not found:
-        names = [name for row in rows for name in (row.name, *row.name.rpartition(".")[::2])]
-        near = difflib.get_close_matches(key.lower(), names, n=1)
-        raise SettingError("KEY", key, f"did you mean {near[0]}?" if near else "without a key all are listed")
+        from hybridnn.utils.settings_models import nearest_key
+
+        names = [row.name for row in rows]
+        sections = dict.fromkeys(name.rpartition(".")[0] for name in names)
+        near = nearest_key(key.lower(), [*filter(None, sections), *names])
+        raise SettingError("KEY", key, f"did you mean {near}?" if near else "without a key all are listed")
     return found
 
 
 def print_rows(rows: Sequence[Setting], title: str, output_format: OutputFormat) -> None:
-    """Print a table, or of one row its cells below each other."""
+    """Print a table, or the cells of each row below each other: of a single one, or where the console is narrow."""
     if output_format is Format.json:
         write_json([vars(row) for row in rows])
         return
     names = (title, "allowed", "default", "description")
     cells = [tuple(cell.replace("`", "") for cell in vars(row).values()) for row in rows]
     console = make_console()
-    console.print(
-        new_grid(zip(names, cells[0], strict=True)) if len(cells) == 1 else new_table(names, (), cells, wraps=True)
-    )
+    if len(cells) > 1 and console.width >= NARROW:
+        console.print(new_table(names, (), cells, wraps=True))
+        return
+    for number, row in enumerate(cells):
+        console.print(*([""] if number else []), new_grid(zip(names, row, strict=True)), sep="\n")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ import typer
 
 from hybridnn.cli.options import MachineFile, OutputPicture, Overrides, PictureFile, count
 from hybridnn.cli.output import (
+    PICTURES,
     choose_format,
     new_table,
     print_drawing,
@@ -82,6 +84,8 @@ def simulate(
 
         workload = workload_from_settings(settings)
         layout = layout_from_settings(settings, ranks, workload.model, cluster)
+        if cluster.doubt and picture in PICTURES:
+            print(f"Warning: {cluster.doubt}", file=sys.stderr)
         if curve is not None:
             from hybridnn.drawing.simulation_picture import draw_scaling
 
@@ -96,6 +100,8 @@ def simulate(
             return
         step = simulate_layout(workload, layout, cluster)
         drawing = draw_simulation(step)
+        if cluster.doubt:
+            drawing = replace(drawing, title=f"{drawing.title}, by a doubtful machine file")
         write_result(
             picture,
             out,

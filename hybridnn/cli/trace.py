@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 PAGE = 17.0  # centimetres, width of the text of a page
 
 EXPLANATION = """\
-communicate  sending and receiving, waiting for what has been sent, and collectives that all ranks have reached
+communicate  sending and receiving, and collectives that all ranks have reached
 bubble       idle time that the schedule itself costs
-wait         for slower ranks, and what they have not computed
+wait         for messages and slower ranks
 overhead     loading and copying, and what lies between the instructions"""
 
 

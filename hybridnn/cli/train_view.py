@@ -112,8 +112,7 @@ class TrainView(RunView):
         tables = [] if self._has_rows else ["", epoch_table(summary.epochs, *quality, layout=layout, best=summary.best)]
         for line in (*tables, ""):
             self._console.print(line)
-        takes_turns = self._header is not None and self._header.in_process and self._header.ranks > 1
-        self._console.print(summary_table(summary, speed, layout, takes_turns=takes_turns))
+        self._console.print(summary_table(summary, speed))
 
     def _print_row(self, record: EpochRecord, header: RunHeader) -> None:
         """Print the row of an epoch of the final table as soon as it has ended, the first with the titles."""
@@ -155,23 +154,14 @@ class TrainView(RunView):
             self._progress = None
 
 
-def time_shares(speed: Speed, layout: Layout | None = None, minibatches: int = 1) -> str:
-    """Shares of the training time as text; idle time has shares of its own in a pipeline, else it is communication."""
-    idle = _idle(speed, layout, minibatches)
-    parts = {"compute": speed.compute_seconds, "communicate": speed.communication_seconds - sum(idle.values()), **idle}
-    seconds = sum(parts.values())
-    return ", ".join(f"{part / seconds if seconds else 0:.0%} {name}" for name, part in parts.items())
-
-
-def _idle(speed: Speed | EpochRecord, layout: Layout | None, minibatches: int) -> dict[str, float]:
+def _idle(record: EpochRecord, layout: Layout | None, minibatches: int) -> dict[str, float]:
     """Seconds of the bubble and of waiting in a pipeline of so many minibatches per epoch; empty for other layouts."""
     if layout is None or len(layout.stages) == 1:
         return {}
-    from hybridnn.cost.prediction.times import split_idle
-    from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble
+    from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble, split_idle
 
-    seconds = speed.compute_seconds + speed.communication_seconds
-    bubble, wait = split_idle(speed.waiting_seconds, seconds * schedule_bubble(layout, minibatches))
+    seconds = record.compute_seconds + record.communication_seconds
+    bubble, wait = split_idle(record.waiting_seconds, seconds * schedule_bubble(layout, minibatches))
     return {"bubble": bubble, "wait": wait}
 
 
@@ -279,19 +269,18 @@ def epoch_table(
     return table
 
 
-def summary_table(
-    summary: RunSummary, speed: Speed, layout: Layout | None = None, *, takes_turns: bool = False
-) -> Table:
-    """Last and best metric, speed, where the time went, and the folder; `takes_turns`: all ranks are one process."""
-    steps, minibatches = f"{summary.steps:,}", summary.steps // len(summary.epochs)
+def summary_table(summary: RunSummary, speed: Speed) -> Table:
+    """Last and best metric, speed, where the time went, and the folder."""
+    from hybridnn.runs.quantities import shares_text
+
+    steps = f"{summary.steps:,}"
     if summary.resumed_at:
         steps += f", the last {summary.steps - summary.resumed_at:,}"
     return new_grid(
         [
             *_quality_rows(summary),
             ("steps", f"{steps} in {summary.seconds:.1f} s, {speed.samples_per_second:,.0f} samples/s"),
-            ("time", f"{time_shares(speed, layout, minibatches)} (rank 0)"),
-            *([("", "of ranks that take turns in one process, and not of parallel ranks")] if takes_turns else []),
+            ("time", shares_text(summary.shares) or "none: the ranks took turns in one process"),
             ("sent", f"{format_bytes(speed.bytes_sent, decimals=1)} by all ranks"),
             ("folder", summary.folder),
         ]

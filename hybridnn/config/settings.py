@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError, create_model, 
 
 import hybridnn.data
 from hybridnn.data import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
-from hybridnn.data.table_options import Categories, Decimal, Missing, Refused, Thousands, Unknown
+from hybridnn.data.table_options import Categories, Dates, Decimal, Missing, Refused, Thousands, Unknown
 from hybridnn.errors import SettingError
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
@@ -42,6 +42,7 @@ from hybridnn.utils.settings_models import (
     Text,
     Texts,
     list_as_tuple,
+    nearest_key,
     setting_error,
 )
 from hybridnn.utils.text import shown_path
@@ -186,6 +187,7 @@ class DataSettings(Section):
     comment: str = TableOptions.comment
     decimal: Decimal = TableOptions.decimal
     thousands: Thousands = TableOptions.thousands
+    dates: Dates = TableOptions.dates
     missing_words: Texts = ()
     text_columns: Texts = ()
     drop_columns: Texts = ()
@@ -233,15 +235,10 @@ class DataSettings(Section):
             As for `load_file`.
         """
         if self.file is not None:
-            return hybridnn.data.load_file(
-                self.file,
-                self.targets,
-                inputs=self.inputs,
-                task=task,
-                options=self.table_options,
-                encoding=encoding,
-                training=partial(self._training_indices, seed=seed),
-            )
+            from hybridnn.data.user_file import read_file
+
+            training = partial(self._training_indices, seed=seed)
+            return read_file(self.file, self.targets, self.inputs, task, self.table_options, encoding, training)
         return hybridnn.data.load_dataset(**self._in_catalogue())
 
     def _training_indices(self, samples: int, seed: int) -> NDArray[np.int64]:
@@ -476,9 +473,9 @@ def _apply(values: dict[str, Any], text: str) -> None:
     name, equals, value = text.partition("=")
     *sections, key = name.strip().split(".")
     if not equals or not sections or not all((*sections, key)):
-        near = [known for known in known_names(Settings) if known.partition(".")[2] == key]
-        near += [known for known in known_names(Settings) if known == f"{key}.name"]
-        hint = f"; did you mean {near[0]}?" if near and not sections else ""
+        known = [known for known in known_names(Settings) if "." in known]
+        near = f"{key}.name" if f"{key}.name" in known else nearest_key(key, known)
+        hint = f"; did you mean {near}?" if near and not sections else ""
         raise SettingError("--set", text, OVERRIDE_FORM + hint)
     table = values
     for section in sections:

@@ -17,10 +17,9 @@ from hybridnn.cost.prediction.times import (
     parts_of_efficiency,
     run,
     seconds_per_added_minibatch,
-    split_idle,
 )
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble
+from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble, split_idle
 from hybridnn.pipeline.layout import Layout
 from hybridnn.utils.checks import require_choice
 

@@ -16,7 +16,7 @@ from .table_file import read_table
 from .table_fitting import Examination, examine
 from .table_options import TableOptions, as_names
 from .table_problems import Problem, settings_of
-from .user_file import choose_columns
+from .user_file import choose_columns, task_reason
 
 
 class ColumnLine(NamedTuple):
@@ -34,6 +34,7 @@ class TableCheck(NamedTuple):
     """A table, its problems, and the settings of ``[data]`` that may solve them."""
 
     rows: int
+    task: str  # with its reason; empty where the targets do not tell
     separator: str
     encoding: str
     notes: tuple[str, ...]
@@ -63,12 +64,13 @@ def check_table(
     numbers = found.encoding.numbers
     lines = []
     for name in frame.columns:
-        column = found.columns.get(name) or read_column(frame[name], known.words, numbers, called)
+        column = found.columns.get(name) or read_column(frame[name], known, numbers, called)
         becomes = "target" if name in wanted else _becomes(column, found) if name in columns else "left out"
         lines.append(_line(column, becomes))
     separator = repr(known.separator) if path.suffix.lower() != ".parquet" else ""
     return TableCheck(
         len(frame),
+        task_reason(frame, found.encoding, wanted, task) if found.has_task else "",
         separator,
         known.encoding,
         (*table.notes, *table.doubts, *found.doubts),

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hybridnn.errors import DataError
 
-from .table_options import TableOptions
+from .table_options import Dates, TableOptions
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -28,8 +28,11 @@ PLAIN = b"0eE+-. \n"
 ZEROS = bytes.maketrans(b"123456789", b"000000000")
 TRUTH = {"true": 1.0, "false": 0.0}
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
+YEAR_LAST = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})(?:,? (\d{1,2})(:\d\d(?::\d\d)?))?")
 ANY_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
+TOTAL = re.compile(r"(grand |sub)?total|sum|summe|gesamt|insgesamt|mean|average|mittelwert", re.I)
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EXACT = 2**53  # from here on, float64 does not represent all integers
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,10 @@ class Numbers:
     def pattern(self) -> re.Pattern[str]:
         """What a number looks like; the sign may be Unicode's minus."""
         point, group = re.escape(self.decimal), re.escape(self.thousands).replace(r"\ ", "[ \u00a0\u202f]")
-        whole = rf"(?:[1-9]\d{{0,2}}(?:{group}\d{{3}})+|\d+)" if self.thousands else r"\d+"
+        groups = rf"[1-9]\d{{0,2}}(?:{group}\d{{3}})+"
+        if self.thousands == ",":  # and as in India: 1,00,000
+            groups += r"|[1-9]\d?(?:,\d\d)+,\d{3}"
+        whole = rf"(?:{groups}|\d+)" if self.thousands else r"\d+"
         return re.compile(
             rf"[+\-\u2212]?(?:(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?|inf|infinity)", re.I | re.A
         )
@@ -132,12 +138,14 @@ class Column(NamedTuple):
         """The number of each row, NaN for missing cells, shape (rows,)."""
         return np.append(self.numbers, np.nan)[self.codes]
 
-    def odd(self) -> tuple[int, int, list[str]]:
-        """Cells that are no numbers, dates or truth values: how many, the first row, and the different texts."""
-        no_number = np.append(np.isnan(self.numbers), False)[self.codes]
-        rows = np.flatnonzero(no_number)
-        texts = [self.texts[code] for code in dict.fromkeys(self.codes[rows].tolist())]
-        return len(rows), int(rows[0]) if len(rows) else -1, texts
+    def odd(self) -> list[str]:
+        """The different cells that are no numbers, dates or truth values."""
+        return [text for text, number in zip(self.texts, self.numbers.tolist(), strict=True) if number != number]
+
+    def rows(self, texts: Sequence[str]) -> NDArray[np.intp]:
+        """The rows that hold one of these texts, from 0."""
+        wanted = set(texts)
+        return np.flatnonzero(np.array([*(text in wanted for text in self.texts), False])[self.codes])
 
 
 def is_native(dtype: Any) -> bool:
@@ -146,7 +154,7 @@ def is_native(dtype: Any) -> bool:
 
 
 def read_column(
-    column: Series[Any], words: frozenset[str], numbers: Numbers, called: str, kind: Kind | None = None
+    column: Series[Any], options: TableOptions, numbers: Numbers, called: str, kind: Kind | None = None
 ) -> Column:
     """The cells of a column as text, and as numbers; its kind, unless given, is decided by all cells.
 
@@ -154,7 +162,7 @@ def read_column(
     """
     import pandas
 
-    name = str(column.name)
+    name, words = str(column.name), options.words
     try:
         codes, cells = pandas.factorize(column)
     except TypeError as error:  # lists, for example
@@ -167,7 +175,7 @@ def read_column(
     places = np.array([*(place.get(text, -1) for text in texts), -1], np.int64)[codes]
     if kind is None and isinstance(column.dtype, pandas.CategoricalDtype):
         kind = "text"
-    kind, values = _kind_of(distinct, numbers, kind)
+    kind, values = _kind_of(distinct, numbers, options.dates, kind)
     absent = tuple(text for text in dict.fromkeys(texts) if text and text not in place)
     return Column(name, kind, places, tuple(distinct), values, absent)
 
@@ -182,12 +190,12 @@ def _cell_text(cell: object) -> str:
     return cell.isoformat() if isinstance(cell, datetime) else str(cell).strip()
 
 
-def _kind_of(texts: Sequence[str], numbers: Numbers, kind: Kind | None) -> tuple[Kind, Floats]:
+def _kind_of(texts: Sequence[str], numbers: Numbers, dates: Dates, kind: Kind | None) -> tuple[Kind, Floats]:
     """What texts are, and the number of each, NaN where it has none."""
     readers: dict[Kind, Callable[[str], float | None]] = {
         "number": numbers.parse,
         "truth": lambda text: TRUTH.get(text.casefold()),
-        "date": _days,
+        "date": partial(days_of, dates=dates),
     }
     for name, read in readers.items():
         if kind in (None, name):
@@ -200,8 +208,13 @@ def _kind_of(texts: Sequence[str], numbers: Numbers, kind: Kind | None) -> tuple
     return "text", as_numbers if kind is None else np.full(len(texts), np.nan)
 
 
-def _days(text: str) -> float | None:
-    """Days since 1970 of an ISO date, with or without a time."""
+def days_of(text: str, dates: Dates) -> float | None:
+    """Days since 1970 of a date, with or without a time; None for other text."""
+    if dates != "iso" and (found := YEAR_LAST.fullmatch(text)):
+        day, _, month, year, hour, minutes = found.groups()
+        if dates == "month-first":
+            day, month = month, day
+        text = f"{year}-{month:0>2}-{day:0>2}" + (f"T{hour:0>2}{minutes}" if hour else "")
     if not DATE.fullmatch(text):
         return None
     with contextlib.suppress(ValueError):
@@ -210,11 +223,11 @@ def _days(text: str) -> float | None:
     return None
 
 
-def odd_dates(texts: Sequence[str]) -> list[str]:
+def odd_dates(texts: Sequence[str], dates: Dates) -> list[str]:
     """The texts that are no dates, if most look like dates in any form; else none."""
     if 2 * sum(ANY_DATE.fullmatch(text) is not None for text in texts) <= len(texts):
         return []
-    return [text for text in texts if _days(text) is None]
+    return [text for text in texts if days_of(text, dates) is None]
 
 
 def label_text(text: str, numbers: Numbers) -> str:

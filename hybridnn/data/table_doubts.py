@@ -10,6 +10,7 @@ import numpy as np
 
 from hybridnn.utils.text import counted
 
+from .table_columns import EXACT, TOTAL, is_native
 from .table_options import column_list
 
 if TYPE_CHECKING:
@@ -25,18 +26,20 @@ FAR = 3.0  # times the range of the other values, from which on a sentinel is fa
 FEW_ROWS = 5
 ID_NAME = re.compile(r"(.*[\W_])?(id|nr|no|key|number)[\W_]?", re.I)
 ID_SUFFIX = re.compile(r".*[a-z]I[dD]")
-TOTAL = re.compile(r"(grand |sub)?total|sum|summe|gesamt|insgesamt|mean|average|mittelwert", re.I)
 MANY_CLASSES = 15  # different whole numbers that are taken for labels without a doubt
 FEW_ROWS_PER_CLASS = 10
+CODES_ADVICE = "data.text_columns makes an input of each value, and data.drop_columns leaves them out"
 
 
-def doubts(frame: DataFrame, columns: Sequence[Column], encoding: TableEncoding, *, is_stated: bool) -> Iterator[str]:
+def doubts(
+    frame: DataFrame, table: DataFrame, columns: Sequence[Column], encoding: TableEncoding, *, is_stated: bool
+) -> Iterator[str]:
     """Sentences about the columns of a table, without its name.
 
     Parameters
     ----------
-    frame : DataFrame
-        The table, with its columns of numbers as floats.
+    frame, table : DataFrame
+        The table with its columns of numbers as floats, and as it was read.
     columns : sequence of Column
         Input and target columns that were read cell by cell.
     is_stated : bool
@@ -52,6 +55,7 @@ def doubts(frame: DataFrame, columns: Sequence[Column], encoding: TableEncoding,
         least, most = np.fmin.reduce(values), np.fmax.reduce(values)
         yield from _compact_dates(names, values, least, most)
         yield from _sentinels(names, values, least, most)
+        yield from _long_numbers([names[n] for n in np.flatnonzero((most >= EXACT) | (least <= -EXACT))], table)
         if encoding.columns[0] in names:
             yield from _row_numbers(encoding.columns[0], values[:, names.index(encoding.columns[0])])
     yield from _total_row(frame.loc[:, [dtype.kind == "O" for dtype in frame.dtypes]])
@@ -61,10 +65,7 @@ def doubts(frame: DataFrame, columns: Sequence[Column], encoding: TableEncoding,
             yield from _sentinels([column.name], values, np.fmin.reduce(values), np.fmax.reduce(values))
     coded = [column.name for column in columns if column.name in names and _has_leading_zeros(column)]
     if coded:
-        yield (
-            f"numbers with leading zeros, as codes have: {column_list(coded)}; data.text_columns makes an input of "
-            "each value, and data.drop_columns leaves them out"
-        )
+        yield f"numbers with leading zeros, as codes have: {column_list(coded)}; {CODES_ADVICE}"
     yield from _labels(encoding, [] if is_stated else of_targets)
 
 
@@ -80,6 +81,19 @@ def _row_numbers(name: str, values: Floats) -> Iterator[str]:
     if is_identifier(name, values):
         what = "counts the rows" if (np.diff(values) == 1).all() else "has another whole number in every row"
         yield f"{name} {what}; if it only identifies them, leave it out with data.drop_columns"
+
+
+def _long_numbers(names: Sequence[str], table: DataFrame) -> Iterator[str]:
+    def is_long(name: str) -> bool:
+        column = table[name]
+        return (
+            column.dtype.kind in "iu"
+            if is_native(column.dtype)
+            else bool(column.astype(str).str.strip().str.fullmatch(r"[+-]?\d{16,}").any())
+        )
+
+    if found := [name for name in names if is_long(name)]:
+        yield f"whole numbers of so many digits that some are lost, as ids have: {column_list(found)}; {CODES_ADVICE}"
 
 
 def _total_row(texts: DataFrame) -> Iterator[str]:

@@ -46,7 +46,7 @@ class TableEncoding:
     categories : mapping of str to tuple of str
         Values of each text column among the inputs; every value is one input, in this order.
     kinds : mapping of str to str
-        ``"truth"`` for columns of truth values, which become 0 and 1, and ``"date"`` for ISO dates, which become days
+        ``"truth"`` for columns of truth values, which become 0 and 1, and ``"date"`` for dates, which become days
         since 1970.
     means : tuple of float
         With ``missing = "mean"``, what replaces missing values, one number per feature.
@@ -185,8 +185,8 @@ class TableEncoding:
             if is_number and (one := plain_numbers(table, [name], self.numbers, words)) is not None:
                 values[:, number] = one[:, 0]
                 continue
-            column = read_column(table[name], words, self.numbers, called, self.kinds.get(name, "number"))
-            if column.odd()[0]:
+            column = read_column(table[name], self.options, self.numbers, called, self.kinds.get(name, "number"))
+            if column.odd():
                 problems.append(not_numbers(column))
             values[:, number] = column.values
         require_no_problem(called, problems)
@@ -204,7 +204,7 @@ class TableEncoding:
         self, table: DataFrame, name: str, values: Sequence[str], called: str, *, unknown_is_zero: bool = False
     ) -> NDArray[np.int64]:
         """The place of each row's value among `values`, -1 for missing values; `DataError` for unknown ones, or -2."""
-        column = read_column(table[name], self.options.words, self.numbers, called, "text")
+        column = read_column(table[name], self.options, self.numbers, called, "text")
         place = {value: number for number, value in enumerate(values)}
         are_numbers = name not in self.categories and all(self.numbers.parse(value) is not None for value in values)
         texts = [label_text(text, self.numbers) if are_numbers else text for text in column.texts]
@@ -213,8 +213,9 @@ class TableEncoding:
         if unknown and not unknown_is_zero:
             rows = counted(int((found == -2).sum()), "row")
             shown = column_list([repr(text) for text in unknown])
+            how = '; a training with data.unknown_categories = "zeros" allows them' if name in self.categories else ""
             raise DataError(
-                f"{called}: column {name!r} has values that the training data did not have: {shown} ({rows})"
+                f"{called}: column {name!r} has values that the training data did not have: {shown} ({rows}){how}"
             )
         return found
 

@@ -17,15 +17,16 @@ from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.utils.files import memory_bytes, open_regular
 from hybridnn.utils.text import printable, shown_path
 
+from . import table_hints
 from .table_options import NAMES_SHOWN, TableOptions, as_names, column_list, require_names
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SEPARATORS = (",", ";", "\t", "|")
 LINE_CHARACTERS = 1 << 28  # limit of the header line, enough for ten million columns
 SAMPLE_CHARACTERS = 1 << 16  # after the header line, from which the separator is found
 SAMPLE_RECORDS = 50
+START_BYTES = 64  # from which other kinds of files are seen
 BEGINNINGS = {
     rb"\xef\xbb\xbf": "utf-8-sig",
     rb"\xff\xfe|\xfe\xff": "utf-16",
@@ -38,6 +39,7 @@ SPLIT_NUMBERS = (
     "the header line is one cell short, and the first cell of every row is left out as a row name; if a number has a "
     "decimal comma, quote it or separate the columns by semicolons"
 )
+EMPTY_LAST = "the last column has no name and no cells: left out"
 
 Extra = Literal["", "first", "last"]
 
@@ -64,7 +66,7 @@ def read_table(
 ) -> Table:
     """Read a ``.csv`` or ``.parquet`` file.
 
-    The separator is that of `SEPARATORS` which divides all of the first lines into the same number of cells.
+    The separator is the usual one which divides all of the first lines into the same number of cells.
 
     Raises `DataError`: the file cannot be read, is no table, or its columns have no names or equal ones.
 
@@ -91,7 +93,9 @@ def read_table(
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
     except UnicodeError as error:
-        raise DataError(f"{called} {_encoding_problem(error, options, is_known=bool(known.inputs))}") from error
+        raise DataError(
+            f"{called} {table_hints.encoding_problem(error, options, is_known=bool(known.inputs))}"
+        ) from error
     except MemoryError:
         raise DataError(f"{called}: the table does not fit into the memory") from None
 
@@ -127,7 +131,8 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
 
 
 def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra: Extra | None, known: Known) -> Table:
-    start = file.read(4)
+    start = file.read(START_BYTES)
+    table_hints.require_text(called, start)
     file.seek(0)
     given = "utf-8" if options.encoding == "auto" else options.encoding
     encoding = next((found for pattern, found in BEGINNINGS.items() if re.match(pattern, start, re.S)), given)
@@ -140,44 +145,58 @@ def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra
         if found := re.fullmatch(r'"?sep=(.)"?\s*', first):  # Excel announces the separator so
             options = replace(options, separator=found[1]) if known.inputs or options.separator == "auto" else options
             lines, first = lines + 1, _record(called, text)
-        while has_header and options.comment and first.startswith(options.comment):
+        while has_header and first and (not first.strip() or (options.comment and first.startswith(options.comment))):
             lines, first = lines + 1, _record(called, text)
-        separator, names, records = _header(called, text, first, options, known.inputs)
+        sample = _sample(text)
+        table_hints.require_no_nul(called, first + sample, lines)
+        separator, names, records = _header(called, sample, first, options, known.inputs)
         options = replace(options, separator=separator)
+        hint = table_hints.header_hint(first + sample, _records(first + sample, separator), lines) if has_header else ""
         if has_header and not any(names):
-            raise DataError(f"{called}: the first line is empty; it must name the columns")
-        hint = _header_hint([names, *records]) if has_header else ""
+            raise DataError(f"{called}: the first line is empty; it must name the columns{hint}")
+        is_escaped = table_hints.ESCAPED_MARKS.search(sample) is not None
+        hint = hint or (f"; {table_hints.ESCAPED}" if is_escaped else "")
         is_short = bool(records) and len(records[0]) < len(names)
         is_usual = bool(known.inputs) or any(len(record) == len(names) for record in records)
         width = len(names) if is_short and is_usual else None  # the first row lacks its last cells
         table = _read_rows(called, text, options, lines + len(first.splitlines()), width, hint)
     if table is None:
         raise DataError(f"{called}: no line of data after the header line")
+    doubts: tuple[str, ...] = (table_hints.ESCAPED,) if is_escaped else ()
     if not has_header:
-        return Table(_without_header(called, table, options, known), options)
-    if table.shape[1] == 1 and (other := _other_separator(names, records)):
+        frame, notes = _without_header(called, table, options, known)
+        return Table(frame, options, notes, doubts=doubts)
+    if repeated := table_hints.repeated_header(table, names):
+        raise DataError(f"{called}: the header line is repeated in {repeated}: remove it there")
+    if table.shape[1] == 1 and (other := table_hints.other_separator(names, records)):
         how = f"if {other!r} separates columns, set data.separator = {other!r}"
         raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
-    if options.header == "auto" and not {*known.inputs}.intersection(names) and _are_data(names, records):
+    if options.header == "auto" and not {*known.inputs}.intersection(names) and table_hints.are_data(names, records):
         how = "set data.header to false if these are data, and columns get numbered names, or to true if they are names"
         raise DataError(f"{called}: the first line seems to hold data ({column_list(names)}); {how}")
     if options.names:
-        names = _given_names(called, len(names), options.names, known)
-    if len(names) == table.shape[1] - 1 and names[-1]:
+        empty = [""] if not names[-1] and _is_empty(table, table.shape[1] - 1) else []
+        names = [*_given_names(called, len(names) - len(empty), options.names, known), *empty]
+    is_title = extra is None and len(names) == 1 and (hint or table_hints.other_header(names, table.shape[1])) != ""
+    if len(names) == table.shape[1] - 1 and names[-1] and not is_title:
         extra = _extra_cell(table) if extra is None else extra
         names = {"": names, "first": ["", *names], "last": [*names, ""]}[extra]
     else:
         extra = ""
-    doubts = (SPLIT_NUMBERS,) if extra == "first" and separator == "," and _may_be_split(table) else ()
+    doubts += (SPLIT_NUMBERS,) if extra == "first" and separator == "," and _may_be_split(table) else ()
     frame, notes = _with_names(called, table, names, separator, hint)
     other = "; set data.header to false if the first line holds data; data.header = true and data.names name them anew"
     require_names(called, list(frame.columns), hint or other)
     return Table(frame, options, notes, extra, doubts)
 
 
-def _without_header(called: str, table: DataFrame, options: TableOptions, known: Known) -> DataFrame:
-    """The table with the names of `options`, or with numbered ones."""
-    columns = table.shape[1]
+def _without_header(
+    called: str, table: DataFrame, options: TableOptions, known: Known
+) -> tuple[DataFrame, tuple[str, ...]]:
+    """The table with the names of `options`, or with numbered ones, and a line if an empty last column is left out."""
+    columns, notes = table.shape[1], tuple[str, ...]()
+    if 0 < len(options.names) == columns - 1 and _is_empty(table, columns - 1):
+        table, columns, notes = table.iloc[:, :-1], columns - 1, (EMPTY_LAST,)
     if options.names:
         names = _given_names(called, columns, options.names, known)
     else:  # the targets of the training may be absent, and the last number higher
@@ -185,10 +204,10 @@ def _without_header(called: str, table: DataFrame, options: TableOptions, known:
         without = [name for name in _numbered(columns + len(known.targets)) if name not in known.targets]
         if len(without) == columns and not {*names}.issuperset(known.inputs):
             names = without
-    if options.header == "auto" and _names_columns(table):
+    if options.header == "auto" and table_hints.names_columns(table):
         how = "set data.header to true to replace these names, or to false if it is data"
         raise DataError(f"{called}: the first line seems to name the columns; {how}")
-    return _renamed(table, names)
+    return _renamed(table, names), notes
 
 
 def _numbered(columns: int) -> list[str]:
@@ -225,49 +244,56 @@ def _is_open(record: str) -> bool:
     return is_open
 
 
-def _header(
-    called: str, text: io.TextIOWrapper, first: str, options: TableOptions, inputs: Sequence[str]
-) -> tuple[str, list[str], list[list[str]]]:
-    """The separator, the names in the header line `first`, and the first of the records that follow."""
+def _sample(text: io.TextIOWrapper) -> str:
+    """The next lines, which are read again afterwards."""
     position = text.tell()
     sample = text.read(SAMPLE_CHARACTERS)
     text.seek(position)
-    if len(sample) == SAMPLE_CHARACTERS:
-        sample = sample[: sample.rfind("\n") + 1]
+    return sample[: sample.rfind("\n") + 1] if len(sample) == SAMPLE_CHARACTERS else sample
+
+
+def _header(
+    called: str, sample: str, first: str, options: TableOptions, inputs: Sequence[str]
+) -> tuple[str, list[str], list[list[str]]]:
+    """The separator, the names in the header line `first`, and the first of the records in the lines that follow."""
     if options.comment:
         sample = re.sub(f"^{re.escape(options.comment)}.*\n?", "", sample, flags=re.MULTILINE)
     found: dict[str, tuple[list[str], list[list[str]]]] = {}
     separators = {options.separator: None} if options.separator != "auto" else {}
-    if not separators or (inputs and first):
-        separators |= dict.fromkeys(SEPARATORS)
+    if not separators or (inputs and (first or len(inputs) > 1)):
+        separators |= dict.fromkeys(table_hints.SEPARATORS)
     for separator in separators:
         try:
-            names = as_names([name.strip() for name in next(iter(_records(first, separator)), [])])
-            found[separator] = list(names), _records(sample, separator)
+            names = as_names([name.strip() for _, record in _records(first, separator)[:1] for name in record])
+            found[separator] = list(names), [record for _, record in _records(sample, separator)]
         except csv.Error as error:
             problem = error
     if not found:
         raise DataError(f"{called} is not a text file of columns: {problem}") from problem
 
-    def fits(separator: str) -> tuple[bool, int]:
+    def fits(separator: str) -> tuple[float, ...]:
         header, records = found[separator]
-        if inputs:
-            return True, len({*inputs}.intersection(header))
-        sizes = {len(record) for record in records}
-        size = max(sizes, default=0)
-        return len(sizes) == 1 and size > 1 and (not first or len(header) in (size, size - 1)), len(header) or size
+        if inputs and (shared := {*inputs}.intersection(header)):
+            return len(shared), 0
+        sizes = Counter(len(record) for record in records)
+        size, times = max(sizes.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
+        is_own = separator == options.separator and max(sizes, default=0) > 1
+        is_table = size > 1 and times == len(records) and (not first or len(header) in (size, size - 1))
+        return 0, is_own, is_table, size > 1 and times / len(records), len(header) or size
 
     separator = max(found, key=fits)
     return separator, *found[separator]
 
 
-def _records(text: str, separator: str) -> list[list[str]]:
-    """Some of the first records of a text that are not blank; the last one may be cut."""
+def _records(text: str, separator: str) -> list[tuple[int, list[str]]]:
+    """Some of the first records of a text that are not blank, each with the lines before it; the last may be cut."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
-    records: list[list[str]] = []
+    records: list[tuple[int, list[str]]] = []
+    line = 0
     for record in reader:
         if any(cell.strip() for cell in record):
-            records.append(record)
+            records.append((line, record))
+        line = reader.line_num
         if len(records) >= SAMPLE_RECORDS:
             break
     return records
@@ -302,7 +328,7 @@ def _read_rows(
     except UnicodeDecodeError:
         raise
     except (ValueError, OverflowError, pandas.errors.ParserWarning) as error:
-        raise DataError(f"{called}{_parser_problem(str(error), header_lines)}{hint}") from error
+        raise DataError(f"{called}{table_hints.parser_problem(str(error), header_lines)}{hint}") from error
 
 
 def _with_names(
@@ -311,17 +337,15 @@ def _with_names(
     """The table with its names, without a column of row names or empty last column, and a line about each of these."""
     columns, notes = table.shape[1], list[str]()
     if len(names) != columns:
-        which = f"its columns are separated by {separator!r}"
-        raise DataError(
-            f"{called}: the first row has {columns} cells, the header line has {len(names)} ({which}){hint}"
-        )
+        which = f"its columns are separated by {separator!r}){table_hints.other_header(names, columns) or hint}"
+        raise DataError(f"{called}: the first row has {columns} cells, the header line has {len(names)} ({which}")
     left_out = []
     if columns > 1 and not names[0]:
         left_out.append(0)
         notes.append("the first column has no name, as that of row names: left out")
     if columns > 2 and not names[-1] and _is_empty(table, columns - 1):
         left_out.append(columns - 1)
-        notes.append("the last column has no name and no cells: left out")
+        notes.append(EMPTY_LAST)
     frame = _renamed(table, names)
     return (frame.iloc[:, [i for i in range(columns) if i not in left_out]] if left_out else frame), tuple(notes)
 
@@ -349,74 +373,3 @@ def _renamed(table: DataFrame, names: Sequence[str]) -> DataFrame:
 
     table.columns = pandas.Index(list(names), dtype=object)  # `set_axis` would copy a million columns one by one
     return table
-
-
-def _are_data(names: Sequence[str], records: Sequence[Sequence[str]] = ()) -> bool:
-    """Whether the header line seems to hold data: numbers that do not count the columns, or cells that others repeat.
-
-    Half of the line are numbers, or of numbers and words that are cells of the `records` in the same column too, there
-    are two.
-    """
-    if len(names) > 1 and not names[0]:  # above row names
-        return False
-    number = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-    numbers = [float(text) for text in (name.replace(",", ".") for name in names) if number.fullmatch(text)]
-    is_count = len(numbers) > 1 and sorted(numbers) == [min(numbers) + number for number in range(len(numbers))]
-    if 2 * len(numbers) >= len(names) > 0 or is_count:
-        return not is_count
-    words = [(i, name) for i, name in enumerate(names) if name and not number.fullmatch(name.replace(",", "."))]
-    repeated = sum(any(record[i : i + 1] == [name] for record in records) for i, name in words)
-    return repeated > 0 and repeated + len(numbers) > 1
-
-
-def _other_separator(names: Sequence[str], records: Sequence[Sequence[str]]) -> str:
-    """A separator that would divide the one column of a table, or an empty text."""
-    for separator in (" ", ":"):
-        sizes = {len(text.replace(separator, " ").split()) for text in [*names, *(record[0] for record in records)]}
-        if any(separator in name for name in names) and len(sizes) == 1 and sizes != {1}:
-            return separator
-    return ""
-
-
-def _names_columns(table: DataFrame) -> bool:
-    """Whether the first row has no number, and a column below it nothing else."""
-    number = r"[+-]?[\d.,]+"
-    first, rest = table.iloc[0].astype(str), table.iloc[1:50].astype(str)
-    is_text = not first.str.fullmatch(number).any()
-    return is_text and len(rest) > 0 and any(rest[name].str.fullmatch(number).all() for name in rest)
-
-
-def _header_hint(records: Sequence[Sequence[str]]) -> str:
-    """The advice to skip lines, if a later one has a name for every column."""
-    sizes = Counter(len(record) for record in records)
-    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
-    for number, record in enumerate(records[:20]):
-        if len(record) == size > 1 and all(cell.strip() for cell in record) and not _are_data(record):
-            return f"; if line {number + 1} names the columns, set data.skip_lines = {number}" if number else ""
-    return ""
-
-
-def _encoding_problem(error: UnicodeError, options: TableOptions, *, is_known: bool) -> str:
-    """What cannot be decoded, and the encoding that would; `is_known`: the settings are those of a run."""
-    tried = "UTF-8" if options.encoding in ("auto", "utf-8", "utf-8-sig") else options.encoding
-    if not isinstance(error, UnicodeDecodeError):
-        return f"is not a text file in {tried}: {one_line(str(error))}"
-    before, after = error.object[: error.start], error.object[error.start :]
-    word = before.rpartition(b"\n")[2][-12:] + after.partition(b"\n")[0][:12]
-    shown = word.decode("cp1252", "replace").strip()
-    problem = f"byte {error.object[error.start]:#04x} ({error.reason})"
-    how = 'set data.encoding = "cp1252"' if not is_known else "save it as UTF-8 (iconv -f cp1252 -t utf-8)"
-    remedy = f"; {how} if {shown} is text with the letters of Windows or Latin-1"
-    return f"is not a text file in {tried}: {problem}{remedy if shown.isprintable() else ''}"
-
-
-def _parser_problem(message: str, header_lines: int) -> str:
-    """What is wrong with a table in which pandas found an error."""
-    if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", message):
-        expected, line, cells = (int(number) for number in found.groups())
-        return f", line {line + header_lines}: {cells} cells, the first row has {expected}"
-    if found := re.search(r"EOF inside string starting at row (\d+)", message):
-        return f", row {int(found[1]) + 1}: a quotation mark is not closed"
-    if "out of memory" in message:
-        return ": the table does not fit into the memory"
-    return f" is not a text file of columns: {one_line(message)[:200]}"

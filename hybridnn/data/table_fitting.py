@@ -14,6 +14,7 @@ from hybridnn.utils.text import counted, printable
 
 from .rows import Task
 from .table_columns import (
+    EXACT,
     GROUPED,
     Column,
     Floats,
@@ -34,19 +35,19 @@ from .table_problems import (
     TARGET_ADVICE,
     Problem,
     are_too_many,
-    built_in_word,
     column_problems,
+    infinite_values,
     is_mostly_numbers,
     not_dates,
     not_numbers,
     second_header,
     sign_advice,
+    words_advice,
 )
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-EXACT = 2**53  # from here on, float64 does not represent all integers
 FEW_CLASSES = 50  # different whole numbers that are taken for labels in any table
 
 
@@ -68,6 +69,7 @@ class Examination(NamedTuple):
     problems: list[Problem]
     doubts: list[str]  # what may not be as meant
     frame: DataFrame  # the table with its columns of numbers as floats
+    has_task: bool  # whether the targets, if there are any, can be those of the task
 
 
 def examine(
@@ -89,9 +91,9 @@ def examine(
     """
     require_columns(called, table, options.text_columns, "which data.text_columns names")
     found, plain, numbers, (ambiguous, unlikely) = _read(table, called, columns, targets, options)
-    problems = []
-    if ambiguous:
-        problems.append(_two_readings(ambiguous, options))
+    problems, are_points_unlikely = [], options.separator in ("auto", ",")  # which would separate columns too
+    if ambiguous or (unlikely and not are_points_unlikely):
+        problems.append(_two_readings(ambiguous or unlikely, options, is_sure=bool(ambiguous)))
     inputs = [found[name] for name in columns if name in found]
     if header := second_header([*inputs, *(found[name] for name in targets)]):
         problems.append(header)
@@ -108,17 +110,20 @@ def examine(
     floats = {name: of_numbers[name] for name in columns if name in of_numbers and name not in kinds}
     key = _key(table, {*columns, *targets}, floats)
     encoding = TableEncoding(tuple(columns), tuple(targets), key, (), categories, kinds, options=known)
-    frame = _with_floats(table, floats)
+    frame, has_task, doubted = _with_floats(table, floats), bool(targets), list[str]()
     if targets:
-        classes, more = _fit_classes([found[name] for name in targets], table, task, encoding)
-        encoding, problems = replace(encoding, classes=classes), problems + more
-    doubted = list(doubts(frame, list(found.values()), encoding, is_stated=task is not None))
-    if unlikely and len(table) >= FEW_ROWS:
+        of_targets = [found[name] for name in targets]
+        gaps, doubted = list(_target_gaps(of_targets, options)), list(_dropped_classes(of_targets, options))
+        classes, wrong = _fit_classes(of_targets, table, task, encoding)
+        encoding, problems = replace(encoding, classes=classes), problems + gaps + wrong
+        has_task = not wrong and all(gap.settings for gap in gaps)
+    doubted += doubts(frame, table, list(found.values()), encoding, is_stated=task is not None)
+    if unlikely and are_points_unlikely and len(table) >= FEW_ROWS:
         how = 'set data.thousands = "." if it separates thousands'
         doubted.append(f"every point stands before three digits, as in {unlikely!r}; {how}")
     if numbers == Numbers(",", ".") and options.decimal == options.thousands == "auto" and len(table) >= FEW_ROWS:
         doubted += _doubted_points(found.values())
-    return Examination(encoding, found, problems, doubted, frame)
+    return Examination(encoding, found, problems, doubted, frame, has_task)
 
 
 def _doubted_points(columns: Iterable[Column]) -> Iterator[str]:
@@ -142,7 +147,7 @@ def _read(
     given: dict[str, Kind] = dict.fromkeys(options.text_columns, "text")
 
     def read(names: Iterable[str], numbers: Numbers) -> dict[str, Column]:
-        return {name: read_column(table[name], options.words, numbers, called, given.get(name)) for name in names}
+        return {name: read_column(table[name], options, numbers, called, given.get(name)) for name in names}
 
     raw = read(dict.fromkeys([*unread, *targets, *stated]), Numbers())
     if any(re.search(r"\d,\d", text) for column in raw.values() for text in column.texts):  # points may be of thousands
@@ -187,14 +192,14 @@ def _ambiguous_points(table: DataFrame, raw: Mapping[str, Column], plain: Parts)
     return next(filter(None, found), ""), "" if is_decimal else first
 
 
-def _two_readings(number: str, options: TableOptions) -> Problem:
-    """The problem of a number whose comma or point may separate thousands."""
+def _two_readings(number: str, options: TableOptions, *, is_sure: bool) -> Problem:
+    """The problem of a number whose comma or point may separate thousands; `is_sure`: a point probably does."""
     if "," in number:
         how = 'set data.thousands = "," if it separates thousands, or data.decimal = "," if it is a decimal comma'
         settings = {} if options.separator in (";", "\t") else {"thousands": ","}
     else:
         how = 'set data.thousands = "." if the point separates thousands, or "none" if it is a decimal point'
-        settings = {"thousands": "."}
+        settings = {"thousands": "."} if is_sure else {}
     return Problem(f"{number!r} may be read in two ways", how, settings)
 
 
@@ -202,7 +207,9 @@ def _key(table: DataFrame, used: set[str], numbers: Mapping[str, Floats]) -> str
     """The first column, if it seems to identify the rows: without use and with different cells, or an input of ids."""
     first = str(table.columns[0])
     if first in numbers:
-        return first if is_identifier(first, numbers[first]) else ""
+        is_long = len(table) >= FEW_ROWS and np.abs(numbers[first]).max() >= EXACT
+        is_key = is_long or is_identifier(first, numbers[first])
+        return first if is_key and table[first].astype(str).is_unique else ""
     return first if first not in used and table[first].astype(str).is_unique else ""
 
 
@@ -219,7 +226,7 @@ def _plain_parts(table: DataFrame, names: Sequence[str], options: TableOptions) 
     """The columns that are numbers alone, and the names of the others, found by halving."""
     plain = Numbers() if options.decimal in ("auto", ".") else Numbers(options.decimal)
     values = plain_numbers(table, names, plain, options.words) if names else None
-    if values is not None and not np.isnan(values).any():
+    if values is not None and np.isfinite(values).all():
         return [(names, values)], []
     if len(names) <= 1:
         return [], list(names)
@@ -242,40 +249,40 @@ def _fit_classes(
     targets: Sequence[Column], table: DataFrame, task: Task | None, encoding: TableEncoding
 ) -> tuple[tuple[str, ...], list[Problem]]:
     """Names of the classes, empty for regression, and what is wrong with the targets."""
-    options, problems = encoding.options, []
-    for column in targets:
-        if column.missing and options.missing != "drop" and options.missing_targets != "drop":
-            row = int((column.codes < 0).argmax()) + 1
-            rows = f"{counted(column.missing, 'row')}, first in row {row:,}"
-            problems.append(
-                Problem(
-                    f"missing values in the target {printable(column.name, 40)} ({rows})",
-                    _target_advice(column),
-                    {} if built_in_word(column) else {"missing_targets": "drop"},
-                )
-            )
     if task == "regression" or (task is None and len(targets) > 1):
-        text = [column for column in targets if column.odd()[0] and column.kind == "text"]
-        return (), problems + [_regression_problem(column) for column in text]
+        return (), [_regression_problem(column) for column in targets if column.odd() and column.kind == "text"]
     if len(targets) > 1:
-        return (), [
-            *problems,
-            Problem(f"classification needs one target column, not {len(targets)}", "give one name in data.targets"),
-        ]
+        shown = f"classification needs one target column, not {len(targets)}"
+        return (), [Problem(shown, "give one name in data.targets")]
     column = targets[0]
     if task is None and (column.kind == "date" or (column.kind == "number" and _has_decimals(column, table, encoding))):
-        return (), problems
+        return (), []
     is_number = column.kind == "number"
     classes = _sorted(label_text(text, encoding.numbers) if is_number else text for text in column.texts)
-    problem = _label_problem(column, classes, task, options)
-    return classes, [*problems, problem] if problem else problems
+    problem = _label_problem(column, classes, task, encoding.options)
+    return classes, [problem] if problem else []
 
 
-def _target_advice(column: Column) -> str:
-    """What to do about missing targets: words such as None may be a class."""
-    if word := built_in_word(column):
-        return f'if {word!r} is a class, set data.missing_words = "not {word}"; else {TARGET_ADVICE}'
-    return TARGET_ADVICE
+def _target_gaps(targets: Sequence[Column], options: TableOptions) -> Iterator[Problem]:
+    """Missing and infinite values of targets; words such as None may be a class."""
+    for column in targets:
+        if column.missing and "drop" not in (options.missing, options.missing_targets):
+            row = int((column.codes < 0).argmax()) + 1
+            rows = f"{counted(column.missing, 'row')}, first in row {row:,}"
+            shown = f"missing values in the target {printable(column.name, 40)} ({rows})"
+            if words := words_advice(column, options, "class"):
+                yield Problem(shown, f"{words}; else {TARGET_ADVICE}")
+            else:
+                yield Problem(shown, TARGET_ADVICE, {"missing_targets": "drop"})
+        yield from infinite_values(column, is_target=True)
+
+
+def _dropped_classes(targets: Sequence[Column], options: TableOptions) -> Iterator[str]:
+    """Doubts about words among labels that count as missing values, and whose rows are left out."""
+    for column in targets if "drop" in (options.missing, options.missing_targets) else ():
+        if words := words_advice(column, options, "class"):
+            rows = counted(column.missing, "row")
+            yield f"{printable(column.name, 40)}: {rows} without a label are left out; {words}"
 
 
 def _has_decimals(column: Column, table: DataFrame, encoding: TableEncoding) -> bool:
@@ -305,8 +312,10 @@ def _label_problem(column: Column, classes: Sequence[str], task: Task | None, op
     is_free = column.kind == "text" and task is None and column.name not in options.text_columns
     if is_free and (is_mostly_numbers(column) or sign_advice(column.texts)):
         problem, numbers = not_numbers(column, is_target=True), column.numbers[~np.isnan(column.numbers)]
-        if (numbers != np.rint(numbers)).any() or not _are_quantities(len(np.unique(numbers)), rows):
+        if (numbers != np.rint(numbers)).any():
             return problem
+        if not _are_quantities(len(np.unique(numbers)), rows):
+            return problem._replace(settings={})  # an odd cell may be a class
         how = f"{problem.advice}; set model.loss to mse for regression"
         return problem._replace(advice=how, settings=problem.settings and {**problem.settings, "model.loss": "mse"})
     if column.kind == "number":
@@ -321,8 +330,8 @@ def _label_problem(column: Column, classes: Sequence[str], task: Task | None, op
             shown = f"{name} has {len(classes):,} different whole numbers in {rows:,} rows"
             return Problem(shown, how, {"model.loss": "mse"})
     elif task is None and are_too_many(len(classes), rows):
-        if not_days := odd_dates(column.texts):
-            return not_dates(column, not_days, is_target=True)
+        if not_days := odd_dates(column.texts, options.dates):
+            return not_dates(column, not_days, options.dates, is_target=True)
         how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"
         return Problem(f"{name} has {len(classes):,} different texts in {rows:,} rows", how)
     if len(classes) < 2:

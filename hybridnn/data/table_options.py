@@ -24,6 +24,7 @@ MISSING_WORDS = frozenset(
 
 Decimal = Literal["auto", ".", ","]
 Thousands = Literal["auto", "none", ".", ",", " ", "'"]
+Dates = Literal["iso", "day-first", "month-first"]
 Missing = Literal["error", "drop", "mean"]
 Refused = Literal["error", "drop"]
 Categories = Literal["error", "one-hot"]
@@ -64,6 +65,8 @@ class TableOptions:
         Decimal separator; ``"auto"`` decides by all cells.
     thousands : {'auto', 'none', '.', ',', ' ', "'"}
         Separator of thousands; ``"auto"`` decides by all cells, and refuses cells that may be read in two ways.
+    dates : {'iso', 'day-first', 'month-first'}
+        Dates are written as ``2020-12-31``; or also as ``31.12.2020`` and ``31/12/2020``, or as ``12/31/2020``.
     missing_words : str or sequence of str
         Texts that count as missing values too, such as ``"?"``; ``"not None"`` takes ``None`` out of `MISSING_WORDS`.
     text_columns : str or sequence of str
@@ -89,6 +92,7 @@ class TableOptions:
     comment: str = ""
     decimal: Decimal = "auto"
     thousands: Thousands = "auto"
+    dates: Dates = "iso"
     missing_words: str | Sequence[str] = ()
     text_columns: str | Sequence[str] = ()
     drop_columns: str | Sequence[str] = ()
@@ -101,6 +105,7 @@ class TableOptions:
         choices = {
             "decimal": Decimal,
             "thousands": Thousands,
+            "dates": Dates,
             "missing": Missing,
             "missing_targets": Refused,
             "categories": Categories,

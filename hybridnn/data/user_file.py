@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError, SettingError, warn_caller
 from hybridnn.utils.files import open_regular, read_npz
 from hybridnn.utils.text import command_argument, shown_path
 
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
-ENDINGS = "the name of the file must end in .npz, .csv, .tsv, .txt or .parquet"
+ENDINGS = (
+    "the name of the file must end in .npz, .csv, .tsv, .txt or .parquet: save a sheet as .csv, and unpack what is "
+    "compressed"
+)
 
 HEADER_ROWS = 1000  # in which a name of a column that is a cell too is searched
 
@@ -49,7 +52,7 @@ def load_file(
     encoding: TableEncoding | None = None,
     training: Training | None = None,
 ) -> Dataset:
-    """Load the training data of a user.
+    """Load the training data of a user, and warn of what may not be as meant (``Dataset.warnings``).
 
     Parameters
     ----------
@@ -78,6 +81,19 @@ def load_file(
     SettingError
         If `targets` are missing for a table, or `targets` or `inputs` are given for an ``.npz``.
     """
+    return _warned(read_file(path, targets, inputs, task, options, encoding, training))
+
+
+def read_file(
+    path: str | Path,
+    targets: str | Sequence[str],
+    inputs: str | Sequence[str],
+    task: Task | None,
+    options: TableOptions | None,
+    encoding: TableEncoding | None,
+    training: Training | None,
+) -> Dataset:
+    """As `load_file`, without a warning."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise SettingError("data.file", str(path), ENDINGS)
@@ -116,7 +132,15 @@ def load_frame(
     if not hasattr(frame, "columns"):
         raise DataError(f"{called} is of the type {type(frame).__name__}: must be a data frame of pandas")
     table = Table(named_frame(frame, called), options or TableOptions())
-    return _dataset_from_table(table, "frame", called, as_names(targets), as_names(inputs), task, None, training)
+    names = as_names(targets), as_names(inputs)
+    return _warned(_dataset_from_table(table, "frame", called, *names, task, None, training))
+
+
+def _warned(data: Dataset) -> Dataset:
+    """The data set, of whose doubts the caller is warned."""
+    for text in data.warnings:
+        warn_caller(text)
+    return data
 
 
 def _require_readable(path: Path, called: str) -> None:
@@ -176,7 +200,8 @@ def _dataset_from_table(
         _require_targets(frame, called, targets)
     x, y, dropped = encoding.encode(frame, called, targets=targets)
     used = {*encoding.columns, *targets, *options.drop_columns}
-    reasons = [_reason(frame, encoding, targets, task, dropped), *table.notes]
+    left = f"; {dropped:,} of {len(frame):,} rows have missing values and are left out" if dropped else ""
+    reasons = [f"{task_reason(frame, encoding, targets, task)}{left}", *table.notes]
     outputs = len(encoding.classes) or len(targets)
     is_guessed = task is None and not is_fitted and not encoding.classes
     written = _written(frame[targets[0]], encoding) if is_guessed else ""
@@ -254,20 +279,19 @@ def _require_targets(table: DataFrame, called: str, targets: Sequence[str]) -> N
             raise SettingError("data.targets", name, how)
 
 
-def _reason(table: DataFrame, encoding: TableEncoding, targets: Sequence[str], task: Task | None, dropped: int) -> str:
-    """Property of the table from which the task follows, and the rows that were left out."""
-    left = f"; {dropped:,} of {len(table):,} rows have missing values and are left out" if dropped else ""
+def task_reason(table: DataFrame, encoding: TableEncoding, targets: Sequence[str], task: Task | None) -> str:
+    """The task, and the property of the table from which it follows."""
     if encoding.classes:
         is_counted = encoding.classes == tuple(str(label) for label in range(len(encoding.classes)))
         names = "" if is_counted else f" ({column_list(encoding.classes)})"
-        return f"classification: {len(encoding.classes)} classes{names}{left}"
+        return f"classification: {len(encoding.classes)} classes{names}"
     if len(targets) > 1:
         why = f"{len(targets)} target columns"
     elif task == "regression":
         why = LOSS_DECIDES
     else:
         why = f"{targets[0]} has {_written(table[targets[0]], encoding)}"
-    return f"regression: {why}{left}"
+    return f"regression: {why}"
 
 
 def _written(target: Series[Any], encoding: TableEncoding) -> str:

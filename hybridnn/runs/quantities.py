@@ -8,8 +8,7 @@ from math import isfinite, isnan, nan
 from statistics import fmean, mean, median
 from typing import Literal
 
-from hybridnn.cost.prediction.times import split_idle
-from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble
+from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble, split_idle
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.utils.settings_models import by_dotted_name
 
@@ -245,6 +244,11 @@ def _metric_of(run: RunRecord) -> tuple[str, float | None]:
     last = run.epochs[-1] if run.epochs else None
     name = "accuracy" if last is None else last.metric_name
     return f"test {name}", None if last is None or run.diverged else last.metric
+
+
+def shares_text(parts: Mapping[str, float]) -> str:
+    """The parts of the time of a step as text."""
+    return ", ".join(f"{name} {share:.0%}" for name, share in parts.items())
 
 
 def instruction_figures(run: RunRecord) -> list[InstructionFigures]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -187,6 +187,8 @@ class RunSummary:
     weights_epoch: int | None = None
     evaluated: str = "test"  # split on which epochs were evaluated, "validation" or "test"
     monitor: str = "auto"  # ``training.monitor``, which makes an epoch the best
+    # parts of the time of a step by name, which add up to 1, as `TimeShares`; empty where times mean nothing
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> EpochRecord | None:

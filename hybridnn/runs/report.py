@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -114,7 +115,11 @@ class RunReport(Callback):
             draw_learning_curve(summary.epochs, self._folder.path / LEARNING_CURVE, summary.evaluated)
             self._folder.write_arrays(WEIGHTS, weights)
             self._folder.end(summary)
-            self._view.on_end(summary)
+            from hybridnn.runs.quantities import figures_of
+            from hybridnn.runs.run_files import read_run
+
+            run = read_run(self._folder.path)
+            self._view.on_end(summary if run.untimed else replace(summary, shares=figures_of(run).shares.parts))
 
     def _header(self, folder: Path) -> RunHeader:
         settings, trainer, data = self._settings, self._trainer, self._data
@@ -165,7 +170,9 @@ class RunReport(Callback):
         counts = microbatch_counts(METHODS[layout.method], layout.stages, self._trainer.batch_size)
         if len(counts) < 2 or len(layout.stages) == 1:
             return ""
-        by = "typical costs" if self._predicted is None else f"the machine file {self._predicted.machine}"
+        by = "typical costs"
+        if self._predicted is not None:
+            by = f"the {'doubtful ' if self._predicted.doubt else ''}machine file {self._predicted.machine}"
         return f"predicted best from {counts[0]} to {counts[-1]} by {by}"
 
 

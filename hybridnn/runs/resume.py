@@ -38,6 +38,7 @@ FREE_SETTINGS = frozenset(
         "training.evaluate_every",
         "training.patience",
         "training.evaluate_every_steps",
+        "training.diagnose_staleness",
         "training.weight_error",
         "training.checkpoint_every",
         "training.keep",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from math import inf
 
 from hybridnn.comm.recorder import Event
-from hybridnn.cost.prediction.times import split_idle
+from hybridnn.pipeline.checks.simulated_schedule import split_idle
 from hybridnn.pipeline.execution.point_to_point import StagePosition
 from hybridnn.pipeline.schedules.instructions import Instruction, ReceiveGradients, SendActivations, SendGradients
 from hybridnn.runs.trace_file import Epoch
@@ -39,10 +39,9 @@ class Breakdown:
 
     def activities(self, bubble: float) -> dict[str, float]:
         """Seconds by the names of all reports; `bubble` is the share of the time that the schedule costs."""
-        idle = split_idle(self.imbalance_idle, bubble * self.span)
-        communicate = self.transfer + self.transfer_idle
+        idle = split_idle(self.transfer_idle + self.imbalance_idle, bubble * self.span)
         names = ("compute", "communicate", "bubble", "wait", "overhead")
-        return dict(zip(names, (self.computing, communicate, *idle, self.other), strict=True))
+        return dict(zip(names, (self.computing, self.transfer, *idle, self.other), strict=True))
 
     @property
     def span(self) -> float:

@@ -5,6 +5,7 @@ The cost models are imported where they are used: every rank of every run loads 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -102,18 +103,21 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     return divided(workload, layout, machine, cuts=cuts, balances=balances)
 
 
+UNKNOWN_WIDTH = 1 << 20
+
+
 def require_fitting_layout(settings: Settings, ranks: int) -> None:
     """Raise what a training on `ranks` ranks would raise about its layout, as far as no data file is read for that."""
     if settings.parallel.auto:
         return
-    stage_shapes(settings.parallel, ranks)
     if settings.data.file is None:
-        if (
-            settings.parallel.partition == "profile"
-        ):  # the layers of the stages are timed in the run; all else is checked
-            parallel = settings.parallel.model_copy(update={"partition": ParallelSettings().partition})
-            settings = settings.model_copy(update={"parallel": parallel})
-        layout_from_settings(settings, ranks, _model(settings, settings.data.describe(settings.model.task)))
+        model = _model(settings, settings.data.describe(settings.model.task))
+    else:  # the file decides the widths of the first and the last layer: wide ones can be split among any ranks
+        model = settings.model.make(UNKNOWN_WIDTH, UNKNOWN_WIDTH, settings.model.task or "classification")
+    if settings.parallel.partition == "profile":  # the layers of the stages are timed in the run; all else is checked
+        parallel = settings.parallel.model_copy(update={"partition": ParallelSettings().partition})
+        settings = settings.model_copy(update={"parallel": parallel})
+    layout_from_settings(settings, ranks, model)
 
 
 def with_divided_pipeline(settings: Settings, model: MLP, grid: ProcessGrid, device: str) -> Settings:
@@ -251,5 +255,8 @@ def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
     kept = parallel.model_dump(include={"shared_replicas"} & parallel.model_fields_set)
     if parallel.shared_replicas is False:
         wanted |= kept
-    best = best_exact(workload_from_settings(settings), require_machine(), ranks, wanted)
+    machine = require_machine()
+    if machine.doubt:
+        print(f"Warning: {machine.doubt}", file=sys.stderr, flush=True)
+    best = best_exact(workload_from_settings(settings), machine, ranks, wanted)
     return keys_of_layout(best.layout) | kept

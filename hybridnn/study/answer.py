@@ -41,7 +41,7 @@ class Fastest:
         first = f"{named}{counted(self.point.first.ranks, 'rank')}: {layout_name(self.point)} is the fastest, {seconds}"
         if not self.point.cells[0].run.header.layout.exact:
             first += " (not exact: it trains differently)"
-        return " ".join([first + self._against_base(), self._against_next(), *self._model()])
+        return " ".join([first + self._against_base(), self._against_next(), *self._model(), *self._disturbed()])
 
     def _against_base(self) -> str:
         found = self.comparison
@@ -55,20 +55,28 @@ class Fastest:
         return f"{text}; it loses to {parts} of the ranks' time."
 
     def _against_next(self) -> str:
-        (other, ratio), alike = self.others[0], self.alike
+        (other, ratio), alike = self.others[0], [item for item in self.others if item[0] in self.alike]
         if not alike:
             return f"The next, {layout_name(other)}, takes {ratio.format('.2f')} times as long."
-        names = " and ".join(", ".join(layout_name(point) for point in alike).rsplit(", ", 1))
-        why = "" if ratio.low is not None else ", without 3 repeats"
-        return f"No difference to {names} can be told{why} ({layout_name(other)}: {ratio.format('.2f')} times as long)."
+        texts = [
+            f"{layout_name(other)} ({ratio.format('.2f')} times as long{', without 3 repeats' * (ratio.low is None)})"
+            for other, ratio in alike
+        ]
+        return f"No difference can be told to {' and '.join(filter(None, [', '.join(texts[:-1]), texts[-1]]))}."
 
     def _model(self) -> list[str]:
         if self.predicted is None:
             return []
+        model = "The model, of a doubtful machine file," if self.predicted.first.prediction_doubt else "The model"
         if self.predicted is self.point:
-            return ["The model said so."]
+            return [f"{model} said so."]
         ratio = next(ratio for other, ratio in self.others if other is self.predicted)
-        return [f"The model had chosen {layout_name(self.predicted)}, {ratio.format('.2f')} times as long."]
+        return [f"{model} had chosen {layout_name(self.predicted)}, {ratio.format('.2f')} times as long."]
+
+    def _disturbed(self) -> list[str]:
+        cells = [cell for point in (self.point, *(other for other, _ in self.others)) for cell in point.cells]
+        disturbed = sum(cell.is_disturbed for cell in cells)
+        return [f"{disturbed} of its {counted(len(cells), 'run')} were disturbed by other processes."] * (disturbed > 0)
 
     @property
     def facts(self) -> dict[str, Any]:

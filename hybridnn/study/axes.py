@@ -165,7 +165,8 @@ _KNOWN_AXES = (
         _apply_grid,
         parse_layout,
         "Process grids with the methods of their pipelines: `'2x4'` (batch x model), `'2x2x1:1f1b'` (pipeline x batch "
-        "x model), `'4x1x1:gpipe,ddg'` (a cell for each method). Families stand for layouts of every number of ranks: "
+        "x model), `'4x1x1:gpipe,ddg'` (a cell for each method), `'4x1x1:stale'` (for all asynchronous ones). "
+        "Families stand for layouts of every number of ranks: "
         "`'batch'` or `'model'`, all ranks along one axis; `'grid'`, several along both; `'pipeline:1f1b'`, every "
         "number of stages, with all other ranks along batch; `'all'`, these with every exact method but `sequential`. "
         "In names and tables, the method is a label of its own, `-` without stages.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ NO_METHOD = "-"  # of a layout without stages
 FAMILIES = ("batch", "model", "grid", "pipeline", "all")
 """Names in place of a grid: all ranks along one axis, several along batch and model, stages with all other ranks along
 batch, and all of these with every exact method that lets stages work at once."""
+
+STALE = "stale"
+"""Name in place of methods: all asynchronous ones, those of installed packages too."""
 
 FORMS = "'batch', 'model', 'grid', 'pipeline:1f1b', 'all', '2x4' (batch x model) or '2x2x1:1f1b' (with stages first)"
 
@@ -73,7 +77,7 @@ class LayoutChoice:
         """
         if self.grid is not None:
             if ranks not in (None, prod(self.grid)):
-                raise GridError(f"{self.text} has {prod(self.grid)} ranks")
+                raise GridError("the layout has another number of ranks")
             return [Layout(self.grid, method) for method in self.methods or (NO_METHOD,)]
         if ranks is None:
             raise SettingError("axes.layouts", self.text, "needs the axis ranks, or a grid with numbers, such as '2x4'")
@@ -120,8 +124,15 @@ def parse_layout(value: Any) -> LayoutChoice:
     if name == "all":
         methods = tuple(method.name for method in METHODS.values() if method.exact and method.name != "sequential")
     else:
-        methods = tuple(find_method(method.strip()).name for method in names.split(",")) if has_stages else ()
+        methods = tuple(dict.fromkeys(chain.from_iterable(map(_named, names.split(","))))) if has_stages else ()
     return LayoutChoice(value, grid, methods)
+
+
+def _named(text: str) -> list[str]:
+    """The methods of a name, which may be `STALE`."""
+    if text.strip() == STALE:
+        return [method.name for method in METHODS.values() if not method.exact]
+    return [find_method(text.strip()).name]
 
 
 def check_method(value: Any) -> str:

@@ -62,6 +62,7 @@ FIGURES = (
     "predicted_seconds_per_epoch",
     "predicted_seconds_per_step",
     "prediction_error",
+    "prediction_doubt",
 )
 """Columns of the CSV that are attributes of `RunFigures`."""
 

@@ -123,18 +123,25 @@ def _marks(lines: Sequence[ScalingLine]) -> str:
     return INTERVALS * has_bars + "; crosses: disturbed by other processes" * has_crosses
 
 
+def _predicted(lines: Sequence[ScalingLine]) -> str:
+    """What open markers are; empty where no point has one."""
+    points = [point for line in lines for point in line.points if point.predicted_seconds_per_epoch is not None]
+    doubtful = " from a doubtful machine file" * any(point.first.prediction_doubt for point in points)
+    return f"; open markers: predicted{doubtful}" if points else ""
+
+
 def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
     comparisons, fastest = compare_points(results), [found.point for found in fastest_layouts(results)]
     compared = [[comparisons.get(point.cells[0].id) for point in line.points] for line in lines]
-    base, marks = baseline_text(results), _marks(lines)
+    base, marks, predicted = baseline_text(results), _marks(lines), _predicted(lines)
     return {
         "strong_scaling": (
             "Strong scaling: the same work on more ranks, a line for each family of layouts. Written is the "
-            f"fastest layout{marks}; open markers: predicted.",
+            f"fastest layout{marks}{predicted}.",
             _draw_strong_seconds(lines, fastest),
         ),
         "speed_up": (
-            f"Speed-up of strong scaling against {base}{marks}; open markers: predicted; grey: ideal.",
+            f"Speed-up of strong scaling against {base}{marks}{predicted}; grey: ideal.",
             _draw_speed_ups(lines, compared),
         ),
         "efficiency": (
@@ -220,8 +227,8 @@ def _draw_weak(lines: Sequence[ScalingLine]) -> Plots:
         if not chosen:
             continue
         end = "-steps" if unit == "step" and both["epoch"] else ""
-        predicted = "; open markers: predicted" * any(any(line.predicted) for line in chosen)
-        caption = f"Weak scaling: work that grows with the ranks. Ideal is a level line{_marks(chosen)}{predicted}."
+        marks = f"{_marks(chosen)}{_predicted(chosen)}"
+        caption = f"Weak scaling: work that grows with the ranks. Ideal is a level line{marks}."
         plots[f"weak_scaling{end}"] = caption, _draw_weak_seconds(chosen, unit)
         caption = f"Efficiency of weak scaling, per {unit}{_marks(chosen)}; grey: ideal."
         plots[f"weak_efficiency{end}"] = caption, _draw_weak_efficiencies(chosen)
@@ -420,7 +427,7 @@ def _draw_epochs(curves: Sequence[MedianCurve], measure: str) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     figure, (axes,) = column_figure(PANEL)
-    _draw_lines(axes, [(curve.name, curve.epochs, curve.values) for curve in curves], "epoch")
+    draw_lines(axes, [(curve.name, curve.epochs, curve.values) for curve in curves], "epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if any(curve.diverged for curve in curves):
         _mark_diverged(axes, curves)
@@ -430,7 +437,7 @@ def _draw_epochs(curves: Sequence[MedianCurve], measure: str) -> Figure:
 
 def _draw_times(curves: Sequence[MedianCurve], measure: str) -> Figure:
     figure, (axes,) = column_figure(PANEL)
-    _draw_lines(axes, [(curve.name, curve.seconds, curve.values) for curve in curves], "seconds of training")
+    draw_lines(axes, [(curve.name, curve.seconds, curve.values) for curve in curves], "seconds of training")
     moments = [seconds for curve in curves for seconds in curve.seconds]
     if max(moments) > LOG_SCALE_RATIO * min(moments):
         axes.set_xscale("log")
@@ -481,7 +488,8 @@ def _draw_legend(figure: Figure, axes: Axes) -> None:
     legend_above(figure, named.values(), list(named))
 
 
-def _draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
+def draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
+    """Draw curves of a name, xs and ys, over an axis with a label; one that hides others is dashed, with rings."""
     points = [list(zip(xs, ys, strict=True)) for _, xs, ys in curves]
     for number, (name, xs, ys) in enumerate(curves):
         hidden = sum(lies_on(earlier, points[number]) for earlier in points[:number])

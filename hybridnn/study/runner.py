@@ -25,7 +25,7 @@ from hybridnn.comm.node_load import MOST_DISTURBANCE, disturbance_text
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.machine_lookup import MACHINE_VARIABLE
-from hybridnn.errors import INTERRUPTED, EnvironmentProblem, SettingError, StoppedBySignal
+from hybridnn.errors import INTERRUPTED, DataError, EnvironmentProblem, SettingError, StoppedBySignal
 from hybridnn.runs.lock import FolderInUse
 from hybridnn.runs.run_files import disturbance_in, run_status
 from hybridnn.study.cells import Cell, CellPlan, make_cells
@@ -127,7 +127,8 @@ def plan_study(
     one of that number, from 0.
 
     Raises `SettingError` if no cell can run or matches, the folder has another study, or the launcher lacks
-    ``{ranks}``; `DataError` for a missing or invalid machine file, `EnvironmentProblem` for a missing launcher.
+    ``{ranks}``; `DataError` for missing data, or a missing or invalid machine file, `EnvironmentProblem` for a missing
+    launcher.
     """
     plan = make_cells(study)
     chosen = plan.cells
@@ -141,6 +142,9 @@ def plan_study(
         chosen = tuple(cell for cell in chosen if fnmatchcase(cell.id, pattern))
         if not chosen:
             raise SettingError("--only", only, f"matches no cell; the first of {number} is {first}")
+    for file in dict.fromkeys(cell.settings.data.file for cell in chosen):
+        if file is not None and not Path(file).is_file():
+            raise DataError(f"data.file = {file!r}: no such file")
     cells = StudyFolder(folder)
     cells.check(study, plan)
     if study.keys.machine is not None:

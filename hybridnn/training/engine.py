@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from functools import lru_cache
+from dataclasses import asdict, replace
+from functools import cached_property, lru_cache
 from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,7 +23,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, ChunkRuntime, make_runtime, plan_chunk
-from hybridnn.pipeline.execution.executor import Executor, Loss, Minibatch
+from hybridnn.pipeline.execution.executor import Executor, Loss, Minibatch, NoteWeights
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import TrainConfig
@@ -41,6 +41,7 @@ from hybridnn.training.metrics import (
 if TYPE_CHECKING:
     from hybridnn.parallel.replica_sharing import Sharing
     from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
+    from hybridnn.training.staleness import StalenessDiagnosis
 
 Load = Callable[[Any, int, int, Array | None, Array | None], None]
 """``load(samples, start, stop, x, y)`` of `Minibatch`."""
@@ -85,6 +86,13 @@ class Engine:
         self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
         self.class_weights: Array | None = None  # shape (outputs,), factors of the training loss
         self._fetch = make_fetch(grid, config.distribution)
+        self.staleness: StalenessDiagnosis | None = None
+        if config.diagnose_staleness and grid.pipeline > 1:
+            from hybridnn.training.staleness import StalenessDiagnosis
+
+            stage, every = grid.pipeline_rank, config.log_every
+            self.staleness = StalenessDiagnosis(self.chunks, self.arrays, layout, stage, every)
+        self._task = ""
         self._training = self._forward = self._executors(plans, config.batch_size)
 
     @property
@@ -143,6 +151,7 @@ class Engine:
 
     def _begin(self, task: str, minibatches: Sequence[Minibatch]) -> Executor:
         """The executor for these minibatches, begun: an exact method repeats the program of one."""
+        self._task = task
         executor = self._training.executor(task, 1 if self.layout.exact else len(minibatches), trains=True)
         executor.begin(minibatches)
         return executor
@@ -151,6 +160,8 @@ class Engine:
         """Do one update: the step of every method and device."""
         executor.gradient(minibatch)
         take_loss(minibatch, self.chunks[-1].replica.total_loss)
+        if self.staleness is not None and self.staleness.is_logged(minibatch):
+            self.staleness.note_update(minibatch, self.copy_gradient(), self.copy_weights())
         if self.config.clip_norm is not None:
             self._clip(self.config.clip_norm)
         executor.update(minibatch)
@@ -161,6 +172,35 @@ class Engine:
         copies = [self._copy(chunk.weights) for chunk in self.chunks]
         self._publish()  # no rank updates them before all have copied
         return copies
+
+    def copy_gradient(self) -> list[Array]:
+        """Copies of the sums of the last gradients by chunk; collective over its replicas."""
+        return [self._copy(chunk.replica.full_gradient()) for chunk in self.chunks]
+
+    def exact_gradient(self, minibatch: Minibatch, weights: Sequence[Array]) -> list[Array]:
+        """Gradient of the mean loss over a minibatch at other weights, by chunk, with an exact schedule.
+
+        For the task that was trained last. Collective, while the pipeline is empty; the last gradient stays.
+        """
+        self.copy_gradient()  # segments of a shared replica hold their sums, before the pass and after it
+        last = [self._copy(chunk.replica.gradient) for chunk in self.chunks]
+        with self.other_weights(weights):
+            executor = self._exact.executor(self._task, 1, trains=True)
+            executor.begin([minibatch])
+            executor.gradient(minibatch)
+            for runtime in self._training.runtimes:
+                runtime.finish()
+        found = self.copy_gradient()
+        for chunk, gradient in zip(self.chunks, last, strict=True):
+            self._kernels.copy(gradient, chunk.replica.gradient)
+        self._publish()
+        return found
+
+    @cached_property
+    def _exact(self) -> Executors:
+        """Executors of an exact method, in the workspaces of the training."""
+        layout = self.layout if self.layout.exact else replace(self.layout, method="1f1b")
+        return Executors(self._grid, layout, self._loss, lambda: self._training.runtimes)
 
     @contextmanager
     def other_weights(self, weights: Sequence[Array] | None) -> Iterator[None]:
@@ -278,7 +318,8 @@ class Engine:
                 for plan, chunk, state in zip(plans, self.chunks, self.states, strict=True)
             ]
 
-        return Executors(self._grid, self.layout, self._loss, make_runtimes)
+        note_weights = None if self.staleness is None else self.staleness.note_weights
+        return Executors(self._grid, self.layout, self._loss, make_runtimes, note_weights)
 
     def _loss(self, task: str, *, weighted: bool = True) -> Callable[[StageArrays, int, HostArray], None]:
         """The function that computes the sum of the losses of a microbatch, and the gradient of the mean loss.
@@ -348,7 +389,7 @@ class Executors:
     """Executors of a rank, compiled once for each number of minibatches, on the same workspaces.
 
     These are allocated when the first executor is needed: `runtimes` is empty before. `loss` makes the loss function of
-    a task, and `make_runtimes` the runtimes of this rank's chunks.
+    a task, and `make_runtimes` the runtimes of this rank's chunks; `note_weights` is called in training.
     """
 
     def __init__(
@@ -357,8 +398,10 @@ class Executors:
         layout: Layout,
         loss: Callable[[str], Loss],
         make_runtimes: Callable[[], list[ChunkRuntime]],
+        note_weights: NoteWeights | None = None,
     ) -> None:
         self._grid, self._layout, self._loss, self._make_runtimes = grid, layout, loss, make_runtimes
+        self._note_weights = note_weights
         self.runtimes: list[ChunkRuntime] = []
         self.executor = lru_cache(KEPT_EXECUTORS)(self._make_executor)
 
@@ -366,7 +409,8 @@ class Executors:
         """The executor for `count` minibatches, for training or for forward passes only; no `task`: no targets."""
         schedule = self._layout.schedule if trains else self._layout.forward_schedule
         program = make_program(schedule, self._grid.pipeline_rank, self._grid.pipeline, count)
-        return Executor(program, self._grid, self.runtimes_for(task), None if task is None else self._loss(task))
+        loss, note = None if task is None else self._loss(task), self._note_weights if trains else None
+        return Executor(program, self._grid, self.runtimes_for(task), loss, note)
 
     def runtimes_for(self, task: str | None) -> list[ChunkRuntime]:
         """The runtimes, with workspace for the targets of a task."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
+OTHER_KEYS = {"learning_rate": "lr", "sep": "separator", "delimiter": "separator", "na_values": "missing_words"}
+"""Keys of settings by the names that other programs give them."""
 UNKNOWN = "unknown"
 ALLOWED = {
     REFUSED: "{allowed}",
@@ -105,14 +107,24 @@ def _dotted(location: tuple[int | str, ...]) -> str:
 
 
 def _nearest(setting: str, known: Sequence[str]) -> str:
-    """Suggest a similar key of the section, else the same or a similar key of another section; else list the keys."""
+    """Suggest a similar key, or list those of the section."""
+    if near := nearest_key(setting, known):
+        return f"did you mean {near}?"
+    section = setting.rpartition(".")[0]
+    siblings = ", ".join(_key(name) for name in known if name.rpartition(".")[0] == section)
+    return f"known in [{section}]: {siblings}" if section else f"known sections: {siblings}"
+
+
+def nearest_key(setting: str, known: Sequence[str]) -> str:
+    """A similar key of the section of a setting, else the same or a similar key of another section, or none."""
     section, _, key = setting.rpartition(".")
+    key = OTHER_KEYS.get(key, key)
     siblings = {_key(name): name for name in known if name.rpartition(".")[0] == section}
     everywhere = {_key(name): name for name in reversed(known)}
     for names, cutoff in ((siblings, 0.6), (everywhere, 1.0), (everywhere, 0.7)):
         if similar := difflib.get_close_matches(key, names, n=1, cutoff=cutoff):
-            return f"did you mean {names[similar[0]]}?"
-    return f"known in [{section}]: {', '.join(siblings)}" if section else f"known sections: {', '.join(siblings)}"
+            return names[similar[0]]
+    return ""
 
 
 def _key(name: str) -> str:

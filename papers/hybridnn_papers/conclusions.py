@@ -14,13 +14,14 @@ from pydantic import ValidationError
 
 from hybridnn.errors import DataError, SettingError
 from hybridnn.study.cells import Cell
+from hybridnn.study.report_plots import Plots
 from hybridnn.study.results import Findings, StudyPoint, StudyResults
 from hybridnn.study.statistics import mean_and_deviation, median_of
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.utils.settings_models import first_problem, setting_error
 from hybridnn.utils.text import counted
 from hybridnn_papers.measures import MEASURES
-from hybridnn_papers.plots import draw_paper_plots
+from hybridnn_papers.plots import draw_depths, draw_paper_plots, draw_stability
 from hybridnn_papers.records import CellFigures, csv_text, provenance_of, read_records, records_of
 from hybridnn_papers.statements import Conclusions, combinations_of, points_of
 from hybridnn_papers.verdicts import Verdict, by_seed, verdict_lines, verdicts_of, verdicts_summary
@@ -115,8 +116,9 @@ def find(results: StudyResults) -> Findings:
     names = list(dict.fromkeys([*stated, *conclusions.columns]))
     best_over = conclusions.best_over
     figures = {point.cells[0].id: [cells[cell.id] for cell in point.cells] for point in results.points}
+    shown = best_points(results, figures, best_over)
     return Findings(
-        points=best_points(results, figures, best_over),
+        points=shown,
         summary=verdicts_summary(verdicts, results.manifest.paper),
         verdicts=tuple(asdict(verdict) for verdict in verdicts),
         lines=tuple(tuple(verdict_lines(verdict)) for verdict in verdicts),
@@ -126,8 +128,18 @@ def find(results: StudyResults) -> Findings:
             cell.id: {f"measure.{name}": cell.measures.get(name) for name in names} for cell in records.cells
         },
         note=f"Of {', '.join(best_over)} the value of the best metric" if best_over else "",
-        draw=partial(draw_paper_plots, results, losses=not LOSSES.isdisjoint(names)),
+        draw=partial(_draw, results, conclusions, names, shown),
     )
+
+
+def _draw(results: StudyResults, conclusions: Conclusions, names: Iterable[str], points: Sequence[StudyPoint]) -> Plots:
+    """Draw what the study names: largest rates and depths for `converged` as a column, and training losses."""
+    plots = draw_paper_plots(results, losses=not LOSSES.isdisjoint(names))
+    if "converged" in conclusions.columns:
+        plots |= draw_stability(results, conclusions.target)
+    if "converged" in conclusions.columns and conclusions.best_over:
+        plots |= draw_depths(results, points, conclusions.target)
+    return plots
 
 
 def best_points(

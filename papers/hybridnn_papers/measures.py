@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import inf, isfinite, isnan
 from typing import Literal
 
+from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble
 from hybridnn.runs.quantities import RunFigures
 from hybridnn.runs.run_files import Moment, RunRecord
 
@@ -139,6 +140,11 @@ def _growing_errors(run: RunRecord) -> float | None:
 
 def _share(flags: Iterable[bool]) -> float:
     return statistics.fmean(map(float, flags))
+
+
+def _bubble(run: RunRecord) -> float:
+    training = run.settings.training
+    return schedule_bubble(run.header.layout, run.steps_per_epoch * min(training.drain_every, training.epochs))
 
 
 def _memory(run: RunRecord) -> float:
@@ -317,6 +323,14 @@ MEASURES = {
         "",
         _of_run(lambda run: run.header.mean_staleness),
         "Updates between the weights of a forward pass and those its gradient is applied to, as a mean.",
+    ),
+    "bubble": Measure(
+        "bubble",
+        "",
+        "exact",
+        "lower",
+        _of_run(_bubble),
+        "Share of the stages' time that the schedule leaves idle between two drains, if all are equally fast.",
     ),
     "predicted_seconds_per_step": Measure(
         "predicted time per step",

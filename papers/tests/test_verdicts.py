@@ -33,7 +33,7 @@ from hybridnn_papers.verdicts import Verdict, decide, verdicts_of
 from reference.finished_runs import made_study, write_run, write_study
 
 AXIS_NAMES = {"width": "widths", "seed": "seeds"}
-METHODS_8 = list("abcdefgh")
+METHODS_4 = list("abcd")
 UNFINISHED: dict[str, Any] = {}
 Cell = tuple[dict[str, Any], dict[str, Any]]  # values of axes; options of `write_run`, `UNFINISHED`
 
@@ -422,18 +422,18 @@ def test_without_a_difference_few_comparisons_are_decided(seeds: int, by: Any) -
 @pytest.mark.parametrize(
     "statement",
     [
-        {"where": {"method": METHODS_8}},  # all have to agree, and one contradiction decides
-        {"where": {"method": METHODS_8}, "any": True},  # one that agrees decides
-        {"over": ["method"]},  # the best of eight
+        {"where": {"method": METHODS_4}},  # all have to agree, and one contradiction decides
+        {"where": {"method": METHODS_4}, "any": True},  # one that agrees decides
+        {"over": ["method"]},  # the best of four
     ],
     ids=["all", "any", "best"],
 )
 def test_of_several_comparisons_few_statements_are_decided(seeds: int, statement: dict[str, Any]) -> None:
-    """Eight points whose true value is the bound."""
+    """Four points whose true value is the bound."""
     given = {"says": "Says.", "quantity": "best_metric", "at_least": 0.0, **statement}
     conclusions = Conclusions.model_validate({"statements": [given]})
     generator, false = np.random.default_rng(seeds), 0
-    names = [(method, seed) for method in METHODS_8 for seed in range(seeds)]
+    names = [(method, seed) for method in METHODS_4 for seed in range(seeds)]
     planned = tuple(ManifestCell(f"{m}{seed}", 1, {"method": m, "seed": seed}) for m, seed in names)
     for drawn in generator.normal(size=(REPETITIONS, len(planned))):
         cells = tuple(

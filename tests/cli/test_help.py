@@ -68,6 +68,7 @@ def test_help_of_a_command_is_a_sentence(path: tuple[str, ...], capsys: pytest.C
     shown = capsys.readouterr().out
     assert f"Usage: hybridnn {' '.join(path)} " in shown
     assert "<bool>" not in shown
+    assert "[[" not in shown
 
 
 def test_help_of_train_lists_methods() -> None:

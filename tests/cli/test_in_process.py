@@ -58,8 +58,11 @@ def test_digits_on_two_by_two_print_the_figures_of_the_readme(run_hybridnn: Run)
     assert header[2] == ["device", "cpu (ranks of one process)"]
     assert text.count("ranks      4 on 1 node") == 1, "rank 0 alone prints"
     assert text.count("test accuracy  ") == 1
-    assert "of ranks that take turns in one process, and not of parallel ranks" in text
-    assert "take turns" not in run_hybridnn("train", "--in-process", "1", "--epochs", "1")[1]
+    assert "time           none: the ranks took turns in one process" in text
+    lines = run_hybridnn("train", "--in-process", "1", "--epochs", "1", "--out", "run")[1].splitlines()
+    (shares,) = [line.partition(" ")[2].strip() for line in lines if line.startswith("time ")]
+    assert shares.startswith("compute ")
+    assert f"samples/s; {shares}\n" in run_hybridnn("report", "run")[1], "the same figures"
 
 
 TRACED = ("--set", "output.trace=true")

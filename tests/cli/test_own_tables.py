@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import pandas as pd
 import pytest
 from sklearn import metrics
 
+from data.test_kinds_of_tables import rows
 from hybridnn.data import split_indices
 from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of
 
@@ -336,6 +338,50 @@ def test_short_options_of_the_check_are_those_of_training(run_hybridnn: Run) -> 
     assert run_hybridnn(*command[1:], *SMALL, "--out", "run")[0] == 0
 
 
+UNSOLVED = "left out the command has no setting for the problems of these columns: "
+FIRST = "first change the file, or add a setting to the command, for each problem that it does not solve"
+RATES = rows("rate,size,y", "5%,#,p", "7%,#,q")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "shown", "settings"),
+    [
+        (RATES, "", f"{UNSOLVED}rate", "--set data.drop_columns=rate"),
+        (
+            RATES,
+            "--set data.inputs=size,rate --set data.test_fraction=0.5",
+            UNSOLVED,
+            "--set data.inputs=size --set data.t",
+        ),
+        (rows("day,b,y", "1/2/2021,#,p", "1/3/2021,#,q"), "", f"{UNSOLVED}day", "--set data.drop_columns=day"),
+        (rows("b,y", "#,p", "#,q") + "Total,p\n", "", FIRST, ""),
+        (rows("b,y", "#,null", "#,p", "#,q"), "--missing drop", "if 'null' is a class", "--set data.missing=drop"),
+        (rows("b,y", "#,null", "#,p", "#,q"), "", FIRST, ""),
+        (rows("b,y", "#,1", "#,2", "#,none"), "", FIRST, ""),
+        (rows("b,y", "7%,1", "9%,2"), "", FIRST, None),
+    ],
+)
+def test_the_check_prints_a_command_and_what_it_does_not_solve(
+    run_hybridnn: Run, text: str, options: str, shown: str, settings: str | None
+) -> None:
+    Path("mine.csv").write_text(text)
+    code, out, _ = run_hybridnn("data", "check", "mine.csv", "--targets", "y", *options.split())
+    command = f"hybridnn train --file mine.csv --targets y {settings}".strip()
+    assert (code, shown in " ".join(out.split())) == (0, True), out
+    assert out.splitlines()[-1].startswith(command) if settings is not None else "hybridnn train" not in out
+    if settings:
+        assert run_hybridnn(*shlex.split(out.splitlines()[-1])[1:], *SMALL, "-q")[0] == 0
+
+
+def test_the_check_says_what_the_task_is(run_hybridnn: Run, people: pd.DataFrame) -> None:
+    people.to_csv("people.csv", index=False)
+    for target, task in (
+        ("answer", "classification: 2 classes (no, yes)"),
+        ("age", "regression: age has decimal points"),
+    ):
+        assert f"task       {task}\n" in run_hybridnn("data", "check", "people.csv", "--targets", target)[1]
+
+
 def test_two_ranks_and_columns_in_another_order_change_nothing(run_hybridnn: Run, people: pd.DataFrame) -> None:
     train_on_people(run_hybridnn, *TABLE)
     train_on_people(run_hybridnn, *TABLE, "--in-process", "2", out="two")
@@ -393,8 +439,11 @@ def test_truth_values_are_given_back(run_hybridnn: Run, people: pd.DataFrame) ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"city": "Paris"}, "column 'city' has values that the training data did not have: 'Paris' (150 rows)"),
-        ({"age": "old"}, "new.csv: age: no cell is a number ('old' in row 1)"),
+        (
+            {"city": "Paris"},
+            "values that the training data did not have: 'Paris' (150 rows); a training with data.unkn",
+        ),
+        ({"age": "old"}, "new.csv: age: no cell is a number ('old' in rows 1, 2, 3, …)"),
         ({"age": None}, "new.csv: no column 'age', which the inputs need; it has city, note, answer"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hybridnn.cost.machine import Quality
 from hybridnn.cost.machine_file import write_machine
 from reference.command_line import Run, error_line
 from reference.machines import make_machine
@@ -121,6 +122,16 @@ def test_costs_of_more_busy_ranks_than_there_are_have_a_warning(
     assert (code, error) == (0, "")
     warnings = [line for line in out.splitlines() if line.startswith("Computing costs are those of 128 busy ranks")]
     assert [f": {busy} have more memory bandwidth" in line for line in warnings] == ([] if busy is None else [True])
+
+
+def test_pictures_of_a_doubtful_machine_file_say_so(simulate: Run, tmp_path: Path) -> None:
+    quality = Quality(held_out_error=0.05, held_out_of="send", noise=0.85, load_average=0.0, busy_ranks=1)
+    write_machine(make_machine(quality=quality), tmp_path / "bad.toml")
+    for options in ((), ("--curve", "strong")):
+        code, _, error = simulate("--ranks", "2", "--machine", "bad.toml", "--out", "step.svg", *options)
+        assert code == 0
+        assert "is doubtful, and so are its predictions: noise 85%" in error
+        assert options or "by a doubtful machine file" in (tmp_path / "step.svg").read_text()
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ CASES: dict[str, Case] = {
     "a longer list with blanks": (["--hidden", "32", "16", "8"], ["write lists with commas, as in 64,64"]),
     "a setting with a blank": (["--set", "optimizer.momentum", "0.4"], ["write --set optimizer.momentum=0.4"]),
     "a setting without its section": (["--set", "patience=3"], ["did you mean training.patience?"]),
+    "a misspelt setting without its section": (["--set", "patiense=3"], ["did you mean training.patience?"]),
+    "a setting by another name": (["--set", "optimizer.learning_rate=3"], ["did you mean optimizer.lr?"]),
     "a section without a key": (["--set", "optimizer=adam"], ["did you mean optimizer.name?"]),
     "settings in UTF-16": (
         lambda: [written("wide.toml", "a = 1", "utf-16")],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridnn.cost.prediction.times import PARTS, parts_of_efficiency, split_idle
+from hybridnn.cost.prediction.times import PARTS, parts_of_efficiency
+from hybridnn.pipeline.checks.simulated_schedule import split_idle
 
 NAMES = ("compute", "overhead", "communicate", "bubble", "wait")
 

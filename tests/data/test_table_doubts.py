@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data.test_kinds_of_tables import ONE_HOT, rows, table
-from hybridnn.data import load_file
+from hybridnn.data import TableOptions, load_file
 from hybridnn.data.table_check import check_table
 
 DOUBTS = {
@@ -25,6 +25,11 @@ DOUBTS = {
         rows("id,a,y", "#,1,p", "#,2,q"),
         "id counts the rows; if it only identifies them, leave it out",
     ),
+    "numbers of many digits": (
+        rows("tweet,a,y", "1234567890123456789,1,p", "1234567890123456788,2,q"),
+        "whole numbers of so many digits that some are lost, as ids have: tweet; data.text_columns makes",
+    ),
+    "marks that are escaped": (rows("a,city,y", r'1,"a \"b\" c",p', '2,"x",q'), r"written as \" and must be doubled"),
     "numbers of customers": (
         rows("CustomerID,a,y", *(f"{1001 + 37 * n % 100},{n % 3},{'pq'[n % 2]}" for n in range(20)), times=1),
         "CustomerID has another whole number in every row; if it only identifies them, leave it out",
@@ -69,9 +74,24 @@ def test_a_warning_says_why_few_values_are_a_regression(cells: str, tmp_path: Pa
 def test_what_may_not_be_meant_is_a_warning(kind: str, tmp_path: Path) -> None:
     text, message = DOUBTS[kind]
     path = table(tmp_path, text)
-    (warning,) = load_file(path, "y", options=ONE_HOT).warnings
-    assert message in warning
+    with pytest.warns(UserWarning, match=re.escape(message)) as warned:
+        (warning,) = load_file(path, "y", options=ONE_HOT).warnings
+    assert ([str(one.message) for one in warned], warned[0].filename) == ([warning], __file__)
     assert warning.partition(": ")[2] in check_table(path, "y", options=ONE_HOT).notes
+
+
+def test_labels_that_are_left_out_are_a_doubt_unless_that_is_stated(tmp_path: Path) -> None:
+    path = table(tmp_path, rows("a,y", "1,null", "2,Major", "3,nan", "4,Minor"))
+    for options in ({"missing": "drop"}, {"missing_targets": "drop"}):
+        (note,) = check_table(path, "y", options=TableOptions(**options)).notes  # type: ignore[arg-type]
+        assert note.startswith(
+            "y: 20 rows without a label are left out; if 'null', 'nan' are classes, set data.missing_w"
+        )
+        stated = TableOptions(**options, missing_words=("nan", "null"))  # type: ignore[arg-type]
+        assert check_table(path, "y", options=stated).notes == ()
+    alone = check_table(table(tmp_path, rows("a,y", "1,NULL", "2,None")), "y")
+    assert "if 'NULL', 'None' are classes" in alone.problems[0].advice
+    assert alone.settings == {}
 
 
 def test_usual_tables_bring_no_warning(tmp_path: Path) -> None:

@@ -246,7 +246,11 @@ CITY = "text in city \\(200 rows, '.*' in row 1\\); set data.categories to \"one
             {"missing": "mean"},
             r"in the target answer \(3 rows, first in row 1\); only inputs",
         ),
-        ({"age": lambda f: f["age"] / (f.index - 7)}, {}, "infinite values: age \\(1 row\\), first in row 8"),
+        (
+            {"age": lambda f: f["age"] / (f.index - 7)},
+            {},
+            "infinite values in age \\('inf' in row 8\\); if 'inf' stands",
+        ),
         ({"z": lambda f: f["age"] * 1j}, {"categories": "error"}, "problems: .* text in z \\(200 rows"),
         ({"z": lambda f: [[1]] * len(f)}, {}, "column 'z' holds objects that cannot be compared"),
         ({"answer": lambda f: "yes"}, {}, "all labels are yes; classification needs at least 2 classes"),
@@ -267,7 +271,7 @@ def test_one_line_says_what_is_wrong(
     ("changes", "message"),
     [
         ({"city": "Oslo"}, "column 'city' has values that the training data did not have: 'Oslo' \\(200 rows\\)"),
-        ({"age": "old"}, "age: no cell is a number \\('old' in row 1\\); the column must hold numbers"),
+        ({"age": "old"}, "age: no cell is a number \\('old' in rows 1, 2, 3, …\\); the column must hold numbers"),
         ({"answer": "perhaps"}, "column 'answer' has values that the training data did not have: 'perhaps'"),
         ({"age": None}, "no column 'age', which the inputs need; it has city, income, member, answer"),
         ({"answer": None}, "no column 'answer', which holds targets"),

@@ -158,7 +158,7 @@ def test_target_columns_of_samples_are_skipped(tmp_path: Path) -> None:
     [
         ("5,2\n3,4\n", "the first line seems to hold data .5, 2.; set data.header to false"),
         ("", "the first line is empty; it must name the columns"),
-        ("\n1,2\n", "the first line is empty; it must name the columns"),
+        (",\n1,2\n", "the first line is empty; it must name the columns"),
         ("a,b,c\n1,2,3\n", "samples of 3 features; the network takes 2"),
         ("a,y\n1,2\n", "samples of 1 features; the network takes 2"),
         ("y\n1\n", r"shape \(1, 0\): at least one sample and one feature"),

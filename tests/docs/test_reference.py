@@ -65,12 +65,26 @@ def test_settings_and_keys_are_printed(capsys: pytest.CaptureFixture[str]) -> No
             main((*arguments, "--format", "json"))
         printed = json.loads(capsys.readouterr().out)
         assert [vars(row) for row in rows] == printed[: len(rows)]
-    for key in ("epochs", "trainig"):
+    for key in ("epochs", "trainig", "optimizer.learning_rate"):
         with pytest.raises(SystemExit):
             main(("settings", key))
     shown = capsys.readouterr()
     assert re.search(r"^setting +training.epochs\nallowed +a whole number, at least 1\ndefault +10$", shown.out, re.M)
-    assert shown.err == "Error: KEY = 'trainig': did you mean training?\n"
+    assert shown.err == "".join(
+        f"Error: KEY = '{key}': did you mean {near}?\n"
+        for key, near in (("trainig", "training"), ("optimizer.learning_rate", "optimizer.lr"))
+    )
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_names_of_settings_are_whole_at_any_width(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridnn.cli.output.PLAIN_WIDTH", width)
+    with pytest.raises(SystemExit):
+        main(("settings", "optimizer"))
+    shown = capsys.readouterr().out if width > 20 else "".join(capsys.readouterr().out.split())
+    assert all(name in shown for name in ROWS if name.startswith("optimizer."))
 
 
 def test_the_settings_file_of_the_page_has_every_default() -> None:

@@ -123,7 +123,7 @@ def test_a_file_with_the_other_decimal_sign_is_refused_by_naming_both(
     with pytest.raises(DataError, match=message):
         evaluate_run(open_run(tmp_path / "run"), ProcessGrid(), str(tmp_path / "other.csv"))
     (tmp_path / "text.csv").write_text(f"a;b\n1;x\n2;1{other}5\n")
-    with pytest.raises(DataError, match=r"text\.csv: b: no cell is a number \('x' in row 1\)"):
+    with pytest.raises(DataError, match=r"text\.csv: b: no cell is a number \('x' in row 1, '1.5' in row 2\)"):
         predicted(tmp_path / "run", tmp_path / "text.csv")
 
 

@@ -15,13 +15,15 @@ from hybridnn.study.report_files import latex_text, markdown_text
 from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.results import StudyResults
 from hybridnn.study.statistics import ratio_in_rounds
-from reference.finished_runs import made_study, measured_line, prediction_line
+from reference.finished_runs import load_line, made_study, measured_line, prediction_line
 
 Layout = tuple[int, int, int]
 ONE, BATCH, MODEL, STAGES = (1, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 1)
 
 
-def _study(folder: Path, times: Mapping[Layout, Sequence[float]], **predicted: float) -> StudyResults:
+def _study(
+    folder: Path, times: Mapping[Layout, Sequence[float]], *, doubt: str = "", others: float = 0, **predicted: float
+) -> StudyResults:
     """Layouts with their seconds per epoch in rounds; predicted seconds by the name of the grid."""
     runs = {}
     for (stages, batch, model), rounds in times.items():
@@ -29,11 +31,13 @@ def _study(folder: Path, times: Mapping[Layout, Sequence[float]], **predicted: f
         ranks, method = stages * batch * model, "1f1b" if stages > 1 else "-"
         for number, seconds in enumerate(rounds, 1):
             lines: list[Mapping[str, Any]] = [measured_line(epoch, seconds / 10) for epoch in (1, 2)]
-            lines += [prediction_line(found / 10) for name, found in predicted.items() if name == f"grid_{grid}"]
+            said = predicted.get(f"grid_{grid}")
+            lines += [] if said is None else [prediction_line(said / 10, doubt=doubt)]
+            lines += [load_line(others)] if others and number == 1 else []
             options = {"ranks": ranks, "grid": (stages, batch, model), "seconds": [seconds] * 2, "lines": lines}
             values = {"ranks": ranks, "grid": grid, "method": method, "repeat": number}
             runs[f"{grid}-{number}"] = (values, options)
-    return made_study(folder, runs)
+    return made_study(folder, runs, more={"compares": "times"})
 
 
 def test_ratio_in_rounds_is_that_of_student() -> None:
@@ -86,10 +90,21 @@ def test_fastest_layout_with_what_it_loses_to_and_the_choice_of_the_model(tmp_pa
 def test_no_difference_is_told_where_the_interval_contains_one_or_there_is_none(tmp_path: Path) -> None:
     times = {BATCH: [2.5, 2.6, 2.4], MODEL: [2.6, 2.4, 2.7], STAGES: [5.0, 5.0, 5.1]}
     (found,) = fastest_layouts(_study(tmp_path / "alike", times))
-    assert "No difference to 1x2 can be told (1x2: 1.03 [0." in found.text
+    assert "No difference can be told to 1x2 (1.03 [0." in found.text
+    assert "disturbed" not in found.text
     (few,) = fastest_layouts(_study(tmp_path / "few", {BATCH: [1.0, 1.0], MODEL: [3.0, 3.0]}))
-    assert few.text.endswith("No difference to 1x2 can be told, without 3 repeats (1x2: 3.00 times as long).")
+    assert few.text.endswith("No difference can be told to 1x2 (3.00 times as long, without 3 repeats).")
     assert fastest_layouts(_study(tmp_path / "one", {ONE: [1.0], BATCH: [1.0]})) == []
+
+
+def test_disturbed_runs_and_a_doubtful_machine_file_are_named_in_the_answer(tmp_path: Path) -> None:
+    times = {ONE: [4.0] * 3, BATCH: [2.5] * 3, MODEL: [3.0] * 3}
+    results = _study(tmp_path, times, doubt="too old", others=1.5, grid_2x1=2.0, grid_1x2=2.8)
+    said = "The model, of a doubtful machine file, said so. 2 of its 6 runs were disturbed by other processes."
+    assert fastest_layouts(results)[0].text.endswith(said)
+    caption, _ = draw_plots(results)["strong_scaling"]
+    assert caption.endswith("; open markers: predicted from a doubtful machine file.")
+    assert "open markers" not in draw_plots(_study(tmp_path / "measured", times))["strong_scaling"][0]
 
 
 def test_figure_names_the_fastest_layouts_and_has_open_markers_for_predictions(tmp_path: Path) -> None:

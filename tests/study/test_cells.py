@@ -186,13 +186,25 @@ def test_combinations_that_are_left_out_are_a_line_for_each_reason(plan_of: Plan
     assert plan_of(FAMILIES).left_out == [
         "2 left out: a grid of several batch and model ranks needs a number of ranks that is not prime "
         "(ranks-2_grid-grid and 1 more)",
-        "2 left out: 2x1x2:gpipe has 4 ranks (ranks-2_grid-2x1x2 and 1 more)",
+        "2 left out: the layout has another number of ranks (ranks-2_grid-2x1x2 and 1 more)",
         "1 left out: parallel.pipeline: at most 4, the number of layers (ranks-5_grid-5x1x1_method-1f1b)",
     ]
-    with pytest.raises(SettingError, match=r"axes\.layouts = '2x2': no layout of this study: 2x2 has 4 ranks"):
+    with pytest.raises(SettingError, match=r"axes\.layouts = '2x2': no layout of this study: the layout has"):
         plan_of('axes = {ranks = [2], layouts = ["batch", "2x2"]}')
     with pytest.raises(SettingError, match=r"axes\.layouts = 'grid': no layout of this study: a grid of several"):
         plan_of('axes = {ranks = [2], layouts = ["grid"]}')
+
+
+def test_layouts_of_a_file_are_those_that_its_network_can_have(plan_of: PlanOf) -> None:
+    base = 'base = {data = {file = "mine.csv", targets = ["y"]}, model = {hidden = [8, 8, 8]}}\n'
+    plan = plan_of(f'{base}axes = {{ranks = [2, 4, 5], layouts = ["model", "pipeline:1f1b", "pipeline:interleaved"]}}')
+    assert [cell.values["grid"] for cell in plan.cells if cell.values["method"] == "1f1b"] == [
+        "2x1x1",
+        "4x1x1",
+        "2x2x1",
+    ]
+    assert {cell.ranks for cell in plan.cells if cell.values["method"] == "interleaved"} == {2, 4}
+    assert "ranks-4_grid-4x1x1_method-interleaved" in plan.skipped
 
 
 def test_all_layouts_have_every_exact_method_whose_stages_work_at_once(plan_of: PlanOf) -> None:
@@ -282,7 +294,11 @@ def test_reduced_study_overrides_base_and_axes(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize(
     ("text", "skipped", "reason"),
     [
-        ('axes = {ranks = [4, 2], layouts = ["2x2"], repeats = 2}', "ranks-2_grid-2x2", "2x2 has 4 ranks"),
+        (
+            'axes = {ranks = [4, 2], layouts = ["2x2"], repeats = 2}',
+            "ranks-2_grid-2x2",
+            "the layout has another number of ranks",
+        ),
         (
             'axes = {layouts = ["3x1x1:1f1b", "4x1x1:1f1b"], depths = [2]}',
             "grid-4x1x1_method-1f1b_depth-2",

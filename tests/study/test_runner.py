@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hybridnn.errors import EnvironmentProblem, SettingError, StoppedBySignal
+from hybridnn.errors import DataError, EnvironmentProblem, SettingError, StoppedBySignal
 from hybridnn.runs.run_files import read_run
 from hybridnn.study.cells import Cell
 from hybridnn.study.report_files import csv_text, point_rows
@@ -335,6 +335,13 @@ def test_launcher_is_checked_before_anything_runs(
 ) -> None:
     with pytest.raises(error, match=message):
         _plan(tmp_path, _study(tmp_path, "ranks = [2]"), launcher=launcher)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_data_are_named_before_anything_runs(tmp_path: Path) -> None:
+    study = _study(tmp_path, keys="base = {data = {file = 'none.csv', targets = ['y']}}")
+    with pytest.raises(DataError, match=r"data\.file = 'none\.csv': no such file"):
+        _plan(tmp_path, study)
     assert not (tmp_path / "out").exists()
 
 

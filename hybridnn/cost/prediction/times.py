@@ -88,11 +88,6 @@ def parts_of_efficiency(own: Mapping[str, float], base: Mapping[str, float]) -> 
     return {name: parts[name] for name in PARTS}
 
 
-def split_idle(idle: float, bubble: float) -> tuple[float, float]:
-    """Split idle time into the bubble, at most that of the schedule, and waiting for messages and slower ranks."""
-    return min(idle, bubble), max(0.0, idle - bubble)
-
-
 def pipeline_of(layout: Layout) -> Layout:
     """The pipeline with one rank and layer in every stage; layouts with equal ones have equal schedules."""
     return Layout(

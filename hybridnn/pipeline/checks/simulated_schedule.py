@@ -119,13 +119,19 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
     return Timeline(schedule, stages, max((timed.end for stage in stages for timed in stage), default=0.0))
 
 
+def split_idle(idle: float, bubble: float) -> tuple[float, float]:
+    """Split idle time into the bubble, at most that of the schedule, and waiting for messages and slower ranks."""
+    return min(idle, bubble), max(0.0, idle - bubble)
+
+
 @lru_cache(256)
 def schedule_bubble(layout: Layout, minibatches: int) -> float:
     """Share of the time in which ranks are idle by the schedule of a layout alone: the bubble.
 
     All stages are equally fast, a backward pass takes as long as two forward passes, and messages take no time: with
     K stages and M microbatches it is (K - 1) / (M + K - 1) for GPipe and 1F1B (Huang et al. 2019, section 2.3;
-    Narayanan et al. 2021, section 2.2.1). Minibatches that follow one another without a flush share one.
+    Narayanan et al. 2021, section 2.2.1), and 2 (K - 1) / (3 M + 2 (K - 1)) with merged weight gradients, a third of
+    the work, which later stages compute in the bubble. Minibatches that follow one another without a flush share one.
     """
     stages, durations = len(layout.stages), Durations()
     if stages == 1:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridnn.comm.blocks import block_bounds, block_size
 from hybridnn.nn.kernels import HostArray
+from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.workspace import StageArrays
@@ -66,6 +67,9 @@ writes the microbatch's loss to `total`, shape (1,)."""
 
 TakeOutputs = Callable[[Minibatch, StageArrays], None]  # callback for the network's outputs for a minibatch
 
+NoteWeights = Callable[[Instruction, Minibatch, Sequence[LayerParameters]], None]
+"""Callback before a forward or backward pass, with the weights that it reads."""
+
 
 class _Task(NamedTuple):
     """An instruction to compile: its position in the program, and the samples of the minibatches that it is for."""
@@ -89,12 +93,20 @@ class Executor:
         Of this rank's chunks, with enough memory for the schedule.
     loss : callable, optional
         See `Loss`; for training.
+    note_weights : callable, optional
+        See `NoteWeights`.
     """
 
     def __init__(
-        self, program: StageProgram, grid: ProcessGrid, runtimes: Sequence[ChunkRuntime], loss: Loss | None = None
+        self,
+        program: StageProgram,
+        grid: ProcessGrid,
+        runtimes: Sequence[ChunkRuntime],
+        loss: Loss | None = None,
+        note_weights: NoteWeights | None = None,
     ) -> None:
         self._program, self._grid, self._runtimes, self._loss = program, grid, runtimes, loss
+        self._note_weights = note_weights
         self._microbatches = program.schedule.microbatches
         self._operations: dict[tuple[int, int], Operation] = {}
         self._steps: dict[int, tuple[list[Operation], list[Operation]]] = {}
@@ -229,7 +241,17 @@ class Executor:
     def _compile(self, position: int, size: int) -> Operation | None:
         """The operation of an instruction for minibatches of a size; None if there is nothing to do."""
         instruction = self._program.order[position]
-        return self._compilers[type(instruction)](_Task(position, size, instruction, self._runtimes[instruction.chunk]))
+        task = _Task(position, size, instruction, self._runtimes[instruction.chunk])
+        operation, note = self._compilers[type(instruction)](task), self._note_weights
+        if operation is None or note is None or not isinstance(instruction, (Forward, Backward, InputGradient)):
+            return operation
+        weights = self._weights(task)
+
+        def noted(minibatch: Minibatch) -> None:
+            note(instruction, minibatch, weights() or task.runtime.chunk.parameters)
+            operation(minibatch)
+
+        return noted
 
     def _load(self, task: _Task) -> Operation:
         schedule, place = self._program.schedule, (self._program.stage, task.instruction.chunk)
