@@ -67,11 +67,7 @@ READ: dict[str, tuple[str | bytes, dict[str, Any], list[float]]] = {
     "lines before the header": ("made by hand\n\n" + rows("a,y", "3,p", "4,q"), {"skip_lines": 2}, [3, 4]),
     "blank lines before the header": ("\n \n" + rows("a,y", "3,p", "4,q"), {}, [3, 4]),
     "names and trailing separators": (rows("3,p,", "4,q,"), {"names": ["a", "y"]}, [3, 4]),
-    "other names and trailing separators": (
-        rows("b,c,", "3,p,", "4,q,"),
-        {"names": ["a", "y"], "header": True},
-        [3, 4],
-    ),
+    "other names and more separators": (rows("b,c,", "3,p,", "4,q,"), {"names": ["a", "y"], "header": True}, [3, 4]),
     "comments": ("% units: m\n" + rows("a,y", "3,p % good", "4,q"), {"comment": "%"}, [3, 4]),
     "UTF-16": (rows("größe;y", "3;p", "4;q").encode("utf-16"), {}, [3, 4]),
     "UTF-16 without a mark": (rows("größe;y", "3;p", "4;q").encode("utf-16-le"), {}, [3, 4]),
@@ -182,10 +178,16 @@ def test_files_with_and_without_a_mark_are_read_alike(tmp_path: Path) -> None:
 def test_another_separator_and_encoding_than_in_training(tmp_path: Path) -> None:
     training = table(tmp_path, rows("größe,b,y", "3.5,1,p", "4.5,2,q"))
     encoding = load_file(training, "y").encoding
+    nameless, names = table(tmp_path, rows("3.5,p,1", "4.5,q,2"), "nameless.csv"), TableOptions(names=("a", "y", "b"))
     for separator in ";\t|,":
         text = rows("b,größe", "1,3.5", "2,4.5").replace(",", separator)
         new = table(tmp_path, text.encode("utf-16"), "new.csv")
         np.testing.assert_array_equal(load_samples(new, 2, encoding=encoding).x[:2], [[3.5, 1], [4.5, 2]])
+        with pytest.raises(DataError, match=r"no columns 'größe', 'b', which the inputs need; it has c, d$"):
+            load_samples(table(tmp_path, rows("c,d", "1,3.5").replace(",", separator), "new.csv"), 2, encoding=encoding)
+        new = table(tmp_path, "1.5,p,2\n2.5,q,3\n".replace(",", separator), "new.csv")
+        found = load_samples(new, 2, ["y"], encoding=load_file(nameless, "y", options=names).encoding)
+        np.testing.assert_array_equal(found.x, [[1.5, 2], [2.5, 3]])
     other = load_file(training, "y", encoding=encoding)
     assert other.train.samples == 20
     with pytest.raises(

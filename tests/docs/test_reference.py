@@ -76,6 +76,17 @@ def test_settings_and_keys_are_printed(capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_names_of_settings_are_whole_at_any_width(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridnn.cli.output.PLAIN_WIDTH", width)
+    with pytest.raises(SystemExit):
+        main(("settings", "optimizer"))
+    shown = capsys.readouterr().out if width > 20 else "".join(capsys.readouterr().out.split())
+    assert all(name in shown for name in ROWS if name.startswith("optimizer."))
+
+
 def test_the_settings_file_of_the_page_has_every_default() -> None:
     page = (ROOT / "docs" / "use" / "settings.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
