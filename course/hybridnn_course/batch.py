@@ -145,7 +145,7 @@ def _grader_of_job(folder: Path, name: str, isolation: str, limits: Limits) -> G
 def _require_same_assignment(grader: Grader, out: Path) -> None:
     """Refuse a folder with outcomes of another assignment, whose tables would be replaced."""
     first = next(iter(sorted(out.glob(f"*{SUFFIX}"))), None)
-    stored = None if first is None else _stored(first)
+    stored = None if first is None else stored_outcome(first)
     if stored is not None and stored.assignment != grader.assignment.id:
         raise DataError(f"{out}: has the grades of {stored.assignment}; give another folder for {grader.assignment.id}")
 
@@ -191,7 +191,7 @@ def _outcome_of(grader: Grader, path: Path, out: Path) -> Outcome:
     except FileError as error:
         return _unreadable(grader, error)
     file = _outcome_file(grader, path, data, out)
-    outcome = _stored(file)
+    outcome = stored_outcome(file)
     if outcome is None:
         outcome = grader.grade(data)
         write_atomically(file, outcome.model_dump_json(indent=1).encode())
@@ -202,7 +202,7 @@ def _unreadable(grader: Grader, error: FileError) -> Outcome:
     return Outcome(assignment=grader.assignment.id, gradable=False, reason=error.reason)
 
 
-def _stored(file: Path) -> Outcome | None:
+def stored_outcome(file: Path) -> Outcome | None:
     """A stored outcome; None where there is none that can be read."""
     try:
         return Outcome.model_validate_json(read_text(file, ARCHIVE_BYTES))

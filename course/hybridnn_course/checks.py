@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +12,9 @@ from typing import Protocol
 from hybridnn_course.answers import NOT_WRITTEN, Answer, Failure, first_difference, same_answer
 from hybridnn_course.assignment import OTHER_VARIANT, Assignment, Bound, Case, Mistake, Task, Variant
 from hybridnn_course.execution import KINDS, run_trusted, seeded
-from hybridnn_course.injection import find
 from hybridnn_course.outcome import CheckOutcome, Kind, TaskOutcome
 from hybridnn_course.patterns import describe_difference
-from hybridnn_course.stubs import not_written
+from hybridnn_course.stubs import not_written, returns_value
 
 DEADLOCK = re.compile(
     r"deadlock in ((send|receive|allreduce|allgather|barrier)( and )?)*(, with calls that match none)?"
@@ -158,12 +156,10 @@ class _Tried:
 
     def _about_result(self, answer: Answer) -> str:
         """Whether a function that has to return something returned None, or the other way round."""
-        target = find(self.key.task.target)
-        if inspect.isclass(target) or answer.returned_none is None:
+        returns = returns_value(self.key.task)
+        if returns is None or answer.returned_none is None or returns != answer.returned_none:
             return ""
-        if inspect.signature(target).return_annotation in (None, "None"):
-            return "" if answer.returned_none else "; the function returned a value, which is not used"
-        return "; the function returned None" if answer.returned_none else ""
+        return "; the function returned None" if returns else "; the function returned a value, which is not used"
 
     def has_right_outputs(self, number: int) -> bool:
         """Whether the outputs of an answer are right, however they were exchanged."""

@@ -60,6 +60,12 @@ def signature_of(task: Task) -> inspect.Signature:
     return signature.replace(parameters=kept)
 
 
+def returns_value(task: Task) -> bool | None:
+    """Whether the function of a task returns a value; None for a class."""
+    target = find(task.target)
+    return None if inspect.isclass(target) else inspect.signature(target).return_annotation not in (None, "None")
+
+
 def require_same_signature(task: Task, solution: Callable[..., Any]) -> None:
     """Raise `DriftError` unless the reference solution and its methods have the parameters of the target.
 

@@ -156,7 +156,7 @@ def _run_rank(start: Mapping[str, Any], connection: socket.socket) -> None:
             raise StoppedError
         return reply
 
-    file, name, paths, results = request["file"], request["function"], dict(start["paths"]), Results()
+    file, name, paths, results = request["file"], request["function"], dict(start["paths"]), Results(request["returns"])
     run: Any = find(request["calls"])  # now, as the kit is hidden from the submission
     warnings.simplefilter("ignore")  # NaN in receive buffers
     try:
@@ -182,9 +182,10 @@ def _run_rank(start: Mapping[str, Any], connection: socket.socket) -> None:
 
 
 class Results:
-    """Notes whether the calls of a function return None."""
+    """Notes whether the calls of a function return None; `are_needed` where they have to return a value."""
 
-    def __init__(self) -> None:
+    def __init__(self, are_needed: bool) -> None:
+        self.are_needed = are_needed
         self.are_none: bool | None = None
 
     def noting(self, function: Any) -> Any:
@@ -201,7 +202,7 @@ class Results:
 
 
 def _send_result(connection: socket.socket, reply: dict[str, Any], results: Results) -> None:
-    about = " (the function returned None)" if results.are_none else ""
+    about = "\nthe function returned None" if results.are_none and results.are_needed else ""
     try:
         if "failure" in reply:
             kind, text = reply["failure"]

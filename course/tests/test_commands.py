@@ -95,6 +95,7 @@ def test_a_term_from_its_beginning_to_the_grades(course: Run, tmp_path: Path) ->
     assert "ada.zip,ada,35.0,100,yes" in (tmp_path / "grades/grades.csv").read_text()
     assert "no submission that can be graded: bob" in _done(course("grade", *where, "--roster", "roster.csv"))
     assert "1 submission compared, 0 pairs" in _done(course("similar", "a2", "in", "--course", "term"))
+    assert "ada.zip" in _done(course("oral", "a2", "in", "--course", "term"))
     assert "def bounds_solution" in _done(course("solution", "a2", "--course", "term"))
 
 

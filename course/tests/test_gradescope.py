@@ -198,12 +198,13 @@ def test_gradescope_installs_and_grades(course: Course, tmp_path: Path) -> None:
     target = tmp_path / "opt"
     venv = f'mkdir -p "$3/bin" && cp {tools}/pip {tools}/hybridnn "$3/bin"'
     executable(tools / "python3", f'[ "$1" = -c ] || {{ {venv}; }}')
-    executable(tools / "pip", f'echo "$@" > {log}')
+    solutions = target / "lib/python3.11/site-packages/hybridnn_course/assignments"
+    executable(tools / "pip", f'echo "$@" > {log}; mkdir -p {solutions}')
     executable(tools / "hybridnn")
     settings = environment(HYBRIDNN_ENVIRONMENT=target, PATH=f"{tools}:/usr/bin:/bin")
     subprocess.run(["bash", base / "source/setup.sh"], env=settings, check=True, cwd=tmp_path)
     assert log.read_text().split() == ["install", "--no-cache-dir", RULES]
-    assert base.joinpath("source").stat().st_mode & 0o077 == 0
+    assert [path.stat().st_mode & 0o077 for path in (base / "source", solutions)] == [0, 0]
 
     run = subprocess.run([base / "run_autograder"], env=settings, cwd=base, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

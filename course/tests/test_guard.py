@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +63,33 @@ UNWATCHED = carrier.PROGRAM.replace(
 )
 
 
-@pytest.fixture(scope="module")
-def attacks() -> Iterator[Tried]:
+WITHOUT_NAMESPACES = UNWATCHED.replace(
+    "worker.main()",
+    "from hybridnn_course import isolation; isolation.CLONE_NEWNET = isolation.CLONE_NEWIPC = 0; "
+    "isolation._solution_folders = lambda: []; worker.main()",
+)
+
+
+@contextmanager
+def _closed_solutions() -> Iterator[None]:
+    """The folder of the solutions with mode 700, as without namespaces it has to be."""
+    (folder,) = isolation._solution_folders()
+    mode = os.stat(folder).st_mode
+    os.chmod(folder, 0o700)
+    try:
+        yield
+    finally:
+        os.chmod(folder, mode)
+
+
+@pytest.fixture(scope="module", params=[UNWATCHED, pytest.param(WITHOUT_NAMESPACES, marks=pytest.mark.slow)])
+def attacks(request: pytest.FixtureRequest) -> Iterator[Tried]:
     """Submissions that are isolated, and whose imports of the library are not watched."""
-    if (mode := _isolation()) == "none":
-        pytest.skip("submissions cannot be isolated here")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(carrier, "PROGRAM", UNWATCHED)
+    if (mode := _isolation()) == "none" or (mode != "user" and request.param == WITHOUT_NAMESPACES):
+        pytest.skip("submissions cannot be isolated so here")
+    closed = _closed_solutions() if request.param == WITHOUT_NAMESPACES else nullcontext()
+    with pytest.MonkeyPatch.context() as patch, closed:
+        patch.setattr(carrier, "PROGRAM", request.param)
         with Tried({"right": LAST, **DISGUISED}, OTHER, isolation=mode, limit=deadline(10)) as tried:
             assert tried.check("right", "bounds").points > 0
             yield tried

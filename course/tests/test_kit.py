@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,12 @@ from hybridnn_course.checks import TaskKey, TrustedRunner, check_task, diagnose
 from hybridnn_course.handing_out import make_student_archives
 from hybridnn_course.handout import HandoutError, render_handout
 from hybridnn_course.injection import StillUsedError, find, injected
+from hybridnn_course.oral import draw_questions
 from hybridnn_course.similarity import similar_pairs
 from hybridnn_course.stubs import DriftError, require_same_signature, stub_file
 from hybridnn_course.submission import read_in_time, read_submission
 from hybridnn_course.term import Course, create_course
-from hybridnn_course.verify import some_variants, verify_assignment
+from hybridnn_course.verify import right_submissions, some_variants, verify_assignment
 from hybridnn_course.work_folder import MANIFEST, WorkFolder, make_archive, open_handed_out, write_files
 
 A2 = load_assignment("a2")
@@ -371,6 +373,19 @@ def block_bounds(items, parts, part):
     (pair,) = similar_pairs(A2, files, 0.8)
     assert (pair.one, pair.other) == ("copy", "one")
     assert pair.share == pytest.approx(1.0)
+
+
+def test_oral_questions_are_about_lines_that_students_wrote() -> None:
+    (right, *_) = right_submissions(A2)
+    blank = {name: one for name, one in blank_files(A2, A2.standard).items() if name.endswith(".py")}
+    drawn = draw_questions(A2, {"ada": right.files, "ben": blank}, Random(1), 10)
+    assert drawn == draw_questions(A2, {"ada": right.files, "ben": blank}, Random(1), 10)
+    assert drawn["ben"] == []
+    assert len(drawn["ada"]) == 3
+    for line in drawn["ada"]:
+        assert right.files[line.file].split("\n")[line.number - 1] == line.text
+        assert line.text.startswith("    ")
+    assert len(draw_questions(A2, {str(number): right.files for number in range(20)}, Random(1), 10)) == 10
 
 
 def test_unknown_names_are_refused_in_one_line() -> None:

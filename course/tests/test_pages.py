@@ -41,7 +41,7 @@ def test_every_block_is_run_or_has_a_reason(page: Path) -> None:
 
 
 def test_examples_are_in_the_source() -> None:
-    page = (COURSE / "docs/teaching.md").read_text(encoding="utf-8")
+    page = (COURSE / "docs/own-assignments.md").read_text(encoding="utf-8")
     examples = [block.body for block in outputs.blocks(page) if block.language == "python"]
     folder = Path(str(hybridnn_course.__file__)).parent
     sources = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]

@@ -136,7 +136,7 @@ def schedule(
         for name, value in given.items():
             if value is not None:
                 raise SettingError(name, value, f"{method} has the instructions of every stage")
-        from hybridnn.pipeline.schedules.schedule_file import read_schedule  # not needed for named methods; loads NumPy
+        from hybridnn.drawing.schedule_file import read_schedule  # not needed for named methods; loads NumPy
 
         made = read_schedule(method)
     else:

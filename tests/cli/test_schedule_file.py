@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridnn import schedule
+from hybridnn.drawing.schedule_file import KINDS, read_schedule
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
-from hybridnn.pipeline.schedules.schedule_file import KINDS, read_schedule
 from reference.command_line import Run, error_line
 
 TWO_STAGES: dict[str, Any] = {

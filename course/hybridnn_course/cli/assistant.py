@@ -108,6 +108,46 @@ def similar(
         console.print(f"not compared: {name}: {reason}", soft_wrap=True)
 
 
+def regrade(
+    before: Annotated[Path, typer.Argument(help="A folder of grades.", metavar="OLD")],
+    after: Annotated[Path, typer.Argument(help="A folder of grades of the same submissions.", metavar="NEW")],
+) -> None:
+    """List the checks whose points differ between two gradings, with the reason."""
+    from hybridnn.errors import one_line
+    from hybridnn_course.regrading import changed_checks, read_outcomes
+
+    console = make_console()
+    changes = list(changed_checks(read_outcomes(before), read_outcomes(after)))
+    for change in changes:
+        points = f"{change.before:.4g}, now {change.after:.4g}"
+        about = f"{change.submission}: {change.check}: {points}: {one_line(change.why)}"
+        console.print(about, soft_wrap=True, markup=False)
+    console.print(f"{counted(len(changes), 'check')} with other points")
+
+
+def oral(
+    assignment: AssignmentName,
+    submissions: Submissions,
+    course: CourseFolder = HERE,
+    names: Annotated[int, count("Submissions that are drawn.", "--names")] = 10,
+    session: Annotated[int, count("Another number draws others.", "--session")] = 1,
+) -> None:
+    """Draw submissions for oral questions, each with three lines of its code; a session draws the same ones again."""
+    from hybridnn_course.batch import read_sources
+    from hybridnn_course.execution import seeded
+    from hybridnn_course.oral import draw_questions
+    from hybridnn_course.term import Course
+
+    opened = Course.open(course)
+    chosen = opened.assignment(assignment)
+    sources, _ = read_sources(chosen, submissions, opened.settings.modules)
+    console = make_console()
+    for name, lines in draw_questions(chosen, sources, seeded(opened.key, "oral", chosen.id, session), names).items():
+        console.print(name, style="bold", soft_wrap=True)
+        for line in lines:
+            console.print(f"  {line.file}:{line.number}  {line.text.strip()}", soft_wrap=True, markup=False)
+
+
 def autograde(
     root: Annotated[Path, option("Folder of autograder/.", "FOLDER", "--root")] = GRADESCOPE,
 ) -> None:

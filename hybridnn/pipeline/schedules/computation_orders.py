@@ -1,7 +1,8 @@
 """Orders of computations: for each pipeline method, the list of what a stage computes.
 
-Kang 2019 gives four of them as Tables 2 to 5, listed line by line in `kang_and_chen_tables`. The columns of the tables
-are *first device*, here stage 0, *middle device k*, here stage k - 1, and *last device*, here stage K - 1.
+Kang 2019 gives four of them as Tables 2 to 5, listed line by line in ``hybridnn_papers/kang_and_chen_tables.py``. The
+columns of the tables are *first device*, here stage 0, *middle device k*, here stage k - 1, and *last device*, here
+stage K - 1.
 
 Four details differ from the tables. A stage waits for a message where it uses it, not where a table receives it. Where
 a table does "the backward pass to update the weight" before it sends the gradient, the gradient is sent first here,

@@ -1,6 +1,6 @@
 """Where the lines of Kang 2019, Tables 2 to 5, and equations 1 to 6 of Chen et al. 2018 (SpecTrain) are.
 
-Backquoted names without a module are of the modules of this package. The methods of the papers:
+Backquoted names without a package are of `hybridnn.pipeline.schedules`. The methods of the papers:
 
 =====================================  ==============================  ===================================
 Kang 2019                              order, `computation_orders`     weights, `weight_policies`
