@@ -3,9 +3,9 @@
 ::
 
     python -m pytest -n 0 -m "not slow and not mpi" --cov=hybridnn --cov-context=test ...   # which test runs which line
-    python tests/mutants.py draw --count 150 --seed 1 mutants.json
-    python tests/mutants.py run mutants.json --tests test --coverage .coverage    # adds the column "test"
-    python tests/mutants.py table mutants.json                                    # Markdown
+    python -m benchmarks.mutants draw --count 150 --seed 1 mutants.json
+    python -m benchmarks.mutants run mutants.json --tests test --coverage .coverage    # adds the column "test"
+    python -m benchmarks.mutants table mutants.json                                    # Markdown
 
 ``run`` works on copies of the checkout. A mutant is killed if a test that runs its line fails; all of these tests run
 until the first that fails. `--all FOLDER ...` takes every test of folders instead, for tests that start programs.
