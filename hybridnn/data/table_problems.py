@@ -30,7 +30,9 @@ TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop
 TEXT_ADVICE = (
     'set data.categories to "one-hot" to make an input of each value, or data.drop_columns to leave the column out'
 )
-PLACEHOLDER = re.compile(r"\W+|n\W?[adv]\W?|nan|null|none|nil|missing|unknown|k\. ?a\.|[+-]?inf(inity)?", re.I)
+PLACEHOLDER = re.compile(
+    r"\W+|n\W?[adv]\W?|nan|null|none|nil|missing|unknown|k\. ?a\.|[+-]?inf(inity)?|#[A-Z/0]+[!?]", re.I
+)
 """Words that are usual for missing values; of others a person decides."""
 NO_DAY = re.compile(r"(0000-00-00|9999-99-99).*")
 """What databases write in place of a missing date."""
@@ -199,9 +201,13 @@ def not_numbers(column: Column, *, is_target: bool = False) -> Problem:
         return Problem(shown, *found)
     if not is_mostly_numbers(column):
         return Problem(shown, "the column must hold numbers")
-    if len(texts) > 5 or any(letter.isdigit() for text in texts for letter in text):
+    if len(texts) > 5 or any(letter.isdigit() for text in texts if not _is_placeholder(text) for letter in text):
         return Problem(shown, "correct these cells, or add the column to data.text_columns if it holds codes")
     return Problem(shown, *_missing_words(column, texts, is_target=is_target))
+
+
+def _is_placeholder(text: str) -> bool:
+    return (PLACEHOLDER.fullmatch(text) or NO_DAY.fullmatch(text)) is not None
 
 
 def _odd_cells(column: Column, texts: Sequence[str], what: str, form: str = "") -> str:
@@ -234,7 +240,7 @@ def _missing_words(
     rule = 'data.missing_targets to "drop"' if is_target else "data.missing"
     how = f"if {words} {what}, add {it} to data.missing_words, and set {rule}; "
     how += "if the column holds codes, add it to data.text_columns"
-    is_usual = all(PLACEHOLDER.fullmatch(text) or NO_DAY.fullmatch(text) for text in texts)
+    is_usual = all(map(_is_placeholder, texts))
     settings = {"missing_targets": "drop"} if is_target else {"missing": "mean"}
     return how, {"missing_words": texts, **settings} if is_usual else {}
 

@@ -124,7 +124,7 @@ def test_dry_run_is_a_table_and_what_was_left_out(study: Run, tmp_path: Path) ->
         ["2", "ranks-2_grid-2x1x1_method-1f1b", "never", "run"],
         ["3", "ranks-3_grid-3x1", "never", "run"],
     ]
-    assert "\n2 left out: 2x1x1:1f1b has 2 ranks (ranks-1_grid-2x1x1 and 1 more)\n" in out
+    assert "\n2 left out: the layout has another number of ranks (ranks-1_grid-2x1x1 and 1 more)\n" in out
     assert "no machine file, and so no prediction of the time" in out
     assert "mpirun" not in out
     assert "env -u" not in out

@@ -441,6 +441,10 @@ def test_all_problems_are_named_at_once_with_settings_that_solve_them(tmp_path: 
 
 
 SOLVED = {
+    "errors of a spreadsheet": (
+        "a,y\n" + 10 * "#DIV/0!,p\n7,q\n1,p\n",
+        {"missing_words": ["#DIV/0!"], "missing": "mean"},
+    ),
     "infinite numbers": (rows("a,y", "inf,p", "7,q", "1,p"), {"missing_words": ["inf"], "missing": "mean"}),
     "dates in two forms, and a word": (
         rows("a,y", *(f"{n}/3/2021,p" for n in range(10, 18)), "2021-03-01,q", "unknown,q"),
