@@ -15,9 +15,9 @@ import pandas as pd
 import pytest
 from sklearn import metrics
 
-from data.test_kinds_of_tables import rows
 from hybridnn.data import split_indices
 from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of
+from reference.own_tables import rows
 
 SMALL = ("--hidden", "6", "--epochs", "3", "--batch-size", "16", "--set", "training.dtype=float64")
 CHURN = ("--set", 'data.targets=["churn"]')

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from data.test_kinds_of_tables import ONE_HOT, rows, table
+from data.test_kinds_of_tables import ONE_HOT
 from hybridnn.data import TableOptions, load_file
 from hybridnn.data.table_check import check_table
+from reference.own_tables import rows, table
 
 DOUBTS = {
     "compact dates": (rows("day,code,y", "20201231,20201231,p", "20210101,20201232,q"), "may be dates: day; dates are"),
