@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hybridnn_course.gradescope import build_package
 from hybridnn_course.outcome import CheckOutcome, Outcome, TaskOutcome
-from hybridnn_course.term import Course
-from hybridnn_course.verify import right_submissions
-from hybridnn_course.work_folder import handed_out_files
+from hybridnn_course_staff.gradescope import build_package
+from hybridnn_course_staff.handing_out import handed_out_files
+from hybridnn_course_staff.term import Course
+from hybridnn_course_staff.verify import right_submissions
 
 RULES = "hybridnn==0.1.0"
 """What pip installs, so that packages of tests have no wheel."""

@@ -16,10 +16,12 @@ import pytest
 from course.tests.made import KIT, reference_files
 from hybridnn.cli.main import main
 from hybridnn.study.study_file import load_study
-from hybridnn_course.assignment import Assignment, Variant, assignment_packages, load_assignment
+from hybridnn_course.assignment import Variant
 from hybridnn_course.cli import student
-from hybridnn_course.verify import some_variants
-from hybridnn_course.work_folder import HANDOUT, Manifest, start_files
+from hybridnn_course.work_folder import HANDOUT, Manifest
+from hybridnn_course_staff.assignment import Assignment, assignment_packages, load_assignment
+from hybridnn_course_staff.handing_out import start_files
+from hybridnn_course_staff.verify import some_variants
 from mpi_runner.slowness import deadline
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)

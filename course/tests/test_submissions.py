@@ -18,15 +18,17 @@ import pytest
 from course.tests.made import KIT, course_of, reference_files, submission_zip
 from hybridnn_course import submission
 from hybridnn_course.answers import first_difference
-from hybridnn_course.assignment import load_assignment
-from hybridnn_course.batch import ARCHIVE_BYTES, grade_folder
 from hybridnn_course.carrier import Worker
-from hybridnn_course.checks import TaskKey, check_task
+from hybridnn_course.checks import check_task
 from hybridnn_course.frames import FrameError, receive_frame, send_frame
-from hybridnn_course.grading import Grader
-from hybridnn_course.reports import write_reports
-from hybridnn_course.submission import UngradableError, read_in_time, read_submission
+from hybridnn_course.submission import UngradableError, read_submission
 from hybridnn_course.work_folder import WorkFolder
+from hybridnn_course_staff.assignment import load_assignment
+from hybridnn_course_staff.batch import ARCHIVE_BYTES, grade_folder
+from hybridnn_course_staff.grading import Grader
+from hybridnn_course_staff.reading import read_in_time
+from hybridnn_course_staff.reports import write_reports
+from hybridnn_course_staff.task_key import TaskKey
 from mpi_runner.slowness import deadline
 
 A2 = load_assignment("a2")
