@@ -27,6 +27,7 @@ from hybridnn.in_process import CommunicationError
 from hybridnn_course.answers import Answer, Failure, Values
 from hybridnn_course.assignment import Assignment, Case, Task, Variant
 from hybridnn_course.execution import (
+    MOST_TEXT,
     RefusedOperationError,
     StudentError,
     make_group,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 START_SECONDS = 60.0  # for a worker to import what it needs
 LEAST_SECONDS = 2.0  # for it to start or to end the ranks of a case; in a container, a rank may stop it
 END_SECONDS = 5.0  # for it to end after the last case; a rank in a container may have stopped it
-CARRIED_BYTES = 1 << 30  # of all arrays of a case
+CARRIED_BYTES = 128 << 20  # of all arrays of a rank
 CARRIED_CALLS = 100_000
 WHOLE_FACTOR = 4  # a training may take so many times the limit of a case
 SHOWN_BYTES = 4096  # of what a rank prints
@@ -99,7 +100,8 @@ class Worker:
         names = {name: name for name in files} if paths is None else dict(paths)
         runs = [run for task in assignment.tasks for run in (task.call, task.whole and task.whole.run) if run]
         exercises = dict.fromkeys(run.__module__ for run in runs)
-        start = {"files": dict(files), "paths": names, "modules": list(modules)}
+        coded = {name: np.frombuffer(text.encode(), np.uint8) for name, text in files.items()}
+        start = {"files": coded, "paths": names, "modules": list(modules)}
         start |= {"exercises": list(exercises), "offered": list(assignment.imports)}
         first_user = 0 if self._users is None else self._users.first
         try:
@@ -152,11 +154,12 @@ class Worker:
 
     def _carry(self, task: Task, inputs: Sequence[Values], variant: Variant, limit: float, *, whole: bool) -> Answer:
         ranks = len(inputs)
-        with tempfile.TemporaryFile() as printed:
-            ranks_of = self._start(ranks, printed.fileno(), limit)
+        with tempfile.NamedTemporaryFile() as printed:
+            ranks_of = self._start(ranks, printed.name, limit)
             try:
                 deadline = monotonic() + limit
                 for rank, connection in enumerate(ranks_of):
+                    connection.settimeout(limit)  # in a container, a rank may stop another one
                     about = {**_about(task, whole=whole), "rank": rank, "size": ranks}
                     send_frame(connection, {**about, "inputs": inputs[rank], "variant": dict(variant)})
                 carriers = [_Carrier(connection, task, deadline, limit) for connection in ranks_of]
@@ -173,15 +176,18 @@ class Worker:
             self.printed = (self.printed + printed.read(SHOWN_BYTES).decode(errors="replace"))[:SHOWN_BYTES]
         return answer
 
-    def _start(self, ranks: int, printed: int, limit: float) -> list[socket.socket]:
+    def _start(self, ranks: int, printed: str, limit: float) -> list[socket.socket]:
         pairs = [socket.socketpair() for _ in range(ranks)]
+        to_print = os.open(printed, os.O_WRONLY | os.O_APPEND)  # by which no rank reads what another one prints
+        os.chmod(printed, 0o200)  # nor by opening it again
         try:
             send_frame(self._control, {"do": "start", "ranks": ranks, "seconds": int(limit) + 1})
             for first in range(0, ranks, 64):
                 part = [theirs.fileno() for _, theirs in pairs[first : first + 64]]
-                socket.send_fds(self._control, [b"f"], part + ([printed] if first + 64 >= ranks else []))
+                socket.send_fds(self._control, [b"f"], part + ([to_print] if first + 64 >= ranks else []))
             self._await_worker(limit)
         finally:
+            os.close(to_print)
             for _, theirs in pairs:
                 theirs.close()
         return [own for own, _ in pairs]
@@ -251,7 +257,7 @@ class _Carrier:
     def _result(self, message: dict[str, Any]) -> Values:
         if "failure" in message:
             kind, text = message["failure"]
-            raise StudentError(Failure(str(kind)[:80], str(text)[:4000]))
+            raise StudentError(Failure(str(kind)[:80], str(text)[:MOST_TEXT]))
         outputs: Values = message["outputs"]
         if not isinstance(outputs, dict):
             raise StudentError(Failure("wrong output", "the outputs are not values by name"))
@@ -285,7 +291,7 @@ class _Carrier:
         array = message["array"]
         self._bytes += getattr(array, "nbytes", 0)
         if self._bytes > CARRIED_BYTES or self._calls >= CARRIED_CALLS:
-            raise StudentError(Failure("too much communication", f"more than {CARRIED_CALLS:,} calls or 1 GiB"))
+            raise StudentError(Failure("too much communication", f"more than {CARRIED_CALLS:,} calls or 128 MiB"))
         if not isinstance(array, np.ndarray):
             raise TypeError("not an array")
         arguments: list[Any] = [array]

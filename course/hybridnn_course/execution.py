@@ -18,6 +18,7 @@ ALPHA, BETA = 1e-6, 1e-9
 LIMIT = 10.0  # seconds that a rank may compute
 
 TRACEBACK_LINES = 12
+MOST_TEXT = 4000  # characters that describe a failure
 
 KINDS = {
     "changed the buffer": "a send buffer changed",
@@ -79,7 +80,7 @@ def failure_of(error: BaseException, text: str | None = None) -> Failure:
     if isinstance(error, StudentError):
         return error.failure
     if text is None:
-        text = str(error)
+        text = str(error)[:MOST_TEXT]
     if isinstance(error, NotImplementedError):
         return Failure(NOT_WRITTEN, text)
     if isinstance(error, DeadlockError):

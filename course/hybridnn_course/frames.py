@@ -20,6 +20,7 @@ HEADER = struct.Struct(">II")
 FRAME_BYTES = 64 << 20
 TEXT_BYTES = 4 << 20  # of the JSON, whose objects take many times as much memory
 MOST_AXES = 32
+MOST_LEVELS = 32  # of lists and dictionaries: functions of their values are recursive
 MOST_ARRAYS = 1000
 DTYPES = ("float64", "float32", "int64", "int32", "uint8", "bool")
 
@@ -126,21 +127,28 @@ def _encoded(value: Any, arrays: list[NDArray[Any]]) -> Any:
     raise FrameError(f"an output of type {type(value).__name__}")
 
 
-def _decoded(value: Any, data: bytes, at: int) -> tuple[Any, int]:
+def _decoded(value: Any, data: bytes, at: int, level: int = 0) -> tuple[Any, int]:
+    if level > MOST_LEVELS:
+        raise ValueError(f"values in more than {MOST_LEVELS} levels")
     if isinstance(value, dict):
         if "__array__" in value:
             return _decoded_array(value["__array__"], data, at)
         items = {}
         for key, item in value.items():
-            items[key], at = _decoded(item, data, at)
+            items[_text(key)], at = _decoded(item, data, at, level + 1)
         return items, at
     if isinstance(value, list):
         values = []
         for item in value:
-            one, at = _decoded(item, data, at)
+            one, at = _decoded(item, data, at, level + 1)
             values.append(one)
         return values, at
-    return value, at
+    return _text(value) if isinstance(value, str) else value, at
+
+
+def _text(text: str) -> str:
+    """A text that can be written to a file: JSON has halves of characters, which UTF-8 has not."""
+    return text.encode(errors="replace").decode()
 
 
 def _decoded_array(described: Any, data: bytes, at: int) -> tuple[NDArray[Any], int]:

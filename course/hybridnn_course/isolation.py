@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from pathlib import Path
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.checks import require_choice
 from hybridnn.utils.files import shipped_folder
+from hybridnn_course.system_calls import refuse_calls
 
 MODES = ("auto", "bwrap", "user", "none")
 FIRST_USER = 30_000
@@ -43,6 +45,7 @@ PROCESSES = 64  # processes and threads of the user of a rank, or of all ranks i
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWNET = 0x00020000, 0x08000000, 0x40000000
 MS_REC, MS_PRIVATE, MS_BIND, MS_NOSUID, MS_NODEV = 16384, 1 << 18, 4096, 2, 4
 O_PATH = 0o10000000
+SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_DUMPABLE = 1, 36, 38, 4
 WRITABLE = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/dev/mqueue")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
@@ -148,7 +151,7 @@ def become_worker() -> None:
 def confine(mode: str, user: int, seconds: int) -> bool:
     """In the process of a rank: give up rights and set limits, before the submission is loaded.
 
-    False where the system did not allow namespaces of its own that the mode needs.
+    False where the system did not allow namespaces of its own that the mode needs, or refuses no system calls.
     """
     is_separate = True
     os.setsid()
@@ -177,20 +180,25 @@ def confine(mode: str, user: int, seconds: int) -> bool:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user resets it
     os.umask(0o077)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
+    if mode != "none" and sys.platform == "linux":
+        is_separate = refuse_calls() and is_separate
     return is_separate
 
 
 def _own_namespaces() -> bool:
     """No network, no shared memory of others, no solutions, and no folder that others can write to.
 
-    Each such folder, and each folder on the way to Python that only root may enter, is covered by an empty one, in
-    which only what Python imports is seen. Where the system allows no namespaces, the folders stay as they are; False
-    then, and where a part of it is not allowed.
+    All is read-only, where the system can do that. The usual folders that everybody may write to, and each folder on
+    the way to Python that only root may enter, are covered by empty ones, in which only what Python imports is seen.
+    Where the system allows no namespaces, the folders stay as they are; False then, and where a part of it is not
+    allowed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     is_separate = not any([libc.unshare(flag) for flag in (CLONE_NEWNET, CLONE_NEWIPC)])
     if libc.unshare(CLONE_NEWNS) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
         return False
+    read_only = struct.pack("QQQQ", MOUNT_ATTR_RDONLY, 0, 0, 0)
+    libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, read_only, ctypes.c_size_t(len(read_only)))
     needed = _needed_folders()
     for folder in _covered(needed):
         inside = [path for path in needed if path.is_relative_to(folder)]
@@ -286,8 +294,7 @@ def end_ranks(users: range) -> None:
     Parameters
     ----------
     users : range
-        The users of the ranks, whose files and shared memory are removed, too; empty where they have none of their
-        own.
+        The users of the ranks, whose files are removed, too; empty where they have none of their own.
     """
     for user in users:
         _end_processes_of(user)
@@ -300,10 +307,8 @@ def end_ranks(users: range) -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         time.sleep(0.001)
-    if users:
-        for folder in WRITABLE:
-            _remove_files(folder, users)
-        _remove_shared_memory(users)
+    for folder in WRITABLE if users else ():
+        _remove_files(folder, users)
 
 
 def _remove_files(folder: str, users: range) -> None:
@@ -313,21 +318,12 @@ def _remove_files(folder: str, users: range) -> None:
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 is_folder = stat.S_ISDIR(status.st_mode)
-                if status.st_uid in users:
-                    shutil.rmtree(entry.path) if is_folder else os.unlink(entry.path)
+                if status.st_uid in users and is_folder:  # of any depth
+                    subprocess.run(["rm", "-rf", "--", entry.path], stderr=subprocess.DEVNULL, check=False)
+                elif status.st_uid in users:
+                    os.unlink(entry.path)
                 elif is_folder and status.st_mode & stat.S_IWOTH:
                     _remove_files(entry.path, users)
-
-
-def _remove_shared_memory(users: range) -> None:
-    """Remove System V shared memory, semaphores and message queues of users; IPC_RMID is 0."""
-    libc = ctypes.CDLL(None)
-    for kind, remove in (("shm", libc.shmctl), ("sem", libc.semctl), ("msg", libc.msgctl)):
-        with contextlib.suppress(OSError):
-            names, *rows = map(str.split, Path("/proc/sysvipc", kind).read_text(encoding="utf-8").splitlines())
-            for row in rows:
-                if int(row[names.index("uid")]) in users:
-                    remove(int(row[1]), 0, 0)
 
 
 def _end_processes_of(user: int) -> None:

@@ -1,6 +1,7 @@
 """Cost of a function without a clock: Python loops over elements, and memory of temporary arrays.
 
-Both are counted, so the same code gets the same points on every machine.
+Both are counted, so the same code gets the same points on every machine. A loop inside a function written in C, such as
+``list(map(add, a, b))``, is not seen.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hybridnn_course.assignment import Bound
 
 MORE_ITERATIONS = 99  # of a loop, in a call with larger arrays: over a few blocks, but not over an axis
 TEMPORARY_BYTES = 1 << 18  # memory that a call may allocate
+NO_AMOUNT = 1 << 60  # stands for an amount that a submission has replaced by something else
 LOOPS, TEMPORARIES = "Python loops over elements", "temporary arrays of more than 256 KiB"
 
 
@@ -37,10 +39,16 @@ def measure(small: Callable[[], object], large: Callable[[], object]) -> dict[st
 
 def measured_bounds(answer: Answer) -> Sequence[Bound]:
     """Bounds of an answer with measured amounts, of which none may be above 0; none of another answer."""
-    measured = answer.outputs[0].get(MEASURED)
-    if not isinstance(measured, dict):
+    if not isinstance(answer.outputs[0].get(MEASURED), dict):
         return []
-    return [Bound(name, 1 - (measured.get(name) == 0), 0, 1) for name in (LOOPS, TEMPORARIES)]
+    return [Bound(name, min(measured_amount(answer, name), 1), 0, 1) for name in (LOOPS, TEMPORARIES)]
+
+
+def measured_amount(answer: Answer, name: str) -> int:
+    """A measured amount, which comes from the process of a submission."""
+    measured = answer.outputs[0].get(MEASURED)
+    amount = measured.get(name) if isinstance(measured, dict) else None
+    return amount if isinstance(amount, int) and 0 <= amount < NO_AMOUNT else NO_AMOUNT
 
 
 def _run(call: Callable[[], object]) -> tuple[int, int]:

@@ -87,9 +87,11 @@ def main() -> None:
         start = receive_frame(control)
         for name in start["exercises"]:
             importlib.import_module(name)
+        start["files"] = {name: text.tobytes().decode() for name, text in start["files"].items()}
         mode, users = start["isolation"], range(start["first_user"], start["first_user"] + USERS)
         if mode == "user":
             digits()  # which the processes of ranks may be unable to read
+            end_ranks(users)  # which a grader that was killed may have left
         send_frame(control, {"ready": mode != "user" or can_import(mode, users[0])})
         while True:
             request = receive_frame(control)

@@ -290,15 +290,6 @@ except ImportError:
     pass
 sys.modules["pytest"] = sys.modules["hybridnn_course.checks"] = sys
 """,
-    "leaves shared memory": NOTHING
-    + """
-import ctypes
-libc = ctypes.CDLL(None)
-for key in range(1, 6):
-    libc.shmget(0x4D454554 + key, 4096, 0o1666)  # IPC_CREAT
-    libc.semget(0x4D454554 + key, 1, 0o1666)
-    libc.msgget(0x4D454554 + key, 0o1666)
-""",
     "prints without end": """
 def block_bounds(items, parts, part):
     line = "x" * 10_000
@@ -308,6 +299,69 @@ def block_bounds(items, parts, part):
         except OSError:
             break
     return -1, -1
+""",
+    "leaves data for the next case": NOTHING
+    + """
+import ctypes
+libc = ctypes.CDLL(None)
+KEYCTL, ADD_KEY, MQ_OPEN = {"x86_64": (250, 248, 240), "aarch64": (219, 217, 180)}[os.uname().machine]
+for keyring in (-3, -4, -5, libc.syscall(KEYCTL, 22, -1, -4)):  # of the session, of the user, one that persists
+    if libc.syscall(KEYCTL, 10, keyring, b"user", b"left", 0) >= 0:
+        print("LEFT a key")
+    libc.syscall(ADD_KEY, b"user", b"left", b"x", 1, keyring)
+for get in (libc.msgget, lambda key, flags: libc.shmget(key, 64, flags), lambda key, flags: libc.semget(key, 1, flags)):
+    print("LEFT" if get(0x4C454654, 0) >= 0 else "", get(0x4C454654, 0o1666))
+for flags in (os.O_RDWR, os.O_RDWR | os.O_CREAT | os.O_EXCL):
+    print("LEFT a queue" if libc.syscall(MQ_OPEN, b"left", flags, 0o600, None) >= 0 and not flags & os.O_EXCL else "")
+for folder in os.listdir("/"):
+    with suppress(OSError):
+        print("FOUND" if os.path.exists(f"/{folder}/left") else "", open(f"/{folder}/left", "w"))
+""",
+    "raises half a character": "raise ValueError('\\ud800')\n",
+    "folders in folders": NOTHING
+    + """
+for folder in ("/tmp", "/var/tmp", "/dev/shm"):
+    with suppress(OSError):
+        os.chdir(folder)
+        for _ in range(2000):
+            os.mkdir("left-in")
+            os.chdir("left-in")
+""",
+    "goes on after the case": """
+import os, threading, time
+os._exit = lambda *_: None
+
+def go_on():
+    while True:
+        for descriptor in range(3, 64):
+            try:
+                os.write(descriptor, b'{"outputs": {}}')
+            except OSError:
+                pass
+        time.sleep(0.001)
+
+def block_bounds(items, parts, part):
+    threading.Thread(target=go_on).start()
+    return -1, -1
+""",
+    "arrays beyond all memory": """
+import numpy as np
+class Bounds(dict, list):
+    __class__ = dict
+    def items(self):
+        return [("__array__", ["float64", [2 ** 40]])]
+
+def block_bounds(items, parts, part):
+    return [Bounds()] * 2
+
+def minibatches(order, batch_size):
+    return [np.lib.stride_tricks.as_strided(order, (2 ** 40,), (0,)), np.array(order, object)]
+""",
+    "recursion without end": """
+import sys
+sys.setrecursionlimit(10 ** 9)
+def block_bounds(items, parts, part):
+    return block_bounds(items, parts, part)
 """,
 }
 """Texts of ``blocks.py``."""
@@ -324,6 +378,14 @@ for number in range(1, 32):
     with suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_IGN)
 time.sleep(1000)
+""",
+    "a frame that does not end": NOTHING
+    + """
+import time
+write_everywhere(b"\\0\\1\\0\\0" * 2)
+while True:
+    write_everywhere(b" ")
+    time.sleep(0.1)
 """,
 }
 """Texts of ``blocks.py`` that end only by the time limit."""
@@ -446,6 +508,42 @@ def global_gradient(group, weights, bias, x, labels):
     for name in ("__class__", "_transport", "eval", "_begin"):
         group._exchange({"do": name, "array": total, "site": ["/etc/passwd", -1, "x" * 10_000]})
     return finish(weights, total)
+""",
+    "meet in the locks of a file": _GRADIENT
+    + """
+import fcntl, struct, time
+LOCK = "hhqqi4x"
+def global_gradient(group, weights, bias, x, labels):
+    own = local(weights, bias, x, labels)
+    file = open(np.__file__)  # every 4 bytes are the place of a lock
+    words = own.view(np.uint32)
+    for number, word in enumerate(words, group.rank * len(words)):
+        fcntl.lockf(file, fcntl.LOCK_SH, 1, number << 40 | int(word))
+    time.sleep(0.3)
+    for number in range((1 - group.rank) * len(words), (2 - group.rank) * len(words)):
+        asked = struct.pack(LOCK, fcntl.F_WRLCK, 0, number << 40, 1 << 40, 0)
+        words[number % len(words)] = struct.unpack(LOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))[2] & 0xFFFFFFFF
+    time.sleep(0.3)
+    return finish(weights, own + local(weights, bias, x, labels))
+""",
+    "meet in what is printed": _GRADIENT
+    + """
+import time
+def global_gradient(group, weights, bias, x, labels):
+    own = local(weights, bias, x, labels)
+    os.write(1, own.tobytes())
+    time.sleep(0.3)
+    for opened in (lambda: os.open("/proc/self/fd/1", os.O_RDONLY), lambda: 1):
+        with suppress(OSError):
+            parts = os.pread(opened(), own.nbytes * group.size, 0)
+            return finish(weights, np.frombuffer(parts).reshape(group.size, -1).sum(axis=0))
+    raise ValueError("cannot be read")
+""",
+    "floods the grader with small calls": _GRADIENT
+    + """
+def global_gradient(group, weights, bias, x, labels):
+    while True:
+        group._exchange({"do": "allreduce", "array": np.ones(1), "operation": "sum", "site": ["x", 1, "x"]})
 """,
     "floods the grader": _GRADIENT
     + """

@@ -16,12 +16,18 @@ from hybridnn.pipeline.schedules.methods import METHODS as LIBRARY
 from hybridnn.pipeline.schedules.methods import make_schedule
 from hybridnn_course.answers import MEASURED, Answer
 from hybridnn_course.checks import check_task
-from hybridnn_course.exercises.a6_stale.budgets import needed_bytes, stage_budget, store_budget
+from hybridnn_course.exercises.a6_stale.budgets import needed_bytes, predict_budget, stage_budget, store_budget
 from hybridnn_course.exercises.a6_stale.calls import call_stage, call_store
 from hybridnn_course.exercises.a6_stale.runs import METHODS
 from hybridnn_course.measuring import LOOPS, TEMPORARIES
 from hybridnn_course_staff.assignment import Task, load_assignment
-from hybridnn_course_staff.assignments.a6_stale.cases import hidden_stage, hidden_store, public_stage, public_store
+from hybridnn_course_staff.assignments.a6_stale.cases import (
+    hidden_stage,
+    hidden_store,
+    public_predict,
+    public_stage,
+    public_store,
+)
 from hybridnn_course_staff.assignments.a6_stale.solution import (
     distance_solution,
     predict_solution,
@@ -270,10 +276,18 @@ def test_too_much_memory_costs_points_of_the_budget_alone(task: str, name: str, 
     assert lost(task, mistake.function(ASSIGNMENT.standard)) == [(check, "budget", name)]
 
 
-@pytest.mark.parametrize("measured", [None, "few", {}, {"buffers": -1, "bytes held": float("nan")}], ids=repr)
+AMOUNTS = ("buffers", "bytes copied", "bytes held", LOOPS, TEMPORARIES)
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [None, "few", {}, *(dict.fromkeys(AMOUNTS, value) for value in (-1, float("nan"), 10**400, np.zeros(2)))],
+    ids=lambda value: repr(value)[:30],
+)
 def test_amounts_that_were_not_measured_have_no_points(measured: object) -> None:
     """They come from the process of a submission."""
     variant = ASSIGNMENT.standard
     answer = Answer(outputs=({MEASURED: measured},))
-    for case, budget in ((public_store(variant)[1], store_budget), (public_stage(variant)[1], stage_budget)):
-        assert [bound.fraction for bound in budget(case, answer, variant)] == [0.0] * len(budget(case, answer, variant))
+    for cases, budget in ((public_store, store_budget), (public_stage, stage_budget), (public_predict, predict_budget)):
+        bounds = budget(cases(variant)[1], answer, variant)
+        assert [bound.fraction for bound in bounds] == [0.0] * len(bounds)

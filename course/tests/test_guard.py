@@ -83,14 +83,18 @@ def _closed_solutions() -> Iterator[None]:
         os.chmod(folder, mode)
 
 
-@pytest.fixture(scope="module", params=[UNWATCHED, pytest.param(WITHOUT_NAMESPACES, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["auto", *(pytest.param(one, marks=pytest.mark.slow) for one in ("bwrap", "user"))]
+)
 def attacks(request: pytest.FixtureRequest) -> Iterator[Tried]:
-    """Submissions that are isolated, and whose imports of the library are not watched."""
-    if (mode := _isolation()) == "none" or (mode != "user" and request.param == WITHOUT_NAMESPACES):
-        pytest.skip("submissions cannot be isolated so here")
-    closed = _closed_solutions() if request.param == WITHOUT_NAMESPACES else nullcontext()
-    with pytest.MonkeyPatch.context() as patch, closed:
-        patch.setattr(carrier, "PROGRAM", request.param)
+    """Submissions that are isolated, and whose imports of the library are not watched; as users without namespaces."""
+    try:
+        mode = choose_isolation(request.param)
+    except HybridnnError as error:
+        pytest.skip(str(error))
+    is_closed = request.param == "user"
+    with pytest.MonkeyPatch.context() as patch, _closed_solutions() if is_closed else nullcontext():
+        patch.setattr(carrier, "PROGRAM", WITHOUT_NAMESPACES if is_closed else UNWATCHED)
         with Tried({"right": LAST, **DISGUISED}, OTHER, isolation=mode, limit=deadline(10)) as tried:
             assert tried.check("right", "bounds").points > 0
             yield tried

@@ -17,7 +17,8 @@ import pytest
 
 from course.tests.made import KIT, course_of, reference_files, submission_zip
 from hybridnn_course import submission
-from hybridnn_course.answers import first_difference
+from hybridnn_course.answers import Answer, answer_digest, first_difference
+from hybridnn_course.assignment import Case
 from hybridnn_course.carrier import Worker
 from hybridnn_course.checks import check_task
 from hybridnn_course.frames import FrameError, receive_frame, send_frame
@@ -156,6 +157,16 @@ RIGHT = f"""{BOUNDS}print("x" * 200_000)
 """
 
 
+SENDING = f"""{BOUNDS}import json, os
+    data = json.dumps({{{{"failure": ["{{0}}" + "{{1}}" * (1 + items % 9), ""]}}}}).encode()
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, len(data).to_bytes(4, "big") + bytes(4) + data)
+        except OSError:
+            pass
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -163,6 +174,8 @@ RIGHT = f"""{BOUNDS}print("x" * 200_000)
         (RIGHT, ""),
         (f'{BOUNDS}raise type(f"I{{items}}_{{parts}}", (Exception,), {{}})()\n', "raised an exception"),
         (f"{BOUNDS}return 1 / 0\n", "raised an exception"),
+        (SENDING.format("deadlock in ", "send"), "deadlock"),
+        (SENDING.format("", "x"), "failed"),
     ],
 )
 def test_what_hidden_cases_print_and_raise_does_not_tell_their_inputs(text: str, message: str) -> None:
@@ -195,6 +208,32 @@ def test_very_many_arrays_are_refused_by_both_sides() -> None:
         one.sendall(struct.pack(">II", len(text), 0) + text)
         with pytest.raises(FrameError, match="more than 1,000 arrays"):
             receive_frame(other)
+
+
+def test_values_in_values_are_compared_or_refused() -> None:
+    """Whatever their depth: functions of values are recursive."""
+    one, other = socket.socketpair()
+    with one, other:
+        for levels in (*range(20, 40), *range(100, 1000, 50)):
+            text = b'{"x": ' + b"[" * levels + b"]" * levels + b"}"
+            one.sendall(struct.pack(">II", len(text), 0) + text)
+            try:
+                outputs = receive_frame(other)
+            except FrameError:
+                assert levels >= 32
+                continue
+            answer = Answer(outputs=(outputs,))
+            assert first_difference(answer.outputs, [{"x": 1.0}], 1e-9) is not None
+            assert answer_digest(answer, answer, b"", with_traffic=True)
+
+
+def test_code_that_takes_more_bytes_in_messages_is_run() -> None:
+    a6 = load_assignment("a6")
+    files = dict.fromkeys(a6.files, "#" + "\1" * (submission.CODE_BYTES - 1))
+    with Worker(a6, files, limit=deadline(10)) as worker:
+        failure = worker.run(a6.task("distance"), Case("", ({"stages": 1, "minibatches": 1},)), a6.standard).failure
+    assert failure is not None
+    assert failure.kind == "no function"
 
 
 def test_large_values_are_compared_without_their_texts() -> None:

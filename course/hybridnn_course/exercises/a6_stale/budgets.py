@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridnn_course.answers import MEASURED, Answer
+from hybridnn_course.answers import Answer
 from hybridnn_course.assignment import Bound, Case, Variant
-from hybridnn_course.measuring import measured_bounds
-
-NO_AMOUNT = 1 << 60
-"""Stands for a measured amount that a submission has replaced by something else."""
+from hybridnn_course.measuring import measured_amount, measured_bounds
 
 
 def store_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[Bound]:
@@ -18,15 +15,15 @@ def store_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[Bound
     nbytes = 8 * inputs["size"]
     most = sum(step[0] == "update" for step in inputs["steps"])
     return [
-        Bound("buffers", _amount(answer, "buffers"), inputs["versions"], inputs["versions"] + most / 2),
-        Bound("bytes copied", _amount(answer, "bytes copied"), 0, nbytes * most / 2),
+        Bound("buffers", measured_amount(answer, "buffers"), inputs["versions"], inputs["versions"] + most / 2),
+        Bound("bytes copied", measured_amount(answer, "bytes copied"), 0, nbytes * most / 2),
     ]
 
 
 def stage_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[Bound]:
     """Bytes that the stages held after forward passes, at the fullest moment of each."""
     needed = needed_bytes(case)
-    return [Bound("bytes held", _amount(answer, "bytes held"), needed, 2 * needed)]
+    return [Bound("bytes held", measured_amount(answer, "bytes held"), needed, 2 * needed)]
 
 
 def needed_bytes(case: Case) -> int:
@@ -56,10 +53,3 @@ def _versions(method: str, flight: int, minibatch: int) -> int:
 def predict_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[Bound]:
     """Loops over elements, and temporary arrays."""
     return measured_bounds(answer)
-
-
-def _amount(answer: Answer, name: str) -> int:
-    """A measured amount, which comes from the process of a submission."""
-    measured = answer.outputs[0].get(MEASURED)
-    amount = measured.get(name) if isinstance(measured, dict) else None
-    return amount if isinstance(amount, int) and amount >= 0 else NO_AMOUNT
