@@ -22,7 +22,7 @@ from hybridnn_course.assignment import Case
 from hybridnn_course.carrier import Worker
 from hybridnn_course.checks import check_task
 from hybridnn_course.frames import FrameError, receive_frame, send_frame
-from hybridnn_course.submission import UngradableError, read_submission
+from hybridnn_course.submission import CODE_BYTES, UngradableError, read_submission
 from hybridnn_course.work_folder import WorkFolder
 from hybridnn_course_staff.assignment import load_assignment
 from hybridnn_course_staff.batch import ARCHIVE_BYTES, grade_folder
@@ -229,7 +229,7 @@ def test_values_in_values_are_compared_or_refused() -> None:
 
 def test_code_that_takes_more_bytes_in_messages_is_run() -> None:
     a6 = load_assignment("a6")
-    files = dict.fromkeys(a6.files, "#" + "\1" * (submission.CODE_BYTES - 1))
+    files = dict.fromkeys(a6.files, "#" + "\1" * (CODE_BYTES - 1))
     with Worker(a6, files, limit=deadline(10)) as worker:
         failure = worker.run(a6.task("distance"), Case("", ({"stages": 1, "minibatches": 1},)), a6.standard).failure
     assert failure is not None
