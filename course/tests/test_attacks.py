@@ -32,7 +32,8 @@ FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 OWNED = Path("/root/owned")
 UNWATCHED = "from hybridnn_course import isolation, worker; worker.hide_library = lambda *_, **__: None"
 WITHOUT_NAMESPACES = (
-    f"{UNWATCHED}; isolation.CLONE_NEWNET = isolation.CLONE_NEWIPC = 0; closed = isolation._closed_folder; "
+    f"{UNWATCHED}; isolation.CLONE_NEWNET = isolation.CLONE_NEWIPC = isolation.MOUNT_ATTR_RDONLY = 0; "
+    "closed = isolation._closed_folder; "
     "isolation._covered = lambda needed: sorted(filter(None, set(map(closed, needed))))"
 )
 """Only folders of root are covered, which Python may be in."""

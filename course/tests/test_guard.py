@@ -66,7 +66,8 @@ UNWATCHED = carrier.PROGRAM.replace(
 
 WITHOUT_NAMESPACES = UNWATCHED.replace(
     "worker.main()",
-    "from hybridnn_course import isolation; isolation.CLONE_NEWNET = isolation.CLONE_NEWIPC = 0; "
+    "from hybridnn_course import isolation; "
+    "isolation.CLONE_NEWNET = isolation.CLONE_NEWIPC = isolation.MOUNT_ATTR_RDONLY = 0; "
     "isolation._solution_folders = lambda: []; worker.main()",
 )
 
