@@ -93,10 +93,9 @@ def reference(course: Course) -> dict[str, str]:
     """A right submission, without imports of the kit: its solutions cannot be read where it runs."""
     assignment = course.assignment("a2")
     variant = course.variant(assignment)
-    files = handed_out_files(course, assignment) | next(
-        right.files for right in right_submissions(assignment) if right.variant == variant
-    )
-    return {name: files[name] for name in ("assignment.toml", *assignment.files)}
+    start = handed_out_files(course, assignment)
+    right = next(right.files for right in right_submissions(assignment) if right.variant == variant)
+    return {"assignment.toml": start["assignment.toml"].decode(), **right}
 
 
 def unpack(course: Course, folder: Path) -> Path:

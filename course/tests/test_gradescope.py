@@ -24,9 +24,9 @@ from course.tests.gradescope_cases import OUTCOME, RULES, GradescopeResults, pac
 from course.tests.made import allow_kit
 from hybridnn.cli.main import main
 from hybridnn.errors import DataError, SettingError
-from hybridnn_course import gradescope
 from hybridnn_course.outcome import Outcome
 from hybridnn_course.work_folder import make_archive
+from hybridnn_course_staff import gradescope
 from hybridnn_course_staff.gradescope import UNFINISHED, autograde, build_package, gradescope_results
 from hybridnn_course_staff.grading import Grader
 from hybridnn_course_staff.installed import installed_wheels

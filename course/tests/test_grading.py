@@ -16,11 +16,12 @@ import pytest
 
 from course.tests.made import KIT, allow_kit, course_of, reference_files, submission_zip, wrong_files
 from hybridnn.errors import DataError
-from hybridnn_course import grading, isolation
+from hybridnn_course import isolation
 from hybridnn_course.carrier import Worker
 from hybridnn_course.checks import check_task
 from hybridnn_course.outcome import CheckOutcome, Outcome, TaskOutcome
 from hybridnn_course.submission import Submission, UngradableError
+from hybridnn_course_staff import grading
 from hybridnn_course_staff.assignment import Assignment, Mistake, load_assignment
 from hybridnn_course_staff.batch import SUFFIX, Graded, grade_folder, with_student_flags
 from hybridnn_course_staff.cli.assistant import grade

@@ -33,10 +33,11 @@ PROGRAMS = {"hybridnn": [sys.executable, "-m", "hybridnn"], "python": [sys.execu
 def _solved(assignment: Assignment, variant: Variant, folder: Path) -> str:
     """Write the folder of a student with the reference solutions, and return the handout."""
     manifest = Manifest(assignment=assignment.id, variant=dict(variant), modules=[KIT])
-    files = {**start_files(assignment, manifest), **reference_files(assignment, variant)}
-    for name, text in (*files.items(), *({"settings.toml": SETTINGS} if assignment.texts else {}).items()):
-        (folder / name).write_text(text)
-    return files[HANDOUT]
+    own = {**reference_files(assignment, variant), **({"settings.toml": SETTINGS} if assignment.texts else {})}
+    files = {**start_files(assignment, manifest), **{name: text.encode() for name, text in own.items()}}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return files[HANDOUT].decode()
 
 
 def _run(command: list[str], folder: Path) -> None:
