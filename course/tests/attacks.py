@@ -327,17 +327,14 @@ for folder in ("/tmp", "/var/tmp", "/dev/shm"):
             os.mkdir("left-in")
             os.chdir("left-in")
 """,
-    "goes on after the case": """
-import os, threading, time
+    "goes on after the case": NOTHING
+    + """
+import threading, time
 os._exit = lambda *_: None
 
 def go_on():
     while True:
-        for descriptor in range(3, 64):
-            try:
-                os.write(descriptor, b'{"outputs": {}}')
-            except OSError:
-                pass
+        write_everywhere(b'{"outputs": {}}')
         time.sleep(0.001)
 
 def block_bounds(items, parts, part):
