@@ -39,7 +39,7 @@ def draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence
         places.append(next(place for place in count(number // len(COLORS)) if place not in taken))
         if places[-1]:
             _dash(line, places[-1])
-            line.set_markersize(2.5 + 3 * places[-1])  # a ring around the points of the curves below
+            line.set_markersize(2.5 + 3 * min(places[-1], 2))  # a ring around the points of the curves below
             line.set_markerfacecolor("none")
 
 
