@@ -74,7 +74,8 @@ class _PipeMare(Optimizer):
 
     T1: the learning rate is divided by ``D**p``, where p falls linearly from 1 to 0 in the first `annealing_updates`
     updates. T2: the mean of the weights' differences from update to update, with the decay ``discrepancy_decay**(1 /
-    D)``, from which the backward passes of the method ``pipemare`` estimate the weights of their forward passes.
+    D)``, from which the backward passes of the method ``pipemare`` estimate the weights of their forward passes. An
+    update without a delay, the first after a drain, begins the mean anew.
     """
 
     annealing_updates: Count = 1000

@@ -58,7 +58,7 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
     weight_grad = "per-microbatch" if config.weight_grad == "auto" else config.weight_grad
     least = count if method.cuts_minibatches else 1
     given = least if config.microbatches is None else config.microbatches
-    method.require(ScheduleSize(count, 1, given, chunks), weight_grad)
+    method.require(ScheduleSize(count, 1, given, chunks, config.barriers), weight_grad)
     _require_compatible(method, count, config)
     if isinstance(config.partition, str):
         require_choice("parallel.partition", config.partition, PARTITIONS)

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, hypot, inf, isfinite, log, nan, sqrt
 from statistics import fmean, stdev
+from sys import float_info
 from typing import Literal
 
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
 
 By = Literal["difference", "ratio"]
+
+LOG_OF_LARGEST = log(float_info.max)
 
 
 class UndecidedError(Exception):
@@ -135,7 +138,7 @@ def _student(values: list[float], tail: float, *, is_factor: bool) -> Estimate:
     numbers = [log(value) for value in values] if is_factor else values
     mean, half = fmean(numbers), _quantile(tail, len(numbers) - 1) * stdev(numbers) / sqrt(len(numbers))
     ends = mean, mean - half, mean + half
-    return Estimate(*map(exp, ends)) if is_factor else Estimate(*ends)
+    return Estimate(*(exp(end) if end < LOG_OF_LARGEST else inf for end in ends)) if is_factor else Estimate(*ends)
 
 
 def _share(side: Sample, other: Sample | None, tail: float) -> Estimate:

@@ -22,7 +22,7 @@ from hybridnn_papers.pipeline_formulas import (
 
 def timeline(method: str, stages: int, minibatches: int, microbatches: int = 1, **durations: float) -> Timeline:
     size = {"stages": stages, "minibatches": minibatches, "microbatches": microbatches}
-    schedule = make_schedule(method, **size, barriers=True)
+    schedule = make_schedule(method, **size, barriers=method in ("ddg", "fr"))
     return simulate(schedule, Durations(**durations))
 
 

@@ -30,3 +30,13 @@ def test_reduced_ready_studies_need_no_network_and_two_cores() -> None:
         assert max(cell.ranks for cell in cells) <= 11
         assert len(cells) <= 120
     assert sum(load_study(name, reduced=True).keys.minutes or inf for name in ready_studies()) <= 60
+
+
+def test_table_1_is_timed_with_barriers_where_a_method_has_them() -> None:
+    for reduced in (False, True):
+        plan = make_cells(load_study("kang-table-1", reduced=reduced))
+        with_barriers = {cell.values["method"]: set[bool]() for cell in plan.cells}
+        for cell in plan.cells:
+            with_barriers[cell.values["method"]].add(cell.settings.parallel.barriers)
+        assert with_barriers == {"sequential": {False}, "ddg": {False, True}, "fr": {False, True}, "pipedream": {False}}
+        assert all("parallel.barriers: false with" in reason for reason in plan.skipped.values())

@@ -112,10 +112,7 @@ class NAdam:
 
 @dataclass(frozen=True)
 class PipeMare:
-    """Yang et al. 2021, with tau the delay: T1, the rate over tau^(1 - k/K) up to update K, and what T2 reads.
-
-    T2 takes w - tau delta for the weights tau updates ago, with delta <- g delta + (1 - g) (w_new - w_old), g^tau = D.
-    """
+    """Yang et al. 2021. T1: rate / delay^p, p falls from 1 to 0 in K updates. T2: the running mean of w(t+1) - w(t)."""
 
     rule: SGD | Adam
     K: int
@@ -130,12 +127,10 @@ class PipeMare:
         return (*self.rule.slots(), "difference")
 
     def step(self, w: Array, g: Array, slots: dict[str, Array], step: int, rate: float) -> Array:
-        tau, k = self.delay, step - 1
-        if tau and k < self.K:
-            rate = rate / tau ** ((self.K - k) / self.K)
-        new = self.rule.step(w, g, slots, step, rate)
-        forgotten = 1 - self.D ** (1 / tau) if tau else 1.0
-        slots["difference"] = slots["difference"] + forgotten * (new - w - slots["difference"])
+        p = 1 - min((step - 1) / self.K, 1)
+        new = self.rule.step(w, g, slots, step, rate / max(self.delay, 1) ** p)
+        keep = self.D ** (1 / self.delay) if self.delay else 0.0
+        slots["difference"] = keep * slots["difference"] + (1 - keep) * (new - w)
         return new
 
 

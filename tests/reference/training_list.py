@@ -197,9 +197,9 @@ def pipelines() -> Cases:
                 yield TrainingCase(stages, grid, sending)
 
 
-def updates_that_know_their_delay() -> Cases:
+def deep_pipelines() -> Cases:
     """Two to eight uneven stages in two epochs of twice as many minibatches, with one drain or two."""
-    for stages, (method, optimizer) in product(range(2, 9), DELAY_AWARE):
+    for stages, (method, optimizer) in product(range(2, 9), DEEP_TRAININGS):
         sizes = tuple(DEEP[layer % len(DEEP)] for layer in range(stages + 4))
         case = Case(sizes, optimizer=optimizer, samples=6 * stages + 1, batch_size=3, epochs=2)
         partition = (2, *(1,) * (stages - 2), 3)
@@ -207,17 +207,16 @@ def updates_that_know_their_delay() -> Cases:
         yield TrainingCase(stages, Grid(pipeline=stages), it)
 
 
-DELAY_AWARE = (
+DEEP_TRAININGS = (
+    *product(DELAYED_CASES, ("momentum", "adam")),
     ("pipemare", "pipemare"),
     ("pipemare", "pipemare-adam"),
     ("vanilla", "pipemare"),
     ("pipedream", "nadam"),
+    ("pipedream", "nesterov"),
     ("lwp", "spike"),
-    ("lwp", "adam"),
-    ("pipedream-2bw", "momentum"),
-    ("pipedream-2bw", "adam"),
 )
-"""Methods with optimizers."""
+"""All asynchronous methods with momentum and Adam, and with the update rules that make up for delays."""
 
 
 WIDTHS: dict[int, tuple[tuple[tuple[int, int], ...], ...]] = {
@@ -378,7 +377,7 @@ def all_cases() -> tuple[TrainingCase, ...]:
         pipelines,
         pipelines_of_wide_stages,
         full_pipelines,
-        updates_that_know_their_delay,
+        deep_pipelines,
         replicas,
         fused_updates,
     )

@@ -100,6 +100,7 @@ def wrong_settings(stages: int) -> dict[str, tuple[dict[str, Any], str]]:
         ),
         "chunks of 1f1b": ({"method": "1f1b", "chunks": 2}, "chunks.*2"),
         "no chunks": ({"method": "interleaved", "chunks": 0}, "chunks.*0"),
+        "barriers of pipedream": ({"method": "pipedream", "barriers": True}, "barriers.*pipedream.*only with ddg, fr"),
         "no drain": ({"method": "fr", "drain_every": 0}, r"training\.drain_every.*0"),
         "unknown weight_grad": ({"method": "gpipe", "weight_grad": "split"}, "weight_grad.*split"),
         "merged by zb-h1": ({"method": "zb-h1", "weight_grad": "merged"}, "weight_grad.*merged"),

@@ -48,6 +48,7 @@ class Method:
     fills_pipeline: bool = False  # a minibatch needs at least as many microbatches as there are stages
     placed_weight_gradients: bool = False  # the order itself places the weight gradients
     placed_messages: bool = False  # the order itself places loads and messages
+    may_have_barriers: bool = False  # the order places barriers if its size asks for them
     recomputes: bool = False  # every stage but the last computes its forward passes twice
 
     @property
@@ -79,6 +80,9 @@ class Method:
         if self.chunked and microbatches % stages:
             allowed = f"a multiple of the {stages} stages with {self.name}"
             raise SettingError("parallel.microbatches", microbatches, allowed)
+        if size.barriers and not self.may_have_barriers:
+            having = ", ".join(name for name, other in METHODS.items() if other.may_have_barriers)
+            raise SettingError("parallel.barriers", True, f"false with {self.name}; true only with {having}")
         require_choice("weight_grad", weight_grad, WEIGHT_GRADIENTS)
         if weight_grad == "merged" and self.placed_weight_gradients:
             raise SettingError("weight_grad", weight_grad, f"{self.name} places the weight gradients itself")
@@ -157,6 +161,7 @@ _METHODS = (
         STASHED,
         _in_flight_without_flush,
         placed_messages=True,
+        may_have_barriers=True,
     ),
     Method(
         "fr",
@@ -165,6 +170,7 @@ _METHODS = (
         CURRENT,
         _one_microbatch,
         placed_messages=True,
+        may_have_barriers=True,
         recomputes=True,
     ),
     Method(
@@ -290,8 +296,8 @@ def make_schedule(
         Place loads and messages, which takes most of the time and is not needed to time computations. Methods whose
         order itself places them have them in any case.
     barriers : bool
-        Whether ``ddg`` and ``fr`` have a barrier before each forward and each backward pass. Kang 2019, Tables 3 and 4,
-        have none; the times of Table 1 are those with barriers.
+        Whether ``ddg`` and ``fr`` have a barrier before each forward and each backward pass; other methods have none.
+        Kang 2019, Tables 3 and 4, have none; the times of Table 1 are those with barriers.
 
     Raises
     ------

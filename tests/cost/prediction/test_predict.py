@@ -174,8 +174,8 @@ def test_lockstep_methods_follow_table_1(method: str) -> None:
     """Kang 2019, Table 1: T_F + T_B, T_F + T_B / K, and with recomputation T_F + (T_F + T_B) / K."""
     stages = 4
     work = equal_stages(stages)
-    with_barriers = replace(layout(*[(1, 1)] * stages, layers=(2,) * stages, method=method), barriers=True)
-    done = predict(work, with_barriers, make_machine())
+    equal = layout(*[(1, 1)] * stages, layers=(2,) * stages, method=method)
+    done = predict(work, replace(equal, barriers=method != "sequential"), make_machine())
     forward = 96 * 2 * 16 * 16 * NANO
     backward = 2 * forward
     first_backward = backward - forward / 2  # the first layer has no input gradient
