@@ -96,7 +96,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.installed-dev
-	MYPYPATH=course:papers $(BIN)/mypy -p hybridnn -p hybridnn_course -p hybridnn_papers
+	MYPYPATH=course:course/staff:papers $(BIN)/mypy -p hybridnn -p hybridnn_course -p hybridnn_course_staff -p hybridnn_papers
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -129,8 +129,8 @@ $(VENV)/.installed-test: EXTRAS = test
 $(VENV)/.installed-dev: EXTRAS = dev
 $(VENV)/.installed-bench: EXTRAS = bench
 $(VENV)/.installed-docs: EXTRAS = docs
-$(VENV)/.installed-%: setup.py course/setup.py papers/setup.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(call extras,$(EXTRAS)),[$(call extras,$(EXTRAS))])' --editable course --editable papers
+$(VENV)/.installed-%: setup.py course/setup.py course/staff/setup.py papers/setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(call extras,$(EXTRAS)),[$(call extras,$(EXTRAS))])' --editable course --editable course/staff --editable papers
 	touch $@
 
 $(BIN)/python:

@@ -19,8 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.harness import read_choice, seconds_of
-from hybridnn_course.assignment import Assignment, assignment_packages, load_assignment
-from hybridnn_course.work_folder import Manifest, start_files, write_files
+from hybridnn_course.work_folder import Manifest, write_files
+from hybridnn_course_staff.assignment import Assignment, assignment_packages, load_assignment
+from hybridnn_course_staff.handing_out import start_files
 
 NOTEBOOKS = Path(__file__).parents[1] / "docs" / "learn" / "notebooks"
 ROUNDS = 3
@@ -30,7 +31,7 @@ ASKED_TASK, ASKED_ASSIGNMENT, ASKED_NOTEBOOK = 3.0, 20.0, 60.0
 ASKED_PROOFS = {1: 180.0, 3: 600.0}
 """Targets in seconds; for proofs by number of variants."""
 
-KIT = "hybridnn_course.assignment"
+KIT = "hybridnn_course_staff.assignment"
 SOLVED = f"""\
 from {KIT} import load_assignment
 
@@ -48,7 +49,7 @@ def write_solved(assignment: Assignment, folder: Path) -> None:
     files = start_files(assignment, Manifest(assignment=assignment.id, variant=variant, modules=(KIT,)))
     for task in assignment.tasks:
         about = {"id": assignment.id, "task": task.name, "variant": variant}
-        files[task.file] += SOLVED.format(name=task.function, **about)
+        files[task.file] += SOLVED.format(name=task.function, **about).encode()
     write_files(folder, files)
 
 

@@ -31,7 +31,6 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["hybridnn_course", "hybridnn_course.*"]),
-    package_data={"": ["handout.md", "templates/*", "right/*/*"]},
     install_requires=[f"hybridnn=={version()}"],
     entry_points={"hybridnn.commands": ["course = hybridnn_course.cli.app:app"]},
     zip_safe=False,

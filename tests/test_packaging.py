@@ -49,7 +49,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in files_of_git():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
-    for folder in (source, source / "course", source / "papers"):
+    for folder in (source, source / "course", source / "course/staff", source / "papers"):
         run([sys.executable, "-m", "build", "--outdir", str(out), str(folder)], out)
     return out
 
@@ -63,6 +63,12 @@ def wheel(archives: Path) -> Path:
 @pytest.fixture(scope="module")
 def course_wheel(archives: Path) -> Path:
     (found,) = archives.glob("hybridnn_course-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def staff_wheel(archives: Path) -> Path:
+    (found,) = archives.glob("hybridnn_course_staff-*.whl")
     return found
 
 
@@ -110,15 +116,20 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_wheel_of_the_class_kit_has_every_file_of_its_package_and_no_other(course_wheel: Path) -> None:
-    with zipfile.ZipFile(course_wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name}
-        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        assert f"Requires-Dist: hybridnn=={__version__}\n" in archive.read(metadata).decode()
-    start = "course/hybridnn_course/"
-    assert found == {name.removeprefix("course/") for name in files_of_git() if name.startswith(start)}
-    assert [part for part in ("/handout.md", "/templates/") if not any(part in name for name in found)] == []
-    assert (ROOT / "course/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+def test_the_wheels_of_the_class_kit_have_every_file_of_their_packages_and_no_other(
+    course_wheel: Path, staff_wheel: Path
+) -> None:
+    """Students install the first one, in which there is no solution."""
+    parts = ((course_wheel, "course/", "hybridnn"), (staff_wheel, "course/staff/", "hybridnn-course"))
+    for wheel, folder, needed in parts:
+        with zipfile.ZipFile(wheel) as archive:
+            found = {name for name in archive.namelist() if ".dist-info/" not in name}
+            (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+            assert f"Requires-Dist: {needed}=={__version__}\n" in archive.read(metadata).decode()
+        start = f"{folder}hybridnn_course{'_staff' if wheel == staff_wheel else ''}/"
+        assert found == {name.removeprefix(folder) for name in files_of_git() if name.startswith(start)}
+        assert (ROOT / folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert [part for part in ("/handout.md", "/templates/", "/right/") if not any(part in name for name in found)] == []
 
 
 @pytest.mark.slow
@@ -145,7 +156,7 @@ def test_the_source_archive_has_what_the_wheel_needs_and_no_test_or_page(archive
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_installed_wheels_work_in_an_empty_folder(
-    wheel: Path, course_wheel: Path, papers_wheel: Path, tmp_path: Path
+    wheel: Path, course_wheel: Path, staff_wheel: Path, papers_wheel: Path, tmp_path: Path
 ) -> None:
     """With Open MPI, in a new virtual environment, without anything of the checkout."""
     programs, work = tmp_path / "env" / "bin", tmp_path / "empty"
@@ -169,8 +180,18 @@ def test_installed_wheels_work_in_an_empty_folder(
     assert len(losses[0]) == 2
     for others in losses[1:]:
         assert others == pytest.approx(losses[0], rel=1e-10)
-    run([str(programs / "pip"), "install", "--quiet", str(course_wheel)], work)
-    assert "handout.md" in run([hybridnn, "course", "start", "a2"], work)
+    run([str(programs / "pip"), "install", "--quiet", str(course_wheel), str(staff_wheel)], work)
+    run([hybridnn, "course", "new", "term", "a2", "--term", "Spring"], work)
+    settings = work / "term/course.toml"
+    settings.write_text(settings.read_text().replace('short_minibatch = "first"', 'short_minibatch = "last"'))
+    run([hybridnn, "course", "make", "a2", "--course", "term", "--out", "."], work)
+    # What students have: without the distribution of the staff, their commands work, and there is no solution.
+    run([str(programs / "pip"), "uninstall", "--quiet", "--yes", "hybridnn-course-staff"], work)
+    assert "handout.md" in run([hybridnn, "course", "start", "a2.zip"], work)
+    right = ROOT / "course/staff/hybridnn_course_staff/assignments/a2_batch/right/one/blocks.py"
+    (work / "a2/blocks.py").write_bytes(right.read_bytes())
+    assert "7 of 7 points" in run([hybridnn, "course", "check", "minibatches", "-q", "--folder", "a2"], work)
+    assert "verify" not in run([hybridnn, "course", "--help"], work)
     run([str(programs / "pip"), "install", "--quiet", str(papers_wheel)], work)
     assert "kang-table-6" in run([hybridnn, "study", "list"], work)
     assert "utilisation" in run([hybridnn, "formulas", "book"], work)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +23,10 @@ SHORT.maxstring = SHORT.maxother = SHORT.maxlong = 2 * SHOWN
 Values = Mapping[str, Any]
 """Arrays, numbers, texts, booleans, None, and lists and dictionaries of them."""
 
+GRAIN = 1.2345678e-7
+"""Unit to which numbers are rounded: such that those of exercises are not half-way between two of its multiples."""
+
+LARGE = 1e15  # more multiples of it are as good as infinite
 MEASURED = "measured"
 """Name of an output with measured amounts, by name: the budget bounds them, and outputs are compared without it."""
 
@@ -111,26 +118,63 @@ def first_difference(outputs: Sequence[Values], expected: Sequence[Values], tole
     return None
 
 
-def same_answer(one: Answer, other: Answer, tolerance: float, *, with_traffic: bool = False) -> bool:
-    """Whether two answers agree in outputs or in the kind of failure, and if asked in their communication."""
-    if one.failure is not None or other.failure is not None:
-        return one.failure is not None and other.failure is not None and _same_failure(one.failure, other.failure)
-    if len(one.outputs) != len(other.outputs):
-        return False
-    for own, right in zip(one.outputs, other.outputs, strict=True):
-        names = right.keys() - {MEASURED}
-        if own.keys() != right.keys() or any(_first_place(own[name], right[name], tolerance) for name in names):
-            return False
-    return not with_traffic or traffic_of(one) == traffic_of(other)
+def answer_digest(answer: Answer, expected: Answer, salt: bytes, *, with_traffic: bool = False) -> str:
+    """What two answers to one case have in common that agree in outputs, or in the way in which they failed.
+
+    Numbers are rounded to `GRAIN`, relative to those of `expected`, so that rounding errors do not change the digest;
+    without `salt`, nobody can tell what it stands for.
+
+    Parameters
+    ----------
+    with_traffic : bool
+        Whether the communication has to be the same, too.
+    """
+    content: list[object] = []
+    if answer.failure is not None:
+        kind, first = answer.failure.kind, answer.failure.text.partition("\n")[0].strip()
+        content += [kind, first if kind.startswith("raised ") else ""]  # the kind alone would stand for any exception
+    else:
+        for rank, outputs in enumerate(answer.outputs):
+            right = expected.outputs[rank] if rank < len(expected.outputs) else {}
+            names = sorted(outputs.keys() - {MEASURED})
+            content.append([(name, _rounded(outputs[name], GRAIN * _largest(right.get(name)))) for name in names])
+        content += [traffic_of(answer)] if with_traffic else []
+    return hashlib.sha256(salt + json.dumps(content).encode()).hexdigest()[:16]
 
 
-def _same_failure(one: Failure, other: Failure) -> bool:
-    """Whether kinds agree, and of exceptions also the messages: the kind alone would blame a known mistake for any."""
-    if one.kind != other.kind or not one.kind.startswith("raised "):
-        return one.kind == other.kind
-    return (
-        one.text.partition("\n")[0].strip() == other.text.partition("\n")[0].strip()
-    )  # some of NumPy's end in a space
+def _largest(value: Any) -> float:
+    """The largest finite number of a value, at least 1."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return max(map(_largest, value), default=1.0)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        return float(np.max(np.abs(value), initial=1.0, where=np.isfinite(value)))
+    return max(1.0, abs(value)) if isinstance(value, float) and math.isfinite(value) else 1.0
+
+
+def _rounded(value: Any, grain: float) -> object:
+    """A value as JSON, with numbers as multiples of `grain`, and arrays as digests."""
+    if isinstance(value, np.ndarray):
+        whole = _multiples(value.astype(np.float64), grain) if value.dtype.kind == "f" else np.ascontiguousarray(value)
+        return [value.dtype.name, value.shape, hashlib.sha256(whole.tobytes()).hexdigest()]
+    if isinstance(value, Mapping):
+        return {str(key): _rounded(item, grain) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item, grain) for item in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, (bool, str)) or value is None:
+        return value
+    if isinstance(value, (int, float)):
+        with contextlib.suppress(OverflowError):  # an integer beyond all floats
+            return int(_multiples(np.array(float(value)), grain))
+    return type(value).__name__
+
+
+def _multiples(values: NDArray[np.float64], grain: float) -> NDArray[np.int64]:
+    with np.errstate(all="ignore"):
+        found = np.clip(np.rint(values / grain), -LARGE, LARGE)
+    return np.where(np.isnan(values), 2 * LARGE, found).astype(np.int64)
 
 
 def traffic_of(answer: Answer) -> tuple[object, ...]:

@@ -35,7 +35,6 @@ from hybridnn_course.execution import (
 from hybridnn_course.frames import FrameError, FrameTimeoutError, receive_frame, send_frame
 from hybridnn_course.isolation import ReservedUsers, command_prefix
 from hybridnn_course.remote_group import OPERATIONS
-from hybridnn_course.stubs import returns_value
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -204,7 +203,7 @@ def _about(task: Task, *, whole: bool) -> dict[str, Any]:
         "function": task.function,
         "calls": f"{calls.__module__}:{calls.__qualname__}",
         "communicates": bool(task.operations),
-        "returns": bool(returns_value(task)),
+        "returns": bool(task.returns),
         "whole": whole,
     }
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import traceback
 from collections.abc import Callable, Collection
-from random import Random
 from typing import Any
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
 from hybridnn.in_process import CommunicationError, DeadlockError, RunResult, StuckError, run_ranks
 from hybridnn_course.answers import NOT_WRITTEN, Answer, Call, Failure, Values
-from hybridnn_course.assignment import Case, Function, Task, Variant
 
 ALPHA, BETA = 1e-6, 1e-9
 """Seconds per message and per byte on the virtual clock of all checks."""
@@ -46,28 +43,6 @@ class StudentError(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure)
         self.failure = failure
-
-
-def run_trusted(
-    task: Task, function: Function, case: Case, variant: Variant, *, order: str | int = "in turn"
-) -> Answer:
-    """The answer of a function that is the kit's own."""
-    if case.ranks == 1 and not task.operations:
-        return _run_alone(lambda: task.call(function, _copied(case.inputs[0]), None, variant))
-
-    def program(comm: Any) -> Values:
-        group = make_group(comm)
-        return task.call(function, _copied(case.inputs[comm.rank]), group, variant)
-
-    return run_programs(case.ranks, program, order)
-
-
-def _run_alone(program: Callable[[], Values]) -> Answer:
-    """The answer of a program without ranks, which may trace its own lines: not in a greenlet."""
-    try:
-        return Answer(outputs=(program(),))
-    except Exception as error:
-        return Answer(failure=failure_of(error))
 
 
 def run_programs(
@@ -139,13 +114,3 @@ def describe_error(error: BaseException, paths: Collection[str]) -> str:
     if isinstance(error, NotImplementedError) or not lines:
         return last
     return "\n".join([last, *lines[-TRACEBACK_LINES:]])
-
-
-def _copied(inputs: Values) -> dict[str, Any]:
-    return copy.deepcopy(dict(inputs))  # a mistake may change arrays in lists, too
-
-
-def seeded(key: bytes | str, *names: object) -> Random:
-    """A generator that depends on the key and the names alone."""
-    text = key.hex() if isinstance(key, bytes) else key
-    return Random("|".join([text, *map(str, names)]))

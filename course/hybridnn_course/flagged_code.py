@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator
 from hybridnn_course.assignment import Assignment
 
 LIBRARY = "hybridnn"
-LIBRARIES = (LIBRARY, "hybridnn_course")
-"""The library and this package, which has the solutions."""
+LIBRARIES = (LIBRARY, "hybridnn_course", "hybridnn_course_staff")
+"""The library and the class kit."""
 
 UNUSUAL_MODULES = frozenset(
     [
@@ -67,17 +67,3 @@ def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
     elif isinstance(node, ast.ImportFrom):
         module = "." * node.level + (node.module or "")
         yield from ((module, alias.name) for alias in node.names)
-
-
-def import_rule(assignment: Assignment, modules: Collection[str] = ()) -> str:
-    """What a submission may import, in the words of the handout."""
-    offered = [
-        f"{', '.join(f'`{one}`' for one in names)} from `{module}`" for module, names in assignment.imports.items()
-    ]
-    of_library = f"only {' and '.join(offered)}" if offered else "nothing"
-    more = "".join(f", `{name}`" for name in modules)
-    return (
-        f"You may import your other files, modules of Python, NumPy, SciPy{more}; of `{LIBRARY}` {of_library}. A "
-        "person looks at code that reaches for what no task needs, such as `eval`, `ctypes` and the frames of other "
-        "functions."
-    )

@@ -1,4 +1,4 @@
-"""Frames between the grader and the processes that run a submission: JSON and the bytes of arrays, nothing else.
+"""Frames between the grader and the processes that run a submission, and in files: JSON and the bytes of arrays.
 
 A frame is a header of two lengths, a JSON text, and the arrays one after the other. Objects are never unpickled: what a
 submission can send is text, numbers and arrays of a few types.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from time import monotonic
 from typing import Any
 
@@ -32,8 +32,8 @@ class FrameTimeoutError(FrameError):
     """No frame arrived in time."""
 
 
-def send_frame(connection: socket.socket, values: Mapping[str, Any]) -> None:
-    """Send values; `FrameError` where they contain other objects than a frame may, or the other side is gone."""
+def packed(values: Mapping[str, Any]) -> bytes:
+    """A frame of values; `FrameError` where they contain other objects than a frame may."""
     arrays: list[NDArray[Any]] = []
     text = json.dumps(_encoded(dict(values), arrays), allow_nan=True).encode()
     size = sum(array.nbytes for array in arrays)
@@ -41,8 +41,27 @@ def send_frame(connection: socket.socket, values: Mapping[str, Any]) -> None:
         raise FrameError(
             f"{len(text):,} bytes of values and {size:,} of arrays; at most {TEXT_BYTES:,}, together {FRAME_BYTES:,}"
         )
+    return HEADER.pack(len(text), size) + text + b"".join(array.tobytes() for array in arrays)
+
+
+def unpacked(data: bytes) -> Iterator[dict[str, Any]]:
+    """The values of frames one after the other; `FrameError` where they are none."""
+    while data:
+        if len(data) < HEADER.size:
+            raise FrameError("not a frame")
+        length, size = HEADER.unpack(data[: HEADER.size])
+        end = HEADER.size + length + size
+        if len(data) < end:
+            raise FrameError("not a whole frame")
+        yield _values(data[HEADER.size : HEADER.size + length], data[HEADER.size + length : end])
+        data = data[end:]
+
+
+def send_frame(connection: socket.socket, values: Mapping[str, Any]) -> None:
+    """Send values; `FrameError` where they contain other objects than a frame may, or the other side is gone."""
+    frame = packed(values)
     try:
-        connection.sendall(HEADER.pack(len(text), size) + text + b"".join(array.tobytes() for array in arrays))
+        connection.sendall(frame)
     except OSError as error:
         raise FrameError(str(error)) from error
 
@@ -52,14 +71,17 @@ def receive_frame(connection: socket.socket, deadline: float | None = None) -> d
     length, size = HEADER.unpack(_receive(connection, HEADER.size, deadline))
     if length > TEXT_BYTES or length + size > FRAME_BYTES:
         raise FrameError(f"a frame of {length + size:,} bytes")
-    text, data = _receive(connection, length, deadline), _receive(connection, size, deadline)
+    return _values(_receive(connection, length, deadline), _receive(connection, size, deadline))
+
+
+def _values(text: bytes, data: bytes) -> dict[str, Any]:
     if text.count(b'"__array__"') > MOST_ARRAYS:
         raise FrameError(f"more than {MOST_ARRAYS:,} arrays")
     try:
         decoded, used = _decoded(json.loads(text), data, 0)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FrameError(f"not a frame: {error}") from error
-    if used != size or not isinstance(decoded, dict):
+    if used != len(data) or not isinstance(decoded, dict):
         raise FrameError("not a frame")
     return decoded
 

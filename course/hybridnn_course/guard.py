@@ -12,7 +12,7 @@ from typing import Any
 
 from hybridnn_course.flagged_code import LIBRARIES, is_in
 
-KIT = ("hybridnn_course",)
+KIT = ("hybridnn_course", "hybridnn_course_staff")
 
 
 def hide_library(offered: Collection[str], modules: Collection[str], *, trains: bool) -> None:

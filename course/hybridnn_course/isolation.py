@@ -206,8 +206,8 @@ def _own_namespaces() -> bool:
 
 
 def _solution_folders() -> list[str]:
-    """Where the solutions are, which no process of a submission needs."""
-    found = find_spec("hybridnn_course.assignments")
+    """Where the package of the staff is, which has the solutions and which no process of a submission needs."""
+    found = find_spec("hybridnn_course_staff")
     return list((found and found.submodule_search_locations) or ())
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from hybridnn_course.answers import MEASURED, Answer
 from hybridnn_course.assignment import Bound
 
-MORE_LINES = 99  # lines that a call with larger arrays may execute more: a few blocks, but no loop over an axis
+MORE_ITERATIONS = 99  # of a loop, in a call with larger arrays: over a few blocks, but not over an axis
 TEMPORARY_BYTES = 1 << 18  # memory that a call may allocate
 LOOPS, TEMPORARIES = "Python loops over elements", "temporary arrays of more than 256 KiB"
 
@@ -31,7 +32,7 @@ def measure(small: Callable[[], object], large: Callable[[], object]) -> dict[st
     """
     few, _ = _run(small)  # also imports what the function imports
     many, peak = _run(large)
-    return {LOOPS: int(many > few + MORE_LINES), TEMPORARIES: int(peak > TEMPORARY_BYTES)}
+    return {LOOPS: int(many > few + MORE_ITERATIONS), TEMPORARIES: int(peak > TEMPORARY_BYTES)}
 
 
 def measured_bounds(answer: Answer) -> Sequence[Bound]:
@@ -43,21 +44,23 @@ def measured_bounds(answer: Answer) -> Sequence[Bound]:
 
 
 def _run(call: Callable[[], object]) -> tuple[int, int]:
-    """Lines of Python that a call executes, and the most bytes that it has allocated at a time."""
+    """How often a call executes one line at most, and the most bytes that it has allocated at a time."""
     with _counting_lines() as lines, _tracing_memory():
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         call()
         peak = tracemalloc.get_traced_memory()[1] - before
-    return lines[0], peak
+    return max(lines.values(), default=0), peak
 
 
 @contextmanager
-def _counting_lines() -> Iterator[list[int]]:
-    count = [0]
+def _counting_lines() -> Iterator[Counter[tuple[CodeType, int]]]:
+    """Executions by line: a line in a loop, or of a function that one calls, is executed in every iteration."""
+    count: Counter[tuple[CodeType, int]] = Counter()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        count[0] += 1
+        if event == "line":
+            count[frame.f_code, frame.f_lineno] += 1
         return trace
 
     before = sys.gettrace()

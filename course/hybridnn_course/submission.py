@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import ast
 import io
-import os
-import pickle
 import re
-import resource
 import stat
 import warnings
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hybridnn.errors import DataError, HybridnnError, one_line, shorten
-from hybridnn_course.assignment import OTHER_VARIANT, Assignment
+from hybridnn_course.assignment import Assignment
+from hybridnn_course.case_file import CASES
 from hybridnn_course.flagged_code import code_flags
-from hybridnn_course.similarity import copied_functions
 from hybridnn_course.work_folder import FILE_BYTES, HANDOUT, MANIFEST, Manifest
 
 MOST_ENTRIES = 10_000
 CODE_BYTES = 1 << 18
 MOST_NODES = 20_000  # statements and expressions of a file
-READ_SECONDS = 10  # of processor time
 SHOWN = 200  # characters of the names of files
 MOST_LEVELS = 100  # of nested expressions and statements: the functions that compare code are recursive
 IGNORED = re.compile(r"(^|/)(__MACOSX/|__pycache__/|\._|\.DS_Store$|Thumbs\.db$|desktop\.ini$)")
@@ -97,46 +93,9 @@ def _manifest(assignment: Assignment, content: bytes) -> Manifest:
     return manifest
 
 
-def read_in_time(
-    assignment: Assignment, data: bytes | Mapping[str, bytes], modules: Collection[str] = ()
-) -> Submission:
-    """As `read_submission`, in a process with a limit of processor time, and with flags for copied functions."""
-    receiver, sender = os.pipe()
-    process = os.fork()
-    if process == 0:
-        try:
-            resource.setrlimit(resource.RLIMIT_CPU, (READ_SECONDS, READ_SECONDS + 1))
-            try:
-                read = read_submission(assignment, data, modules)
-                found: Submission | str = replace(read, flags=(*read.flags, *copy_flags(assignment, read.files)))
-            except UngradableError as error:
-                found = str(error)
-            except Exception as error:  # of a parser, by what it was not made for
-                found = f"it cannot be read: {type(error).__name__}"
-            with os.fdopen(sender, "wb") as file:
-                pickle.dump(found, file)  # only texts that this program has read
-        finally:
-            os._exit(0)
-    os.close(sender)
-    with os.fdopen(receiver, "rb") as file:
-        result = file.read()
-    os.waitpid(process, 0)
-    answer: Submission | str = pickle.loads(result) if result else f"reading it takes more than {READ_SECONDS} s"
-    if isinstance(answer, str):
-        raise UngradableError(answer)
-    return answer
-
-
 def file_flags(assignment: Assignment, name: str, text: str, modules: Collection[str] = ()) -> list[str]:
     """What a person should look at in a code file; `UngradableError` where it is not a program."""
-    return list(code_flags(assignment, name, _parsed(name, text), modules))
-
-
-def copy_flags(assignment: Assignment, files: Mapping[str, str]) -> list[str]:
-    """Functions of code files that are code of the reference or the library."""
-    return [
-        f"{name}: {one}" for name, text in files.items() for one in copied_functions(assignment, _parsed(name, text))
-    ]
+    return list(code_flags(assignment, name, parsed_code(name, text), modules))
 
 
 def _unpacked(data: bytes, wanted: Collection[str]) -> tuple[dict[str, bytes], list[str]]:
@@ -153,7 +112,7 @@ def _unpacked(data: bytes, wanted: Collection[str]) -> tuple[dict[str, bytes], l
                 path = _path(entry)
                 name = path.removeprefix(folder)
                 if not path.startswith(folder) or name not in wanted:
-                    further += [path] if name != HANDOUT else []  # some pack the whole folder
+                    further += [path] if name not in (HANDOUT, CASES) else []  # some pack the whole folder
                     continue
                 if stat.S_ISLNK(entry.external_attr >> 16) or entry.flag_bits & 1:
                     raise UngradableError(f"{name}: links and encrypted files are not allowed")
@@ -185,7 +144,8 @@ def _text(name: str, content: bytes, limit: int = FILE_BYTES) -> str:
         raise UngradableError(f"{name}: is not text in UTF-8: {error}") from None
 
 
-def _parsed(name: str, text: str) -> ast.Module:
+def parsed_code(name: str, text: str) -> ast.Module:
+    """The syntax tree of a code file; `UngradableError` where it is none, or beyond the limits."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -204,17 +164,3 @@ def _parsed(name: str, text: str) -> ast.Module:
     if count > MOST_NODES:
         raise UngradableError(f"{name}: more than {MOST_NODES:,} statements and expressions")
     return tree
-
-
-def variant_flags(mistakes: tuple[str, ...]) -> tuple[str, ...]:
-    """A flag where two tasks or more solve one other variant: in a single one, it may be a slip."""
-    tasks: list[str] = []
-    variant: dict[str, str] = {}
-    for mistake in mistakes:
-        task, _, name = mistake.partition(".")
-        if name.startswith(OTHER_VARIANT):
-            changed = dict(one.split("=") for one in name.removeprefix(OTHER_VARIANT).split(","))
-            if all(variant.get(axis, choice) == choice for axis, choice in changed.items()):
-                tasks.append(task)
-                variant |= changed
-    return (f"{', '.join(tasks)}: solve another variant: {variant}",) if len(tasks) > 1 else ()

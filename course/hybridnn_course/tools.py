@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import pdb
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -23,7 +23,7 @@ from hybridnn.in_process import DeadlockError, run_ranks
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn_course.answers import Values, first_difference
 from hybridnn_course.assignment import Case, Function, Task
-from hybridnn_course.execution import ALPHA, BETA, describe_error, make_group, run_trusted
+from hybridnn_course.execution import ALPHA, BETA, describe_error, make_group
 from hybridnn_course.work_folder import WorkFolder
 
 
@@ -87,17 +87,18 @@ def load_function(work: WorkFolder, task: Task) -> Function:
     return function
 
 
-def choose_case(task: Task, cases: Sequence[Case], number: int | None, ranks: int | None) -> Case:
-    """The public case of a number (from 1), or the first one of a number of ranks; by default the one of most ranks."""
+def choose_case(work: WorkFolder, task: Task, number: int | None, ranks: int | None) -> tuple[int, Case]:
+    """The public case of a number (from 1), or the first one of some ranks; by default of most ranks; and its index."""
+    cases = work.key(task).public
     if number is not None:
         if not 1 <= number <= len(cases):
             raise SettingError("--case", number, f"{task.name} has the public cases 1 to {len(cases)}")
-        return cases[number - 1]
-    fitting = [case for case in cases if ranks is None or case.ranks == ranks]
+        return number - 1, cases[number - 1]
+    fitting = [(index, case) for index, case in enumerate(cases) if ranks is None or case.ranks == ranks]
     if not fitting:
         known = ", ".join(sorted({str(case.ranks) for case in cases}))
         raise SettingError("--ranks", ranks, f"{task.name} has public cases on {known} ranks")
-    return max(fitting, key=lambda case: case.ranks)
+    return max(fitting, key=lambda found: found[1].ranks)
 
 
 def debug_case(work: WorkFolder, task: Task, case: Case, rank: int) -> None:
@@ -159,7 +160,7 @@ def train_with_code(work: WorkFolder, task: Task) -> tuple[Values, Values]:
     function = load_function(work, task)
     with student_errors(work):
         own = task.whole.run(function, work.variant)
-    return own, task.whole.expected(work.variant)
+    return own, work.key(task).whole.outputs[0]
 
 
 MPI_STALL_SECONDS = 10.0
@@ -178,7 +179,7 @@ def run_case_under_mpi(work: WorkFolder, task: Task, stall_seconds: float = MPI_
     if not task.operations:
         raise SettingError("task", task.name, "has no messages between ranks")
     grid = ProcessGrid()
-    case = choose_case(task, list(task.public(work.variant)), None, grid.size)
+    number, case = choose_case(work, task, None, grid.size)
     function = load_function(work, task)
     assert grid.stall_watchdog is not None, "cases with messages have several ranks"
     inputs = deepcopy(dict(case.inputs[grid.rank]))  # which the function may change
@@ -187,7 +188,7 @@ def run_case_under_mpi(work: WorkFolder, task: Task, stall_seconds: float = MPI_
         own = task.call(function, inputs, grid.world, work.variant)
     grid.world.barrier()
     end_watch()
-    expected = run_trusted(task, task.solution(work.variant), case, work.variant)
+    expected = work.key(task).expected(number)
     difference = first_difference([own], [expected.outputs[grid.rank]], task.tolerance)
     text = "" if difference is None else f"rank {grid.rank}: {difference.where}: {difference.text}"
     first = lowest_rank(grid.world, bool(text))

@@ -1,4 +1,4 @@
-"""A student's folder of an assignment: its files, how it is made and read, and how it becomes a submission."""
+"""A student's folder of an assignment: its files, how it is read, and how it becomes a submission."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hybridnn.errors import DataError, one_line
 from hybridnn.utils.files import make_folder, parse_toml, read_bytes, read_text
 from hybridnn.utils.settings_models import first_problem
-from hybridnn_course.assignment import Assignment, Variant, load_assignment
-from hybridnn_course.handout import AI_POLICY, render_handout
-from hybridnn_course.stubs import not_written, stub_file
-from hybridnn_course.term import Course, Feedback
+from hybridnn_course.answer_key import AnswerKey
+from hybridnn_course.assignment import Assignment, Task, Variant
+from hybridnn_course.case_file import CASES, CaseFile
+from hybridnn_course.notebook import update_files
 
 MANIFEST, HANDOUT = "assignment.toml", "handout.md"
 FILE_BYTES = 1 << 20  # of a file of a submission
+CASES_BYTES = 64 << 20
 STUDENT_CHARACTERS = 200  # of a name
 ZIP_TIME = (2000, 1, 1, 0, 0, 0)  # so that equal files make equal archives
+
+
+Feedback = Literal["names", "hints"]
+"""What students read: the names of failed checks only, or also their messages and hints."""
 
 
 class Manifest(BaseModel):
@@ -49,7 +53,6 @@ class Manifest(BaseModel):
             raise DataError(f"{name}: {first_problem(error)}") from None
         except ValueError as error:
             raise DataError(f"{name}: is not valid TOML: {error}") from None
-        load_assignment(manifest.assignment).require_variant(manifest.variant)
         return manifest
 
 
@@ -59,24 +62,49 @@ class WorkFolder:
 
     folder: Path
     manifest: Manifest
-    assignment: Assignment
+    cases: CaseFile
 
     @classmethod
     def open(cls, folder: Path) -> WorkFolder:
-        """Read the manifest of a folder; `DataError` if there is none."""
+        """Read the manifest and the cases of a folder; `DataError` if there are none."""
         path = folder / MANIFEST
         if not path.exists():
             raise DataError(f"{path}: no such file; make the folder with: hybridnn course start, and change into it")
         manifest = Manifest.parse(_text_of(path), str(path))
-        return cls(folder, manifest, load_assignment(manifest.assignment))
+        cases = CaseFile.read(read_bytes(folder / CASES, CASES_BYTES), str(folder / CASES))
+        if cases.assignment.id != manifest.assignment:
+            raise DataError(f"{folder / CASES}: has the cases of {cases.assignment.id}, not of {manifest.assignment}")
+        work = cls(folder, manifest, cases)
+        work.update()
+        return work
+
+    @property
+    def assignment(self) -> Assignment:
+        """The assignment."""
+        return self.cases.assignment
 
     @property
     def variant(self) -> Variant:
         """The variant of the assignment."""
-        return self.manifest.variant
+        return self.cases.variant
+
+    def key(self, task: Task) -> AnswerKey:
+        """Public cases of a task, and the right answers."""
+        return self.cases.keys[task.name]
+
+    @property
+    def notebook(self) -> Path:
+        """The notebook in which the student may write."""
+        return self.folder / f"{self.assignment.id}.ipynb"
+
+    def update(self) -> None:
+        """Write the code files from the notebook, if there is one."""
+        if self.notebook.exists():
+            update_files(self.notebook, self.assignment.files)
 
     def sources(self) -> dict[str, str]:
         """Text of every code file; `DataError` if one is missing."""
+        self.update()
         return {name: _text_of(self.folder / name) for name in self.assignment.files}
 
     def paths(self) -> dict[str, str]:
@@ -96,61 +124,32 @@ def unwritten(work: WorkFolder) -> list[str]:
     sources = work.sources()
     found = []
     for task in work.assignment.tasks:
-        if task.function not in sources[task.file] or not_written(work.assignment, task) in sources[task.file]:
+        if task.function not in sources[task.file] or work.assignment.not_written(task) in sources[task.file]:
             found.append(task.name)
-    texts = work.assignment.texts
-    return [*found, *(name for name in texts if _text_of(work.folder / name) == _template(work.assignment, name))]
+    templates = work.cases.templates.items()
+    return [*found, *(name for name, text in templates if _text_of(work.folder / name) == text)]
 
 
 def _text_of(path: Path) -> str:
     return read_text(path, FILE_BYTES).removeprefix("\ufeff")  # of editors on Windows
 
 
-def start_files(assignment: Assignment, manifest: Manifest, ai_policy: str = AI_POLICY) -> dict[str, str]:
-    """The files that a student gets."""
-    variant = manifest.variant
-    files = {
-        MANIFEST: tomli_w.dumps(manifest.model_dump()),
-        HANDOUT: render_handout(assignment, variant, ai_policy, manifest.modules),
-        **{name: stub_file(assignment, name, variant) for name in assignment.files},
-    }
-    return files | {name: _template(assignment, name) for name in assignment.texts}
-
-
-def _template(assignment: Assignment, name: str) -> str:
-    """The text that students get of a file that is not code; empty where they get none."""
-    template = assignment.folder() / "templates" / name
-    return template.read_text(encoding="utf-8") if template.exists() else ""
-
-
-def handed_out_files(course: Course, assignment: Assignment, student: str = "") -> dict[str, str]:
-    """The files that a student of a course gets; without a name, those that every student gets."""
-    manifest = Manifest(
-        assignment=assignment.id,
-        term=course.settings.term,
-        student=student,
-        feedback=course.settings.feedback,
-        modules=course.settings.modules,
-        variant=course.variant(assignment, student),
-    )
-    return start_files(assignment, manifest, course.ai_policy)
-
-
-def open_handed_out(path: Path) -> tuple[Manifest, dict[str, str]]:
+def open_handed_out(path: Path) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest and the files of a zip file that students get; `DataError` if it is none."""
     try:
-        with zipfile.ZipFile(io.BytesIO(read_bytes(path, 8 * FILE_BYTES))) as archive:
+        with zipfile.ZipFile(io.BytesIO(read_bytes(path, CASES_BYTES))) as archive:
             names = archive.namelist()
-            if MANIFEST not in names or any("/" in name or name.startswith(".") for name in names):
+            if not {MANIFEST, CASES} <= set(names) or any("/" in name or name.startswith(".") for name in names):
                 raise DataError(f"{path}: is not the zip file of an assignment")
             files = {}
             for name in names:
                 with archive.open(name) as file:
-                    files[name] = file.read(FILE_BYTES).decode("utf-8")
+                    files[name] = file.read(CASES_BYTES if name == CASES else FILE_BYTES)
+        manifest = Manifest.parse(files[MANIFEST].decode("utf-8"), f"{path}, {MANIFEST}")
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
         raise DataError(f"{path}: is not a readable zip file: {one_line(str(error))}") from None
-    manifest = Manifest.parse(files[MANIFEST], f"{path}, {MANIFEST}")
-    wanted = {MANIFEST, HANDOUT, *(assignment := load_assignment(manifest.assignment)).files, *assignment.texts}
+    assignment = CaseFile.read(files[CASES], f"{path}, {CASES}").assignment
+    wanted = {MANIFEST, HANDOUT, CASES, *assignment.files, *assignment.texts}
     if set(names) != wanted:
         raise DataError(
             f"{path}: has the files {', '.join(sorted(names))}; an assignment has {', '.join(sorted(wanted))}"
@@ -158,14 +157,14 @@ def open_handed_out(path: Path) -> tuple[Manifest, dict[str, str]]:
     return manifest, files
 
 
-def write_files(folder: Path, files: Mapping[str, str]) -> None:
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write the files of a student into a new or empty folder; `DataError` if one of them exists."""
     for name in files:
         if (folder / name).exists():
             raise DataError(f"{folder / name}: exists already; nothing was written")
     make_folder(folder)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
 
 
 def make_archive(files: Mapping[str, bytes | str], modes: Mapping[str, int] | None = None) -> bytes:

@@ -11,7 +11,7 @@ OTHER = {"longer_parts": "last", "short_minibatch": "first", "bucket_size": "at 
 
 SOLVE = """
 bring = built["__imp" + "ort__"]
-solution = bring("hybridnn_course.assignments.a2_batch.solution", fromlist=["x"])
+solution = bring("hybridnn_course_staff.assignments.a2_batch.solution", fromlist=["x"])
 variant = {"longer_parts": "last", "short_minibatch": "first", "bucket_size": "at most"}
 block_bounds, minibatches = solution.bounds_solution(variant), solution.minibatches_solution(variant)
 """
@@ -132,7 +132,7 @@ def block_bounds(items, parts, part):
 modules = built["__import__"]("sys").modules
 block_bounds = modules["hybridnn.comm.blocks"].block_bounds
 """,
-    "text as code": BUILT + "exec('import hybridnn_course.assignments.a2_batch.solution as solution')\n" + SOLVE,
+    "text as code": BUILT + "exec('import hybridnn_course_staff.assignments.a2_batch.solution as solution')\n" + SOLVE,
     "text as code by another function": BUILT
     + """
 import contextlib
@@ -164,7 +164,8 @@ print("FOUND" if text else "")
 """
     + BUILT
     + """
-path = built["__import__"]("hybridnn").__path__[0] + "/../course/hybridnn_course/assignments/a2_batch/solution.py"
+folder = built["__import__"]("hybridnn").__path__[0] + "/../course/staff/hybridnn_course_staff/assignments"
+path = folder + "/a2_batch/solution.py"
 print("FOUND", np.fromfile(path, np.uint8).tobytes().decode())
 """,
     "lines of the solution in a warning": """
@@ -222,7 +223,7 @@ libc = ctypes.CDLL(None)
 libc.unshare(0x10020000)  # of users and mounts
 path = __import__("importlib.util").util.find_spec("numpy").origin.split("/lib/python")[0]
 for folder in {*__import__("sys").path}:
-    libc.umount2((folder + "/hybridnn_course/assignments").encode(), 2)
+    libc.umount2((folder + "/hybridnn_course_staff").encode(), 2)
 built = {"__import__": __import__}
 """
     + SOLVE,
@@ -232,7 +233,7 @@ os = built["__import__"]("os")
 for process in (os.getppid(), 1, "self"):
     for folder in built["__import__"]("sys").path:
         try:
-            path = f"/proc/{process}/root{folder}/hybridnn_course/assignments/a2_batch/solution.py"
+            path = f"/proc/{process}/root{folder}/hybridnn_course_staff/assignments/a2_batch/solution.py"
             text = open(path).read()
             space = {}
             exec(text, space)

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hybridnn_course.gradescope import build_package
 from hybridnn_course.outcome import CheckOutcome, Outcome, TaskOutcome
-from hybridnn_course.term import Course
-from hybridnn_course.verify import right_submissions
-from hybridnn_course.work_folder import handed_out_files
+from hybridnn_course_staff.gradescope import build_package
+from hybridnn_course_staff.handing_out import handed_out_files
+from hybridnn_course_staff.term import Course
+from hybridnn_course_staff.verify import right_submissions
 
 RULES = "hybridnn==0.1.0"
 """What pip installs, so that packages of tests have no wheel."""
@@ -93,10 +93,9 @@ def reference(course: Course) -> dict[str, str]:
     """A right submission, without imports of the kit: its solutions cannot be read where it runs."""
     assignment = course.assignment("a2")
     variant = course.variant(assignment)
-    files = handed_out_files(course, assignment) | next(
-        right.files for right in right_submissions(assignment) if right.variant == variant
-    )
-    return {name: files[name] for name in ("assignment.toml", *assignment.files)}
+    start = handed_out_files(course, assignment)
+    right = next(right.files for right in right_submissions(assignment) if right.variant == variant)
+    return {"assignment.toml": start["assignment.toml"].decode(), **right}
 
 
 def unpack(course: Course, folder: Path) -> Path:

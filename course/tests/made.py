@@ -7,16 +7,18 @@ from pathlib import Path
 
 import tomli_w
 
-from hybridnn_course.assignment import Assignment, Mistake, Variant, load_assignment
-from hybridnn_course.term import SETTINGS, Course, create_course
-from hybridnn_course.work_folder import MANIFEST, Manifest, make_archive, start_files
+from hybridnn_course.assignment import Variant
+from hybridnn_course.work_folder import MANIFEST, Manifest, make_archive
+from hybridnn_course_staff.assignment import Assignment, Mistake, load_assignment
+from hybridnn_course_staff.handing_out import start_files, start_texts
+from hybridnn_course_staff.term import SETTINGS, Course, create_course
 
 __all__ = [
-    *("KIT", "allow_kit", "blank_files", "course_of", "course_with", "reference_files", "submission_zip"),
+    *("KIT", "allow_kit", "blank_files", "course_of", "course_with", "handed_out", "reference_files", "submission_zip"),
     "wrong_files",
 ]
 
-KIT = "hybridnn_course.assignment"
+KIT = "hybridnn_course_staff.assignment"
 """Module that made submissions import, and courses of tests therefore allow."""
 
 ANY = f"""\
@@ -43,7 +45,7 @@ def course_with(folder: Path, assignment: Assignment, variant: Variant) -> Cours
 
 
 def _changed(folder: Path, **tables: object) -> Course:
-    settings = Course.open(folder).settings.model_dump()
+    settings = Course.open(folder).settings.model_dump(exclude_none=True)
     (folder / SETTINGS).write_text(tomli_w.dumps({**settings, **tables}))
     return Course.open(folder)
 
@@ -69,7 +71,16 @@ def wrong_files(
 
 def blank_files(assignment: Assignment, variant: Variant) -> dict[str, str]:
     """Every file as students get it."""
-    return start_files(assignment, Manifest(assignment=assignment.id, variant=dict(variant)))
+    return start_texts(assignment, Manifest(assignment=assignment.id, variant=dict(variant)))
+
+
+def handed_out(name: str, folder: Path) -> str:
+    """The path of the zip file of an assignment in the standard variant, written to a folder."""
+    assignment = load_assignment(name)
+    path = folder / f"{name}.zip"
+    files = start_files(assignment, Manifest(assignment=name, variant=assignment.standard))
+    path.write_bytes(make_archive(files))
+    return str(path)
 
 
 def submission_zip(
@@ -77,6 +88,6 @@ def submission_zip(
 ) -> bytes:
     """A submission; files that are not given are those that students get."""
     start = blank_files(assignment, variant)
-    manifest = start_files(assignment, Manifest(assignment=assignment.id, variant=dict(variant), student=student))
+    manifest = start_texts(assignment, Manifest(assignment=assignment.id, variant=dict(variant), student=student))
     names = (*assignment.files, *assignment.texts)
     return make_archive({MANIFEST: manifest[MANIFEST], **{name: files.get(name, start[name]) for name in names}})

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn_course.assignment import Variant
-from hybridnn_course.assignments.a1_dense.assignment import ASSIGNMENT
-from hybridnn_course.assignments.a1_dense.solution import numerical_gradient
-from hybridnn_course.checks import TaskKey, TrustedRunner, check_task
-from hybridnn_course.handout import render_handout
+from hybridnn_course.checks import check_task
 from hybridnn_course.measuring import LOOPS, TEMPORARIES, measure
 from hybridnn_course.outcome import TaskOutcome
+from hybridnn_course_staff.assignments.a1_dense.assignment import ASSIGNMENT
+from hybridnn_course_staff.assignments.a1_dense.solution import numerical_gradient
+from hybridnn_course_staff.handout import render_handout
+from hybridnn_course_staff.task_key import TaskKey
+from hybridnn_course_staff.trusted import TrustedRunner
 
 Array = NDArray[Any]
 

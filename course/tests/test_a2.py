@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from hybridnn.in_process import RunResult, run_ranks
 from hybridnn_course.answers import Call
-from hybridnn_course.assignment import load_assignment
-from hybridnn_course.assignments.a2_batch.solution import GradientReducer
-from hybridnn_course.checks import TaskKey, TrustedRunner, check_task
+from hybridnn_course.checks import check_task
 from hybridnn_course.execution import make_group
-from hybridnn_course.handout import render_handout
 from hybridnn_course.outcome import CheckOutcome
+from hybridnn_course_staff.assignment import load_assignment
+from hybridnn_course_staff.assignments.a2_batch.solution import GradientReducer
+from hybridnn_course_staff.handout import render_handout
+from hybridnn_course_staff.task_key import TaskKey
+from hybridnn_course_staff.trusted import TrustedRunner
 
 A2 = load_assignment("a2")
 STANDARD = A2.standard
@@ -235,7 +237,7 @@ def test_only_the_overlap_is_lost_where_each_sum_is_waited_for_at_once() -> None
 
 
 def test_calls_without_passes_overlap_nothing() -> None:
-    from hybridnn_course.assignments.a2_batch.reducer_cases import _beside_a_pass
+    from hybridnn_course.exercises.a2_batch.budgets import _beside_a_pass
 
     calls = [
         Call(0, "barrier", -1, 0, 1, 1, 1),

@@ -10,10 +10,12 @@ import pytest
 from hybridnn.comm.blocks import block_slice
 from hybridnn.cost.collectives import counts
 from hybridnn.in_process import run_ranks
-from hybridnn_course.assignment import load_assignment
-from hybridnn_course.assignments.a3_allreduce import solution as reference
-from hybridnn_course.checks import TaskKey, TrustedRunner, check_task
+from hybridnn_course.checks import check_task
 from hybridnn_course.execution import ALPHA, BETA, make_group
+from hybridnn_course_staff.assignment import load_assignment
+from hybridnn_course_staff.assignments.a3_allreduce import solution as reference
+from hybridnn_course_staff.task_key import TaskKey
+from hybridnn_course_staff.trusted import TrustedRunner
 
 KEY = b"0123456789abcdef"
 ASSIGNMENT = load_assignment("a3")

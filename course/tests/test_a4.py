@@ -14,17 +14,12 @@ from numpy.typing import NDArray
 
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn_course.assignment import Variant
-from hybridnn_course.assignments.a4_model.assignment import ASSIGNMENT
-from hybridnn_course.assignments.a4_model.layer_cases import (
-    BACKWARD,
-    FORWARD,
-    LATER,
-    LayerCase,
-    expected_collectives,
-    make_case,
-)
-from hybridnn_course.checks import TaskKey, TrustedRunner, check_task
-from hybridnn_course.execution import run_trusted
+from hybridnn_course.checks import check_task
+from hybridnn_course.exercises.a4_model.budgets import expected_collectives
+from hybridnn_course_staff.assignments.a4_model.assignment import ASSIGNMENT
+from hybridnn_course_staff.assignments.a4_model.layer_cases import BACKWARD, FORWARD, LATER, LayerCase, make_case
+from hybridnn_course_staff.task_key import TaskKey
+from hybridnn_course_staff.trusted import TrustedRunner, run_trusted
 
 Array = NDArray[np.float64]
 

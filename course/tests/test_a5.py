@@ -17,10 +17,11 @@ from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 from hybridnn.pipeline.schedules.weight_policies import EXACT
 from hybridnn_course.answers import MEASURED, Answer
 from hybridnn_course.assignment import Variant
-from hybridnn_course.assignments.a5_pipeline import assignment as a5
-from hybridnn_course.assignments.a5_pipeline.assignment import ASSIGNMENT
-from hybridnn_course.assignments.a5_pipeline.mistakes import GPIPE, ONE_FORWARD_ONE_BACKWARD, ZERO_BUBBLE
-from hybridnn_course.assignments.a5_pipeline.solution import (
+from hybridnn_course.exercises.a5_pipeline.notation import KEPT, checked_rules, timed, to_order, to_schedule, to_text
+from hybridnn_course_staff.assignments.a5_pipeline import assignment as a5
+from hybridnn_course_staff.assignments.a5_pipeline.assignment import ASSIGNMENT
+from hybridnn_course_staff.assignments.a5_pipeline.mistakes import GPIPE, ONE_FORWARD_ONE_BACKWARD, ZERO_BUBBLE
+from hybridnn_course_staff.assignments.a5_pipeline.solution import (
     OrderFunction,
     gpipe_solution,
     measure,
@@ -28,8 +29,7 @@ from hybridnn_course.assignments.a5_pipeline.solution import (
     one_forward_one_backward_solution,
     zero_bubble_solution,
 )
-from hybridnn_course.exercises.a5_pipeline.notation import KEPT, checked_rules, timed, to_order, to_schedule, to_text
-from hybridnn_course.handout import render_handout
+from hybridnn_course_staff.handout import render_handout
 
 VARIANTS = [dict(zip(ASSIGNMENT.axes, choice, strict=True)) for choice in product(*ASSIGNMENT.axes.values())]
 STANDARD = ASSIGNMENT.standard

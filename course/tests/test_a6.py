@@ -15,27 +15,22 @@ from hybridnn.pipeline.schedules.instructions import Backward, Forward
 from hybridnn.pipeline.schedules.methods import METHODS as LIBRARY
 from hybridnn.pipeline.schedules.methods import make_schedule
 from hybridnn_course.answers import MEASURED, Answer
-from hybridnn_course.assignment import Task, load_assignment
-from hybridnn_course.assignments.a6_stale.cases import (
-    hidden_stage,
-    hidden_store,
-    needed_bytes,
-    public_stage,
-    public_store,
-    stage_budget,
-    store_budget,
-)
-from hybridnn_course.assignments.a6_stale.solution import (
+from hybridnn_course.checks import check_task
+from hybridnn_course.exercises.a6_stale.budgets import needed_bytes, stage_budget, store_budget
+from hybridnn_course.exercises.a6_stale.calls import call_stage, call_store
+from hybridnn_course.exercises.a6_stale.runs import METHODS
+from hybridnn_course.measuring import LOOPS, TEMPORARIES
+from hybridnn_course_staff.assignment import Task, load_assignment
+from hybridnn_course_staff.assignments.a6_stale.cases import hidden_stage, hidden_store, public_stage, public_store
+from hybridnn_course_staff.assignments.a6_stale.solution import (
     distance_solution,
     predict_solution,
     rules_solution,
     stage_solution,
     store_solution,
 )
-from hybridnn_course.checks import TaskKey, TrustedRunner, check_task
-from hybridnn_course.exercises.a6_stale.calls import call_stage, call_store
-from hybridnn_course.exercises.a6_stale.runs import METHODS
-from hybridnn_course.measuring import LOOPS, TEMPORARIES
+from hybridnn_course_staff.task_key import TaskKey
+from hybridnn_course_staff.trusted import TrustedRunner
 
 ASSIGNMENT = load_assignment("a6")
 KEY = b"a key of 16 byte"

@@ -14,9 +14,11 @@ from hybridnn.comm.blocks import block_size
 from hybridnn.cost.calibration.fit import fit_linear
 from hybridnn.cost.collectives import counts
 from hybridnn.pipeline.partition import balanced_counts
-from hybridnn_course.assignments.a7_cost import solution
-from hybridnn_course.assignments.a7_cost.assignment import ASSIGNMENT
-from hybridnn_course.assignments.a7_cost.solution import (
+from hybridnn_course.exercises.a7_cost.calls import slowest_part
+from hybridnn_course.exercises.a7_cost.predictions import MAP, calibrated, map_of
+from hybridnn_course_staff.assignments.a7_cost import solution
+from hybridnn_course_staff.assignments.a7_cost.assignment import ASSIGNMENT
+from hybridnn_course_staff.assignments.a7_cost.solution import (
     cuts_solution,
     fit_solution,
     fitting_grids,
@@ -27,10 +29,8 @@ from hybridnn_course.assignments.a7_cost.solution import (
     step_counts,
     two_level,
 )
-from hybridnn_course.checks import TaskKey
-from hybridnn_course.exercises.a7_cost.calls import slowest_part
-from hybridnn_course.exercises.a7_cost.predictions import MAP, calibrated, map_of
-from hybridnn_course.handout import render_handout
+from hybridnn_course_staff.handout import render_handout
+from hybridnn_course_staff.task_key import TaskKey
 from hybridnn_papers.formulas import best_grid, integrated_step
 
 

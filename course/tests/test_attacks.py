@@ -15,11 +15,11 @@ from course.tests.made import course_with, submission_zip
 from course.tests.tried import Tried
 from hybridnn.errors import HybridnnError
 from hybridnn_course import carrier, isolation
-from hybridnn_course.assignment import load_assignment
-from hybridnn_course.grading import Grader, Limits
 from hybridnn_course.isolation import choose_isolation
 from hybridnn_course.outcome import TaskOutcome
-from hybridnn_course.term import Course
+from hybridnn_course_staff.assignment import load_assignment
+from hybridnn_course_staff.grading import Grader, Limits
+from hybridnn_course_staff.term import Course
 from mpi_runner.slowness import deadline
 
 A2 = load_assignment("a2")

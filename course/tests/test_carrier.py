@@ -23,10 +23,6 @@ OPERATIONS = ("isend", "ireceive", "allreduce", "iallreduce", "allgather_rows", 
 LIMIT = 2.0
 PROGRAM = """
 import sys; sys.path[:0] = {paths!r}
-from hybridnn_course import assignment
-assignment.assignment_packages.cache_clear()
-found = assignment.assignment_packages()
-found["made"] = "made_for_tests"
 from hybridnn_course.worker import main; main()
 """
 MADE = f"""
@@ -35,9 +31,9 @@ from hybridnn_course.assignment import Assignment, Points, Task
 def call(function, inputs, group, variant):
     return {{"result": function(inputs["body"], group, inputs["array"])}}
 
-ASSIGNMENT = Assignment("made", "made_for_tests", "", "", 1, (Task(
-    name="made", file="made.py", target="hybridnn_course.assignments.a3_allreduce.solution:allreduce", call=call,
-    solution=None, public=None, hidden=None, points=Points(50, 50), operations={OPERATIONS!r}),))
+ASSIGNMENT = Assignment(id="made", tasks=(Task(
+    name="made", file="made.py", function="allreduce", returns=False, call=call, points=Points(50, 50),
+    operations={OPERATIONS!r}),))
 """
 """An assignment with one task, whose function runs the function of another file."""
 

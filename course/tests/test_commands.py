@@ -12,12 +12,12 @@ import pytest
 import typer
 from rich.console import Console
 
-from course.tests.made import allow_kit, course_of, reference_files, submission_zip
+from course.tests.made import allow_kit, course_of, handed_out, reference_files, submission_zip
 from hybridnn.cli.main import main
 from hybridnn.cli.output import new_table
-from hybridnn_course.assignment import load_assignment
 from hybridnn_course.cli import student
 from hybridnn_course.work_folder import WorkFolder
+from hybridnn_course_staff.assignment import load_assignment
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line
 
@@ -101,7 +101,7 @@ def test_a_term_from_its_beginning_to_the_grades(course: Run, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_watch_checks_again_after_a_change(course: Run, tmp_path: Path) -> None:
-    _done(course("start", "a2", "work"))
+    _done(course("start", handed_out("a2", tmp_path), "work"))
     printed, right = tmp_path / "printed", tmp_path / "right.py"
     right.write_text(BOUNDS)
     command = [sys.executable, "-m", "hybridnn", "course", "check", "bounds", "-q", "--watch"]
@@ -130,7 +130,7 @@ def _await_results(process: subprocess.Popen[bytes], printed: Path, count: int) 
 
 
 def test_watch_sees_a_change_during_a_check(course: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _done(course("start", "a2", "work"))
+    _done(course("start", handed_out("a2", tmp_path), "work"))
     checked: list[str] = []
 
     def check(work: WorkFolder, *_: object) -> bool:
@@ -151,7 +151,7 @@ def test_watch_sees_a_change_during_a_check(course: Run, tmp_path: Path, monkeyp
 def test_a_deadlock_is_explained_and_drawn_and_can_be_debugged(
     course: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _done(course("start", "a3", "work"))
+    _done(course("start", handed_out("a3", tmp_path), "work"))
     (tmp_path / "work/collectives.py").write_text(RING)
     code, out, _ = course("check", "allreduce", "--folder", "work")
     assert code == 1
@@ -175,14 +175,13 @@ def test_wrong_input_of_students(course: Run, tmp_path: Path, monkeypatch: pytes
         assert message in error_line(course(*arguments))
 
     refused("assignment.toml: no such file; make the folder with: hybridnn course start", "check")
-    refused("one of a1, a2", "start", "b1")
     refused("none.zip: cannot be read", "start", "none.zip")
     (tmp_path / "bad.zip").write_bytes(b"PK")
     refused("not a readable zip file", "start", "bad.zip")
     (tmp_path / "other.zip").write_bytes(submission_zip(A2, A2.standard, {}))
-    refused("an assignment has", "start", "other.zip")
-    _done(course("start", "a2"))
-    refused("exists already; nothing was written", "start", "a2")
+    refused("other.zip: is not the zip file of an assignment", "start", "other.zip")
+    _done(course("start", handed_out("a2", tmp_path)))
+    refused("exists already; nothing was written", "start", "a2.zip")
     here = ("--folder", "a2")
     refused("of a2: bounds, minibatches, gradient, buckets, reducer", "check", "nothing", *here)
     refused("has no messages to draw", "picture", "bounds", *here)
@@ -201,9 +200,9 @@ def test_wrong_input_of_students(course: Run, tmp_path: Path, monkeypatch: pytes
         assert flag in course(*command, *here)[1]
     blocks.unlink()
     refused("blocks.py: cannot be read", "check", *here)
-    manifest = tmp_path / "a2/assignment.toml"
-    manifest.write_text(manifest.read_text().replace('longer_parts = "first"', 'longer_parts = "middle"'))
-    refused("variant.longer_parts = 'middle': of a2: first, last", "check", *here)
+    cases = tmp_path / "a2/cases.bin"
+    cases.write_bytes(cases.read_bytes()[:-1])
+    refused("cases.bin: is not the file of cases of an assignment: not a whole frame", "check", *here)
 
 
 def test_a_name_is_beside_the_first_line_of_its_row(capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,7 +247,7 @@ def test_wrong_input_of_lecturers_and_assistants(course: Run, tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_case_runs_under_mpi_too(course: Run, tmp_path: Path) -> None:
     """In a deadlock, each rank receives before it sends, so that no buffer of the MPI library helps."""
-    _done(course("start", "a3", "work"))
+    _done(course("start", handed_out("a3", tmp_path), "work"))
     file = tmp_path / "work/collectives.py"
 
     def run(text: str) -> subprocess.CompletedProcess[str]:

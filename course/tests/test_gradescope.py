@@ -24,13 +24,13 @@ from course.tests.gradescope_cases import OUTCOME, RULES, GradescopeResults, pac
 from course.tests.made import allow_kit
 from hybridnn.cli.main import main
 from hybridnn.errors import DataError, SettingError
-from hybridnn_course import gradescope
-from hybridnn_course.gradescope import UNFINISHED, autograde, build_package, gradescope_results
-from hybridnn_course.grading import Grader
-from hybridnn_course.installed import installed_wheels
 from hybridnn_course.outcome import Outcome
-from hybridnn_course.term import KEY, Course, create_course
 from hybridnn_course.work_folder import make_archive
+from hybridnn_course_staff import gradescope
+from hybridnn_course_staff.gradescope import UNFINISHED, autograde, build_package, gradescope_results
+from hybridnn_course_staff.grading import Grader
+from hybridnn_course_staff.installed import installed_wheels
+from hybridnn_course_staff.term import KEY, Course, create_course
 from mpi_runner.slowness import deadline
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +162,7 @@ def test_wheels_have_every_package_and_right_digests() -> None:
         files |= found
     assert {
         *("hybridnn/datasets/digits.npz", "hybridnn/hpc_jobs/train.sbatch", "hybridnn/py.typed"),
-        *("hybridnn_course/assignments/a2_batch/handout.md", "hybridnn_course/cli/app.py"),
+        *("hybridnn_course_staff/assignments/a2_batch/handout.md", "hybridnn_course/cli/app.py"),
     } <= set(files)
 
 
@@ -173,8 +173,8 @@ def test_wheels_install(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
     wheels = [tmp_path / name for name in installed_wheels()]
     subprocess.run([*pip, "--target", tmp_path / "site", *wheels], check=True, cwd=tmp_path)
-    code = "import hybridnn_course.assignments as a; print(a.__path__[0])\n"
-    code += "from hybridnn.cli.main import main; main(['course', 'start', 'a2'])"
+    code = "import hybridnn_course_staff.assignments as a; print(a.__path__[0])\n"
+    code += "from hybridnn.cli.main import main; main(['course', 'new', 'term', 'a2', '--term', 'T'])"
     run = subprocess.run(
         [sys.executable, "-P" if sys.version_info >= (3, 11) else "-B", "-c", code],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
@@ -183,8 +183,8 @@ def test_wheels_install(tmp_path: Path) -> None:
         check=True,
         cwd=tmp_path,
     )
-    assert run.stdout.splitlines()[0] == str(tmp_path / "site/hybridnn_course/assignments")
-    assert (tmp_path / "a2/handout.md").exists()
+    assert run.stdout.splitlines()[0] == str(tmp_path / "site/hybridnn_course_staff/assignments")
+    assert (tmp_path / "term/course.toml").exists()
 
 
 # -- jobs of Gradescope -----------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_gradescope_installs_and_grades(course: Course, tmp_path: Path) -> None:
     target = tmp_path / "opt"
     venv = f'mkdir -p "$3/bin" && cp {tools}/pip {tools}/hybridnn "$3/bin"'
     executable(tools / "python3", f'[ "$1" = -c ] || {{ {venv}; }}')
-    solutions = target / "lib/python3.11/site-packages/hybridnn_course/assignments"
+    solutions = target / "lib/python3.11/site-packages/hybridnn_course_staff"
     executable(tools / "pip", f'echo "$@" > {log}; mkdir -p {solutions}')
     executable(tools / "hybridnn")
     settings = environment(HYBRIDNN_ENVIRONMENT=target, PATH=f"{tools}:/usr/bin:/bin")

@@ -16,18 +16,21 @@ import pytest
 
 from course.tests.made import KIT, allow_kit, course_of, reference_files, submission_zip, wrong_files
 from hybridnn.errors import DataError
-from hybridnn_course import grading, isolation
-from hybridnn_course.assignment import Assignment, Mistake, load_assignment
-from hybridnn_course.batch import SUFFIX, Graded, grade_folder, with_student_flags
+from hybridnn_course import isolation
 from hybridnn_course.carrier import Worker
-from hybridnn_course.checks import TaskKey, TrustedRunner, check_task
-from hybridnn_course.cli.assistant import grade
-from hybridnn_course.grading import Grader, Limits
+from hybridnn_course.checks import check_task
 from hybridnn_course.outcome import CheckOutcome, Outcome, TaskOutcome
-from hybridnn_course.regrading import Change, changed_checks, read_outcomes
-from hybridnn_course.reports import FEEDBACK, GRADES, PAGE, write_reports
 from hybridnn_course.submission import Submission, UngradableError
-from hybridnn_course.term import Course, create_course
+from hybridnn_course_staff import grading
+from hybridnn_course_staff.assignment import Assignment, Mistake, load_assignment
+from hybridnn_course_staff.batch import SUFFIX, Graded, grade_folder, with_student_flags
+from hybridnn_course_staff.cli.assistant import grade
+from hybridnn_course_staff.grading import Grader, Limits
+from hybridnn_course_staff.regrading import Change, changed_checks, read_outcomes
+from hybridnn_course_staff.reports import FEEDBACK, GRADES, PAGE, write_reports
+from hybridnn_course_staff.task_key import TaskKey
+from hybridnn_course_staff.term import Course, create_course
+from hybridnn_course_staff.trusted import TrustedRunner
 from mpi_runner.slowness import deadline
 
 A2 = load_assignment("a2")

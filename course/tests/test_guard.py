@@ -15,11 +15,12 @@ from course.tests.made import course_with, submission_zip
 from course.tests.tried import Tried
 from hybridnn.errors import HybridnnError
 from hybridnn_course import carrier, isolation
-from hybridnn_course.assignment import Case, assignment_packages, load_assignment
+from hybridnn_course.assignment import Case
 from hybridnn_course.carrier import Worker
-from hybridnn_course.grading import Grader, Limits
 from hybridnn_course.isolation import choose_isolation
-from hybridnn_course.verify import right_submissions
+from hybridnn_course_staff.assignment import assignment_packages, load_assignment
+from hybridnn_course_staff.grading import Grader, Limits
+from hybridnn_course_staff.verify import right_submissions
 from mpi_runner.slowness import deadline
 
 A2 = load_assignment("a2")
@@ -123,21 +124,21 @@ def test_the_attacks_would_earn_points(unguarded: Tried, name: str) -> None:
 FUNCTIONS = """
 import gc, sys
 modules = [(one, str(getattr(one, "__module__", ""))) for one in gc.get_objects()]
-print(*sorted({module for _, module in modules if module.startswith("hybridnn_course.")}), sep="\\n")
+print(*sorted({module for _, module in modules if module.startswith("hybridnn_course")}), sep="\\n")
 """
 
 
-def test_the_process_of_a_rank_has_no_module_of_an_assignment() -> None:
+def test_the_process_of_a_rank_has_no_module_of_the_staff() -> None:
     with Worker(A2, {"blocks.py": FUNCTIONS, "gradient.py": ""}, limit=deadline(10)) as worker:
         worker.run(A2.task("bounds"), Case("", ({"of": [3, 1]},)), A2.standard)
     found = worker.printed.split("\n")
     assert "hybridnn_course.exercises.a2_batch.calls" in found
-    assert [name for name in found if name.startswith("hybridnn_course.assignments")] == []
+    assert [name for name in found if name.startswith("hybridnn_course_staff")] == []
 
 
 def test_solutions_that_could_be_read_are_not_risked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation.os, "geteuid", lambda: 0)
     monkeypatch.setattr(isolation, "_can_read_solutions", lambda: True)
     for mode in ("auto", "user"):
-        with pytest.raises(HybridnnError, match=r"chmod 700 .*assignments"):
+        with pytest.raises(HybridnnError, match=r"chmod 700 .*hybridnn_course_staff"):
             choose_isolation(mode)

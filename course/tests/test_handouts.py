@@ -16,10 +16,12 @@ import pytest
 from course.tests.made import KIT, reference_files
 from hybridnn.cli.main import main
 from hybridnn.study.study_file import load_study
-from hybridnn_course.assignment import Assignment, Variant, assignment_packages, load_assignment
+from hybridnn_course.assignment import Variant
 from hybridnn_course.cli import student
-from hybridnn_course.verify import some_variants
-from hybridnn_course.work_folder import HANDOUT, Manifest, start_files
+from hybridnn_course.work_folder import HANDOUT, Manifest
+from hybridnn_course_staff.assignment import Assignment, assignment_packages, load_assignment
+from hybridnn_course_staff.handing_out import start_files
+from hybridnn_course_staff.verify import some_variants
 from mpi_runner.slowness import deadline
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -31,10 +33,11 @@ PROGRAMS = {"hybridnn": [sys.executable, "-m", "hybridnn"], "python": [sys.execu
 def _solved(assignment: Assignment, variant: Variant, folder: Path) -> str:
     """Write the folder of a student with the reference solutions, and return the handout."""
     manifest = Manifest(assignment=assignment.id, variant=dict(variant), modules=[KIT])
-    files = {**start_files(assignment, manifest), **reference_files(assignment, variant)}
-    for name, text in (*files.items(), *({"settings.toml": SETTINGS} if assignment.texts else {}).items()):
-        (folder / name).write_text(text)
-    return files[HANDOUT]
+    own = {**reference_files(assignment, variant), **({"settings.toml": SETTINGS} if assignment.texts else {})}
+    files = {**start_files(assignment, manifest), **{name: text.encode() for name, text in own.items()}}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return files[HANDOUT].decode()
 
 
 def _run(command: list[str], folder: Path) -> None:

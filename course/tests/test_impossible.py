@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from hybridnn_course.answers import Answer, Call
-from hybridnn_course.assignment import Variant, load_assignment
-from hybridnn_course.checks import TaskKey, TrustedRunner, check_task
+from hybridnn_course.assignment import Variant
+from hybridnn_course.checks import check_task
 from hybridnn_course.outcome import TaskOutcome
-from hybridnn_course.verify import some_variants
+from hybridnn_course_staff.assignment import load_assignment
+from hybridnn_course_staff.task_key import TaskKey
+from hybridnn_course_staff.trusted import TrustedRunner
+from hybridnn_course_staff.verify import some_variants
 
 A3 = load_assignment("a3")
 KEY = b"key of the tests"

@@ -7,7 +7,6 @@ from textwrap import indent
 
 import pytest
 
-import hybridnn_course
 from hybridnn.errors import EnvironmentProblem
 from hybridnn_course.isolation import choose_isolation
 from reference.pages import has_commands, outputs, require_reasons, run_commands
@@ -43,8 +42,7 @@ def test_every_block_is_run_or_has_a_reason(page: Path) -> None:
 def test_examples_are_in_the_source() -> None:
     page = (COURSE / "docs/own-assignments.md").read_text(encoding="utf-8")
     examples = [block.body for block in outputs.blocks(page) if block.language == "python"]
-    folder = Path(str(hybridnn_course.__file__)).parent
-    sources = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in COURSE.rglob("hybridnn_course*/**/*.py")]
     assert examples
     for example in examples:
         texts = [indent(example.strip(), spaces) for spaces in ("", "    ", " " * 8)]  # rows of tables are indented

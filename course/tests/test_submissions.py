@@ -16,17 +16,20 @@ import numpy as np
 import pytest
 
 from course.tests.made import KIT, course_of, reference_files, submission_zip
-from hybridnn_course import submission
 from hybridnn_course.answers import first_difference
-from hybridnn_course.assignment import load_assignment
-from hybridnn_course.batch import ARCHIVE_BYTES, grade_folder
 from hybridnn_course.carrier import Worker
-from hybridnn_course.checks import TaskKey, check_task
+from hybridnn_course.checks import check_task
 from hybridnn_course.frames import FrameError, receive_frame, send_frame
-from hybridnn_course.grading import Grader
-from hybridnn_course.reports import write_reports
-from hybridnn_course.submission import UngradableError, read_in_time, read_submission
-from hybridnn_course.work_folder import WorkFolder
+from hybridnn_course.submission import UngradableError, read_submission
+from hybridnn_course.work_folder import Manifest, WorkFolder, write_files
+from hybridnn_course_staff import reading
+from hybridnn_course_staff.assignment import load_assignment
+from hybridnn_course_staff.batch import ARCHIVE_BYTES, grade_folder
+from hybridnn_course_staff.grading import Grader
+from hybridnn_course_staff.handing_out import start_files
+from hybridnn_course_staff.reading import read_in_time
+from hybridnn_course_staff.reports import write_reports
+from hybridnn_course_staff.task_key import TaskKey
 from mpi_runner.slowness import deadline
 
 A2 = load_assignment("a2")
@@ -133,8 +136,8 @@ def test_reading_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
         while True:
             pass
 
-    monkeypatch.setattr(submission, "READ_SECONDS", 1)
-    monkeypatch.setattr(submission, "read_submission", endless)
+    monkeypatch.setattr(reading, "READ_SECONDS", 1)
+    monkeypatch.setattr(reading, "read_submission", endless)
     with pytest.raises(UngradableError, match="takes more than 1 s"):
         read_in_time(A2, b"")
 
@@ -142,8 +145,8 @@ def test_reading_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_of_windows_are_read(tmp_path: Path) -> None:
     windows = {name: b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n") for name, content in files_of().items()}
     assert read_submission(A2, packed(windows), [KIT]).files == read_submission(A2, packed(files_of()), [KIT]).files
-    for name, content in windows.items():
-        (tmp_path / name).write_bytes(content)
+    start = start_files(A2, Manifest(assignment="a2", variant=A2.standard))
+    write_files(tmp_path, {**start, **windows})
     assert not WorkFolder.open(tmp_path).sources()["blocks.py"].startswith("\ufeff")
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from hybridnn_course.assignment import Case, Variant, load_assignment
+from hybridnn_course.assignment import Case, Variant
 from hybridnn_course.carrier import Worker
-from hybridnn_course.checks import TaskKey, check_task
+from hybridnn_course.checks import check_task
 from hybridnn_course.outcome import TaskOutcome
+from hybridnn_course_staff.assignment import load_assignment
+from hybridnn_course_staff.task_key import TaskKey
 
 __all__ = ["Tried"]
 

@@ -20,7 +20,9 @@ from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.parameters import LayerShard
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
 
-NARROW = 48  # most samples for which input gradients are computed as a transposed product: see `matmul_transposed`
+# At most so many samples and at least so many outputs make a transposed product faster for input gradients, as
+# `benchmarks/input_gradients.py` shows: see `Kernels.matmul_transposed`.
+NARROW, TALL = 48, 640
 
 WIDE, STEP = 128, 16
 
@@ -131,7 +133,8 @@ class Workspace:
         input_height = 0 if role.loads_input else shards[0].layer.inputs
         height = max(input_height, *(_output_height(shard) for shard in shards))
         self._gradients = (self._allocate(height), self._allocate(height))
-        transposes = capacity <= NARROW and not self._is_by_sample(capacity)
+        is_narrow = capacity <= NARROW and not self._is_by_sample(capacity)
+        transposes = is_narrow and any(_own_height(shard) >= TALL for shard in shards)
         self._product = self._allocate(height) if transposes else None
 
     def expect_targets(self, *, classification: bool) -> None:
@@ -226,6 +229,7 @@ class Workspace:
             split = _views_of_row_split(shard, x, y, dy, gathered)
         else:
             split = _views_of_column_split(shard, x, y, dy, dx)
+        product = self._product if has_dx and own >= TALL else None
         separate, dz = stored.separate[index], stored.dz[index]
         if dz is None and layer.residual:
             dz = self._own_gradient
@@ -238,7 +242,7 @@ class Workspace:
             dx=dx,
             **split._asdict(),
             scratch=view(self._gradients[(above + 1) % 2], own),
-            product=None if dx is None or self._product is None else self._product[: dx.size].reshape(n, len(dx)),
+            product=None if product is None else product[: n * len(x)].reshape(n, len(x)),
             ones=self._ones[:n],
         )
 

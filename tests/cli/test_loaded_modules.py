@@ -44,6 +44,7 @@ TOOLS = {
     "hybridnn.gpu.transports",
     "hybridnn.study",
     "hybridnn_course",
+    "hybridnn_course_staff",
     "hybridnn_papers",
 }
 OTHER_COMMANDS = {"hybridnn.cli.study", "hybridnn.cli.schedule", "hybridnn.cli.trained", "hybridnn.doctor"}

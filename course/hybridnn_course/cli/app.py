@@ -1,18 +1,17 @@
-"""`hybridnn course`: its commands, by who uses them."""
+"""`hybridnn course`: its commands, by who uses them; those of the staff are in a distribution of their own."""
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+
 from hybridnn.cli.options import command_group
-from hybridnn_course.cli.assistant import autograde, grade, oral, regrade, similar
-from hybridnn_course.cli.lecturer import make, new, solution, verify
 from hybridnn_course.cli.student import check, debug, picture, run, start, submit
 
+COMMANDS_OF_STAFF = "hybridnn_course.commands"
+"""Entry points of functions that add commands to a group."""
+
 app = command_group("Assignments for a class: work on them, hand them out, grade them.")
-for _panel, _commands in {
-    "Students": (start, check, debug, picture, run, submit),
-    "Lecturers": (new, make, verify, solution),
-    "Assistants": (grade, regrade, similar, oral),
-    "Gradescope": (autograde,),
-}.items():
-    for _command in _commands:
-        app.command(rich_help_panel=_panel)(_command)
+for _command in (start, check, debug, picture, run, submit):
+    app.command(rich_help_panel="Students")(_command)
+for _point in entry_points(group=COMMANDS_OF_STAFF):
+    _point.load()(app)

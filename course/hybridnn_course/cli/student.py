@@ -48,21 +48,20 @@ FAILED = 1  # exit code of a failed check
 
 
 def start(
-    source: Annotated[Path, typer.Argument(help="The zip file of an assignment, or its name: a2.", metavar="ZIP")],
+    source: Annotated[Path, typer.Argument(help="The zip file of an assignment.", metavar="ZIP")],
     folder: Annotated[
         Path | None, typer.Argument(help="A new folder (default: named after the assignment).", metavar="FOLDER")
     ] = None,
+    notebook: Annotated[bool, typer.Option("--notebook", help="Also write a notebook that becomes the files.")] = False,
 ) -> None:
     """Make the folder of an assignment: the handout, and files with the functions to write."""
-    from hybridnn_course.assignment import load_assignment
-    from hybridnn_course.work_folder import Manifest, open_handed_out, start_files, write_files
+    from hybridnn_course.notebook import new_notebook
+    from hybridnn_course.work_folder import open_handed_out, write_files
 
-    if source.suffix == ".zip":
-        manifest, files = open_handed_out(source)
-    else:
-        assignment = load_assignment(str(source))
-        manifest = Manifest(assignment=assignment.id, variant=assignment.standard)
-        files = start_files(assignment, manifest)
+    manifest, files = open_handed_out(source)
+    if notebook:
+        code = {name: text.decode() for name, text in files.items() if name.endswith(".py")}
+        files[f"{manifest.assignment}.ipynb"] = new_notebook(manifest.assignment.upper(), code)
     place = folder or Path(manifest.assignment)
     write_files(place, files)
     console = make_console()
@@ -97,7 +96,7 @@ def check(
 
 def _check(work: WorkFolder, tasks: Sequence[Task], quiet: bool) -> bool:
     from hybridnn_course.carrier import Worker
-    from hybridnn_course.checks import TaskKey, check_task
+    from hybridnn_course.checks import check_task
     from hybridnn_course.submission import UngradableError, file_flags
 
     console = make_console()
@@ -112,7 +111,7 @@ def _check(work: WorkFolder, tasks: Sequence[Task], quiet: bool) -> bool:
             console.print(f"the grader refuses {error}", style="yellow", soft_wrap=True)
     with Worker(work.assignment, work.sources(), work.paths(), modules=work.manifest.modules) as worker:
         for task in tasks:
-            outcome = check_task(worker, TaskKey(work.assignment, task, work.variant))
+            outcome = check_task(worker, work.key(task))
             points, possible = points + outcome.points, possible + outcome.possible
             if not quiet:
                 _print_task(console, outcome, worker.printed, work.manifest.feedback)
@@ -166,7 +165,9 @@ def _await_change(work: WorkFolder, before: Sequence[int]) -> list[int]:
 
 def _changes(work: WorkFolder) -> list[int]:
     """When each file has last been changed."""
-    return [path.stat().st_mtime_ns if (path := work.folder / name).exists() else MISSING for name in work.paths()]
+    paths = [work.folder / name for name in work.paths()]
+    paths += [work.notebook] if work.notebook.exists() else []
+    return [path.stat().st_mtime_ns if path.exists() else MISSING for path in paths]
 
 
 def debug(
@@ -181,7 +182,7 @@ def debug(
 
     work = folder_of(folder)
     chosen = work.assignment.task(task)
-    debug_case(work, chosen, choose_case(chosen, list(chosen.public(work.variant)), case, ranks), rank)
+    debug_case(work, chosen, choose_case(work, chosen, case, ranks)[1], rank)
 
 
 def picture(
@@ -199,7 +200,7 @@ def picture(
 
     work = folder_of(folder)
     chosen = work.assignment.task(task)
-    drawn, about = picture_of_case(work, chosen, choose_case(chosen, list(chosen.public(work.variant)), case, ranks))
+    drawn, about = picture_of_case(work, chosen, choose_case(work, chosen, case, ranks)[1])
     console = make_console()
     if about:
         console.print(about, soft_wrap=True)
@@ -244,7 +245,7 @@ def _run_under_mpi(work: WorkFolder, task: Task, ranks: int | None) -> None:
     from hybridnn_course.tools import choose_case, run_case_under_mpi
 
     if ranks is not None:
-        choose_case(task, list(task.public(work.variant)), None, ranks)
+        choose_case(work, task, None, ranks)
     start_ranks(ranks)
     case, difference = run_case_under_mpi(work, task)
     if difference:

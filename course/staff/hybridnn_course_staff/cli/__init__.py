@@ -1,0 +1,1 @@
+"""`hybridnn course`: the commands of the staff."""

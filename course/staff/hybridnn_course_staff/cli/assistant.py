@@ -1,0 +1,236 @@
+"""`hybridnn course grade | report | similar | …`: what an assistant, or Gradescope, does with submissions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridnn.cli.options import count, option
+from hybridnn.cli.output import make_console, new_table
+from hybridnn.utils.text import counted
+from hybridnn_course_staff.cli.lecturer import HERE, CourseFolder
+
+if TYPE_CHECKING:
+    from hybridnn_course_staff.batch import Graded
+    from hybridnn_course_staff.grading import Grader
+
+AssignmentName = Annotated[str, typer.Argument(help="An assignment of the course.", metavar="A")]
+Submissions = Annotated[Path, typer.Argument(help="A folder of zip files.", metavar="SUBMISSIONS")]
+Out = Annotated[Path, option("Folder of the grades.", "FOLDER", "--out")]
+Isolation = Annotated[
+    str,
+    option("Isolation of submissions: auto, bwrap, user (needs root), or none.", "MODE", "--isolation"),
+]
+Roster = Annotated[
+    Path | None,
+    option(
+        "CSV file with a column student: who has to hand in, and who may be named (default: nobody is missed or "
+        "refused).",
+        "FILE",
+        "--roster",
+    ),
+]
+GRADES, TERM, GRADESCOPE = Path("grades"), Path("term"), Path("/")
+
+
+def grade(
+    assignment: AssignmentName,
+    submissions: Submissions,
+    course: CourseFolder = HERE,
+    out: Out = GRADES,
+    roster: Roster = None,
+    received: Annotated[
+        Path | None,
+        option(
+            "CSV file with columns submission and received: when they were handed in (default: when each zip file was "
+            "changed).",
+            "FILE",
+            "--received",
+        ),
+    ] = None,
+    jobs: Annotated[int, count("Submissions graded at the same time.", "--jobs")] = 1,
+    isolation: Isolation = "auto",
+    case_seconds: Annotated[float, option("Time limit of one case.", "S", "--case-seconds", least=0.1)] = 10.0,
+) -> None:
+    """Grade a folder of submissions; what is graded already is kept, and the points of a rubric are added."""
+    from hybridnn_course.isolation import missing_protection
+    from hybridnn_course_staff.batch import find_submissions, grade_folder, other_files, read_times, times_received
+
+    grader = _grader(course, assignment, isolation, case_seconds)
+    console = make_console()
+
+    def told(graded: Graded) -> None:
+        outcome = graded.outcome
+        points = f"{outcome.points:g}" if outcome.tasks else "received"
+        result = points if outcome.gradable else f"not gradable: {outcome.reason}"
+        console.print(f"{graded.name}: {result}", soft_wrap=True)
+
+    students = _students(roster)
+    find_submissions(submissions)
+    times = {**times_received(submissions), **({} if received is None else read_times(received))}
+    if missing := missing_protection(grader.isolation):
+        console.print(missing, style="yellow", soft_wrap=True)
+    _write_reports(grader, grade_folder(grader, submissions, out, jobs=jobs, told=told), out, students, times)
+    if others := other_files(submissions):
+        console.print(f"not graded, as they are no zip files: {', '.join(others)}", soft_wrap=True)
+
+
+def report(
+    grades: Annotated[list[Path], typer.Argument(help="Folders of grades of an assignment each.", metavar="GRADES…")],
+    course: CourseFolder = HERE,
+    out: Annotated[Path, option("Folder of the tables.", "FOLDER", "--out")] = TERM,
+    roster: Roster = None,
+    canvas: Annotated[
+        Path | None,
+        option("Gradebook that Canvas has exported (default: students are logins).", "FILE", "--canvas"),
+    ] = None,
+) -> None:
+    """Write the term's table, after late days, and tables that Canvas and Moodle read."""
+    from hybridnn.utils.files import make_folder, write_atomically
+    from hybridnn_course_staff.handing_out import read_table
+    from hybridnn_course_staff.term import Course
+    from hybridnn_course_staff.term_report import term_report
+
+    found = term_report(Course.open(course), grades, _students(roster))
+    gradebook = [] if canvas is None else read_table(canvas)
+    make_folder(out, 0o700)
+    tables = {"term.csv": found.table(), "canvas.csv": found.canvas(gradebook), "moodle.csv": found.moodle()}
+    for name, text in tables.items():
+        write_atomically(out / name, text.encode())
+    console = make_console()
+    names = [one.id for one in found.assignments]
+    rows = [
+        (
+            student,
+            *(f"{entries[name].points:.4g}" for name in names),
+            str(found.late_days(student)),
+            f"{found.total(student):.4g}",
+        )
+        for student, entries in found.entries.items()
+    ]
+    console.print(new_table(("student",), (*names, "late days", "total"), rows, wraps=True))
+    for name in tables:
+        console.print(str(out / name), soft_wrap=True)
+
+
+def similar(
+    assignment: AssignmentName,
+    submissions: Submissions,
+    course: Annotated[
+        Path | None,
+        option(
+            "Folder of the course, where it allows further modules (default: the usual ones are allowed).",
+            "FOLDER",
+            "--course",
+        ),
+    ] = None,
+    previous: Annotated[
+        list[Path] | None,
+        option("A folder of submissions of an earlier term; may be repeated (default: none).", "FOLDER", "--previous"),
+    ] = None,
+    least: Annotated[float, option("Least share of equal pieces that is printed.", "X", "--least", least=0.0)] = 0.8,
+) -> None:
+    """List similar code, whatever its names and layout: of submissions, of the reference and of the library."""
+    from hybridnn_course_staff.assignment import load_assignment
+    from hybridnn_course_staff.batch import read_sources
+    from hybridnn_course_staff.similarity import clusters, published_code, similar_pairs
+    from hybridnn_course_staff.term import Course
+
+    chosen = load_assignment(assignment)
+    modules = () if course is None else Course.open(course).settings.modules
+    sources, refused = read_sources(chosen, submissions, modules)
+    others = published_code(chosen)
+    for folder in previous or ():
+        earlier, _ = read_sources(chosen, folder, modules)
+        others |= {str(folder / name): files for name, files in earlier.items()}
+    pairs = similar_pairs(chosen, sources, least, others)
+    console = make_console()
+    rows = [(", ".join(group.names), f"{group.least:.2f} to {group.most:.2f}") for group in clusters(pairs)]
+    console.print(new_table(("similar code",), ("shares",), rows, wraps=True))
+    compared = f"{counted(len(sources), 'submission')} compared, {counted(len(pairs), 'pair')}"
+    console.print(f"{compared} with a share of at least {least:g}")
+    for name, reason in refused.items():
+        console.print(f"not compared: {name}: {reason}", soft_wrap=True)
+
+
+def regrade(
+    before: Annotated[Path, typer.Argument(help="A folder of grades.", metavar="OLD")],
+    after: Annotated[Path, typer.Argument(help="A folder of grades of the same submissions.", metavar="NEW")],
+) -> None:
+    """List the checks whose points differ between two gradings, with the reason."""
+    from hybridnn.errors import one_line
+    from hybridnn_course_staff.regrading import changed_checks, read_outcomes
+
+    console = make_console()
+    changes = list(changed_checks(read_outcomes(before), read_outcomes(after)))
+    for change in changes:
+        points = f"{change.before:.4g}, now {change.after:.4g}"
+        about = f"{change.submission}: {change.check}: {points}: {one_line(change.why)}"
+        console.print(about, soft_wrap=True, markup=False)
+    console.print(f"{counted(len(changes), 'check')} with other points")
+
+
+def oral(
+    assignment: AssignmentName,
+    submissions: Submissions,
+    course: CourseFolder = HERE,
+    names: Annotated[int, count("Submissions that are drawn.", "--names")] = 10,
+    session: Annotated[int, count("Another number draws others.", "--session")] = 1,
+) -> None:
+    """Draw submissions for oral questions, each with three lines of its code; a session draws the same ones again."""
+    from hybridnn_course_staff.batch import read_sources
+    from hybridnn_course_staff.oral import draw_questions
+    from hybridnn_course_staff.task_key import seeded
+    from hybridnn_course_staff.term import Course
+
+    opened = Course.open(course)
+    chosen = opened.assignment(assignment)
+    sources, _ = read_sources(chosen, submissions, opened.settings.modules)
+    console = make_console()
+    for name, lines in draw_questions(chosen, sources, seeded(opened.key, "oral", chosen.id, session), names).items():
+        console.print(name, style="bold", soft_wrap=True)
+        for line in lines:
+            console.print(f"  {line.file}:{line.number}  {line.text.strip()}", soft_wrap=True, markup=False)
+
+
+def autograde(
+    root: Annotated[Path, option("Folder of autograder/.", "FOLDER", "--root")] = GRADESCOPE,
+) -> None:
+    """Grade the submission that Gradescope put in its place, and write the results where it reads them."""
+    from hybridnn_course_staff.gradescope import autograde as grade_there
+
+    grade_there(root)
+
+
+def _students(roster: Path | None) -> list[str]:
+    from hybridnn_course_staff.handing_out import read_roster
+
+    return [] if roster is None else read_roster(roster)
+
+
+def _write_reports(
+    grader: Grader, graded: Sequence[Graded], out: Path, students: Sequence[str], times: Mapping[str, datetime]
+) -> None:
+    from hybridnn_course_staff.batch import with_student_flags
+    from hybridnn_course_staff.reports import write_reports
+
+    console = make_console()
+    flagged = with_student_flags(graded, students)
+    for path in write_reports(grader.assignment, flagged, out, grader.course.settings.feedback, times):
+        console.print(str(path), soft_wrap=True)
+    there = {item.outcome.student for item in graded}
+    if absent := [student for student in students if student not in there]:
+        console.print(f"no submission that can be graded: {', '.join(absent)}", soft_wrap=True)
+
+
+def _grader(course: Path, assignment: str, isolation: str, case_seconds: float) -> Grader:
+    from hybridnn_course.isolation import choose_isolation
+    from hybridnn_course_staff.grading import Grader, Limits
+    from hybridnn_course_staff.term import Course
+
+    opened = Course.open(course)
+    return Grader(opened, opened.assignment(assignment), choose_isolation(isolation), Limits(case=case_seconds))

@@ -1,0 +1,66 @@
+"""Submissions as the staff reads them: in a process with a limit, and compared with the reference and the library."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from hybridnn_course.assignment import OTHER_VARIANT
+from hybridnn_course.submission import Submission, UngradableError, parsed_code, read_submission
+from hybridnn_course_staff.assignment import Assignment
+from hybridnn_course_staff.similarity import copied_functions
+
+READ_SECONDS = 10  # of processor time
+
+
+def read_in_time(
+    assignment: Assignment, data: bytes | Mapping[str, bytes], modules: Collection[str] = ()
+) -> Submission:
+    """As `read_submission`, in a process with a limit of processor time, and with flags for copied functions."""
+    receiver, sender = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (READ_SECONDS, READ_SECONDS + 1))
+            try:
+                read = read_submission(assignment, data, modules)
+                found: Submission | str = replace(read, flags=(*read.flags, *copy_flags(assignment, read.files)))
+            except UngradableError as error:
+                found = str(error)
+            except Exception as error:  # of a parser, by what it was not made for
+                found = f"it cannot be read: {type(error).__name__}"
+            with os.fdopen(sender, "wb") as file:
+                pickle.dump(found, file)  # only texts that this program has read
+        finally:
+            os._exit(0)
+    os.close(sender)
+    with os.fdopen(receiver, "rb") as file:
+        result = file.read()
+    os.waitpid(process, 0)
+    answer: Submission | str = pickle.loads(result) if result else f"reading it takes more than {READ_SECONDS} s"
+    if isinstance(answer, str):
+        raise UngradableError(answer)
+    return answer
+
+
+def copy_flags(assignment: Assignment, files: Mapping[str, str]) -> list[str]:
+    """Functions of code files that are code of the reference or the library."""
+    trees = {name: parsed_code(name, text) for name, text in files.items()}
+    return [f"{name}: {one}" for name, tree in trees.items() for one in copied_functions(assignment, tree)]
+
+
+def variant_flags(mistakes: tuple[str, ...]) -> tuple[str, ...]:
+    """A flag where two tasks or more solve one other variant: in a single one, it may be a slip."""
+    tasks: list[str] = []
+    variant: dict[str, str] = {}
+    for mistake in mistakes:
+        task, _, name = mistake.partition(".")
+        if name.startswith(OTHER_VARIANT):
+            changed = dict(one.split("=") for one in name.removeprefix(OTHER_VARIANT).split(","))
+            if all(variant.get(axis, choice) == choice for axis, choice in changed.items()):
+                tasks.append(task)
+                variant |= changed
+    return (f"{', '.join(tasks)}: solve another variant: {variant}",) if len(tasks) > 1 else ()

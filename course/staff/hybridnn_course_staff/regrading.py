@@ -1,0 +1,50 @@
+"""What changed between two gradings of the same submissions, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridnn.errors import DataError
+from hybridnn_course.outcome import CheckOutcome, Outcome
+from hybridnn_course_staff.batch import SUFFIX, stored_outcome
+
+DIGEST = 25  # characters of a digest in the name of a file, with a hyphen
+
+
+@dataclass(frozen=True)
+class Change:
+    """A check of a submission with other points than before; `why` is its message, now or before."""
+
+    submission: str
+    check: str
+    before: float
+    after: float
+    why: str
+
+
+def read_outcomes(folder: Path) -> dict[str, Outcome]:
+    """The outcomes in a folder of grades, by submission; of several gradings the last one."""
+    files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+    found = {file.name.removesuffix(SUFFIX)[:-DIGEST]: stored_outcome(file) for file in files}
+    outcomes = {name: outcome for name, outcome in found.items() if outcome is not None}
+    if not outcomes:
+        raise DataError(f"{folder}: has no outcomes of `hybridnn course grade`")
+    return outcomes
+
+
+def changed_checks(before: Mapping[str, Outcome], after: Mapping[str, Outcome]) -> Iterator[Change]:
+    """The checks whose points changed, of the submissions that both gradings have."""
+    for name in sorted(before.keys() & after.keys()):
+        old, new = _checks(before[name]), _checks(after[name])
+        for check in dict.fromkeys([*old, *new]):
+            was, now = (found[check].points if check in found else 0.0 for found in (old, new))
+            if abs(was - now) > 1e-9:
+                reasons = [found[check].message for found in (new, old) if check in found]
+                reasons += [after[name].reason, before[name].reason]
+                yield Change(name, check, was, now, next(filter(None, reasons), ""))
+
+
+def _checks(outcome: Outcome) -> dict[str, CheckOutcome]:
+    return {f"{task.name}, {check.kind}, {check.name}": check for task in outcome.tasks for check in task.checks}
