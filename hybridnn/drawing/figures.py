@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from io import BytesIO
-from math import isclose
+from math import ceil, isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,17 +50,25 @@ ON_LIGHT, ON_DARK = "#10161d", "#ffffff"
 COLUMN = 3.3
 """Width of a figure in inches, the column of a page: 8.4 centimetres."""
 
+PANEL = 2.3
+"""Height of a figure of one plot in inches."""
+
 TEXT = 7.0
 """Size of all text in points; at least 6 remain where a column has 8 centimetres."""
 
-DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 4.0), (1.5, 4.0))
-"""Dashes and gaps, in widths of the line, of a curve, of one that hides it, and of one that hides both."""
+DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 4.0), (1.5, 4.0), (4.0, 2.5, 1.5, 2.5))
+"""Dashes and gaps, in widths of the line, of a curve, of one that hides it, of one that hides both, and so on."""
 
 SAME = 1e-3
 """Relative difference of values below which two curves lie on each other."""
 
+Plots = dict[str, tuple[str, "Figure"]]
+"""Captions and figures by name; a figure has one panel, as wide as a column of a page."""
+
 CHARACTER = 0.6 * TEXT / 72  # mean width of a character in inches
 LEGEND_LINE = 0.45  # inches of an entry of a legend beside its text
+LEGEND_ROW = 1.5 * TEXT / 72  # inches of a row of a legend
+LEGEND_SHARE = 0.2  # of the height of a figure, which is as much higher as its legend needs more
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -104,12 +112,17 @@ def lies_on(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, flo
 
 
 def legend_above(figure: Figure, handles: Iterable[Any], labels: Sequence[str] | None = None) -> None:
-    """Explain lines and colours above the panels, where they hide nothing; by default by their own labels."""
+    """Explain lines and colours above the panels, where they hide nothing; by default by their own labels.
+
+    Where they need many rows, the figure becomes higher, not its panels lower.
+    """
     handles = list(handles)
     labels = [str(handle.get_label()) for handle in handles] if labels is None else labels
     if handles:
         longest = CHARACTER * max(map(len, labels)) + LEGEND_LINE
         columns = min(len(labels), max(1, int(figure.get_figwidth() / longest)))
+        height = figure.get_figheight()
+        figure.set_figheight(height + max(0.0, ceil(len(labels) / columns) * LEGEND_ROW - LEGEND_SHARE * height))
         figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=TEXT)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hybridnn.cost.simulation import ScalingCurve, SimulatedStep
 from hybridnn.drawing.drawing import Box, Drawing, Row, draw_timeline
-from hybridnn.drawing.figures import COLORS, MUTED, PART_COLORS, column_figure, legend_above, ratio_tick, tidy
+from hybridnn.drawing.figures import COLORS, MUTED, PANEL, PART_COLORS, column_figure, legend_above, ratio_tick, tidy
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
 from hybridnn.pipeline.schedules.instructions import ReduceGradients, Update
 from hybridnn.utils.text import MILLISECONDS, format_milliseconds
@@ -27,7 +27,6 @@ KINDS = {ReduceGradients: "reduce", Update: "update"}
 """Kinds of box of computations that take no time in a planned schedule."""
 
 PERCENT = "{x:.0%}"
-PANEL = 2.3  # inches, height of a figure
 
 
 def draw_simulation(step: SimulatedStep, most_rows: int = MOST_ROWS, most_boxes: int = MOST_BOXES) -> Drawing:

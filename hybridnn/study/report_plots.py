@@ -1,31 +1,30 @@
-"""Plots of studies and runs: scaling, maps of grids, learning curves, measured beside predicted times."""
+"""Plots of studies: scaling, measured beside predicted times, maps of grids, and parts of the ranks' time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hybridnn.drawing.curves import tell_apart
 from hybridnn.drawing.figures import (
     CHARACTER,
     COLORS,
-    DASHES,
     MUTED,
     ON_DARK,
     ON_LIGHT,
+    PANEL,
     PART_COLORS,
     TEXT,
+    Plots,
     column_figure,
     legend_above,
-    lies_on,
     plain_ticks,
     ratio_tick,
     tidy,
 )
-from hybridnn.runs.run_files import Moment
 from hybridnn.study.answer import fastest_layouts
+from hybridnn.study.curve_plots import MEASURES, draw_curves
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
@@ -37,7 +36,6 @@ from hybridnn.study.scaling import (
     family_of,
     grid_maps,
     layout_name,
-    same_training,
     strong_lines,
     weak_lines,
 )
@@ -53,23 +51,9 @@ Panel = TypeVar("Panel")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 MOST_MAPS = 6
-MOST_CURVES = 16
-MOST_MARKED = 15  # points of a curve that are drawn as dots as well
-PANEL = 2.3  # inches, height of a plot
 MAP = 2.7  # inches, height of a map or of bars, whose labels may be upright
 BARS_INCHES = 2.6  # width of the bars of a breakdown
 DARK = 0.6  # share of the colors of a map, from the lightest, after which text is white
-LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
-
-LEAST_R2 = -0.2
-"""Lower end of the axis of R²: smaller values, before the network has learned, would hide the rest of the plot."""
-
-MEASURES: dict[str, Callable[[Moment], float | None]] = {
-    "test accuracy": lambda moment: moment.accuracy,
-    "test R²": lambda moment: moment.r2,
-    "training loss": lambda moment: moment.train_loss,
-}
-
 
 PREDICTED = "_predicted, "
 """Before the label of the markers of predictions; the underscore keeps it out of legends."""
@@ -77,20 +61,18 @@ PREDICTED = "_predicted, "
 DISTURBED = "_disturbed, "
 """Before the label of the crosses on disturbed points."""
 
+DASHED = "; dashed, and moved aside: lines that lie on another one"
+
 INTERVALS = f"; bars: {CONFIDENCE:.0%} confidence intervals of the medians of {LEAST_REPEATS} or more repeated runs"
-
-
-Plots = dict[str, tuple[str, "Figure"]]
-"""Captions and figures by name; a figure has one panel, as wide as a column of a page."""
 
 
 def draw_plots(results: StudyResults) -> Plots:
     """Draw the plots of a study whose axes vary."""
     plots: Plots = {}
     if lines := strong_lines(results):
-        plots |= _draw_strong(results, lines)
+        plots |= _explain_dashes(_draw_strong(results, lines))
     if lines := weak_lines(results):
-        plots |= _draw_weak(lines)
+        plots |= _explain_dashes(_draw_weak(lines))
     if maps := grid_maps(results):
         caption = "Milliseconds per epoch of process grids, $P_r$ (model) x $P_c$ (batch) ranks; boxed: the fastest"
         plots |= _draw_each("grids", caption, maps, _draw_map)
@@ -114,6 +96,16 @@ def _draw_each(name: str, caption: str, panels: Mapping[str, Panel], draw: Calla
         )
         for number, (title, panel) in enumerate(shown, start=1)
     }
+
+
+def _explain_dashes(plots: Plots) -> Plots:
+    """Say in the captions what dashed lines are, where there are any."""
+
+    def explained(caption: str, figure: Figure) -> str:
+        has_some = any(line.is_dashed() for axes in figure.axes for line in axes.get_lines())
+        return f"{caption.removesuffix('.')}{DASHED}." if has_some else caption
+
+    return {name: (explained(caption, figure), figure) for name, (caption, figure) in plots.items()}
 
 
 def _marks(lines: Sequence[ScalingLine]) -> str:
@@ -375,109 +367,12 @@ def _style(number: int) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class MedianCurve:
-    """One measure of a point after each evaluation, in epochs from the start: medians over its cells.
-
-    `seconds` are the training time until then, without evaluation.
-    """
-
-    name: str
-    epochs: tuple[float, ...]
-    seconds: tuple[float, ...]
-    values: tuple[float, ...]
-    diverged: int = 0  # cells whose training diverged
-
-
-def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
-    """Curves of the points that have the measure, for each training its fastest layout, in the order of the study.
-
-    The points are those that the tables show.
-    """
-    fastest = [
-        min(points, key=lambda point: (not point.is_timed, point.seconds_per_epoch.value))
-        for points in same_training(results.findings.points)
-    ]
-    curves = [_curve(results, point, MEASURES[measure]) for point in fastest]
-    return [curve for curve in curves if curve.epochs]
-
-
-def draw_curves(results: StudyResults, measures: Iterable[str], name: str) -> Plots:
-    """Draw the first measure that the cells have, over epochs and, in a study of times, over seconds.
-
-    The plots are called `name` and `name`-time; there are none if no run has two moments.
-    """
-    found = ((measure, curves_of(results, measure)) for measure in measures)
-    measure, curves = next(((name, curves) for name, curves in found if curves), ("", []))
-    if not any(len(curve.epochs) > 1 for curve in curves):
-        return {}
-    shown = curves[:MOST_CURVES]
-    more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
-    title = f"{measure[0].upper()}{measure[1:]} against"
-    if not results.is_timed:
-        return {name: (f"{title} epochs.{more}", _draw_epochs(shown, measure))}
-    grids = "for each training on its fastest grid"
-    return {
-        name: (f"{title} epochs, {grids}.{more}", _draw_epochs(shown, measure)),
-        f"{name}-time": (f"{title} time, {grids}.{more}", _draw_times(shown, measure)),
-    }
-
-
-def _draw_epochs(curves: Sequence[MedianCurve], measure: str) -> Figure:
-    from matplotlib.ticker import MaxNLocator
-
-    figure, (axes,) = column_figure(PANEL)
-    draw_lines(axes, [(curve.name, curve.epochs, curve.values) for curve in curves], "epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if any(curve.diverged for curve in curves):
-        _mark_diverged(axes, curves)
-    _finish_curves(figure, axes, curves, measure)
-    return figure
-
-
-def _draw_times(curves: Sequence[MedianCurve], measure: str) -> Figure:
-    figure, (axes,) = column_figure(PANEL)
-    draw_lines(axes, [(curve.name, curve.seconds, curve.values) for curve in curves], "seconds of training")
-    moments = [seconds for curve in curves for seconds in curve.seconds]
-    if max(moments) > LOG_SCALE_RATIO * min(moments):
-        axes.set_xscale("log")
-        plain_ticks(axes.xaxis)
-    _finish_curves(figure, axes, curves, measure)
-    return figure
-
-
-def _finish_curves(figure: Figure, axes: Axes, curves: Sequence[MedianCurve], measure: str) -> None:
-    axes.set_ylabel(f"{measure}, mean per sample" if "loss" in measure else measure)
-    tidy(axes)
-    if measure == "test R²" and min(min(curve.values) for curve in curves) < LEAST_R2:
-        axes.set_ylim(LEAST_R2, 1.02)
-    _draw_legend(figure, axes)
-
-
-def _curve(results: StudyResults, point: StudyPoint, value: Callable[[Moment], float | None]) -> MedianCurve:
-    runs = [cell.run.moments for cell in point.cells]
-    longest, rows = max(runs, key=len), []
-    for number, moment in enumerate(longest):
-        moments = [run[number] for run in runs if number < len(run)]
-        measured = [known for known in map(value, moments) if known is not None and math.isfinite(known)]
-        if measured:
-            rows.append((moment.epochs, median(moment.seconds for moment in moments), median(measured)))
-    epochs, seconds, values = zip(*rows, strict=True) if rows else ((), (), ())
-    diverged = sum(cell.diverged for cell in point.cells)
-    count = f", {diverged} of {len(point.cells)} diverged" if diverged else ""
-    return MedianCurve(point_name(results, point) + count, epochs, seconds, values, diverged)
-
-
-def _mark_diverged(axes: Axes, curves: Sequence[MedianCurve]) -> None:
-    """Draw a cross at the end of the curves of which a training diverged."""
-    for number, curve in enumerate(curves):
-        if curve.diverged:
-            color = COLORS[number % len(COLORS)]
-            axes.plot(curve.epochs[-1:], curve.values[-1:], "x", color=color, markersize=9, markeredgewidth=2)
-
-
 def _draw_legend(figure: Figure, axes: Axes) -> None:
-    """Explain the curves, once each, the open markers of predictions, and the crosses on disturbed points."""
+    """Explain the curves, once each, the open markers of predictions, and the crosses on disturbed points.
+
+    The axes have their last scale and limits: lines that lie on each other are told apart first.
+    """
+    tell_apart(axes, (PREDICTED, DISTURBED))
     handles, labels = axes.get_legend_handles_labels()
     named: dict[str, Any] = dict(zip(labels, handles, strict=True))
     for line in axes.get_lines():
@@ -486,28 +381,6 @@ def _draw_legend(figure: Figure, axes: Axes) -> None:
         if str(line.get_label()).startswith(DISTURBED):
             named.setdefault("disturbed", line)
     legend_above(figure, named.values(), list(named))
-
-
-def draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
-    """Draw curves of a name, xs and ys, over an axis with a label; one that hides others is dashed, with rings."""
-    points = [list(zip(xs, ys, strict=True)) for _, xs, ys in curves]
-    for number, (name, xs, ys) in enumerate(curves):
-        hidden = sum(lies_on(earlier, points[number]) for earlier in points[:number])
-        dashing = (hidden + number // len(COLORS)) % len(DASHES)
-        axes.plot(
-            xs,
-            ys,
-            color=COLORS[number % len(COLORS)],
-            linestyle=(0, DASHES[dashing]) if dashing else "-",
-            linewidth=1.2,
-            marker="o" if len(xs) <= MOST_MARKED else "",
-            # Rings around the points of the curves below.
-            markersize=2.5 + 3 * dashing,
-            markerfacecolor="none" if dashing else COLORS[number % len(COLORS)],
-            label=name,
-        )
-    axes.set_xlabel(label)
-    tidy(axes)
 
 
 def _rank_axis(axes: Axes, ranks: Sequence[int]) -> None:

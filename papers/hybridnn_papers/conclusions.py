@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hybridnn.drawing.figures import Plots
 from hybridnn.errors import DataError, SettingError
 from hybridnn.study.cells import Cell
-from hybridnn.study.report_plots import Plots
 from hybridnn.study.results import Findings, StudyPoint, StudyResults
 from hybridnn.study.statistics import mean_and_deviation, median_of
 from hybridnn.study.study_file import Study, load_study

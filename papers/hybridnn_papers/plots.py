@@ -7,9 +7,10 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from hybridnn.drawing.figures import COLORS, MUTED, column_figure, legend_above, plain_ticks, tidy
+from hybridnn.drawing.curves import draw_lines
+from hybridnn.drawing.figures import COLORS, MUTED, PANEL, Plots, column_figure, legend_above, plain_ticks, tidy
 from hybridnn.pipeline.schedules.methods import find_method
-from hybridnn.study.report_plots import PANEL, Plots, draw_curves, draw_lines
+from hybridnn.study.curve_plots import draw_curves
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn_papers.measures import MEASURES, measured
 from hybridnn_papers.stability import closed_form, largest_rate
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 MOST_ERRORS = 3  # points whose errors of weights are drawn
 MOST_STEPS = 150  # steps of a curve that has a value for each
-LOW = 2.3  # inches, height of one of several panels
 
 
 RATE = "optimizer.lr"
@@ -76,12 +76,14 @@ def draw_stability(results: StudyResults, target: float | None) -> Plots:
             lines.setdefault(momentum, {}).setdefault(name.removeprefix("method "), []).append(point)
     if not lines:
         return {}
-    figure, panels = column_figure(*[LOW] * 2 * len(lines))
+    figure, panels = column_figure(*[PANEL] * 2 * len(lines))
     for number, (momentum, named) in enumerate(sorted(lines.items())):
         delays = sorted({point.grid[0] - 1 for points in named.values() for point in points})
         quadratic, trained = panels[2 * number : 2 * number + 2]
         exact = [closed_form(delay, momentum) for delay in delays]
         quadratic.plot(delays, exact, color=MUTED, linewidth=4, alpha=0.4, label="roots")
+        for axes in (quadratic, trained):
+            axes.set_yscale("log")
         draw_lines(quadratic, [(name, *_on_quadratic(points)) for name, points in named.items()], "")
         draw_lines(trained, [(name, *_in_study(points, target)) for name, points in named.items()], "")
         quadratic.set_ylabel("rate × curvature")
@@ -89,7 +91,6 @@ def draw_stability(results: StudyResults, target: float | None) -> Plots:
         trained.set_xlabel("delay of the first stage, updates" if trained is panels[-1] else "")
         for axes, what in ((quadratic, "quadratic"), (trained, results.cells[0].run.header.data)):
             axes.set_title(f"{what}, momentum {momentum:g}")
-            axes.set_yscale("log")
             plain_ticks(axes.yaxis)
             _number_axis(axes, delays)
     _legend_of(figure, panels)
@@ -105,7 +106,7 @@ def draw_depths(results: StudyResults, points: Sequence[StudyPoint], target: flo
         if point.grid[0] > 1:
             name = point_name(results, point, without=DEPTH)
             lines.setdefault(name.removeprefix("method "), []).append(point)
-    figure, panels = column_figure(LOW, LOW)
+    figure, panels = column_figure(PANEL, PANEL)
     for axes, measure in zip(panels, ("best_metric", "epochs_to_target"), strict=True):
         curves = []
         for name, found in lines.items():

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,6 @@ from hybridnn.study.cells import make_cells
 from hybridnn.study.runner import plan_study
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
-from hybridnn.utils.load import CPU_COUNTERS
 from mpi_runner.launch import find_mpirun, run_job
 from reference.command_line import Run, error_line
 from reference.finished_runs import write_run
@@ -140,35 +137,6 @@ def test_dry_run_is_a_table_and_what_was_left_out(study: Run, tmp_path: Path) ->
     code, out, _ = study("run", "tiny.toml", "--cell", "1", "--commands")
     assert code == 0
     assert f" {shlex.quote(str(find_mpirun()))} -n 2 env OPENBLAS_NUM_THREADS=1 " in out
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not CPU_COUNTERS.exists(), reason="the system does not count the time of its cores")
-def test_real_cells_beside_busy_loops_are_repeated_and_marked(study: Run) -> None:
-    loops, cores = [], os.sched_getaffinity(0)
-    text = (
-        STUDY.replace('"training"', '"times"')
-        .replace("ranks = [1, 2]", "ranks = [1]")
-        .replace("rows = 200", "rows = 4000")
-    )
-    Path("busy.toml").write_text(text.replace("epochs = 2", "epochs = 20") + "repeats = 1\n")
-    try:
-        os.sched_setaffinity(0, {min(cores)})  # for the loops and the cell
-        loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
-        code, out, err = study("run", "busy.toml", "--launcher", "env N={ranks}")
-    finally:
-        os.sched_setaffinity(0, cores)
-        for loop in loops:
-            loop.kill()
-            loop.wait()
-    assert code == 0, err
-    assert "disturbed: processes of others took" in out
-    (cell,) = Path("runs/studies/tiny/cells").iterdir()
-    load = read_run(cell).load
-    assert load is not None
-    assert (load.during[0].cores, load.during[0].threads) == (1, 1)
-    assert 0.1 < load.disturbance <= 1.05
-    assert "1 of 1 cell disturbed, also when repeated" in study("report", "runs/studies/tiny")[1]
 
 
 def test_new_study_of_a_settings_file_can_run(study: Run) -> None:

@@ -44,4 +44,6 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     beside = [*(ROOT / "course").rglob("*.md"), *(ROOT / "papers").rglob("*.md")]
     others = {f"repository/{page.relative_to(ROOT).as_posix()}" for page in beside}
-    assert listed == pages | notebooks | {"index.md"} | {name for name in others if "/hybridnn_course_staff/" not in name}
+    assert listed == pages | notebooks | {"index.md"} | {
+        name for name in others if "/hybridnn_course_staff/" not in name
+    }

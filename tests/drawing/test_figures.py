@@ -110,3 +110,14 @@ def test_text_can_be_read_in_a_column() -> None:
 
 def test_ratios_are_whole_numbers_or_parts() -> None:
     assert [ratio_tick(value) for value in (2.0**-7, 0.5, 1.0, 32.0, 0.0)] == ["1/128", "1/2", "1", "32", "0"]
+
+
+@pytest.mark.parametrize("entries", [2, 16])
+def test_a_long_legend_makes_the_figure_higher_and_no_panel_lower(entries: int) -> None:
+    figure, (axes,) = column_figure(2.3)
+    for number in range(entries):
+        axes.plot([1, 2], [number, 1], label=f"a family of layouts, width {number}")
+    tidy(axes)
+    legend_above(figure, axes.get_lines())
+    figure.draw_without_rendering()
+    assert axes.get_window_extent().height / figure.dpi >= 1.3, "inches"

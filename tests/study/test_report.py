@@ -13,6 +13,7 @@ import pytest
 
 from hybridnn.drawing.figures import figure_bytes
 from hybridnn.errors import DataError, SettingError
+from hybridnn.study.curve_plots import curves_of
 from hybridnn.study.report_files import (
     csv_text,
     folder_facts,
@@ -27,7 +28,7 @@ from hybridnn.study.report_files import (
     write_csv,
     write_report,
 )
-from hybridnn.study.report_plots import curves_of, draw_plots
+from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.results import StudyResults, compared_folders, read_results
 from hybridnn.study.scaling import compare_points, strong_lines, warnings_of
 from hybridnn.study.study_folder import StudyFolder
@@ -76,16 +77,17 @@ def test_curves_are_medians_against_epochs_and_summed_time(tmp_path: Path) -> No
     assert curves_of(results, "test R²") == []
 
 
-def test_equal_curves_are_told_apart_by_dashes_and_rings(tmp_path: Path) -> None:
-    accuracies = {8: 0.5, 9: 0.5, 10: 0.75}
+def test_equal_and_close_curves_are_told_apart_by_dashes_and_rings(tmp_path: Path) -> None:
+    accuracies = {8: 0.5, 9: 0.5, 10: 0.75, 11: 0.503}
     runs = {
         str(width): ({"width": width}, {"seconds": (1, 1), "accuracy": value}) for width, value in accuracies.items()
     }
     (axes,) = draw_plots(made_study(tmp_path, runs))["accuracy"][1].axes
-    first, equal, other = axes.lines
+    first, equal, _, close = axes.lines
     assert list(first.get_ydata()) == list(equal.get_ydata())
-    assert [line.is_dashed() for line in (first, equal, other)] == [False, True, False]
-    assert (equal.get_markerfacecolor(), equal.get_markersize() > first.get_markersize()) == ("none", True)
+    assert [line.is_dashed() for line in axes.lines] == [False, True, False, True]
+    assert (equal.get_markerfacecolor(), close.get_markerfacecolor()) == ("none", "none")
+    assert first.get_markersize() < equal.get_markersize() < close.get_markersize()
 
 
 @pytest.mark.parametrize(("repeats", "is_announced"), [(1, False), (2, False), (3, True)])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from hybridnn.drawing.figures import figure_bytes
+from hybridnn.study.curve_plots import curves_of
 from hybridnn.study.report_files import breakdown_rows, point_rows
-from hybridnn.study.report_plots import breakdowns_of, curves_of, draw_plots
+from hybridnn.study.report_plots import breakdowns_of, draw_plots
 from hybridnn.study.results import StudyResults
 from hybridnn.study.scaling import (
     baseline_text,
