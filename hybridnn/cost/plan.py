@@ -90,16 +90,22 @@ MODEL_ERROR = 0.2
 """Error of a predicted step beside others of the same machine (``docs/benchmarks.md``), at least."""
 
 
+FEW_RANKS = 8
+"""Most ranks for which a run's advice searches pipelines too: in 0.2 s or less."""
+
+
 def layout_advice(own: Prediction, workload: Workload, machine: Machine) -> str:
-    """Sentence on a layout that is clearly faster: one rank, or all ranks without a pipeline, which is cheap to search.
+    """Sentence on a layout that is clearly faster: one rank, or all ranks.
 
     Empty if there is none whose prediction is faster beyond the errors of both, if the machine file is doubtful, or on
     one rank.
     """
     if machine.doubt or own.layout.ranks == 1:
         return ""
+    ranks = own.layout.ranks
     try:
-        alone, best = (best_exact(workload, machine, ranks, {"pipeline": 1}) for ranks in (1, own.layout.ranks))
+        alone = best_exact(workload, machine, 1)
+        best = best_exact(workload, machine, ranks, ANY if ranks <= FEW_RANKS else {"pipeline": 1})
     except SettingError:  # one of them does not fit
         return ""
     error = max(MODEL_ERROR, machine.quality.held_out_error if machine.quality else 0.0)

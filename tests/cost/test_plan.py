@@ -217,3 +217,14 @@ def test_a_layout_that_is_clearly_slower_gets_advice() -> None:
         assert advice(no_overlap, make_machine(quality={"held_out_error": error, **quality})) == expected
     tiny = make_machine(memory=1.0)
     assert advice(no_overlap, tiny) == ""  # nothing fits
+
+
+def test_advice_names_a_pipeline_where_it_is_faster_than_all_others() -> None:
+    """Between nodes, the sum of the gradients of wide layers takes longer than the activations of few samples."""
+    workload, machine = Workload(MLP([512] * 9), 1000, 16), make_machine(beta=3e-8, nodes=2, ranks_per_node=1)
+    batch = predict(workload, Layout(((2, 1),), (8,), merges=True), machine)
+    text = layout_advice(batch, workload, machine)
+    best = plan(workload, machine, 2).best_exact
+    assert best is not None
+    assert len(best.layout.stages) == 2
+    assert f"; {best.layout.describe()} would be 1." in text
