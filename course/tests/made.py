@@ -45,7 +45,7 @@ def course_with(folder: Path, assignment: Assignment, variant: Variant) -> Cours
 
 
 def _changed(folder: Path, **tables: object) -> Course:
-    settings = Course.open(folder).settings.model_dump(exclude_none=True)
+    settings = Course.open(folder).settings.model_dump(exclude={"assignments"})
     (folder / SETTINGS).write_text(tomli_w.dumps({**settings, **tables}))
     return Course.open(folder)
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,14 @@ def test_a_term_from_its_beginning_to_the_grades(course: Run, tmp_path: Path) ->
     assert "not graded, as they are no zip files: ada.7z\n" in graded
     assert "ada.zip,ada,35.0,100,yes" in (tmp_path / "grades/grades.csv").read_text()
     assert "no submission that can be graded: bob" in _done(course("grade", *where, "--roster", "roster.csv"))
+    (tmp_path / "times.csv").write_text("submission,received\nada.zip,2026-11-02T12:00:00+00:00\n")
+    printed = _done(course("grade", *where, "--received", "times.csv"))
+    assert "times.csv: has no time of wrong.zip: that of the file is taken" in printed
+    _done(course("grade", *where))  # and keeps the times
+    received = datetime.fromisoformat((tmp_path / "grades/grades.csv").read_text().splitlines()[1].rpartition(",")[2])
+    assert received == datetime(2026, 11, 2, 12, tzinfo=timezone.utc)
+    (tmp_path / "times.csv").write_text("submission,received\neva.zip,2026-11-02T12:00:00+00:00\n")
+    assert "in has no submission eva.zip" in error_line(course("grade", *where, "--received", "times.csv"))
     assert "1 submission compared, 0 pairs" in _done(course("similar", "a2", "in", "--course", "term"))
     assert "ada.zip" in _done(course("oral", "a2", "in", "--course", "term"))
     assert "def bounds_solution" in _done(course("solution", "a2", "--course", "term"))

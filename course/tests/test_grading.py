@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,8 +204,9 @@ def test_submissions_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch, gra
 
 
 def test_a_regrade_lists_what_changed_and_why(tmp_path: Path) -> None:
-    def grades(folder: str, *checks: CheckOutcome) -> dict[str, Outcome]:
-        outcome = Outcome(assignment="a2", tasks=(TaskOutcome(name="bounds", checks=checks),))
+    def grades(folder: str, *checks: CheckOutcome, **about: Any) -> dict[str, Outcome]:
+        about = {"assignment": "a2", "tasks": (TaskOutcome(name="bounds", checks=checks),), **about}
+        outcome = Outcome(**about)
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"ada-{'0' * 24}{SUFFIX}").write_text(outcome.model_dump_json())
         return read_outcomes(tmp_path / folder)
@@ -217,6 +219,10 @@ def test_a_regrade_lists_what_changed_and_why(tmp_path: Path) -> None:
     )
     assert list(changed_checks(before, after)) == [Change("ada", "bounds, hidden, two", 0, 2, "wrong outputs")]
     assert list(changed_checks(after, after)) == []
+    broken = grades("broken", gradable=False, reason="no zip")
+    assert list(changed_checks(broken, after)) == [Change("ada", "all", 0, 3, "was not gradable: no zip")]
+    with pytest.raises(DataError, match="the gradings are of a1 and a2"):
+        list(changed_checks(grades("other", assignment="a1"), after))
     with pytest.raises(DataError, match="has no outcomes"):
         read_outcomes(tmp_path)
 

@@ -17,7 +17,7 @@ from hybridnn_course_staff.assignment import load_assignment
 from hybridnn_course_staff.batch import SUFFIX, Graded, read_times
 from hybridnn_course_staff.reports import write_reports
 from hybridnn_course_staff.term import SETTINGS, Course
-from hybridnn_course_staff.term_report import TermReport, term_report
+from hybridnn_course_staff.term_report import Gradebook, TermReport, term_report
 from reference.command_line import Run
 
 TERM = {
@@ -34,7 +34,7 @@ Row = tuple[str, float, str]  # student, points and when it was handed in
 @pytest.fixture
 def course(tmp_path: Path) -> Course:
     folder = tmp_path / "course"
-    settings = course_of(folder, "a2", "a3").settings.model_dump(exclude_none=True)
+    settings = course_of(folder, "a2", "a3").settings.model_dump(exclude={"assignments"})
     (folder / SETTINGS).write_text(tomli_w.dumps(settings | TERM))
     return Course.open(folder)
 
@@ -97,16 +97,24 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 def test_tables_are_those_that_platforms_read(report: TermReport) -> None:
     a2, a3 = (one.title for one in report.assignments)
-    gradebook = [
-        {"Student": "    Points Possible", "ID": "", "SIS Login ID": "", f"{a2} (17)": "100"},
-        {"Student": "Chi", "ID": "5", "SIS User ID": "u5", "SIS Login ID": "chi", "Section": "1", f"{a2} (17)": ""},
-    ]
+    gradebook = Gradebook(
+        [
+            {"Student": "    Points Possible", "ID": "", "SIS Login ID": "", f"{a2} (17)": "50"},
+            {"Student": "Chi", "ID": "5", "SIS User ID": "u5", "SIS Login ID": "chi", "Section": "1", f"{a2} (17)": ""},
+        ]
+    )
     (row,) = rows_of(report.canvas(gradebook))
     assert row == {
         **{"Student": "Chi", "ID": "5", "SIS User ID": "u5", "SIS Login ID": "chi", "Section": "1"},
-        **{f"{a2} (17)": "40.0", a3: "60.0"},
+        **{f"{a2} (17)": "20.0", a3: "60.0"},
     }
-    assert [row["SIS Login ID"] for row in rows_of(report.canvas())] == list(report.entries)
+    assert report.not_in(gradebook) == [
+        "has no student with the login ada, ben, dov, eva: left out of canvas.csv",
+        f"has no column {a3}: Canvas will make a new assignment",
+    ]
+    assert [row["SIS Login ID"] for row in rows_of(report.canvas(Gradebook()))] == list(report.entries)
+    with pytest.raises(DataError, match="no columns Student and SIS Login ID"):
+        Gradebook([{"foo": "1"}])
     assert rows_of(report.moodle())[0] == {"student": "ada", a2: "90.0", a3: "75.0", "total": "78.75"}
     assert rows_of(report.table())[1]["a2 submission"] == "2.zip"
 
@@ -121,10 +129,9 @@ def test_report_prints_the_term_and_refuses_what_is_none(
     assert {path.name for path in (tmp_path / "term").iterdir()} == {"term.csv", "canvas.csv", "moodle.csv"}
     code, _, err = run_hybridnn("course", "report", "g2", "g2", *options)
     assert (code, "g2: has the grades of a2, as another folder" in err) == (2, True)
-    settings = course.folder / SETTINGS
-    settings.write_text(settings.read_text().replace("[variants.a3]", "[variants.a4]"))
-    code, _, err = run_hybridnn("course", "report", "g2", *options)
-    assert (code, err.count("\n")) == (2, 1)
+    (tmp_path / "roster.csv").write_text("student\nada\nben\neva\n")
+    code, _, err = run_hybridnn("course", "report", "g3", *options, "--roster", "roster.csv")
+    assert (code, "assignments.a3: chi is not on the roster" in err) == (2, True)
     with pytest.raises(DataError, match="has no outcomes"):
         term_report(course, [tmp_path])
 
@@ -134,5 +141,36 @@ def test_times_of_a_platform_are_read(tmp_path: Path) -> None:
     path.write_text("submission,received\na.zip,2026-11-02T23:59:00+00:00\n")
     assert read_times(path)["a.zip"].timestamp() == 1793663940
     path.write_text("submission,received\na.zip,yesterday\n")
-    with pytest.raises(DataError, match="times such as 2026-11-02T23:59:00"):
+    with pytest.raises(DataError, match="line 2: 'yesterday' is no time such as 2026-11-02T23:59:00"):
         read_times(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('due = "soon"', "must be a date and a time, without quotes"),
+        ('groups = [["ben"]]', "lists of two or more students"),
+        ('groups = [["ben", "eva"], ["eva", "ada"]]', "each of them in one list only"),
+    ],
+)
+def test_settings_of_an_assignment_are_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    course_of(tmp_path / "course", "a2")
+    path = tmp_path / "course" / SETTINGS
+    path.write_text(f"{path.read_text()}\n[assignments.a2]\n{text}\n")
+    with pytest.raises(DataError, match=message) as caught:
+        Course.open(tmp_path / "course")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_date_alone_is_its_last_second(tmp_path: Path) -> None:
+    course_of(tmp_path / "course", "a2")
+    path = tmp_path / "course" / SETTINGS
+    path.write_text(f"{path.read_text()}\n[assignments.a2]\ndue = 2026-11-02\n")
+    assert Course.open(tmp_path / "course").settings.assignments["a2"].due == datetime(2026, 11, 2, 23, 59, 59)
+
+
+def test_names_that_spreadsheets_would_compute_are_those_of_the_roster(course: Course, tmp_path: Path) -> None:
+    folder = graded(tmp_path / "g2", "a2", ("=SUM(1)", 70, "2026-11-01T12:00"))
+    report = term_report(course, [folder])
+    assert report.entries["=SUM(1)"]["a2"].points == 70
+    assert "'=SUM(1),70" in report.table()

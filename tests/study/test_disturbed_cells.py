@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 STUDY = """
 name = "loads"
 compares = "times"
-base.training = {epochs = 20, evaluate_every = 20}
+base.training = {epochs = 150, evaluate_every = 150}
 base.model.hidden = [8]
 base.data = {name = "synthetic", rows = 4000, synthetic = {test_samples = 50}}
 axes = {ranks = [1], widths = [4, 8, 12, 16], repeats = 1}

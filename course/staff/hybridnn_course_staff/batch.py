@@ -67,12 +67,16 @@ def times_received(folder: Path) -> dict[str, datetime]:
 
 def read_times(path: Path) -> dict[str, datetime]:
     """The columns ``submission`` and ``received`` of a CSV file; `DataError` where one is missing or no time."""
-    try:
-        rows = csv.DictReader(read_text(path, 1 << 24).removeprefix("\ufeff").splitlines())
-        return {row["submission"]: datetime.fromisoformat(row["received"]).astimezone() for row in rows}
-    except (KeyError, TypeError, ValueError, csv.Error):
-        example = "2026-11-02T23:59:00"
-        raise DataError(f"{path}: needs columns submission and received, with times such as {example}") from None
+    found = {}
+    for number, row in enumerate(csv.DictReader(read_text(path, 1 << 24).removeprefix("\ufeff").splitlines()), 2):
+        try:
+            found[row["submission"]] = datetime.fromisoformat(row["received"]).astimezone()
+        except KeyError:
+            raise DataError(f"{path}: needs columns submission and received") from None
+        except (TypeError, ValueError):
+            example = "2026-11-02T23:59:00"
+            raise DataError(f"{path}, line {number}: {row['received']!r} is no time such as {example}") from None
+    return found
 
 
 def other_files(folder: Path) -> list[str]:

@@ -35,14 +35,29 @@ def read_outcomes(folder: Path) -> dict[str, Outcome]:
 
 
 def changed_checks(before: Mapping[str, Outcome], after: Mapping[str, Outcome]) -> Iterator[Change]:
-    """The checks whose points changed, of the submissions that both gradings have."""
+    """The checks whose points changed, of the submissions that both gradings have.
+
+    Where a submission could not be graded in one of them, there is one change, of all its points.
+
+    Raises
+    ------
+    DataError
+        If the gradings are of different assignments.
+    """
+    kinds = {outcome.assignment for outcome in (*before.values(), *after.values())}
+    if len(kinds) > 1:
+        raise DataError(f"the gradings are of {' and '.join(sorted(kinds))}")
     for name in sorted(before.keys() & after.keys()):
-        old, new = _checks(before[name]), _checks(after[name])
+        one, two = before[name], after[name]
+        if one.gradable != two.gradable:
+            why = f"was not gradable: {one.reason}" if two.gradable else f"is not gradable: {two.reason}"
+            yield Change(name, "all", one.points, two.points, why)
+            continue
+        old, new = _checks(one), _checks(two)
         for check in dict.fromkeys([*old, *new]):
             was, now = (found[check].points if check in found else 0.0 for found in (old, new))
             if abs(was - now) > 1e-9:
                 reasons = [found[check].message for found in (new, old) if check in found]
-                reasons += [after[name].reason, before[name].reason]
                 yield Change(name, check, was, now, next(filter(None, reasons), ""))
 
 

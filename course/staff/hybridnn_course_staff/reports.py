@@ -90,6 +90,11 @@ def safe_cell(value: object) -> object:
     return one_line(value) if isinstance(value, str) else value
 
 
+def plain_cell(text: str) -> str:
+    """What `safe_cell` made a cell of."""
+    return text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
+
+
 def grades_page(assignment: Assignment, graded: Sequence[Graded], rubric: Mapping[str, float] | None = None) -> str:
     """A page with the table, the points of each task, the mistakes by frequency, and wrong answers without a name."""
     gradable = [item for item in graded if item.outcome.gradable]

@@ -11,14 +11,15 @@ import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime, time
 from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Annotated
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.files import FileError, make_folder, read_bytes, read_text, read_toml
@@ -29,6 +30,28 @@ from hybridnn_course_staff.handout import AI_POLICY
 
 SETTINGS, KEY, POLICY = "course.toml", "term.key", "ai-policy.md"
 KEY_BYTES = 16
+HEAD = """\
+# Each student may be late by late_days in the term; every further day costs the share late_loss of an assignment.
+# Assignments may have weights, dates, later ones for some students, and groups that hand in together:
+# [assignments.a2]
+# weight = 1
+# due = 2026-11-02T23:59:00
+# extensions = { ada = 2026-11-05T23:59:00 }
+# groups = [["ben", "eva"]]
+
+"""
+
+
+def _moment(value: object) -> object:
+    """A date as its last second: who is told a day may use all of it."""
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return datetime.combine(value, time(23, 59, 59))
+    if not isinstance(value, datetime):
+        raise PydanticCustomError("date", "must be a date and a time, without quotes, such as 2026-11-02T23:59:00")
+    return value
+
+
+Moment = Annotated[datetime, BeforeValidator(_moment)]
 
 
 class AssignmentSettings(BaseModel):
@@ -39,7 +62,7 @@ class AssignmentSettings(BaseModel):
     weight : float
         In the points of the term.
     due : datetime, optional
-        Without an offset, in the time zone of the computer that makes the report.
+        Without an offset, in the time zone of the computer that makes the report; of a date alone its end.
     extensions : dict
         Later dates, by student.
     groups : tuple of tuple of str
@@ -49,9 +72,21 @@ class AssignmentSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     weight: float = Field(default=1.0, ge=0)
-    due: datetime | None = None
-    extensions: dict[str, datetime] = {}
-    groups: tuple[Annotated[tuple[str, ...], Field(min_length=2)], ...] = ()
+    due: Moment | None = None
+    extensions: dict[str, Moment] = {}
+    groups: tuple[tuple[str, ...], ...] = ()
+
+    @field_validator("groups")
+    @classmethod
+    def _are_disjoint(cls, groups: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+        names = [name for group in groups for name in group]
+        if len(set(names)) < len(names) or any(len(group) < 2 for group in groups):
+            raise PydanticCustomError("groups", "must be lists of two or more students, each of them in one list only")
+        return groups
+
+    def group_of(self, student: str) -> tuple[str, ...]:
+        """Those whose submission is that of a student."""
+        return next((group for group in self.groups if student in group), (student,))
 
 
 class CourseSettings(BaseModel):
@@ -104,10 +139,14 @@ class Course:
             settings = CourseSettings.model_validate(tables)
         except ValidationError as error:
             raise DataError(f"{folder / SETTINGS}: {first_problem(error)}") from None
-        for name, variant in settings.variants.items():
-            load_assignment(name).require_variant(variant)
+        try:
+            for name, variant in settings.variants.items():
+                load_assignment(name).require_variant(variant)
+        except SettingError as error:
+            raise DataError(f"{folder / SETTINGS}: {error}") from None
         if unknown := sorted(settings.assignments.keys() - settings.variants.keys()):
-            raise DataError(f"{folder / SETTINGS}: assignments.{unknown[0]}: there is no variants.{unknown[0]}")
+            known = ", ".join(settings.variants)
+            raise DataError(f"{folder / SETTINGS}: assignments.{unknown[0]}: this course has {known}")
         try:
             key = bytes.fromhex(read_bytes(folder / KEY, 1024).decode("ascii").strip())
         except FileError as error:
@@ -181,12 +220,12 @@ def create_course(
             for axis, choices in assignment.axes.items()
         }
     try:
-        about = {name: AssignmentSettings() for name in variants}
-        settings = CourseSettings(term=term, variants=variants, per_student=per_student, assignments=about)
+        settings = CourseSettings(term=term, variants=variants, per_student=per_student)
     except ValidationError as error:
         raise SettingError("--term", term, first_problem(error)) from None
     make_folder(folder)
-    (folder / SETTINGS).write_text(tomli_w.dumps(settings.model_dump(exclude_none=True)), encoding="utf-8")
+    text = HEAD + tomli_w.dumps(settings.model_dump(exclude={"assignments"}))
+    (folder / SETTINGS).write_text(text, encoding="utf-8")
     (folder / POLICY).write_text(AI_POLICY + "\n", encoding="utf-8")
     descriptor = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:

@@ -14,12 +14,14 @@ from hybridnn.errors import DataError
 from hybridnn.utils.files import read_text
 from hybridnn_course_staff.assignment import Assignment
 from hybridnn_course_staff.regrading import read_outcomes
-from hybridnn_course_staff.reports import GRADES, safe_cell
-from hybridnn_course_staff.term import AssignmentSettings, Course
+from hybridnn_course_staff.reports import GRADES, plain_cell, safe_cell
+from hybridnn_course_staff.term import SETTINGS, AssignmentSettings, Course
 
 DAY = timedelta(days=1)
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 """Columns by which Canvas recognizes students; those of a gradebook that it has exported are kept."""
+
+POSSIBLE = "Points Possible"  # instead of a student, in a row
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,39 @@ class _Graded:
 
 
 @dataclass(frozen=True)
+class Gradebook:
+    """The rows of a gradebook that Canvas has exported; none without one.
+
+    Raises
+    ------
+    DataError
+        If the rows are not those of a gradebook.
+    """
+
+    rows: Sequence[Mapping[str, str]] = ()
+
+    def __post_init__(self) -> None:
+        if self.rows and not {"Student", "SIS Login ID"} <= self.rows[0].keys():
+            raise DataError("the gradebook of Canvas has no columns Student and SIS Login ID")
+
+    def students(self) -> dict[str, Mapping[str, str]]:
+        """The row of each student, by login."""
+        return {row["SIS Login ID"]: row for row in self.rows if row["SIS Login ID"]}
+
+    def column(self, title: str) -> str | None:
+        """The name of an assignment, to which Canvas adds a number."""
+        return next((name for name in (self.rows[0] if self.rows else ()) if name.startswith(title)), None)
+
+    def possible(self, title: str) -> float:
+        """The points that an assignment has in Canvas."""
+        row = next((row for row in self.rows if row["Student"].strip() == POSSIBLE), {})
+        try:
+            return float(row.get(self.column(title) or "", ""))
+        except ValueError:
+            return 100.0
+
+
+@dataclass(frozen=True)
 class TermReport:
     """Entries of all students, by assignment in the order of their dates."""
 
@@ -86,37 +121,43 @@ class TermReport:
             ]
             for student in self.entries
         ]
-        return _csv([[*titles, "late days used", "total"], *rows])
+        return _csv([[*titles, "free days used", "total"], *rows])
 
     def moodle(self) -> str:
         """Points by student for Moodle's import of grades, where columns are assigned by hand."""
         rows = [[student, *self._points(student), round(self.total(student), 2)] for student in self.entries]
         return _csv([["student", *(one.title for one in self.assignments), "total"], *rows])
 
-    def canvas(self, gradebook: Sequence[Mapping[str, str]] = ()) -> str:
-        """Points by student for Canvas's import into the gradebook.
-
-        Parameters
-        ----------
-        gradebook : sequence of mapping, optional
-            Rows of the gradebook that Canvas has exported: its students and its names of the assignments are kept, so
-            that Canvas recognizes both. Without it, a student is a login.
-        """
-        known = gradebook[0].keys() if gradebook else ()
-        columns = [
-            next((title for title in known if title.startswith(one.title)), one.title) for one in self.assignments
+    def canvas(self, gradebook: Gradebook) -> str:
+        """Points by student for Canvas's import; those of a gradebook keep its names, and the points that it gives."""
+        titles = [one.title for one in self.assignments]
+        students = gradebook.students() or {student: {"SIS Login ID": student} for student in self.entries}
+        rows = [
+            [
+                *(row.get(name, "") or (student if name == "Student" else "") for name in CANVAS),
+                *(
+                    round(points * gradebook.possible(title) / 100, 2)
+                    for title, points in zip(titles, self._points(student), strict=True)
+                ),
+            ]
+            for student, row in students.items()
+            if student in self.entries
         ]
-        given = [row for row in gradebook if _login(row) in self.entries]
-        rows = given or [{"Student": student, "SIS Login ID": student} for student in self.entries]
-        cells = [[*(row.get(name, "") for name in CANVAS), *self._points(_login(row))] for row in rows]
-        return _csv([[*CANVAS, *columns], *cells])
+        return _csv([[*CANVAS, *(gradebook.column(title) or title for title in titles)], *rows])
+
+    def not_in(self, gradebook: Gradebook) -> list[str]:
+        """What a gradebook lacks, as lines."""
+        if not gradebook.rows:
+            return []
+        students = [student for student in self.entries if student not in gradebook.students()]
+        columns = [one.title for one in self.assignments if gradebook.column(one.title) is None]
+        return [
+            *([f"has no student with the login {', '.join(students)}: left out of canvas.csv"] if students else []),
+            *(f"has no column {title}: Canvas will make a new assignment" for title in columns),
+        ]
 
     def _points(self, student: str) -> list[float]:
         return [round(self.entries[student][one.id].points, 2) for one in self.assignments]
-
-
-def _login(row: Mapping[str, str]) -> str:
-    return row.get("SIS Login ID", "") or row.get("Student", "")
 
 
 def _cells(entry: Entry) -> tuple[object, ...]:
@@ -151,6 +192,10 @@ def term_report(course: Course, folders: Sequence[Path], students: Sequence[str]
             raise DataError(f"{folder}: has the grades of {name}, as another folder")
         graded[name] = _read_grades(folder / GRADES)
     settings = {name: course.settings.assignments.get(name, AssignmentSettings()) for name in graded}
+    for name, about in settings.items():
+        named = {*about.extensions, *(one for group in about.groups for one in group)}
+        if students and (unknown := sorted(named.difference(students))):
+            raise DataError(f"{course.folder / SETTINGS}: assignments.{name}: {unknown[0]} is not on the roster")
     in_order = sorted(graded, key=lambda name: (_timestamp(settings[name].due), name))
     found = {item.student for rows in graded.values() for item in rows if item.student}
     found |= {one for about in settings.values() for group in about.groups for one in group}
@@ -167,7 +212,7 @@ def term_report(course: Course, folders: Sequence[Path], students: Sequence[str]
 
 
 def _entry(rows: Sequence[_Graded], settings: AssignmentSettings, student: str, left: int, loss: float) -> Entry:
-    group = next((group for group in settings.groups if student in group), (student,))
+    group = settings.group_of(student)
     own = [row for row in rows if row.student in group]
     if not own:
         return Entry()
@@ -188,7 +233,12 @@ def _read_grades(path: Path) -> list[_Graded]:
     rows = csv.DictReader(io.StringIO(read_text(path, 1 << 26)))
     try:
         return [
-            _Graded(row["submission"], row["student"], float(row["points"]), datetime.fromisoformat(row["received"]))
+            _Graded(
+                plain_cell(row["submission"]),
+                plain_cell(row["student"]),
+                float(row["points"]),
+                datetime.fromisoformat(row["received"]),
+            )
             for row in rows
             if row["gradable"] == "yes"
         ]

@@ -58,7 +58,7 @@ def grade(
 ) -> None:
     """Grade a folder of submissions; what is graded already is kept, and the points of a rubric are added."""
     from hybridnn_course.isolation import missing_protection
-    from hybridnn_course_staff.batch import find_submissions, grade_folder, other_files, read_times, times_received
+    from hybridnn_course_staff.batch import find_submissions, grade_folder, other_files, times_received
 
     grader = _grader(course, assignment, isolation, case_seconds)
     console = make_console()
@@ -71,7 +71,7 @@ def grade(
 
     students = _students(roster)
     find_submissions(submissions)
-    times = {**times_received(submissions), **({} if received is None else read_times(received))}
+    times = {**times_received(submissions), **_stored_times(received, out, submissions)}
     if missing := missing_protection(grader.isolation):
         console.print(missing, style="yellow", soft_wrap=True)
     _write_reports(grader, grade_folder(grader, submissions, out, jobs=jobs, told=told), out, students, times)
@@ -93,10 +93,10 @@ def report(
     from hybridnn.utils.files import make_folder, write_atomically
     from hybridnn_course_staff.handing_out import read_table
     from hybridnn_course_staff.term import Course
-    from hybridnn_course_staff.term_report import term_report
+    from hybridnn_course_staff.term_report import Gradebook, term_report
 
     found = term_report(Course.open(course), grades, _students(roster))
-    gradebook = [] if canvas is None else read_table(canvas)
+    gradebook = Gradebook(() if canvas is None else read_table(canvas))
     make_folder(out, 0o700)
     tables = {"term.csv": found.table(), "canvas.csv": found.canvas(gradebook), "moodle.csv": found.moodle()}
     for name, text in tables.items():
@@ -112,7 +112,9 @@ def report(
         )
         for student, entries in found.entries.items()
     ]
-    console.print(new_table(("student",), (*names, "late days", "total"), rows, wraps=True))
+    console.print(new_table(("student",), (*names, "free days used", "total"), rows, wraps=True))
+    for about in found.not_in(gradebook):
+        console.print(f"{canvas}: {about}", style="yellow", soft_wrap=True)
     for name in tables:
         console.print(str(out / name), soft_wrap=True)
 
@@ -166,11 +168,15 @@ def regrade(
     from hybridnn_course_staff.regrading import changed_checks, read_outcomes
 
     console = make_console()
-    changes = list(changed_checks(read_outcomes(before), read_outcomes(after)))
+    old, new = read_outcomes(before), read_outcomes(after)
+    changes = list(changed_checks(old, new))
     for change in changes:
         points = f"{change.before:.4g}, now {change.after:.4g}"
         about = f"{change.submission}: {change.check}: {points}: {one_line(change.why)}"
         console.print(about, soft_wrap=True, markup=False)
+    for folder, names in ((before, old.keys() - new.keys()), (after, new.keys() - old.keys())):
+        if names:
+            console.print(f"only in {folder}: {', '.join(sorted(names))}", soft_wrap=True, markup=False)
     console.print(f"{counted(len(changes), 'check')} with other points")
 
 
@@ -206,6 +212,25 @@ def autograde(
     grade_there(root)
 
 
+def _stored_times(given: Path | None, out: Path, submissions: Path) -> dict[str, datetime]:
+    """Times of a table, which is kept beside the grades for the next call; `DataError` where it fits no submission."""
+    from hybridnn.errors import DataError
+    from hybridnn.utils.files import make_folder, read_bytes, write_atomically
+    from hybridnn_course_staff.batch import read_times, times_received
+
+    kept = out / "received.csv"
+    if given is None:
+        return read_times(kept) if kept.exists() else {}
+    times, known = read_times(given), times_received(submissions)
+    if unknown := sorted(times.keys() - known.keys()):
+        raise DataError(f"{given}: {submissions} has no submission {unknown[0]}")
+    if missing := sorted(known.keys() - times.keys()):
+        make_console().print(f"{given}: has no time of {', '.join(missing)}: that of the file is taken", soft_wrap=True)
+    make_folder(out, 0o700)
+    write_atomically(kept, read_bytes(given, 1 << 24))
+    return times
+
+
 def _students(roster: Path | None) -> list[str]:
     from hybridnn_course_staff.handing_out import read_roster
 
@@ -217,13 +242,15 @@ def _write_reports(
 ) -> None:
     from hybridnn_course_staff.batch import with_student_flags
     from hybridnn_course_staff.reports import write_reports
+    from hybridnn_course_staff.term import AssignmentSettings
 
     console = make_console()
     flagged = with_student_flags(graded, students)
     for path in write_reports(grader.assignment, flagged, out, grader.course.settings.feedback, times):
         console.print(str(path), soft_wrap=True)
-    there = {item.outcome.student for item in graded}
-    if absent := [student for student in students if student not in there]:
+    there = {item.outcome.student for item in graded if item.outcome.gradable}
+    settings = grader.course.settings.assignments.get(grader.assignment.id, AssignmentSettings())
+    if absent := [student for student in students if not there.intersection(settings.group_of(student))]:
         console.print(f"no submission that can be graded: {', '.join(absent)}", soft_wrap=True)
 
 
