@@ -6,16 +6,19 @@ A cell belongs to the file that its first line names, for example ``# blocks.py`
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hybridnn.errors import DataError
-from hybridnn.utils.files import read_json, write_atomically
+from hybridnn.utils.files import read_json, read_text, write_atomically
 
-NOTEBOOK_BYTES = 64 << 20  # with its outputs
+NOTEBOOK_BYTES, FILE_BYTES = 64 << 20, 1 << 20  # the first with outputs
+FILE_NAME = re.compile(r"#\s*(\S+\.py)")
 COMMANDS = ("%", "!")  # beginnings of lines that are for IPython
 
 
@@ -45,22 +48,37 @@ def update_files(notebook: Path, names: Collection[str]) -> None:
     Raises
     ------
     DataError
-        If the file is no notebook, or has no cell for one of the names.
+        If the file is no notebook, has no cell for one of the names or cells for another one, or if a file was changed
+        by hand.
     """
     parts: dict[str, list[str]] = {name: [] for name in names}
     try:
         for cell in read_json(notebook, NOTEBOOK_BYTES)["cells"]:
             source = cell["source"]
             first, _, body = ("".join(source) if isinstance(source, list) else source).partition("\n")
-            if cell["cell_type"] == "code" and first.lstrip("# ").strip() in parts:
+            if cell["cell_type"] == "code" and (named := FILE_NAME.fullmatch(first.strip())):
                 lines = (line for line in body.split("\n") if not line.startswith(COMMANDS))
-                parts[first.lstrip("# ").strip()].append("\n".join(lines).strip("\n"))
+                parts.setdefault(named.group(1), []).append("\n".join(lines).strip("\n"))
     except (KeyError, TypeError, AttributeError):
         raise DataError(f"{notebook}: is not a notebook") from None
+    if unknown := sorted(parts.keys() - set(names)):
+        raise DataError(f"{notebook}: has a cell of {unknown[0]}; the files are {', '.join(names)}")
     for name, texts in parts.items():
         if not texts:
             raise DataError(f"{notebook}: has no cell whose first line is # {name}")
-        text = f"# Written from {notebook.name}: change it there.\n" + "\n\n\n".join(texts) + "\n"
-        path = notebook.parent / name
-        if not path.exists() or path.read_bytes() != text.encode():
-            write_atomically(path, text.encode())
+        _write(notebook, notebook.parent / name, "\n\n\n".join(texts) + "\n")
+
+
+def _write(notebook: Path, path: Path, text: str) -> None:
+    """Write a file below a line with the digest of its text, by which a change by hand is seen."""
+    if path.exists():
+        head, _, old = read_text(path, FILE_BYTES).partition("\n")
+        if head != _head(notebook, old):
+            raise DataError(f"{path}: was changed by hand; move the change into {notebook.name}, and remove the file")
+        if old == text:
+            return
+    write_atomically(path, f"{_head(notebook, text)}\n{text}".encode())
+
+
+def _head(notebook: Path, text: str) -> str:
+    return f"# Written from {notebook.name}, change it there ({hashlib.sha256(text.encode()).hexdigest()[:8]})."

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.in_process import RunResult, run_ranks
-from hybridnn_course.answers import Call
+from hybridnn_course.answers import Call, first_difference
 from hybridnn_course.checks import check_task
 from hybridnn_course.execution import make_group
 from hybridnn_course.outcome import CheckOutcome
@@ -267,3 +267,20 @@ def test_examples_of_the_handout() -> None:
             solution = _solution("buckets", bucket_size=choice, loss_place=place)
             plan = solution(ast.literal_eval(ends), int(size), 10)
             assert str(plan) == shown
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_the_training_of_buckets_has_the_loss_where_the_variant_has_it(place: str) -> None:
+    variant, seen = {**load_assignment("a2").standard, "loss_place": place}, []
+    task = load_assignment("a2").task("buckets")
+    right = task.solution(variant)
+
+    def plan_buckets(ends: list[int], size: int, min_elements: int) -> dict[int, tuple[int, int]]:
+        seen.append((type(ends), size - ends[-1]))
+        found: dict[int, tuple[int, int]] = right(ends, size, min_elements)
+        return found
+
+    assert task.whole is not None
+    found = task.whole.run(plan_buckets, variant)
+    assert first_difference([found], [task.whole.expected(variant)], task.whole.tolerance) is None
+    assert set(seen) == {(list, int(place == "last"))}

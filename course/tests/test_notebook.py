@@ -11,7 +11,7 @@ from course.tests.made import handed_out
 from hybridnn.errors import DataError
 from hybridnn_course.notebook import update_files
 from hybridnn_course.work_folder import WorkFolder, unwritten
-from reference.command_line import Run
+from reference.command_line import Run, error_line
 
 BOUNDS = """\
 # blocks.py
@@ -38,16 +38,22 @@ def test_cells_become_the_files_that_are_checked_and_handed_in(run_hybridnn: Run
     assert (code, out) == (0, "9 of 9 points; hidden cases are worth 11 more\n"), err
     _, packed = WorkFolder.open(tmp_path / "work").submission()
     text = packed["blocks.py"].decode()
-    assert text.startswith("# Written from a2.ipynb: change it there.\n")
+    assert text.startswith("# Written from a2.ipynb, change it there (")
     assert "timeit" not in text
     assert "block_bounds(10, 4, 0)" not in text
     assert "bounds" not in unwritten(WorkFolder.open(tmp_path / "work"))
+    (tmp_path / "work/blocks.py").write_text(f"{text}\nx = 1\n")
+    line = error_line(run_hybridnn("course", "check", "--folder", "work"))
+    assert "blocks.py: was changed by hand; move the change into a2.ipynb" in line
 
 
 def test_a_notebook_without_a_cell_of_a_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a2.ipynb"
     path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": "x = 1"}]}))
     with pytest.raises(DataError, match=r"a2.ipynb: has no cell whose first line is # blocks.py"):
+        update_files(path, ["blocks.py"])
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": "# block.py\nx = 1"}]}))
+    with pytest.raises(DataError, match=r"a2.ipynb: has a cell of block.py; the files are blocks.py"):
         update_files(path, ["blocks.py"])
     path.write_text("[]")
     with pytest.raises(DataError, match="is not a notebook"):

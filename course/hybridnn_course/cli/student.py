@@ -61,6 +61,7 @@ def start(
     manifest, files = open_handed_out(source)
     if notebook:
         code = {name: text.decode() for name, text in files.items() if name.endswith(".py")}
+        files = {name: text for name, text in files.items() if name not in code}  # they are made from the notebook
         files[f"{manifest.assignment}.ipynb"] = new_notebook(manifest.assignment.upper(), code)
     place = folder or Path(manifest.assignment)
     write_files(place, files)
@@ -232,7 +233,7 @@ def run(
     console = make_console()
     console.print(chosen.whole.name)
     for name, value in own.items():
-        if isinstance(value, (float, list)):
+        if isinstance(value, float) or (isinstance(value, list) and all(isinstance(one, float) for one in value)):
             console.print(f"  {name}: {value}", soft_wrap=True)
     difference = first_difference([own], [expected], chosen.whole.tolerance)
     if difference is not None:

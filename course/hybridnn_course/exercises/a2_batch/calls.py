@@ -73,12 +73,17 @@ def call_buckets(function: Function, inputs: Values, group: Any, variant: Varian
 
 
 def run_buckets(function: Function, variant: Variant) -> Values:
-    """The training with the function."""
-    with injected(
-        "hybridnn.parallel.gradient_reduction:plan_buckets",
-        lambda ends, size, _: function(ends, size, 300),
-        "hybridnn.training.trainer",
-    ):
+    """The training with the function, which sees the loss where the variant has it; the library has it last."""
+
+    def adapted(ends: Sequence[int], size: int, _: int) -> dict[int, tuple[int, int]]:
+        first = int(variant["loss_place"] == "first")
+        plan = function([first + end for end in ends], size, 300)
+        return {
+            layer: (max(0, start - first), stop if stop == size else stop - first)
+            for layer, (start, stop) in plan.items()
+        }
+
+    with injected("hybridnn.parallel.gradient_reduction:plan_buckets", adapted, "hybridnn.training.trainer"):
         return train_digits(4, DEEP, grid={"batch": 4}, overlap=True)
 
 

@@ -93,8 +93,9 @@ def _loss_is_last(variant: Variant) -> int:
 
 
 def _public_buckets(variant: Variant) -> Sequence[Case]:
-    exact = [2, 2, 6, 4 - _loss_is_last(variant)]  # the last two layers have exactly the limit
-    sizes = ((exact, 10), ([2, 20, 3, 9], 10), ([7], 100))
+    # The last two layers have exactly the limit, with the loss where it is last; else the first two have it without.
+    exact = [2, 2, 6, 3] if _loss_is_last(variant) else [5, 5, 6, 4]
+    sizes = ((exact, 10), ([3, 4, 5, 20, 6], 10), ([7], 100))
     return [_buckets_case(layers, elements, variant) for layers, elements in sizes]
 
 
@@ -106,6 +107,8 @@ def _hidden_buckets(random: Random, variant: Variant, number: int) -> Case:
         if number % 2:
             layers[0] = 1
             elements = layers[-1] + layers[-2] + _loss_is_last(variant)
+            if not _loss_is_last(variant):  # with the loss, the first two layers have more than the limit
+                layers = [layers[-1], layers[-2], *layers[-2:]]
         case = _buckets_case(layers, elements, variant)
         plans = [buckets_solution({"bucket_size": choice})(**case.inputs[0]) for choice in ("at least", "at most")]
         if plans[0] != plans[1]:
