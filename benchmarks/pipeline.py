@@ -174,8 +174,8 @@ def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
 
 
 def _options(method: str) -> dict[str, Any]:
-    has_microbatches = method in ("gpipe", "1f1b", "zb-h1")
-    return {"method": method, "microbatches": MICROBATCHES_OF_METHODS if has_microbatches else None, "barriers": True}
+    microbatches = MICROBATCHES_OF_METHODS if method in ("gpipe", "1f1b", "zb-h1") else None
+    return {"method": method, "microbatches": microbatches, "barriers": method in ("ddg", "fr")}
 
 
 def _shares(trainer: Trainer) -> dict[str, float]:
