@@ -36,6 +36,7 @@ FIRST_USER = 30_000
 
 USERS = 32  # of one worker, and so the most ranks of a case
 WORKERS = 500  # at the same time on a machine
+TRIED_USER = FIRST_USER + WORKERS * USERS  # of what is tried before: no grader ends its processes
 LOCK = "\0hybridnn-course-users-"  # name of a socket, with the number of a worker
 MEMORY_BYTES = 2 << 30
 FILE_BYTES = 64 << 10  # of a file, and of what is printed
@@ -84,11 +85,11 @@ def choose_isolation(mode: str) -> str:
 def _can_read_solutions() -> bool:
     """Whether the process of a rank that has a user of its own could read the solutions."""
 
-    def can_read() -> bool:
-        confine("user", FIRST_USER, 10)
-        return any(os.listdir(folder) for folder in _solution_folders() if os.access(folder, os.R_OK | os.X_OK))
+    def cannot_read() -> bool:
+        confine("user", TRIED_USER, 10)
+        return not any(os.listdir(folder) for folder in _solution_folders() if os.access(folder, os.R_OK | os.X_OK))
 
-    return _holds(can_read)
+    return not _holds(cannot_read)
 
 
 def _bwrap_works() -> bool:
@@ -275,7 +276,7 @@ def missing_protection(mode: str) -> str:
     """What the system does not allow here, in one line; empty where nothing is missing."""
     if mode == "none":
         return "nothing is isolated: submissions have the rights of this user, and can read the solutions"
-    if mode != "user" or _holds(lambda: confine(mode, FIRST_USER, 10)):
+    if mode != "user" or _holds(lambda: confine(mode, TRIED_USER, 10)):
         return ""
     return (
         "this system does not allow namespaces: ranks see the network, and each other's files in /tmp and the like "
