@@ -159,6 +159,18 @@ def order_rate(results: Sequence[Result]) -> tuple[int, int]:
     return apart, right
 
 
+def losses(results: Sequence[Result]) -> list[float]:
+    """What the first choice of the predictions loses in each network: its time over that of the fastest, less 1."""
+    networks: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        networks.setdefault((result.network, result.batch_size), []).append(result)
+    found = []
+    for layouts in networks.values():
+        choice = min(layouts, key=lambda result: result.predicted_seconds_per_step)
+        found.append(choice.measured_seconds_per_step / min(one.measured_seconds_per_step for one in layouts) - 1)
+    return found
+
+
 def print_results(results: list[Result]) -> dict[str, float]:
     """Print a table of all layouts and the summary; return the summary."""
     table = Table("network", "batch", "layout", "predicted ms", "measured ms", "error", title="Seconds per step")
@@ -172,7 +184,15 @@ def print_results(results: list[Result]) -> dict[str, float]:
     error = mean(abs(result.error) for result in results)
     console().print(f"mean error {error:.1%} over {len(results)} layouts")
     console().print(f"in the right order: {right} of {apart} pairs that differ by more than 15 % ({right / apart:.0%})")
-    return {"mean_error": error, "layouts": len(results), "pairs": apart, "pairs_in_order": right}
+    lost = losses(results)
+    console().print(f"the first choices of the networks lose {', '.join(f'{loss:.0%}' for loss in lost)}")
+    return {
+        "mean_error": error,
+        "layouts": len(results),
+        "pairs": apart,
+        "pairs_in_order": right,
+        "most_lost": max(lost),
+    }
 
 
 def print_collectives(found: Calibration) -> list[dict[str, Any]]:
