@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import Popen
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -255,16 +254,30 @@ def test_a_whole_submission_earns_nothing(mode: str, course: Course, name: str, 
 
 @pytest.mark.skipif(bool(reason := _missing("user")), reason=reason)
 def test_processes_of_a_grader_that_was_killed_meet_no_other_submission(users: range) -> None:
-    left = [Popen(["sleep", "1000"], user=user) for user in users[: 2 * isolation.USERS : isolation.USERS]]
+    left = [_process_of(user) for user in users[: 2 * isolation.USERS : isolation.USERS]]
     try:
         with carrier.Worker(A2, {}, isolation="user") as worker:
             assert worker._users is not None
             number = (worker._users.first - users.start) // isolation.USERS
-            assert left[number].wait(deadline(5)) == -signal.SIGKILL
+            end = time.monotonic() + deadline(5)
+            while not (found := os.waitpid(left[number], os.WNOHANG))[0] and time.monotonic() < end:
+                time.sleep(0.01)
+            assert found == (left[number], signal.SIGKILL)
+            del left[number]
     finally:
         for process in left:
-            process.kill()
-            process.wait()
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+
+
+def _process_of(user: int) -> int:
+    """A process of another user that does nothing."""
+    process = os.fork()
+    if process == 0:
+        os.setresuid(user, user, user)
+        time.sleep(1000)
+        os._exit(0)
+    return process
 
 
 @pytest.mark.skipif(bool(reason := _missing("user")), reason=reason)
