@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from hybridnn.cli.train_view import TrainView
+from mpi_runner.slowness import deadline
 from reference import forgeries
 from reference.command_line import Run, assert_same_weights
 from reference.damaged_files import REPLACEMENTS, replace
@@ -115,7 +117,10 @@ def test_a_run_goes_on_from_an_older_checkpoint(run_hybridnn: Run, monkeypatch: 
         patch.setattr(TrainView, "on_epoch_end", on_epoch_end)
         with pytest.raises(RuntimeError, match="plug"):
             run_hybridnn(*train, "--out", RUN)
-    newest = sorted(Path(RUN, "checkpoints").iterdir(), reverse=True)
+    newest: list[Path] = []
+    while (found := sorted(Path(RUN, "checkpoints").iterdir(), reverse=True)) != newest:
+        newest = found
+        time.sleep(deadline(0.5))  # the last one may still be written
     assert len(newest) > len(HARM)
     for damage, checkpoint in zip(HARM, newest, strict=False):
         damage(checkpoint)
