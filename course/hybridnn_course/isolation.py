@@ -95,7 +95,7 @@ def _can_read_solutions() -> bool:
 def _bwrap_works() -> bool:
     if shutil.which("bwrap") is None:
         return False
-    command = [*command_prefix("bwrap"), "true"]
+    command = [*command_prefix("bwrap"), sys.executable, "-I", "-c", ""]  # PATH may lead where only the caller may go
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
     return False
@@ -211,7 +211,9 @@ def _own_namespaces() -> bool:
             path.mkdir(parents=True, exist_ok=True)
             libc.mount(f"/proc/self/fd/{descriptor}".encode(), str(path).encode(), None, MS_BIND | MS_REC, None)
             os.close(descriptor)
-    return is_separate and not any(_cover(libc, folder, b"size=4k,mode=755") for folder in _solution_folders())
+    # In a folder that is covered already, they cannot be seen.
+    solutions = filter(os.path.isdir, _solution_folders())
+    return is_separate and not any(_cover(libc, folder, b"size=4k,mode=755") for folder in solutions)
 
 
 def _solution_folders() -> list[str]:

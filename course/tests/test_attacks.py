@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from course.tests.attacks import BLOCKS, GRADIENT, SLOW
+from course.tests.attacks import BLOCKS, SLOW
 from course.tests.made import course_with, submission_zip
+from course.tests.rank_attacks import GRADIENT
 from course.tests.tried import Tried
 from hybridnn.errors import HybridnnError
 from hybridnn_course import carrier, isolation
@@ -282,8 +283,12 @@ def _process_of(user: int) -> int:
 
 @pytest.mark.skipif(bool(reason := _missing("user")), reason=reason)
 def test_graders_notice_where_namespaces_are_missing(users: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = isolation.missing_protection("user")
     for is_separate in (True, False):
         monkeypatch.setattr(isolation, "_own_namespaces", lambda found=is_separate: found)
         assert bool(isolation.missing_protection("user")) != is_separate
         assert isolation.missing_protection("bwrap") == ""
+    monkeypatch.undo()
+    monkeypatch.setattr(isolation, "_solution_folders", lambda: ["/tmp/solutions"])  # in a folder that is covered
+    assert isolation.missing_protection("user") == here
     assert "can read the solutions" in isolation.missing_protection("none")

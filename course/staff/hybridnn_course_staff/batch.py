@@ -6,7 +6,6 @@ course, the kit and the isolation. A file is written by renaming, so that it is 
 
 from __future__ import annotations
 
-import csv
 import ctypes
 import hashlib
 import os
@@ -31,6 +30,7 @@ from hybridnn_course.outcome import Outcome
 from hybridnn_course.work_folder import FILE_BYTES
 from hybridnn_course_staff.assignment import Assignment
 from hybridnn_course_staff.grading import Grader, Limits
+from hybridnn_course_staff.handing_out import read_table
 from hybridnn_course_staff.reading import read_in_time
 from hybridnn_course_staff.term import Course
 
@@ -68,7 +68,7 @@ def times_received(folder: Path) -> dict[str, datetime]:
 def read_times(path: Path) -> dict[str, datetime]:
     """The columns ``submission`` and ``received`` of a CSV file; `DataError` where one is missing or no time."""
     found = {}
-    for number, row in enumerate(csv.DictReader(read_text(path, 1 << 24).removeprefix("\ufeff").splitlines()), 2):
+    for number, row in enumerate(read_table(path), 2):
         try:
             found[row["submission"]] = datetime.fromisoformat(row["received"]).astimezone()
         except KeyError:

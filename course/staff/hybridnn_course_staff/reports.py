@@ -6,7 +6,7 @@ import csv
 import html
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -64,11 +64,10 @@ def grades_table(
     received: Mapping[str, datetime] = MappingProxyType({}),
 ) -> str:
     """A line for each submission, as CSV."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
     tasks = [task.name for task in assignment.tasks]
     columns = ("submission", "student", "points", "possible", "gradable", *tasks)
-    writer.writerow((*columns, *(["rubric"] if assignment.rubric else []), "mistakes", "look at", "reason", "received"))
+    by_person = ["rubric"] if assignment.rubric else []
+    rows: list[list[object]] = [[*columns, *by_person, "mistakes", "look at", "reason", "received"]]
     for item in graded:
         outcome = item.outcome
         by_task = {task.name: round(task.points, 2) for task in outcome.tasks}
@@ -76,10 +75,17 @@ def grades_table(
         possible = assignment.points if outcome.gradable else ""
         row: list[object] = [item.name, outcome.student, round(outcome.points + given, 2), possible]
         row += ["yes" if outcome.gradable else "no", *(by_task.get(task, "") for task in tasks)]
-        row += [given] if assignment.rubric else []
+        row += [given] if by_person else []
         row += [" ".join(outcome.mistakes), "; ".join(outcome.flags), outcome.reason]
         row += [received[item.name].isoformat(timespec="seconds") if item.name in received else ""]
-        writer.writerow([safe_cell(value) for value in row])
+        rows.append(row)
+    return table_text(rows)
+
+
+def table_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV, without a cell that a spreadsheet would compute."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([safe_cell(cell) for cell in row] for row in rows)
     return stream.getvalue()
 
 

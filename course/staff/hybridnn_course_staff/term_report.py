@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +14,7 @@ from hybridnn.errors import DataError
 from hybridnn.utils.files import read_text
 from hybridnn_course_staff.assignment import Assignment
 from hybridnn_course_staff.regrading import read_outcomes
-from hybridnn_course_staff.reports import GRADES, plain_cell, safe_cell
+from hybridnn_course_staff.reports import GRADES, plain_cell, table_text
 from hybridnn_course_staff.term import SETTINGS, AssignmentSettings, Course
 
 DAY = timedelta(days=1)
@@ -121,12 +121,12 @@ class TermReport:
             ]
             for student in self.entries
         ]
-        return _csv([[*titles, "free days used", "total"], *rows])
+        return table_text([[*titles, "free days used", "total"], *rows])
 
     def moodle(self) -> str:
         """Points by student for Moodle's import of grades, where columns are assigned by hand."""
         rows = [[student, *self._points(student), round(self.total(student), 2)] for student in self.entries]
-        return _csv([["student", *(one.title for one in self.assignments), "total"], *rows])
+        return table_text([["student", *(one.title for one in self.assignments), "total"], *rows])
 
     def canvas(self, gradebook: Gradebook) -> str:
         """Points by student for Canvas's import; those of a gradebook keep its names, and the points that it gives."""
@@ -143,7 +143,7 @@ class TermReport:
             for student, row in students.items()
             if student in self.entries
         ]
-        return _csv([[*CANVAS, *(gradebook.column(title) or title for title in titles)], *rows])
+        return table_text([[*CANVAS, *(gradebook.column(title) or title for title in titles)], *rows])
 
     def not_in(self, gradebook: Gradebook) -> list[str]:
         """What a gradebook lacks, as lines."""
@@ -162,12 +162,6 @@ class TermReport:
 
 def _cells(entry: Entry) -> tuple[object, ...]:
     return round(entry.points, 2), entry.late, entry.submission
-
-
-def _csv(rows: Iterable[Iterable[object]]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows([safe_cell(cell) for cell in row] for row in rows)
-    return stream.getvalue()
 
 
 def term_report(course: Course, folders: Sequence[Path], students: Sequence[str] = ()) -> TermReport:
