@@ -1,18 +1,21 @@
 """Errors of predicted times, on layouts that are not part of any fit.
 
-``mpirun -n 2 python -m benchmarks.cost_check``. Without ``--machine`` the machine is calibrated first.
+``mpirun -n 2 python -m benchmarks.cost_check``. Without ``--machine`` the machine is calibrated first. The speed of one
+product, before and after, shows whether the machine stayed as it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from hybridnn.cost.calibration.calibrate import Calibration, calibrate
 from hybridnn.cost.calibration.fit import LARGE_BYTES
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine, write_machine
+from hybridnn.cost.plan import layout_advice
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -46,6 +50,7 @@ NETWORKS = (
 ROUNDS = 5
 ROUND_SECONDS = 0.3
 LEAST_STEPS = 8  # of a round
+PRODUCT_SECONDS = 2.0
 APART = 1.15
 """Factor between measured times from which on the order of two layouts should be predicted correctly."""
 
@@ -68,6 +73,7 @@ class Result:
     layout: str
     predicted_seconds_per_step: float
     measured_seconds_per_step: float
+    advice: str  # what `hybridnn train` says about a faster layout
 
     @property
     def error(self) -> float:
@@ -99,6 +105,7 @@ class Run:
     trainer: Trainer
     steps: int
     predicted_seconds_per_step: float
+    advice: str
     measured: list[float]
 
 
@@ -108,9 +115,11 @@ def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> Run:
     quiet = {"log_every": 10**6, "evaluate_every": 10**6}
     trainer = Trainer(model, SGD(lr=1e-6), grid=grid, batch_size=batch_size, **quiet, **case.settings)
     one = Workload(model, batch_size, batch_size, classification=False)
-    steps = max(LEAST_STEPS, round(ROUND_SECONDS / predict(one, trainer.layout, machine).seconds_per_step))
+    step = predict(one, trainer.layout, machine)
+    steps = max(LEAST_STEPS, round(ROUND_SECONDS / step.seconds_per_step))
     epoch = predict(Workload(model, steps * batch_size, batch_size, classification=False), trainer.layout, machine)
-    return Run(model.sizes, batch_size, case.name, trainer, steps, epoch.seconds_per_epoch / steps, [])
+    advice = layout_advice(step, one, machine)
+    return Run(model.sizes, batch_size, case.name, trainer, steps, epoch.seconds_per_epoch / steps, advice, [])
 
 
 def check(machine: Machine) -> list[Result]:
@@ -134,7 +143,7 @@ def check(machine: Machine) -> list[Result]:
 def result_of(run: Run) -> Result:
     """The median over the rounds."""
     network = "-".join(map(str, run.network))
-    return Result(network, run.batch_size, run.name, run.predicted_seconds_per_step, median(run.measured))
+    return Result(network, run.batch_size, run.name, run.predicted_seconds_per_step, median(run.measured), run.advice)
 
 
 def measure(run: Run) -> float:
@@ -159,19 +168,47 @@ def order_rate(results: Sequence[Result]) -> tuple[int, int]:
     return apart, right
 
 
-def losses(results: Sequence[Result]) -> list[float]:
-    """What the first choice of the predictions loses in each network: its time over that of the fastest, less 1."""
+def by_network(results: Sequence[Result]) -> list[list[Result]]:
+    """The layouts of each network."""
     networks: dict[tuple[str, int], list[Result]] = {}
     for result in results:
         networks.setdefault((result.network, result.batch_size), []).append(result)
+    return list(networks.values())
+
+
+def losses(results: Sequence[Result]) -> list[float]:
+    """What the first choice of the predictions loses in each network: its time over that of the fastest, less 1."""
     found = []
-    for layouts in networks.values():
+    for layouts in by_network(results):
         choice = min(layouts, key=lambda result: result.predicted_seconds_per_step)
         found.append(choice.measured_seconds_per_step / min(one.measured_seconds_per_step for one in layouts) - 1)
     return found
 
 
-def print_results(results: list[Result]) -> dict[str, float]:
+def advice_errors(results: Sequence[Result]) -> list[tuple[float, float]]:
+    """Of each layout with advice, the factor by which its stated ratio to one rank is off, and the factor it admits."""
+    found = []
+    for layouts in by_network(results):
+        (serial,) = (result for result in layouts if result.layout == "serial")
+        for result in layouts:
+            if stated := re.search(r"within a factor of ([\d.]+)", result.advice):
+                off = (1 + serial.error) / (1 + result.error)
+                found.append((max(off, 1 / off), float(stated[1])))
+    return found
+
+
+def product_speed() -> float:
+    """GFLOP/s of a rank in products of float32 matrices, which all ranks compute at once."""
+    matrix, out = np.ones((512, 512), np.float32), np.empty((512, 512), np.float32)
+    import_mpi().COMM_WORLD.Barrier()
+    began, products, seconds = perf_counter(), 0, 0.0
+    while seconds < PRODUCT_SECONDS:
+        np.matmul(matrix, matrix, out=out)
+        products, seconds = products + 1, perf_counter() - began
+    return 2 * 512**3 * products / seconds / 1e9
+
+
+def print_results(results: list[Result]) -> dict[str, Any]:
     """Print a table of all layouts and the summary; return the summary."""
     table = Table("network", "batch", "layout", "predicted ms", "measured ms", "error", title="Seconds per step")
     for result in results:
@@ -184,14 +221,18 @@ def print_results(results: list[Result]) -> dict[str, float]:
     error = mean(abs(result.error) for result in results)
     console().print(f"mean error {error:.1%} over {len(results)} layouts")
     console().print(f"in the right order: {right} of {apart} pairs that differ by more than 15 % ({right / apart:.0%})")
-    lost = losses(results)
+    lost, advice = losses(results), advice_errors(results)
     console().print(f"the first choices of the networks lose {', '.join(f'{loss:.0%}' for loss in lost)}")
+    within = sum(off <= admitted for off, admitted in advice)
+    console().print(f"advice on {len(advice)} layouts: {within} ratios are within the factor that it states")
     return {
         "mean_error": error,
         "layouts": len(results),
         "pairs": apart,
         "pairs_in_order": right,
         "most_lost": max(lost),
+        "advice": len(advice),
+        "advice_within": within,
     }
 
 
@@ -224,6 +265,7 @@ def main() -> None:
     grid = ProcessGrid()
     limit_blas_threads(grid.node_group)
     collectives: list[dict[str, Any]] = []
+    speeds = [product_speed()]
     if arguments.machine:
         machine = read_machine(arguments.machine)
     else:
@@ -233,9 +275,13 @@ def main() -> None:
             collectives = print_collectives(found)
             if arguments.keep:
                 write_machine(machine, arguments.keep)
+    speeds.append(product_speed())
     results = check(machine)
+    speeds.append(product_speed())
     if grid.rank == 0:
-        summary = print_results(results)
+        summary = {**print_results(results), "gflops": speeds}
+        rates = ", ".join(f"{speed:.0f}" for speed in speeds)
+        console().print(f"GFLOP/s of a product before and after calibrating, and at the end: {rates}")
         out = RESULTS / f"{date.today()}-cost-check.json"
         layouts = [{**asdict(result), "error": result.error} for result in results]
         figures = {"machine": machine.about, "summary": summary, "collectives": collectives, "layouts": layouts}

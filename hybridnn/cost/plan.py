@@ -86,8 +86,8 @@ def best_exact(workload: Workload, machine: Machine, ranks: int, wanted: Wanted 
     return best
 
 
-MODEL_ERROR = 0.2
-"""Error of a predicted step beside others of the same machine (``docs/benchmarks.md``), at least."""
+MODEL_ERROR, SHORT_STEP, SHORT_STEP_ERROR = 0.2, 5e-4, 0.4
+"""Error of a predicted step beside others of the same machine, at least; that of steps of fewer seconds is larger."""
 
 
 FEW_RANKS = 8
@@ -97,8 +97,8 @@ FEW_RANKS = 8
 def layout_advice(own: Prediction, workload: Workload, machine: Machine) -> str:
     """Sentence on a layout that is clearly faster: one rank, or all ranks.
 
-    Empty if there is none whose prediction is faster beyond the errors of both, if the machine file is doubtful, or on
-    one rank.
+    It states by which factor its ratios may be off: that of two predictions that err in opposite directions. Empty if
+    no prediction is faster beyond the errors of both, if the machine file is doubtful, or on one rank.
     """
     if machine.doubt or own.layout.ranks == 1:
         return ""
@@ -108,14 +108,15 @@ def layout_advice(own: Prediction, workload: Workload, machine: Machine) -> str:
         best = best_exact(workload, machine, ranks, ANY if ranks <= FEW_RANKS else {"pipeline": 1})
     except SettingError:  # one of them does not fit
         return ""
-    error = max(MODEL_ERROR, machine.quality.held_out_error if machine.quality else 0.0)
-    serial = alone.seconds_per_step
-    if min(serial, best.seconds_per_step) * (1 + error) >= own.seconds_per_step * (1 - error):
+    serial, fastest = alone.seconds_per_step, min(alone.seconds_per_step, best.seconds_per_step)
+    least = SHORT_STEP_ERROR if fastest < SHORT_STEP else MODEL_ERROR
+    error = max(least, machine.quality.held_out_error if machine.quality else 0.0)
+    if fastest * (1 + error) >= own.seconds_per_step * (1 - error):
         return ""
     text = f"predicted {serial / own.seconds_per_step:.2g} times as fast as one rank"
     if best.seconds_per_step < serial:
         text += f"; {best.layout.describe()} would be {serial / best.seconds_per_step:.2g} times"
-    return f"{text} (hybridnn plan)"
+    return f"{text} (within a factor of {(1 + error) / (1 - error):.2g}; hybridnn plan)"
 
 
 def divided(workload: Workload, layout: Layout, machine: Machine, *, cuts: bool, balances: bool) -> Layout:
