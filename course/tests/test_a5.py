@@ -20,7 +20,6 @@ from hybridnn_course.assignment import Variant
 from hybridnn_course.exercises.a5_pipeline.notation import KEPT, checked_rules, timed, to_order, to_schedule, to_text
 from hybridnn_course_staff.assignments.a5_pipeline import assignment as a5
 from hybridnn_course_staff.assignments.a5_pipeline.assignment import ASSIGNMENT
-from hybridnn_course_staff.assignments.a5_pipeline.mistakes import GPIPE, ONE_FORWARD_ONE_BACKWARD, ZERO_BUBBLE
 from hybridnn_course_staff.assignments.a5_pipeline.solution import (
     OrderFunction,
     gpipe_solution,
@@ -36,6 +35,10 @@ STANDARD = ASSIGNMENT.standard
 MOVED = {axis: list(choices)[-1] for axis, choices in ASSIGNMENT.axes.items()}
 KEY = b"a key of a term."
 SIZES = [ScheduleSize(stages, t, m) for stages in (1, 2, 3, 5) for t in (1, 2) for m in (1, 2, 4, 9)]
+
+
+def _wrong(task: str, name: str) -> OrderFunction:
+    return next(mistake.function(STANDARD) for mistake in ASSIGNMENT.task(task).mistakes if mistake.name == name)
 
 
 def _texts(function: OrderFunction, size: ScheduleSize) -> list[str]:
@@ -119,8 +122,8 @@ def test_zero_bubble_is_as_fast_as_the_budget_says() -> None:
         case = a5._order_case(size.stages, size.microbatches, size.minibatches)
         bounds = task.budget(case, _answer(size, _texts(zero_bubble_solution(STANDARD), size)), STANDARD)
         assert [bound.value for bound in bounds] == [bound.full for bound in bounds]
-        split = next(mistake for mistake in ZERO_BUBBLE if mistake.name == "weights-at-once")
-        makespan, _ = task.budget(case, _answer(size, _texts(split.function(STANDARD), size)), STANDARD)
+        split = _wrong("zb-h1", "weights-at-once")
+        makespan, _ = task.budget(case, _answer(size, _texts(split, size)), STANDARD)
         assert makespan.value == makespan.zero
 
 
@@ -247,18 +250,17 @@ def test_measure_agrees_with_the_clock_of_the_library(exposed: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mistakes", "name", "run", "reason"),
+    ("task", "name", "run", "reason"),
     [
-        (ONE_FORWARD_ONE_BACKWARD, "all-forwards-first", a5.run_one_forward_one_backward, "the bound is"),
-        (ONE_FORWARD_ONE_BACKWARD, "stages-reversed", a5.run_one_forward_one_backward, "never happens"),
-        (GPIPE, "reduce-forgotten", a5.run_gpipe, "is missing"),
-        (ZERO_BUBBLE, "weights-last", a5.run_zero_bubble, "the bound is 4"),
+        ("1f1b", "all-forwards-first", a5.run_one_forward_one_backward, "the bound is"),
+        ("1f1b", "stages-reversed", a5.run_one_forward_one_backward, "never happens"),
+        ("gpipe", "reduce-forgotten", a5.run_gpipe, "is missing"),
+        ("zb-h1", "weights-last", a5.run_zero_bubble, "the bound is 4"),
     ],
 )
-def test_the_training_refuses_orders_that_break_a_rule(mistakes: Any, name: str, run: Any, reason: str) -> None:
-    function = next(mistake.function(STANDARD) for mistake in mistakes if mistake.name == name)
+def test_the_training_refuses_orders_that_break_a_rule(task: str, name: str, run: Any, reason: str) -> None:
     with pytest.raises(ScheduleError, match=reason):
-        run(function, STANDARD)
+        run(_wrong(task, name), STANDARD)
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
@@ -281,7 +283,7 @@ def test_what_is_no_instruction_is_an_error(order: Any) -> None:
 def test_the_handout_shows_what_the_library_draws() -> None:
     text = render_handout(ASSIGNMENT, STANDARD)
     size = ScheduleSize(3, 1, 4)
-    at_once = next(mistake.function(STANDARD) for mistake in ZERO_BUBBLE if mistake.name == "weights-at-once")
+    at_once = _wrong("zb-h1", "weights-at-once")
     for function in (gpipe_solution(STANDARD), one_forward_one_backward_solution(STANDARD), at_once):
         for line in _drawn(_planned(STANDARD, function, size)):
             assert line in text

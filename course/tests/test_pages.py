@@ -41,8 +41,9 @@ def test_every_block_is_run_or_has_a_reason(page: Path) -> None:
 
 def test_examples_are_in_the_source() -> None:
     page = (COURSE / "docs/own-assignments.md").read_text(encoding="utf-8")
-    examples = [block.body for block in outputs.blocks(page) if block.language == "python"]
-    sources = [path.read_text(encoding="utf-8") for path in COURSE.rglob("hybridnn_course*/**/*.py")]
+    examples = [block.body for block in outputs.blocks(page) if block.language in ("python", "toml")]
+    folders = COURSE.rglob("hybridnn_course*/**/*")
+    sources = [path.read_text(encoding="utf-8") for path in folders if path.suffix in (".py", ".toml")]
     assert examples
     for example in examples:
         texts = [indent(example.strip(), spaces) for spaces in ("", "    ", " " * 8)]  # rows of tables are indented

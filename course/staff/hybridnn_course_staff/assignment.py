@@ -20,6 +20,7 @@ from hybridnn_course import assignment as course
 from hybridnn_course.answers import Values
 from hybridnn_course.assignment import Case, Function, Variant
 from hybridnn_course.injection import find
+from hybridnn_course_staff.mistakes import Mistake, known_mistakes
 
 __all__ = ["Assignment", "Mistake", "RubricItem", "Task", "WholeRun", "assignment_packages", "load_assignment"]
 
@@ -37,32 +38,6 @@ class WholeRun(course.WholeRun):
     expected: Callable[[Variant], Values]
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """A known wrong solution of a task.
-
-    Parameters
-    ----------
-    name : str
-        For example ``"average-of-averages"``.
-    function : callable
-        ``function(variant)`` returns the wrong solution.
-    hint : str
-        What happened, and a question that leads on; never the solution.
-    variants : mapping
-        The choices for which it differs from the solution and from other mistakes; every one where empty.
-    """
-
-    name: str
-    function: Callable[[Variant], Function]
-    hint: str
-    variants: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def applies(self, variant: Variant) -> bool:
-        """Whether it is a mistake in this variant."""
-        return all(variant[axis] in choices for axis, choices in self.variants.items())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task(course.Task):
     """A function that the student writes, with its solution, cases and known mistakes.
@@ -73,7 +48,7 @@ class Task(course.Task):
         ``"module:name"`` of the function or class whose signature and docstring the stub has; it decides `function` and
         `returns`.
     solution : callable
-        ``solution(variant)`` returns the reference solution.
+        ``solution(variant)`` returns the reference solution; `mistakes` are in the file beside its module.
     public : callable
         ``public(variant)`` returns the cases that the student may see.
     hidden : callable
@@ -97,7 +72,7 @@ class Task(course.Task):
     hidden_cases: int = 6
     axes: tuple[str, ...] = ()
     whole: WholeRun | None = None
-    mistakes: tuple[Mistake, ...] = ()
+    mistakes: tuple[Mistake, ...] = field(init=False)
     parameters: tuple[str, ...] | None = None
     library: str = ""
 
@@ -106,6 +81,7 @@ class Task(course.Task):
         is_none = inspect.isclass(target) or inspect.signature(target).return_annotation in (None, "None")
         object.__setattr__(self, "function", self.target.rpartition(":")[2].rpartition(".")[2])
         object.__setattr__(self, "returns", None if inspect.isclass(target) else not is_none)
+        object.__setattr__(self, "mistakes", known_mistakes(self.name, self.solution))
 
 
 @dataclass(frozen=True)

@@ -24,18 +24,14 @@ from hybridnn_course.exercises.a1_dense.calls import (
 from hybridnn_course.whole_run import train_digits
 from hybridnn_course_staff.assignment import Assignment, Task, WholeRun
 from hybridnn_course_staff.assignments.a1_dense import cases
-from hybridnn_course_staff.assignments.a1_dense.layer_mistakes import BACKWARD, FORWARD
-from hybridnn_course_staff.assignments.a1_dense.loss_mistakes import LOSS
-from hybridnn_course_staff.assignments.a1_dense.mistakes import ACTIVATION, DIFFERENCES
 from hybridnn_course_staff.assignments.a1_dense.solution import (
     activation_solution,
     backward_solution,
+    differences_solution,
     forward_solution,
     loss_solution,
-    numerical_gradient,
     update_solution,
 )
-from hybridnn_course_staff.assignments.a1_dense.update_mistakes import UPDATE
 
 # -- trainings --------------------------------------------------------------------------------------------------------
 
@@ -90,12 +86,11 @@ ASSIGNMENT = Assignment(
             file="differences.py",
             target="hybridnn_course_staff.assignments.a1_dense.solution:numerical_gradient",
             call=call_differences,
-            solution=lambda _: numerical_gradient,
+            solution=differences_solution,
             public=cases.public_differences,
             hidden=cases.hidden_differences,
             points=Points(public=3, hidden=5, budget=2),
             budget=differences_budget,
-            mistakes=DIFFERENCES,
         ),
         Task(
             name="loss",
@@ -109,7 +104,6 @@ ASSIGNMENT = Assignment(
             axes=("loss",),
             budget=cost_budget,
             whole=WholeRun("digits, 2 epochs", run_loss, _expected_loss),
-            mistakes=LOSS,
         ),
         Task(
             name="activation",
@@ -123,7 +117,6 @@ ASSIGNMENT = Assignment(
             axes=("activation",),
             budget=cost_budget,
             whole=WholeRun("digits, one epoch with each activation", run_activation, _expected_activation),
-            mistakes=ACTIVATION,
         ),
         Task(
             name="forward",
@@ -137,7 +130,6 @@ ASSIGNMENT = Assignment(
             axes=("samples",),
             budget=cost_budget,
             whole=WholeRun("digits, 2 epochs", run_forward, lambda _: train_digits()),
-            mistakes=FORWARD,
         ),
         Task(
             name="backward",
@@ -151,7 +143,6 @@ ASSIGNMENT = Assignment(
             axes=("samples",),
             budget=cost_budget,
             whole=WholeRun("digits, 2 epochs with weight decay", run_backward, lambda _: train_with(DECAYING)),
-            mistakes=BACKWARD,
         ),
         Task(
             name="update",
@@ -165,7 +156,6 @@ ASSIGNMENT = Assignment(
             axes=("velocity",),
             budget=cost_budget,
             whole=WholeRun("digits, dampening and Nesterov, a rate that changes", run_update, _expected_update),
-            mistakes=UPDATE,
         ),
     ),
 )

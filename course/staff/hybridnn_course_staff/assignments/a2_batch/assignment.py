@@ -29,14 +29,11 @@ from hybridnn_course.exercises.a2_batch.calls import (
 )
 from hybridnn_course.whole_run import train_digits
 from hybridnn_course_staff.assignment import Assignment, Task, WholeRun
-from hybridnn_course_staff.assignments.a2_batch.gradient_mistakes import GRADIENT
-from hybridnn_course_staff.assignments.a2_batch.mistakes import BOUNDS, BUCKETS, MINIBATCHES
 from hybridnn_course_staff.assignments.a2_batch.reducer_cases import ends_of, hidden_reducer, public_reducer
-from hybridnn_course_staff.assignments.a2_batch.reducer_mistakes import REDUCER
 from hybridnn_course_staff.assignments.a2_batch.solution import (
     bounds_solution,
     buckets_solution,
-    global_gradient,
+    gradient_solution,
     minibatches_solution,
     reducer_solution,
 )
@@ -206,7 +203,6 @@ ASSIGNMENT = Assignment(
             points=Points(public=6, hidden=11, whole=3),
             axes=("longer_parts",),
             whole=WholeRun("digits on 4 ranks, 24 hidden units", run_bounds, lambda _: train_digits()),
-            mistakes=BOUNDS,
         ),
         Task(
             name="minibatches",
@@ -219,21 +215,19 @@ ASSIGNMENT = Assignment(
             points=Points(public=5, hidden=8, whole=2),
             axes=("short_minibatch",),
             whole=WholeRun("digits on 1 rank, a short minibatch of 38", run_minibatches, lambda _: train_digits()),
-            mistakes=MINIBATCHES,
         ),
         Task(
             name="gradient",
             file="gradient.py",
             target="hybridnn_course_staff.assignments.a2_batch.solution:global_gradient",
             call=call_gradient,
-            solution=lambda _: global_gradient,
+            solution=gradient_solution,
             public=_public_gradient,
             hidden=_hidden_gradient,
             points=Points(public=8, hidden=12, budget=6, whole=4),
             operations=("allreduce",),
             budget=gradient_budget,
             whole=WholeRun("softmax regression on digits, 4 and 5 ranks", run_gradient, _expected_gradient),
-            mistakes=GRADIENT,
         ),
         Task(
             name="buckets",
@@ -246,7 +240,6 @@ ASSIGNMENT = Assignment(
             points=Points(public=4, hidden=7, whole=1),
             axes=("bucket_size",),
             whole=WholeRun("digits on 4 ranks, two buckets", run_buckets, _train_deep),
-            mistakes=BUCKETS,
         ),
         Task(
             name="reducer",
@@ -265,7 +258,6 @@ ASSIGNMENT = Assignment(
                 run_reducer,
                 _train_deep,
             ),
-            mistakes=REDUCER,
         ),
     ),
 )

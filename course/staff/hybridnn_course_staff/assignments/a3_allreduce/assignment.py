@@ -28,8 +28,6 @@ from hybridnn_course.exercises.a3_allreduce.calls import (
 )
 from hybridnn_course.whole_run import train_digits
 from hybridnn_course_staff.assignment import Assignment, Task, WholeRun
-from hybridnn_course_staff.assignments.a3_allreduce.allreduce_mistakes import ALLREDUCE
-from hybridnn_course_staff.assignments.a3_allreduce.phase_mistakes import ALLGATHER, REDUCE_SCATTER, SHIFT
 from hybridnn_course_staff.assignments.a3_allreduce.solution import (
     allgather_solution,
     allreduce_solution,
@@ -231,7 +229,6 @@ ASSIGNMENT = Assignment(
             points=Points(public=5, hidden=7),
             axes=("direction",),
             operations=MESSAGES,
-            mistakes=SHIFT,
         ),
         Task(
             name="reduce_scatter",
@@ -250,7 +247,6 @@ ASSIGNMENT = Assignment(
                 run_reduce_scatter,
                 lambda _: train_digits(),
             ),
-            mistakes=REDUCE_SCATTER,
         ),
         Task(
             name="allgather",
@@ -266,7 +262,6 @@ ASSIGNMENT = Assignment(
             operations=MESSAGES,
             budget=allgather_budget,
             whole=WholeRun("digits, layers split over 4 ranks", run_allgather, lambda _: train_digits()),
-            mistakes=ALLGATHER,
         ),
         Task(
             name="allreduce",
@@ -283,7 +278,6 @@ ASSIGNMENT = Assignment(
             operations=MESSAGES,
             budget=allreduce_budget,
             whole=WholeRun("digits on 2 x 2 ranks, every sum is yours", run_allreduce, lambda _: train_digits()),
-            mistakes=ALLREDUCE,
         ),
     ),
 )

@@ -1,7 +1,7 @@
 """Reference solutions of A3.
 
 The documented functions at the top are what students write, in the standard variant. Below are the solutions of every
-variant. They take the function that exchanges two arrays as an argument, so that known mistakes can replace it.
+variant.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from hybridnn_course.exercises.a3_allreduce.budgets import is_small, step_of
 from hybridnn_course.exercises.a3_allreduce.calls import Array, block_of
 
 Combine = Callable[..., Any]  # np.add or np.maximum
-Exchange = Callable[[Any, int, Array, int, Array], None]
-"""From a group, the rank to send to and what is sent, the rank to receive from and the buffer."""
 
 STANDARD = {"direction": "up", "block_of_rank": "own", "small_arrays": "ring"}
 TAG = 0
@@ -101,10 +99,9 @@ def allreduce(group: Any, array: Array, operation: str = "sum") -> None:
 
 def exchange(group: Any, target: int, outgoing: Array, source: int, incoming: Array) -> None:
     """Send one array and receive another at the same time."""
-    receive = group.ireceive(incoming, source, TAG)
-    send = group.isend(outgoing, target, TAG)
-    receive.wait()
-    send.wait()
+    sent = group.isend(outgoing, target, TAG)
+    receive(group, incoming, source)
+    sent.wait()
 
 
 def send(group: Any, array: Array, target: int) -> None:
@@ -120,46 +117,48 @@ def receive(group: Any, array: Array, source: int) -> None:
 # -- the ring ---------------------------------------------------------------------------------------------------------
 
 
+def pass_on(group: Any, step: int, outgoing: Array, incoming: Array) -> None:
+    """Send to the next rank of the ring, and receive from the one before."""
+    target, source = (group.rank + step) % group.size, (group.rank - step) % group.size
+    exchange(group, target, outgoing, source, incoming)
+
+
 def blocks_by_rank(array: Array, ranks: int, variant: Variant = STANDARD) -> list[Array]:
     """Views of the blocks of rows of an array, in the order of the ranks to which they belong."""
     return [array[block_slice(len(array), ranks, block_of(rank, ranks, variant))] for rank in range(ranks)]
 
 
-def reduce_blocks(
-    group: Any, blocks: Sequence[Array], combine: Combine, step: int, swap: Exchange = exchange, leave_out: int = 0
-) -> None:
-    """Reduce the block of this rank over all ranks; the others hold partial results. `leave_out` rounds are missing."""
+def reduce_blocks(group: Any, blocks: Sequence[Array], combine: Combine, step: int) -> None:
+    """Reduce the block of this rank over all ranks; the others hold partial results."""
     rank, ranks = group.rank, group.size
-    for number in range(1, ranks - leave_out):
+    for number in range(1, ranks):
         outgoing = blocks[(rank - step * number) % ranks]
         partial = blocks[(rank - step * (number + 1)) % ranks]
         incoming = np.empty_like(partial)
-        swap(group, (rank + step) % ranks, outgoing, (rank - step) % ranks, incoming)
+        pass_on(group, step, outgoing, incoming)
         combine(partial, incoming, out=partial)
 
 
-def gather_blocks(
-    group: Any, blocks: Sequence[Array], step: int, swap: Exchange = exchange, leave_out: int = 0
-) -> None:
-    """Fill the blocks of all ranks, of which each has filled its own; `leave_out` rounds are missing."""
+def gather_blocks(group: Any, blocks: Sequence[Array], step: int) -> None:
+    """Fill the blocks of all ranks, of which each has filled its own."""
     rank, ranks = group.rank, group.size
-    for number in range(ranks - 1 - leave_out):
+    for number in range(ranks - 1):
         outgoing = blocks[(rank - step * number) % ranks]
         incoming = blocks[(rank - step * (number + 1)) % ranks]
-        swap(group, (rank + step) % ranks, outgoing, (rank - step) % ranks, incoming)
+        pass_on(group, step, outgoing, incoming)
 
 
-def allreduce_by_ring(group: Any, flat: Array, combine: Combine, step: int, swap: Exchange = exchange) -> None:
+def allreduce_by_ring(group: Any, flat: Array, combine: Combine, step: int) -> None:
     """All-reduce by a reduce-scatter and an all-gather of blocks of elements."""
     blocks = blocks_by_rank(flat, group.size)
-    reduce_blocks(group, blocks, combine, step, swap)
-    gather_blocks(group, blocks, step, swap)
+    reduce_blocks(group, blocks, combine, step)
+    gather_blocks(group, blocks, step)
 
 
 # -- small arrays -----------------------------------------------------------------------------------------------------
 
 
-def allreduce_by_doubling(group: Any, flat: Array, combine: Combine, swap: Exchange = exchange) -> None:
+def allreduce_by_doubling(group: Any, flat: Array, combine: Combine) -> None:
     """All-reduce by exchanges of whole arrays at distance 1, 2, 4, …; ranks beyond a power of two are folded."""
     power = 1 << (group.size.bit_length() - 1)
     folded = group.size - power
@@ -173,13 +172,11 @@ def allreduce_by_doubling(group: Any, flat: Array, combine: Combine, swap: Excha
         receive(group, incoming, rank - 1)
         combine(flat, incoming, out=flat)
     number = rank // 2 if is_folding else rank - folded
-    distance = 1
-    while distance < power:
+    for distance in _distances(power):
         other = number ^ distance
         partner = 2 * other + 1 if other < folded else other + folded
-        swap(group, partner, flat, partner, incoming)
+        exchange(group, partner, flat, partner, incoming)
         combine(flat, incoming, out=flat)
-        distance *= 2
     if is_folding:
         send(group, flat, rank - 1)
 
@@ -213,47 +210,46 @@ def _distances(ranks: int) -> list[int]:
 # -- solutions --------------------------------------------------------------------------------------------------------
 
 
-def shift_solution(variant: Variant, swap: Exchange = exchange) -> Callable[[Any, Array], Array]:
+def shift_solution(variant: Variant) -> Callable[[Any, Array], Array]:
     """One exchange with both neighbours, up or down the ring."""
-    step = step_of(variant)
 
     def shift(group: Any, array: Array) -> Array:
         incoming = np.empty_like(array)
-        swap(group, (group.rank + step) % group.size, array, (group.rank - step) % group.size, incoming)
+        pass_on(group, step_of(variant), array, incoming)
         return incoming
 
     return shift
 
 
-def reduce_scatter_solution(variant: Variant, swap: Exchange = exchange) -> Callable[[Any, Array, Array], None]:
+def reduce_scatter_solution(variant: Variant) -> Callable[[Any, Array, Array], None]:
     """Partial sums go round the ring, up or down, and end at the rank to which their block belongs."""
 
     def reduce_scatter_rows(group: Any, array: Array, out: Array) -> None:
         blocks = blocks_by_rank(array.copy(), group.size, variant)
-        reduce_blocks(group, blocks, np.add, step_of(variant), swap)
+        reduce_blocks(group, blocks, np.add, step_of(variant))
         out[...] = blocks[group.rank]
 
     return reduce_scatter_rows
 
 
-def allgather_solution(variant: Variant, swap: Exchange = exchange) -> Callable[[Any, Array], None]:
+def allgather_solution(variant: Variant) -> Callable[[Any, Array], None]:
     """Blocks go round the ring, up or down, and each rank keeps them all."""
 
     def allgather_rows(group: Any, array: Array) -> None:
-        gather_blocks(group, blocks_by_rank(array, group.size, variant), step_of(variant), swap)
+        gather_blocks(group, blocks_by_rank(array, group.size, variant), step_of(variant))
 
     return allgather_rows
 
 
-def allreduce_solution(variant: Variant, swap: Exchange = exchange) -> Callable[..., None]:
+def allreduce_solution(variant: Variant) -> Callable[..., None]:
     """A ring, or for small arrays the algorithm of the variant."""
 
     def allreduce(group: Any, array: Array, operation: str = "sum") -> None:
         flat, combine = array.reshape(-1), COMBINE[operation]
         if not is_small(array, variant):
-            allreduce_by_ring(group, flat, combine, step_of(variant), swap)
+            allreduce_by_ring(group, flat, combine, step_of(variant))
         elif variant["small_arrays"] == "doubling":
-            allreduce_by_doubling(group, flat, combine, swap)
+            allreduce_by_doubling(group, flat, combine)
         else:
             allreduce_by_tree(group, flat, combine)
 

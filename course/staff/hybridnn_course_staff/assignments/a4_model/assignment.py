@@ -36,13 +36,10 @@ from hybridnn_course_staff.assignments.a4_model.layer_cases import (
     public_columns,
     public_rows,
 )
-from hybridnn_course_staff.assignments.a4_model.layer_mistakes import COLUMNS, ROWS
-from hybridnn_course_staff.assignments.a4_model.mistakes import NORM, SPLIT
 from hybridnn_course_staff.assignments.a4_model.solution import (
-    ColumnDense,
-    RowDense,
-    global_norm,
-    in_variant,
+    columns_solution,
+    norm_solution,
+    rows_solution,
     split_solution,
 )
 
@@ -181,14 +178,13 @@ ASSIGNMENT = Assignment(
             points=Points(public=6, hidden=11, whole=3),
             axes=("first_split", "bias_owner"),
             whole=WholeRun("digits on 1 × 4 and 2 × 2 ranks, both splits", run_split, _expected_split),
-            mistakes=SPLIT,
         ),
         Task(
             name="columns",
             file="layers.py",
             target="hybridnn.parallel.dense:ColumnDense",
             call=call_columns,
-            solution=in_variant(ColumnDense),
+            solution=columns_solution,
             public=public_columns,
             hidden=hidden_columns,
             hidden_cases=8,
@@ -201,14 +197,13 @@ ASSIGNMENT = Assignment(
                 run_columns,
                 lambda variant: _expected_layers("columns", variant),
             ),
-            mistakes=COLUMNS,
         ),
         Task(
             name="rows",
             file="layers.py",
             target="hybridnn.parallel.dense:RowDense",
             call=call_rows,
-            solution=in_variant(RowDense),
+            solution=rows_solution,
             public=public_rows,
             hidden=hidden_rows,
             hidden_cases=8,
@@ -221,21 +216,19 @@ ASSIGNMENT = Assignment(
                 run_rows,
                 lambda variant: _expected_layers("alternating", variant),
             ),
-            mistakes=ROWS,
         ),
         Task(
             name="norm",
             file="norm.py",
             target="hybridnn_course_staff.assignments.a4_model.solution:global_norm",
             call=call_norm,
-            solution=lambda _: global_norm,
+            solution=norm_solution,
             public=_public_norm,
             hidden=_hidden_norm,
             points=Points(public=4, hidden=6, budget=3, whole=2),
             operations=("allreduce",),
             budget=norm_budget,
             whole=WholeRun("digits on 1 × 4 and 2 × 2 ranks, clipped gradients", run_norm, _expected_norm),
-            mistakes=NORM,
         ),
     ),
 )

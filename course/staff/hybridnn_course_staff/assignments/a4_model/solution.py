@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from hybridnn.nn.parameters import LayerParameters, LayerShard
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
 from hybridnn_course.assignment import Variant
 from hybridnn_course.exercises.a4_model.calls import Array, owned_bias
-
-Layer = TypeVar("Layer")
-
 
 # -- split ------------------------------------------------------------------------------------------------------------
 
@@ -49,146 +46,89 @@ def split_solution(variant: Variant) -> Callable[..., list[LayerShard]]:
 # -- layers -----------------------------------------------------------------------------------------------------------
 
 
-class ColumnDense:
-    """A layer split by outputs."""
+def columns_solution(variant: Variant) -> type:
+    """A layer split by outputs, which adds a residual input before or after the activation."""
+    adds_before = variant["residual"] == "before activation"
 
-    adds_before = False  # whether a residual layer adds its input before the activation
+    class ColumnDense:
+        def __init__(self, shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> None:
+            self.shard, self.group, self.overlap, self.kernels = shard, group, overlap, kernels
+            self.name = shard.layer.activation
 
-    def __init__(self, shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> None:
-        self.shard, self.group, self.overlap, self.kernels = shard, group, overlap, kernels
-        self.name = shard.layer.activation
+        def forward(self, p: LayerParameters, s: LayerArrays) -> None:
+            np.matmul(p.weight, s.x, out=s.activation)
+            if adds_before and s.own_x is not None:
+                s.activation += s.own_x
+            self.kernels.bias_activate(self.name, s.activation, p.bias_column, s.scratch)
+            if s.own_x is not None:
+                np.copyto(s.local_y, s.activation if adds_before else s.activation + s.own_x)
+            if self.shard.gathers:
+                self.group.allgather_rows(s.y)
 
-    def forward(self, p: LayerParameters, s: LayerArrays) -> None:
-        """The own rows of the outputs; then all of them where the next layer needs all."""
-        np.matmul(p.weight, s.x, out=s.activation)
-        if self.adds_before and s.own_x is not None:
-            s.activation += s.own_x
-        self.kernels.bias_activate(self.name, s.activation, p.bias_column, s.scratch)
-        if s.own_x is not None:
-            np.copyto(s.local_y, s.activation if self.adds_before else s.activation + s.own_x)
-        self.gather(s)
-
-    def gather(self, s: LayerArrays) -> None:
-        """All rows of y, where the next layer needs all."""
-        if self.shard.gathers:
-            self.group.allgather_rows(s.y)
-
-    def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
-        """Each rank has a part of dx, from its own rows; dx is the sum of the parts."""
-        self.differentiate(s)
-        if bias_gradient is not None:
-            np.sum(s.dz, axis=1, out=bias_gradient)
-        if s.dx is None:
-            return DONE
-        np.matmul(p.weight.T, s.dz, out=s.dx)
-        return self.complete(s, s.dx)
-
-    def differentiate(self, s: LayerArrays) -> None:
-        """Gradient with respect to the activation's input, on the own rows."""
-        self.kernels.gradient_of_activation(self.name, s.activation, s.own_dy, s.dz, s.scratch)
-
-    def complete(self, s: LayerArrays, dx: Array) -> Request:
-        """The residual sum's part of dx, and the sum over the ranks."""
-        self.add_residual(s)
-        return self.reduce(dx)
-
-    def add_residual(self, s: LayerArrays) -> None:
-        """Each rank adds its own rows: every row is added once."""
-        if s.own_dx is not None:
-            s.own_dx += s.dz if self.adds_before else s.own_dy
-
-    def reduce(self, dx: Array) -> Request:
-        """Sum of the ranks' parts of dx; with overlap, not yet complete."""
-        if self.overlap:
-            return self.group.iallreduce(dx)
-        self.group.allreduce(dx)
-        return DONE
-
-    def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
-        """Products with the own rows; nothing is sent."""
-        np.matmul(s.dz, s.x.T, out=gradient.weight)
-        if biases:
-            np.sum(s.dz, axis=1, out=gradient.bias)
-
-
-class RowDense:
-    """A layer split by inputs."""
-
-    adds_before = False
-
-    def __init__(self, shard: LayerShard, group: Group, kernels: Kernels) -> None:
-        self.shard, self.group, self.kernels = shard, group, kernels
-        self.name, self.residual = shard.layer.activation, shard.layer.residual
-
-    def forward(self, p: LayerParameters, s: LayerArrays) -> None:
-        """Each rank has an addend of all outputs; the activation follows their sum."""
-        np.matmul(p.weight, s.x, out=s.activation)
-        self.add_bias(p, s)
-        if self.residual and self.adds_before:
-            self.add_block(s)
-        self.sum_addends(s)
-        self.kernels.activate(self.name, s.activation, s.scratch)
-        if self.residual:
-            self.add_input(s)
-
-    def add_bias(self, p: LayerParameters, s: LayerArrays) -> None:
-        """The part of the bias that this rank owns."""
-        s.activation[self.shard.bias_rows] += p.bias_column
-
-    def add_block(self, s: LayerArrays) -> None:
-        """The rank's rows of the input, added to the same rows of its addend: in the sum each row is added once."""
-        s.activation[self.shard.columns] += s.x
-
-    def sum_addends(self, s: LayerArrays) -> None:
-        """Sum over the ranks."""
-        self.group.allreduce(s.activation)
-
-    def add_input(self, s: LayerArrays) -> None:
-        """The output of a residual layer."""
-        if self.adds_before:
-            np.copyto(s.y, s.activation)
-        else:
-            np.add(self.gathered_input(s), s.activation, out=s.y)
-
-    def gathered_input(self, s: LayerArrays) -> Array:
-        """All rows of the input of a residual layer."""
-        full_x: Any = s.full_x
-        if s.own_x is not None:
-            np.copyto(s.own_x, s.x)
-            self.group.allgather_rows(full_x)
-        return np.asarray(full_x)
-
-    def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
-        """Every rank has all of dy, and needs only its own rows of dx."""
-        self.differentiate(s)
-        if bias_gradient is not None:
-            np.sum(s.dz[self.shard.bias_rows], axis=1, out=bias_gradient)
-        if s.dx is not None:
+        def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
+            self.kernels.gradient_of_activation(self.name, s.activation, s.own_dy, s.dz, s.scratch)
+            if bias_gradient is not None:
+                np.sum(s.dz, axis=1, out=bias_gradient)
+            if s.dx is None:
+                return DONE
             np.matmul(p.weight.T, s.dz, out=s.dx)
+            if s.own_dx is not None:  # each rank adds its own rows: in the sum every row is added once
+                s.own_dx += s.dz if adds_before else s.own_dy
+            if self.overlap:
+                return self.group.iallreduce(s.dx)
+            self.group.allreduce(s.dx)
+            return DONE
+
+        def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
+            np.matmul(s.dz, s.x.T, out=gradient.weight)
+            if biases:
+                np.sum(s.dz, axis=1, out=gradient.bias)
+
+    return ColumnDense
+
+
+def rows_solution(variant: Variant) -> type:
+    """A layer split by inputs, which adds a residual input before or after the activation."""
+    adds_before = variant["residual"] == "before activation"
+
+    class RowDense:
+        def __init__(self, shard: LayerShard, group: Group, kernels: Kernels) -> None:
+            self.shard, self.group, self.kernels = shard, group, kernels
+            self.name, self.residual = shard.layer.activation, shard.layer.residual
+
+        def forward(self, p: LayerParameters, s: LayerArrays) -> None:
+            np.matmul(p.weight, s.x, out=s.activation)
+            s.activation[self.shard.bias_rows] += p.bias_column
+            if self.residual and adds_before:  # each rank adds its own rows: in the sum every row is added once
+                s.activation[self.shard.columns] += s.x
+            self.group.allreduce(s.activation)
+            self.kernels.activate(self.name, s.activation, s.scratch)
             if self.residual:
-                self.add_residual(s)
-        return DONE
+                np.copyto(s.y, s.activation if adds_before else s.activation + self.gathered_input(s))
 
-    def differentiate(self, s: LayerArrays) -> None:
-        """Gradient with respect to the activation's input, on all rows."""
-        self.kernels.gradient_of_activation(self.name, s.activation, s.dy, s.dz, s.scratch)
+        def gathered_input(self, s: LayerArrays) -> Array:
+            full_x: Any = s.full_x
+            if s.own_x is not None:
+                np.copyto(s.own_x, s.x)
+                self.group.allgather_rows(full_x)
+            return np.asarray(full_x)
 
-    def add_residual(self, s: LayerArrays) -> None:
-        """The residual sum's part of the own rows of dx."""
-        s.dx += s.dz[self.shard.columns] if self.adds_before else s.own_dy
+        def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
+            self.kernels.gradient_of_activation(self.name, s.activation, s.dy, s.dz, s.scratch)
+            if bias_gradient is not None:
+                np.sum(s.dz[self.shard.bias_rows], axis=1, out=bias_gradient)
+            if s.dx is not None:
+                np.matmul(p.weight.T, s.dz, out=s.dx)
+                if self.residual:
+                    s.dx += s.dz[self.shard.columns] if adds_before else s.own_dy
+            return DONE
 
-    def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
-        """Products with the own rows of the input; nothing is sent."""
-        np.matmul(s.dz, s.x.T, out=gradient.weight)
-        if biases:
-            np.sum(s.dz[self.shard.bias_rows], axis=1, out=gradient.bias)
+        def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
+            np.matmul(s.dz, s.x.T, out=gradient.weight)
+            if biases:
+                np.sum(s.dz[self.shard.bias_rows], axis=1, out=gradient.bias)
 
-
-def in_variant(layer: type[Layer]) -> Callable[[Variant], type[Layer]]:
-    """A layer class for every variant of the residual sum."""
-    return lambda variant: type(
-        layer.__name__, (layer,), {"adds_before": variant["residual"] == "before activation", "__doc__": layer.__doc__}
-    )
+    return RowDense
 
 
 # -- norm -------------------------------------------------------------------------------------------------------------
@@ -218,3 +158,8 @@ def global_norm(group: Any, gradients: Sequence[Array], is_replicated: Sequence[
             squares += np.sum(gradient**2)
     group.allreduce(squares)
     return float(np.sqrt(squares[0]))
+
+
+def norm_solution(_: Variant) -> Callable[..., float]:
+    """The norm, in every variant."""
+    return global_norm

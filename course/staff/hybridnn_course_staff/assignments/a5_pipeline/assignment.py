@@ -31,8 +31,6 @@ from hybridnn_course.exercises.a5_pipeline.calls import (
 from hybridnn_course.exercises.a5_pipeline.notation import to_text
 from hybridnn_course.whole_run import train_digits
 from hybridnn_course_staff.assignment import Assignment, Task, WholeRun
-from hybridnn_course_staff.assignments.a5_pipeline.measure_mistakes import MEASURE
-from hybridnn_course_staff.assignments.a5_pipeline.mistakes import GPIPE, ONE_FORWARD_ONE_BACKWARD, ZERO_BUBBLE
 from hybridnn_course_staff.assignments.a5_pipeline.solution import (
     alternating,
     gpipe_solution,
@@ -71,9 +69,6 @@ def _train_alone(variant: Variant) -> Values:
     return _train_on_one_rank()
 
 
-# -- zero bubble ------------------------------------------------------------------------------------------------------
-
-
 # -- measure ----------------------------------------------------------------------------------------------------------
 
 
@@ -98,7 +93,7 @@ def _with_warm_ups(warm_ups: Sequence[int], microbatches: int, minibatches: int)
         order: list[Instruction] = []
         for t in range(minibatches):
             forward = [Forward(t, m) for m in range(microbatches)]
-            backward = [Backward(t, m) for m in range(microbatches)]
+            backward = [[Backward(t, m)] for m in range(microbatches)]
             order += [*alternating(forward, backward, warm_up), ReduceGradients(t), Update(t)]
         texts.append(to_text(order, minibatches))
     return texts
@@ -187,7 +182,6 @@ ASSIGNMENT = Assignment(
             points=Points(public=5, hidden=8, whole=3),
             axes=("microbatch_order", "weight_gradients"),
             whole=WholeRun("digits on 4 stages, 5 microbatches", run_gpipe, _train_alone),
-            mistakes=GPIPE,
             picture=picture_of_orders,
         ),
         Task(
@@ -203,7 +197,6 @@ ASSIGNMENT = Assignment(
             whole=WholeRun(
                 "digits on 4 stages, 5 microbatches, bounded activations", run_one_forward_one_backward, _train_alone
             ),
-            mistakes=ONE_FORWARD_ONE_BACKWARD,
             picture=picture_of_orders,
         ),
         Task(
@@ -217,7 +210,6 @@ ASSIGNMENT = Assignment(
             points=Points(public=7, hidden=11, whole=2),
             axes=("messages",),
             whole=WholeRun("bubble and memory of GPipe and 1F1B", run_measure, _expected_measure),
-            mistakes=MEASURE,
         ),
         Task(
             name="zb-h1",
@@ -231,7 +223,6 @@ ASSIGNMENT = Assignment(
             axes=("microbatch_order",),
             budget=zero_bubble_budget,
             whole=WholeRun("digits on 4 stages, split backward passes", run_zero_bubble, _train_alone),
-            mistakes=ZERO_BUBBLE,
             picture=picture_of_orders,
         ),
     ),

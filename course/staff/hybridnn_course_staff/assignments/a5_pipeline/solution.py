@@ -22,20 +22,33 @@ OrderFunction = Callable[[ScheduleSize, int], list[Instruction]]
 
 
 class Passes:
-    """The instructions of a minibatch in a variant: passes in the order of the microbatches, and what follows them."""
+    """The instructions of a minibatch in a variant: passes in the order of the microbatches, and what follows them.
+
+    The backward passes are in groups, of one instruction each.
+    """
 
     def __init__(self, variant: Variant, size: ScheduleSize, minibatch: int) -> None:
         count = size.microbatches
         numbers = range(count) if variant["microbatch_order"] == "ascending" else range(count)[::-1]
         merges = variant["weight_gradients"] == "merged"
         backward = InputGradient if merges else Backward
+        self.update = [ReduceGradients(minibatch), Update(minibatch)]
         self.forward = [Forward(minibatch, m) for m in numbers]
-        self.backward = [backward(minibatch, m) for m in numbers]
+        self.backward = [[backward(minibatch, m)] for m in numbers]
         self.of_input = [InputGradient(minibatch, m) for m in numbers]
         self.of_weights = [WeightGradient(minibatch, m) for m in numbers]
-        self.update = [ReduceGradients(minibatch), Update(minibatch)]
-        self.merged = [WeightGradient(minibatch, ALL_MICROBATCHES)] if merges else []
-        self.end = [*self.merged, *self.update]
+        merged = [WeightGradient(minibatch, ALL_MICROBATCHES)] if merges else []
+        self.end = [*merged, *self.update]
+
+
+def alternating(
+    forward: Sequence[Instruction], backward: Sequence[Sequence[Instruction]], warm_up: int
+) -> list[Instruction]:
+    """So many forward passes, then forward passes and groups of backward passes in turn, then the other groups."""
+    order = list(forward[:warm_up])
+    for number, group in enumerate(backward, warm_up):
+        order += [*forward[number : number + 1], *group]
+    return order
 
 
 def gpipe_solution(variant: Variant) -> OrderFunction:
@@ -45,18 +58,10 @@ def gpipe_solution(variant: Variant) -> OrderFunction:
         order: list[Instruction] = []
         for t in range(size.minibatches):
             passes = Passes(variant, size, t)
-            order += [*passes.forward, *passes.backward, *passes.end]
+            order += [*alternating(passes.forward, passes.backward, size.microbatches), *passes.end]
         return order
 
     return gpipe
-
-
-def alternating(forward: Sequence[Instruction], backward: Sequence[Instruction], warm_up: int) -> list[Instruction]:
-    """So many forward passes, then forward and backward passes in turn, then the other backward passes."""
-    order = list(forward[:warm_up])
-    for number, one in enumerate(backward):
-        order += [*forward[warm_up + number : warm_up + number + 1], one]
-    return order
 
 
 def one_forward_one_backward_solution(variant: Variant) -> OrderFunction:
@@ -80,14 +85,12 @@ def zero_bubble_solution(variant: Variant) -> OrderFunction:
         order: list[Instruction] = []
         for t in range(size.minibatches):
             passes = Passes(variant, size, t)
-            late = 0
-            for one in alternating(passes.forward, passes.of_input, size.stages - 1 - stage):
-                order.append(one)
-                if isinstance(one, InputGradient):
-                    late += 1
-                    if late > stage:
-                        order.append(passes.of_weights[late - 1 - stage])
-            order += [*passes.of_weights[max(0, size.microbatches - stage) :], *passes.update]
+            late = min(stage, size.microbatches)
+            left_over = passes.of_weights[size.microbatches - late :]
+            backward: list[list[Instruction]] = [[one] for one in passes.of_input]
+            for group, weights in zip(backward[late:], passes.of_weights, strict=False):
+                group.append(weights)
+            order += [*alternating(passes.forward, backward, size.stages - 1 - stage), *left_over, *passes.update]
         return order
 
     return zero_bubble_h1
@@ -152,8 +155,8 @@ def measure(
                 start = free[stage]
                 if sender is not None:
                     start = max(start + message * exposed, ends[sender, item] + message)
-                starts[stage].append(start)
                 seconds = forward if isinstance(item, Forward) else backward if isinstance(item, Backward) else 0.0
+                starts[stage].append(start)
                 ends[stage, item] = free[stage] = start + seconds
                 progress = True
     if any(len(own) < len(order) for own, order in zip(starts, orders, strict=True)):

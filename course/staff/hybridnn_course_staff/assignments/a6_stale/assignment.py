@@ -6,8 +6,6 @@ from hybridnn_course.assignment import Points
 from hybridnn_course.exercises.a6_stale import budgets, calls, runs
 from hybridnn_course_staff.assignment import Assignment, Task, WholeRun
 from hybridnn_course_staff.assignments.a6_stale import cases, expected
-from hybridnn_course_staff.assignments.a6_stale.code_mistakes import STAGE, STORE
-from hybridnn_course_staff.assignments.a6_stale.rule_mistakes import DISTANCE, PREDICT, RULES
 from hybridnn_course_staff.assignments.a6_stale.solution import (
     distance_solution,
     predict_solution,
@@ -75,7 +73,6 @@ ASSIGNMENT = Assignment(
             points=Points(public=8, hidden=13, whole=3),
             axes=("stage_numbers", "extra_method"),
             whole=WholeRun("digits on 4 stages, six methods", runs.run_rules, expected.replay_rules),
-            mistakes=RULES,
         ),
         Task(
             name="store",
@@ -89,7 +86,6 @@ ASSIGNMENT = Assignment(
             axes=("version_names",),
             budget=budgets.store_budget,
             whole=WholeRun("digits on 4 stages, PipeDream", runs.run_store, expected.replay_store),
-            mistakes=STORE,
         ),
         Task(
             name="stage",
@@ -103,7 +99,6 @@ ASSIGNMENT = Assignment(
             axes=("stale_rate",),
             budget=budgets.stage_budget,
             whole=WholeRun("digits on 4 stages, three methods", runs.run_stage, expected.replay_stage),
-            mistakes=STAGE,
         ),
         Task(
             name="distance",
@@ -116,7 +111,6 @@ ASSIGNMENT = Assignment(
             points=Points(public=5, hidden=7, whole=1),
             axes=("stage_numbers", "backward_length"),
             whole=WholeRun("digits on 4 stages, SpecTrain", runs.run_distance, expected.replay_distance),
-            mistakes=DISTANCE,
         ),
         Task(
             name="predict",
@@ -131,7 +125,6 @@ ASSIGNMENT = Assignment(
             axes=("velocity",),
             budget=budgets.predict_budget,
             whole=WholeRun("digits on 4 stages, SpecTrain", runs.run_predict, expected.replay_predict),
-            mistakes=PREDICT,
         ),
     ),
 )

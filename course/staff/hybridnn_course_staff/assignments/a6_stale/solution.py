@@ -55,18 +55,19 @@ def rules_solution(variant: Variant) -> Callable[[str, int, int, int], Reads]:
 
     def weights_read(method: str, stage: int, stages: int, minibatch: int) -> Reads:
         stage -= first_number(variant)
-        newest = max(0, minibatch - (stages - 1 - stage))
-        if method == "vanilla":
-            return newest, newest, minibatch
-        if method == "fr":
-            return newest, minibatch, minibatch
+        staleness = stages - 1 - stage
         if method == "vertical sync":
-            newest = max(0, minibatch - (stages - 1))
+            staleness = stages - 1
         elif method == "extra" and variant["extra_method"] == "two versions":
-            newest = max(0, minibatch - 1)
+            staleness = 1
         elif method == "extra":
-            newest = max(0, minibatch - (stages - 1 - first_of_group(variant, stage, stages)))
-        return newest, newest, newest
+            staleness = stages - 1 - first_of_group(variant, stage, stages)
+        forward = max(0, minibatch - staleness)
+        if method == "vanilla":
+            return forward, forward, minibatch
+        if method == "fr":
+            return forward, minibatch, minibatch
+        return forward, forward, forward
 
     return weights_read
 

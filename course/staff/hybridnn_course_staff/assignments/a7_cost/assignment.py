@@ -23,14 +23,6 @@ from hybridnn_course.exercises.a7_cost.predictions import (
     planned_with,
 )
 from hybridnn_course_staff.assignment import Assignment, Task, WholeRun
-from hybridnn_course_staff.assignments.a7_cost.mistakes_of_costs import COLLECTIVE, FIT, RING
-from hybridnn_course_staff.assignments.a7_cost.mistakes_of_layouts import (
-    CUTS,
-    GRID,
-    one_after_another,
-    shifted_boundaries,
-    without_boundaries,
-)
 from hybridnn_course_staff.assignments.a7_cost.solution import (
     NODE,
     RADIX,
@@ -39,7 +31,9 @@ from hybridnn_course_staff.assignments.a7_cost.solution import (
     fit_solution,
     grid_solution,
     ring_counts,
+    ring_solution,
 )
+from hybridnn_course_staff.mistakes import known_mistakes
 
 MESSAGE_UNITS = {"alpha in us": 1e-6, "beta in ns per byte": 1e-9}
 GAMMA = {"gamma in ns per byte": 1e-9}
@@ -172,7 +166,8 @@ def _hidden_cuts(random: Random, variant: Variant, number: int) -> Case:
 def _tells_apart(variant: Variant, seconds: Sequence[float], boundaries: Sequence[float], stages: int) -> bool:
     """Whether messages matter so much that every wrong way to count them has cuts of another value."""
     ways = [cuts_solution({**variant, "messages": choice}) for choice in ("overlapped", "waited for")]
-    ways += [wrong(variant) for wrong in (without_boundaries, shifted_boundaries, one_after_another)]
+    wrong = {mistake.name: mistake.function for mistake in known_mistakes("cuts", cuts_solution)}
+    ways += [wrong[name](variant) for name in ("boundary-ignored", "boundary-shifted", "one-stage-at-a-time")]
     found = {slowest_part(variant, seconds, boundaries, way(seconds, boundaries, stages)) for way in ways}
     return len(found) == len(ways)
 
@@ -257,7 +252,6 @@ ASSIGNMENT = Assignment(
                 lambda _: calibrated(),
                 tolerance=1e-6,
             ),
-            mistakes=FIT,
             tolerance=1e-7,
         ),
         Task(
@@ -265,12 +259,11 @@ ASSIGNMENT = Assignment(
             file="collectives.py",
             target="hybridnn_course_staff.assignments.a7_cost.solution:ring_counts",
             call=call_counts,
-            solution=lambda _: ring_counts,
+            solution=ring_solution,
             public=_public_ring,
             hidden=_hidden_counts,
             points=Points(public=5, hidden=7, whole=4),
             whole=WholeRun("plan of 6 and 12 ranks with this all-reduce", planned_with, lambda _: planned()),
-            mistakes=RING,
         ),
         Task(
             name="collective",
@@ -287,7 +280,6 @@ ASSIGNMENT = Assignment(
                 compared,
                 lambda variant: compared(collective_solution(variant), variant),
             ),
-            mistakes=COLLECTIVE,
         ),
         Task(
             name="cuts",
@@ -304,7 +296,6 @@ ASSIGNMENT = Assignment(
                 partitioned,
                 lambda variant: partitioned(cuts_solution(variant), variant),
             ),
-            mistakes=CUTS,
         ),
         Task(
             name="grid",
@@ -318,7 +309,6 @@ ASSIGNMENT = Assignment(
             points=Points(public=6, hidden=12, whole=3),
             axes=("weights",),
             whole=WholeRun("map of the best grids of 16 ranks", mapped_with, _expected_map),
-            mistakes=GRID,
         ),
     ),
 )

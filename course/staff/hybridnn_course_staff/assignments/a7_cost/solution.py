@@ -38,11 +38,6 @@ def merged(features: Array, seconds: Array, summary: Callable[[Array], Any]) -> 
     return rows, np.array([float(summary(seconds[which.ravel() == row])) for row in range(len(rows))])
 
 
-def relative_rows(features: Array, seconds: Array) -> Array:
-    """Features over seconds: their product with the coefficients is predicted over measured seconds."""
-    return features / seconds[:, None]
-
-
 def non_negative(rows: Array, values: Array) -> Array:
     """Non-negative least squares, with columns of similar length."""
     from scipy.optimize import nnls
@@ -58,7 +53,7 @@ def fit_solution(variant: Variant) -> Function:
 
     def fit_costs(features: Array, seconds: Array) -> Array:
         rows, measured = merged(features, seconds, SUMMARIES[variant["repetitions"]])
-        return non_negative(relative_rows(rows, measured), np.ones(len(measured)))
+        return non_negative(rows / measured[:, None], np.ones(len(measured)))
 
     return fit_costs
 
@@ -76,6 +71,11 @@ def doublings(ranks: int) -> int:
     return (ranks - 1).bit_length()
 
 
+def ring_solution(_: Variant) -> Function:
+    """The ring all-reduce, in every variant."""
+    return ring_counts
+
+
 def neighbour_exchange(nbytes: int, ranks: int) -> Counts:
     """All-gather by neighbour exchange; with an odd number of ranks, round a ring."""
     first = block(nbytes, ranks, 0)
@@ -84,12 +84,12 @@ def neighbour_exchange(nbytes: int, ranks: int) -> Counts:
     return ranks // 2, first + (ranks // 2 - 1) * (first + block(nbytes, ranks, 1)), 0
 
 
-def knomial_tree(nbytes: int, ranks: int, radix: int = RADIX) -> Counts:
+def knomial_tree(nbytes: int, ranks: int) -> Counts:
     """Broadcast in a k-nomial tree."""
     messages, reached = 0, 1
     while reached < ranks:
-        messages += min(radix - 1, -(-(ranks - reached) // reached))
-        reached *= radix
+        messages += min(RADIX - 1, -(-(ranks - reached) // reached))
+        reached *= RADIX
     return messages, messages * nbytes, 0
 
 
@@ -149,19 +149,14 @@ def one_way(nbytes: float, ranks: int) -> tuple[float, float]:
     return (ranks - 1).bit_length(), nbytes * (ranks - 1) / ranks
 
 
-def step_counts(
-    widths: Sequence[int],
-    batch: int,
-    grid: tuple[int, int],
-    weight_passes: int,
-    way: Callable[[float, int], tuple[float, float]] = one_way,
-) -> tuple[float, float]:
+def step_counts(widths: Sequence[int], batch: int, grid: tuple[int, int], weight_passes: int) -> tuple[float, float]:
     """Messages and bytes of a step on a grid."""
     batch_ranks, model_ranks = grid
-    passes = [(batch / batch_ranks * width * 4, model_ranks, 1) for width in widths[1:]]
-    passes += [(batch / batch_ranks * width * 4, model_ranks, 2) for width in widths[1:-1]]
+    samples = batch / batch_ranks
+    passes = [(samples * width * 4, model_ranks, 1) for width in widths[1:]]
+    passes += [(samples * width * 4, model_ranks, 2) for width in widths[1:-1]]
     passes += [(inputs * outputs / model_ranks * 4, batch_ranks, weight_passes) for inputs, outputs in pairwise(widths)]
-    found = [(times, *way(nbytes, ranks)) for nbytes, ranks, times in passes]
+    found = [(times, *one_way(nbytes, ranks)) for nbytes, ranks, times in passes]
     return sum(times * messages for times, messages, _ in found), sum(times * sent for times, _, sent in found)
 
 
@@ -171,30 +166,18 @@ def fitting_grids(widths: Sequence[int], batch: int, ranks: int) -> list[tuple[i
     return [pair for pair in pairs if pair[0] <= batch and pair[1] <= max(widths[1:])]
 
 
-Costs = Callable[[Sequence[int], int, tuple[int, int]], tuple[float, float]]
-"""Messages and bytes from widths, minibatch and grid."""
-
-
-def fastest(
-    costs: Costs, widths: Sequence[int], batch: int, ranks: int, alpha: float, beta: float
-) -> tuple[tuple[int, int], float]:
-    """The first of the fastest grids, and its seconds."""
-    seconds = {}
-    for grid in fitting_grids(widths, batch, ranks):
-        messages, sent = costs(widths, batch, grid)
-        seconds[grid] = messages * alpha + sent * beta
-    best = min(seconds, key=lambda grid: seconds[grid])
-    return best, seconds[best]
-
-
 def grid_solution(variant: Variant) -> Function:
-    """The fastest grid for replicated or sharded weights."""
+    """The first of the fastest grids for replicated or sharded weights, and its seconds."""
 
     def best_grid(
         widths: Sequence[int], batch: int, ranks: int, alpha: float, beta: float
     ) -> tuple[tuple[int, int], float]:
-        costs = partial(step_counts, weight_passes=ONE_WAYS[variant["weights"]])
-        return fastest(costs, widths, batch, ranks, alpha, beta)
+        def seconds(grid: tuple[int, int]) -> float:
+            messages, sent = step_counts(widths, batch, grid, ONE_WAYS[variant["weights"]])
+            return messages * alpha + sent * beta
+
+        best = min(fitting_grids(widths, batch, ranks), key=seconds)
+        return best, seconds(best)
 
     return best_grid
 
