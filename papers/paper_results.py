@@ -6,8 +6,8 @@ of all studies anew, by their records. Finished cells are not run again.
 
 Records are in ``papers/docs/records``, and the verdicts, with every comparison, in ``papers/docs/verdicts.csv``. A page
 has links to the pictures between the lines ``<!-- study: laugier-figure-5 -->`` (of the full form ``<!-- study:
-kang-table-6, full -->``) and ``<!-- end of study -->``; where there are none yet, all are put there, else those that are
-linked. The numbers of verdicts are between ``<!-- verdicts: kang -->`` and ``<!-- end of verdicts -->``, for the
+kang-table-6, full -->``) and ``<!-- end of study -->``; where there are none yet, all are put there, else those that
+are linked. The numbers of verdicts are between ``<!-- verdicts: kang -->`` and ``<!-- end of verdicts -->``, for the
 studies whose names begin so. Pictures are in a folder of the study's name.
 """
 
