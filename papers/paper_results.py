@@ -6,8 +6,9 @@ of all studies anew, by their records. Finished cells are not run again.
 
 Records are in ``papers/docs/records``, and the verdicts, with every comparison, in ``papers/docs/verdicts.csv``. A page
 has links to the pictures between the lines ``<!-- study: laugier-figure-5 -->`` (of the full form ``<!-- study:
-kang-table-6, full -->``) and ``<!-- end of study -->``, and the numbers of verdicts between ``<!-- verdicts: kang -->``
-and ``<!-- end of verdicts -->``, for the studies whose names begin so. Pictures are in a folder of the study's name.
+kang-table-6, full -->``) and ``<!-- end of study -->``; where there are none yet, all are put there, else those that
+are linked. The numbers of verdicts are between ``<!-- verdicts: kang -->`` and ``<!-- end of verdicts -->``, for the
+studies whose names begin so. Pictures are in a folder of the study's name.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ VERDICTS = "verdicts.csv"
 COMMITS = "commits.txt"
 END = "<!-- end of study -->"
 NUMBER = re.compile(r"\d+\.\d{2,}")
+PICTURE = re.compile(r"/([\w-]+)\.svg\)")
 SUMMARY = re.compile(r"(?<=<!-- verdicts: )(\w+)( -->\n).*?(?=<!-- end of verdicts -->)", re.DOTALL)
 
 Hybridnn = Callable[[Sequence[str]], int]
@@ -69,7 +71,7 @@ def reproduce(name: str, pages: Path, hybridnn: Hybridnn = run_hybridnn, *, full
     reported = hybridnn(["study", "report", str(folder)])
     if reported in (0, 1):
         # Layouts that are compared by time train alike; trainings that are compared share the machine.
-        without = {"accuracy"} if study.keys.compares == "times" else {"accuracy-time", "training_loss-time"}
+        without = {"accuracy-time", "accuracy" if study.keys.compares == "times" else "training_loss-time"}
         _put(folder, name + ", full" * full, pages, without)
         write_verdicts(pages)
     return ran or reported
@@ -94,7 +96,7 @@ def commit() -> str:
 
 
 def _put(folder: Path, title: str, pages: Path, without: AbstractSet[str]) -> None:
-    """Put records and pictures of a study, without some, beside the page that has the lines of its study."""
+    """Put records and pictures of a study beside the page that has its lines: those that it shows already, or most."""
     from hybridnn.study.results import read_results
     from hybridnn_papers.conclusions import records_text
 
@@ -109,7 +111,12 @@ def _put(folder: Path, title: str, pages: Path, without: AbstractSet[str]) -> No
     records = records_text(read_results(folder), ", ".join(dict.fromkeys(filter(None, commits))))
     (pages / RECORDS / f"{name}.csv").write_text(records, encoding="utf-8")
     shutil.rmtree(pages / name, ignore_errors=True)
-    pictures = sorted(path for path in (folder / "report").glob("*.svg") if path.stem not in without)
+    linked = PICTURE.findall("".join(place.findall(page.read_text(encoding="utf-8"))))
+    pictures = [
+        path
+        for path in sorted((folder / "report").glob("*.svg"))
+        if (path.stem in linked if linked else path.stem not in without)
+    ]
     if pictures:
         (pages / name).mkdir()
     for picture in pictures:

@@ -80,6 +80,14 @@ def test_study_is_run_and_reported_and_its_page_has_the_report(
     assert f"{STUDY}: done after 0 s" in capsys.readouterr().out
 
 
+def test_a_page_keeps_the_pictures_that_it_shows(tmp_path: Path) -> None:
+    pages = make_pages(tmp_path / "papers", STUDY)
+    page = pages / "page.md"
+    page.write_text(page.read_text().replace("old", f"![accuracy]({STUDY}/accuracy.svg)"))
+    assert paper_results.main([STUDY], pages, Commands()) == 0
+    assert [path.name for path in (pages / STUDY).iterdir()] == ["accuracy.svg"]
+
+
 def test_verdicts_are_those_of_the_records() -> None:
     """The committed table, and the numbers in the pages, are what `make papers ARGS=--verdicts` writes."""
     pages = paper_results.PAGES
@@ -102,7 +110,7 @@ def test_numbers_of_verdicts_are_those_of_the_full_form(tmp_path: Path) -> None:
 
 
 def test_records_of_a_paper_are_compact() -> None:
-    for paper in ("kang", "chen"):
+    for paper in ("chen", "kang", "laugier"):
         sizes = [path.stat().st_size for path in (paper_results.PAGES / "records").glob(f"{paper}-*.csv")]
         assert 0 < sum(sizes) <= 300_000
 
