@@ -111,11 +111,6 @@ def gradient_solution(_: Variant) -> Callable[..., Any]:
     return global_gradient
 
 
-def gradient_solution(_: Variant) -> Callable[..., Any]:
-    """The gradient over all samples, in every variant."""
-    return global_gradient
-
-
 class GradientReducer:
     """Sums a buffer of gradients over the ranks, while the backward pass still computes.
 
