@@ -18,16 +18,42 @@ NESTEROV = """            np.subtract(w, g, out=new)
             np.multiply(v, lr * settings.momentum"""
 TAGS = "group.isend(outgoing, right, 0)\n    receive = group.ireceive(incoming, left, 0)"
 GATHERED = "swap(group, rows(array, group, group.rank - step), rows(array, group, group.rank - step - 1))"
+EXCHANGE = """    send = group.isend(outgoing, right, 0)
+    receive = group.ireceive(incoming, left, 0)
+    send.wait()
+    receive.wait()
+"""
+FLOAT32 = """    received = np.empty(incoming.shape, np.float32)
+    send = group.isend(outgoing.astype(np.float32), right, 0)
+    group.ireceive(received, left, 0).wait()
+    send.wait()
+    incoming[...] = received
+"""
+TWO_BYTES = FLOAT32.replace("np.float32)", "np.int16).view(np.uint8)").replace("= received\n", "= received.view(np.int16)\n")
+PREDICTED = """    np.multiply(state.slots["velocity"], -lr * steps, out=out)
+    np.add(out, weights, out=out)
+"""
+MAPPED = """    v, n = state.slots["velocity"], -(-len(out) // 40)
+    for a in range(0, len(out), n):
+        out[a : a + n] = list(map(lambda w, u: w - lr * steps * u, weights[a : a + n], v[a : a + n]))
+"""
 
 MISTAKES = [
+    ("half of the steps", "a1 one differences", "/ (2 * step)", "/ 2 * step", ""),
     ("loss with +", "a1 one loss", "- of_labels).sum()", "+ of_labels).sum()", ""),
     ("labels one off", "a1 one loss", "gradient[labels, columns] -=", "gradient[labels - 1, columns] -=", ""),
+    ("label not scaled", "a1 one loss", "columns] -= scale", "columns] -= 1", ""),
+    ("loss bound to a name", "a1 one loss", "loss[0] = float", "loss = float", ""),
     ("1 - tanh(y)^2", "a1 one activation", "np.square(y, out", "np.square(np.tanh(y), out", ""),
+    ("1 - sigmoid", "a1 one activation", "        scratch *= y\n", "", ""),
     ("dW reshaped", "a1 one backward", "np.matmul(dz, x.T, out=weight_gradient)", RESHAPED, ""),
+    ("added to dx", "a1 one backward", "np.matmul(weight.T, dz, out=dx)", "dx += weight.T @ dz", ""),
+    ("velocity not decayed", "a1 one update", "        v *= settings.momentum\n", "", ""),
     ("Nesterov alone", "a1 one update", NESTEROV, NESTEROV.replace("np.subtract(w, g, out=new)", "new[:] = w"), ""),
     ("no maximum", "a2 one gradient", "        z = z - z.max()\n", "", ""),
     ("loss with +", "a2 one gradient", "z[label] - np.log", "z[label] + np.log", ""),
     ("labels one off", "a2 one gradient", "p[label] -= 1", "p[label - 1] -= 1", ""),
+    ("softmax alone", "a2 one gradient", "        p[label] -= 1\n", "", ""),
     (
         "lists",
         "a2 one minibatches",
@@ -36,22 +62,33 @@ MISTAKES = [
         "",
     ),
     ("sorted", "a2 one buckets", "return buckets\n", "return dict(sorted(buckets.items()))\n", ""),
+    ("numbers of buckets", "a2 one buckets", "buckets[layer] =", "buckets[len(buckets)] =", ""),
     ("more than", "a2 one buckets", ">= min_elements", "> min_elements", "off-by-one-bucket"),
     ("first element", "a2 one reducer", "self.buffer[-1]", "self.buffer[0]", "variant:loss_place=first"),
     ("other tags", "a3 one shift", TAGS, TAGS.replace("0)", "group.rank)"), ""),
+    ("nothing returned", "a3 one shift", "    return result\n", "", ""),
     ("one rank", "a3 one reduce_scatter", "    work = array", "    if group.size == 1: return\n    work = array", ""),
     ("block returned", "a3 one reduce_scatter", "    out[...] = rows(", "    return rows(", "rebinds-out"),
     ("block added", "a3 one reduce_scatter", "    out[...] = rows(", "    out += rows(", ""),
+    ("two bytes", "a3 one reduce_scatter", EXCHANGE, TWO_BYTES, ""),
+    ("two bytes", "a3 one allgather", EXCHANGE, TWO_BYTES, ""),
+    ("a round too many", "a3 one allgather", "range(group.size - 1)", "range(group.size)", ""),
     ("a block early", "a3 one allgather", GATHERED, GATHERED.replace("group.rank -", "group.rank - 1 -"), ""),
     ("a block early", "a3 one allreduce", GATHERED, GATHERED.replace("group.rank -", "group.rank - 1 -"), ""),
+    ("float32", "a3 one allreduce", EXCHANGE, FLOAT32, ""),
+    ("sum bound to a name", "a3 one allreduce", "            mine += incoming", "            mine = mine + incoming", ""),
+    ("maximum dropped", "a3 one allreduce", "np.maximum(mine, incoming, out=mine)", "np.maximum(mine, incoming)", ""),
     ("r - f", "a3 three allreduce", "active.index(group.rank)", "group.rank - folded", ""),
     ("idle ranks leave", "a3 three allreduce", "group.ireceive(flat, group.rank + 1, 2).wait()", "pass", ""),
     ("never doubling", "a3 three allreduce", "if array.nbytes <= 256:", "if False:", ""),
     ("always doubling", "a3 three allreduce", "if array.nbytes <= 256:", "if True:", ""),
+    ("last array alone", "a4 one norm", "split[0] += square", "split[0] = square", ""),
     ("uphill", "a6 one stage", "self.weights - self.rate", "self.weights + self.rate", ""),
     ("mean of samples", "a6 one stage", "(dz @ x.T)", "(dz @ x.T) / x.shape[1]", ""),
+    ("dx from dy", "a6 one stage", "w.T @ dz", "w.T @ dy", ""),
     ("times the momentum", "a6 one predict", "-lr * steps", "-lr * steps * self.momentum", "momentum-once-more"),
     ("float32", "a6 one predict", "-lr * steps", "np.float32(-lr * steps)", ""),
+    ("loops of map", "a6 one predict", PREDICTED, MAPPED, "element-by-element"),
 ]
 """What is wrong; assignment, right submission and task; the text of it that is replaced, and by what; a true hint."""
 
@@ -81,3 +118,13 @@ def test_it_loses_points_and_gets_no_false_hint(where: str, old: str, new: str, 
     checks = check_task(runner, _key(name, style, task, key), whole=False).checks
     assert not all(check.passed for check in checks)
     assert {check.mistake for check in checks} - {""} == {hint} - {""}
+
+
+def test_requests_that_a_reducer_keeps_do_no_harm() -> None:
+    right = _right("a2", "one")
+    kept = "        for request in self.requests:\n            request.wait()\n"
+    dropped = "        while self.requests:\n            self.requests.pop(0).wait()\n"
+    assert right.files["gradient.py"].count(dropped) == 1
+    files = {file: text.replace(dropped, kept) for file, text in right.files.items()}
+    runner = TrustedRunner(replace(right, files=files).functions())
+    assert all(check.passed for check in check_task(runner, _key("a2", "one", "reducer", b"key of a term")).checks)

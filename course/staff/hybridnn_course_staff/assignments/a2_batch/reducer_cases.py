@@ -47,9 +47,3 @@ def hidden_reducer(random: Random, variant: Variant, number: int) -> Case:
     elements = layers[-1] + layers[-2]
     layers[0] = elements
     return _reducer_case(ranks, layers, elements, random.randrange(10**6), variant)
-
-
-# -- budget -----------------------------------------------------------------------------------------------------------
-
-
-# -- training ---------------------------------------------------------------------------------------------------------
