@@ -24,6 +24,13 @@ def write_everywhere(data):
             os.write(descriptor, data)
 """
 
+COMMENT = """
+def block_bounds(items, parts, part):
+    size, longer = divmod(items, parts)
+    return part * size + min(part, longer), part * size + size + min(part + 1, longer)
+"""
+"""Code, if Python reads the file in the encoding that its first line names."""
+
 BLOCKS = {
     "writes results": NOTHING
     + """
@@ -315,6 +322,30 @@ for flags in (os.O_RDWR, os.O_RDWR | os.O_CREAT | os.O_EXCL):
 for folder in os.listdir("/"):
     with suppress(OSError):
         print("FOUND" if os.path.exists(f"/{folder}/left") else "", open(f"/{folder}/left", "w"))
+""",
+    "code in a comment": "# coding: utf-7\n" + NOTHING + "#" + COMMENT.replace("+", "+-").replace("\n", "+AAo-"),
+    "system calls by a module with a name that is put together": NOTHING
+    + """
+import sys
+libc = sys.modules["_frozen_importlib"]._gcd_import("c" + "types").CDLL(None)
+text = bytes(64)
+print("FOUND" if libc.read(libc.open(b"/etc/shadow", 0), text, len(text)) > 0 else "")
+libc.open(b"/root/owned", os.O_CREAT | os.O_WRONLY, 0o666)
+for folder in ("/tmp", "/var/tmp", "/dev/shm"):
+    libc.open(f"{folder}/left-file".encode(), os.O_CREAT | os.O_WRONLY, 0o666)
+if libc.fork() == 0:
+    libc.setsid()
+    if libc.fork() == 0:
+        libc.sleep(1000)
+    libc._exit(0)
+""",
+    "reports of a fit": NOTHING
+    + """
+from scipy import odr
+for place in ("/tmp/left-report", "/dev/shm/left-report", "/root/owned"):  # a file that does not open ends Python
+    model, data = odr.Model(lambda b, x: b[0] * x), odr.Data([1.0, 2.0], [1.0, 2.0])
+    with suppress(Exception):
+        odr.ODR(data, model, [1.0], rptfile=place, errfile=place + "-errors").run()
 """,
     "raises half a character": "raise ValueError('\\ud800')\n",
     "folders in folders": NOTHING

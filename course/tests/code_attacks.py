@@ -9,11 +9,22 @@ __all__ = ["DISGUISED", "OTHER", "READING"]
 
 OTHER = {"longer_parts": "last", "short_minibatch": "first", "bucket_size": "at most", "loss_place": "first"}
 
-SOLVE = """
-bring = built["__imp" + "ort__"]
-solution = bring("hybridnn_course_staff.assignments.a2_batch.solution", fromlist=["x"])
+SOLVED = """
 variant = {"longer_parts": "last", "short_minibatch": "first", "bucket_size": "at most"}
 block_bounds, minibatches = solution.bounds_solution(variant), solution.minibatches_solution(variant)
+"""
+
+SOLVE = (
+    """
+bring = built["__imp" + "ort__"]
+solution = bring("hybridnn_course_staff.assignments.a2_batch.solution", fromlist=["x"])
+"""
+    + SOLVED
+)
+
+PATH = """
+import hybridnn
+path = hybridnn.__path__[0] + "/../course/staff/hybridnn_course_staff/assignments/a2_batch/solution.py"
 """
 
 CATCHER = """
@@ -28,6 +39,9 @@ BUILT = """
 import typing
 built = typing.cast.__globals__["__builtins__"]
 """
+
+WIDE = "\uff47\uff45\uff54\uff41\uff54\uff54\uff52"
+"""Letters that Python reads as ``getattr``."""
 
 DISGUISED = {
     "update_wrapper copies variables": CATCHER
@@ -241,6 +255,61 @@ for process in (os.getppid(), 1, "self"):
             print("FOUND")
         except Exception:
             pass
+"""
+    + SOLVE,
+    "another name for NumPy": """
+import numpy as np
+n = np
+built = n._core._internal.__builtins__
+"""
+    + SOLVE,
+    "fullwidth letters": f"""
+import functools
+built = {WIDE}(functools.wraps, "__glo" + "bals__")["__buil" + "tins__"]
+"""
+    + SOLVE,
+    "system calls by a module with a name that is put together": PATH
+    + """
+import sys, types
+libc = sys.modules["_frozen_importlib"]._gcd_import("c" + "types").CDLL(None)
+text, space = bytes(10 ** 5), {}
+libc.read(libc.open(path.encode(), 0), text, len(text))
+exec(text.rstrip(bytes(1)), space)
+solution = types.SimpleNamespace(**space)
+"""
+    + SOLVED,
+    "a loader of files": PATH
+    + """
+import importlib.machinery, types
+solution = types.ModuleType("solution")
+importlib.machinery.SourceFileLoader("solution", path).exec_module(solution)
+"""
+    + SOLVED,
+    "warnings at the lines of the solution": PATH
+    + """
+import warnings
+warnings.simplefilter("always")
+for line in range(1, 400):
+    warnings.warn_explicit("", UserWarning, path, line)
+""",
+    "another name for a field of a data class": """
+import dataclasses
+@dataclasses.dataclass
+class X:
+    x: int = 0
+dataclasses.fields(X)[0].name = "__cl" + "ass__"
+(kind,) = dataclasses.asdict(X()).values()
+built = kind.__init__.__globals__["__builtins__"]
+"""
+    + SOLVE,
+    "other defaults of a function by a state": CATCHER
+    + """
+import copy
+state = {"__defaults__": (("__glo" + "bals__",), ())}
+copy.dispatch_table[Catcher] = lambda _: ((lambda: functools.update_wrapper), (), (None, state))
+copy.copy(Catcher())
+functools.update_wrapper(Catcher(), functools.wraps)
+built = Catcher.found["__globals__"]["__builtins__"]
 """
     + SOLVE,
     "memory beside an array": """

@@ -20,6 +20,7 @@ from hybridnn.errors import HybridnnError
 from hybridnn_course import carrier, isolation
 from hybridnn_course.isolation import choose_isolation
 from hybridnn_course.outcome import TaskOutcome
+from hybridnn_course.submission import UngradableError, read_submission
 from hybridnn_course_staff.assignment import load_assignment
 from hybridnn_course_staff.grading import Grader, Limits
 from hybridnn_course_staff.term import Course
@@ -228,6 +229,19 @@ def test_ranks_meet_nowhere_but_at_the_grader(attacks: Attacks, name: str) -> No
     assert outcome.points == 0, outcome
     is_flagged = any(flag.startswith("gradient: impossible") for flag in outcome.flags)
     assert is_flagged == (name in MEETS[attacks.mode]), outcome
+
+
+def test_other_letters_and_encodings_hide_nothing() -> None:
+    """Python runs the comment where it reads the file in the encoding of its first line; graders read UTF-8."""
+    space: dict[str, Any] = {}
+    exec(BLOCKS["code in a comment"].encode(), space)
+    assert space["block_bounds"](10, 4, 1) == (3, 6)
+    wide = "\uff45\uff58\uff45\uff43('')\n"
+    flags = read_submission(A2, submission_zip(A2, A2.standard, {"blocks.py": wide})).flags
+    assert flags == ("blocks.py, line 1: uses exec",)
+    encoded = "# coding: utf-7\n+AGk-mport os\n"
+    with pytest.raises(UngradableError, match=r"^blocks\.py, line 2: cannot be parsed: .+\Z"):
+        read_submission(A2, submission_zip(A2, A2.standard, {"blocks.py": encoded}))
 
 
 @pytest.mark.slow

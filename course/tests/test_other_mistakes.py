@@ -29,7 +29,8 @@ FLOAT32 = """    received = np.empty(incoming.shape, np.float32)
     send.wait()
     incoming[...] = received
 """
-TWO_BYTES = FLOAT32.replace("np.float32)", "np.int16).view(np.uint8)").replace("= received\n", "= received.view(np.int16)\n")
+TWO_BYTES = FLOAT32.replace("float32", "int16").replace("(received,", "(received.view(np.uint8),")
+TWO_BYTES = TWO_BYTES.replace("(np.int16), right", "(np.int16).view(np.uint8), right")
 PREDICTED = """    np.multiply(state.slots["velocity"], -lr * steps, out=out)
     np.add(out, weights, out=out)
 """
@@ -76,7 +77,7 @@ MISTAKES = [
     ("a block early", "a3 one allgather", GATHERED, GATHERED.replace("group.rank -", "group.rank - 1 -"), ""),
     ("a block early", "a3 one allreduce", GATHERED, GATHERED.replace("group.rank -", "group.rank - 1 -"), ""),
     ("float32", "a3 one allreduce", EXCHANGE, FLOAT32, ""),
-    ("sum bound to a name", "a3 one allreduce", "            mine += incoming", "            mine = mine + incoming", ""),
+    ("sum bound to a name", "a3 one allreduce", "mine += incoming", "mine = mine + incoming", ""),
     ("maximum dropped", "a3 one allreduce", "np.maximum(mine, incoming, out=mine)", "np.maximum(mine, incoming)", ""),
     ("r - f", "a3 three allreduce", "active.index(group.rank)", "group.rank - folded", ""),
     ("idle ranks leave", "a3 three allreduce", "group.ireceive(flat, group.rank + 1, 2).wait()", "pass", ""),
@@ -88,6 +89,7 @@ MISTAKES = [
     ("dx from dy", "a6 one stage", "w.T @ dz", "w.T @ dy", ""),
     ("times the momentum", "a6 one predict", "-lr * steps", "-lr * steps * self.momentum", "momentum-once-more"),
     ("float32", "a6 one predict", "-lr * steps", "np.float32(-lr * steps)", ""),
+    ("sum dropped", "a6 one predict", "np.add(out, weights, out=out)", "np.add(out, weights)", ""),
     ("loops of map", "a6 one predict", PREDICTED, MAPPED, "element-by-element"),
 ]
 """What is wrong; assignment, right submission and task; the text of it that is replaced, and by what; a true hint."""

@@ -148,8 +148,7 @@ class Layout:
 
     def largest_schedules(self) -> tuple[Schedule, Schedule]:
         """Schedules of training and of forward passes, long enough to need as much memory as any longer one."""
-        full = 2 * len(self.stages)
-        return self.schedule(1 if self.exact else full), self.forward_schedule(full)
+        return _largest_schedules(self, METHODS[self.method])
 
     def layers_of(self, model: MLP, stage: int) -> list[tuple[DenseLayer, ...]]:
         """Layers of every chunk of a stage."""
@@ -206,3 +205,10 @@ class Layout:
 
 
 _forward_schedule = lru_cache(4)(forward_only)  # many layouts of a plan have it in common
+
+
+@lru_cache(4)
+def _largest_schedules(layout: Layout, method: Method) -> tuple[Schedule, Schedule]:
+    """Those of a layout, which the ranks of a process share; a plug-in may replace the method of a name."""
+    full = 2 * len(layout.stages)
+    return layout.schedule(1 if layout.exact else full), layout.forward_schedule(full)

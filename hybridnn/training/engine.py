@@ -26,6 +26,7 @@ from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, ChunkRuntime, m
 from hybridnn.pipeline.execution.executor import Executor, Loss, Minibatch, NoteWeights
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, minibatches
 from hybridnn.training.global_arrays import GlobalArrays
@@ -72,10 +73,7 @@ class Engine:
         fused = fused_update and uses_fused_update(config, grid, layout, sharing, on_host=kernels.on_host)
         schedules = layout.largest_schedules()
         if grid.pipeline > 1:
-            from hybridnn.pipeline.checks.lint import lint
-
-            for schedule in schedules:
-                lint(schedule)
+            _lint(layout, METHODS[layout.method])
         plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(layout.chunks)]
         replica = ReplicaConfig(sharing, plans[0].weight_versions + len(config.optimizer.slot_names), fused)
         self.chunks = [
@@ -420,3 +418,12 @@ class Executors:
             for runtime in self.runtimes:
                 runtime.expect_targets(classification=task == "classification")
         return self.runtimes
+
+
+@lru_cache(4)
+def _lint(layout: Layout, method: Method) -> None:
+    """Check the rules of the schedules of a layout, once for the ranks of a process."""
+    from hybridnn.pipeline.checks.lint import lint  # not needed on one stage
+
+    for schedule in layout.largest_schedules():
+        lint(schedule)
