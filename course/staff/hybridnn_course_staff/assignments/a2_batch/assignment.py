@@ -72,7 +72,8 @@ def _public_minibatches(variant: Variant) -> Sequence[Case]:
 
 def _hidden_minibatches(random: Random, variant: Variant, number: int) -> Case:
     batch = random.randint(3, 9)
-    samples = 0 if number == 0 else batch * random.randint(3, 6) + random.randint(1, batch - 2)
+    rest = 1 if number == 1 else random.randint(1, batch - 2)  # one sample over in a case of every term
+    samples = 0 if number == 0 else batch * random.randint(3, 6) + rest
     return _minibatches_case(samples, batch, random.randrange(10**6))
 
 
