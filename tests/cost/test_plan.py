@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -205,21 +206,16 @@ def test_a_layout_that_is_clearly_slower_gets_advice() -> None:
     work, slow_messages, calls = make_machine(), make_machine(alpha=1.0), make_machine(call=1.0, multiply_add=0.0)
     # With two microbatches, 3 / 4 of the time of one rank, against 1 / 2: no more than both errors.
     assert advice(pipeline, work) == ""
-    assert advice(pipeline, slow_messages).startswith("predicted 0.")
-    assert "times as fast as one rank (within a factor of 1.5; hybridnn plan)" in advice(pipeline, slow_messages)
+    assert re.fullmatch(r"predicted 0\.\d+ times as fast as one rank \(.* 1\.5; .*", advice(pipeline, slow_messages))
     assert advice(batch, work) == advice(batch, calls) == advice(Layout.uniform([(1, 1)], 4), work) == ""
     no_overlap = replace(Layout.uniform([(1, 1)] * 2, 4), method="sequential")  # as fast as one rank
-    text = advice(no_overlap, work)
-    ratios = "predicted 1 times as fast as one rank; batch 2 would be 2 times"
-    assert text == f"{ratios} (within a factor of 1.5; hybridnn plan)"
+    text = "predicted 1 times as fast as one rank; batch 2 would be 2 times (within a factor of 1.5; hybridnn plan)"
+    assert advice(no_overlap, work) == text
     quality = {"held_out_of": "passes", "noise": 0.0, "load_average": 0.0, "busy_ranks": 2}
-    less_certain = f"{ratios} (within a factor of 1.6; hybridnn plan)"
-    for error, expected in ((0.1, text), (0.24, less_certain), (0.5, "")):  # more than a quarter is doubtful
+    for error, expected in ((0.1, text), (0.24, text.replace("1.5", "1.6")), (0.5, "")):  # above 0.25: doubtful
         assert advice(no_overlap, make_machine(quality={"held_out_error": error, **quality})) == expected
-    tiny = make_machine(memory=1.0)
-    assert advice(no_overlap, tiny) == ""  # nothing fits
-    # Twice as fast is not beyond the errors of short steps.
-    assert advice(no_overlap, make_machine(multiply_add=1e-11)) == ""
+    assert advice(no_overlap, make_machine(memory=1.0)) == ""  # nothing fits
+    assert advice(no_overlap, make_machine(multiply_add=1e-11)) == ""  # not beyond the errors of short steps
     assert "(within a factor of 2.3; " in advice(pipeline, make_machine(multiply_add=1e-11, alpha=1.0))
 
 
