@@ -147,7 +147,7 @@ class Attacks:
         start = time.monotonic()
         outcome = self.tried.check(name, task)
         outcome.model_dump_json()  # which is written to a file
-        assert time.monotonic() - start < 2 * self.limit + deadline(1)
+        assert time.monotonic() - start < 2 * self.limit + deadline(10)  # a busy machine deletes folders slowly
         assert [process for process, (_, user) in _status_of_processes().items() if user in self._users] == []
         assert len(_children() - self._children) == 1  # the process that starts the ranks
         assert self._files() <= before
