@@ -13,7 +13,7 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.pipeline.checks.lint import ScheduleError, lint
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Backward, InputGradient, Instruction, WeightGradient
-from hybridnn.pipeline.schedules.methods import make_schedule
+from hybridnn.pipeline.schedules.methods import forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from reference.ranks import replace_on_this_rank
 
@@ -85,9 +85,9 @@ def test_accepted_schedules_train_as_one_process(
     # Every rank trains the whole network alone, without a pipeline, for comparison.
     alone = trained(ProcessGrid(comm.Split(comm.rank)))
     grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
-    seen = set()
-    schedule = None
-    replace_on_this_rank(monkeypatch, Layout, "schedule", lambda layout, minibatches, **_: schedule)
+    seen, schedule, forward = set(), None, forward_only(comm.size, 2 * comm.size)
+    for name, new in (("schedule", lambda *_, **__: schedule), ("largest_schedules", lambda _: (schedule, forward))):
+        replace_on_this_rank(monkeypatch, Layout, name, new)
     for seed in seeds:
         method = ("gpipe", "1f1b")[seed % 2]
         made = make_schedule(method, stages=comm.size, minibatches=1, microbatches=MICROBATCHES)
