@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hybridnn.errors import DataError
-from hybridnn_course_staff.mistakes import known_mistakes
+from hybridnn_course_staff.mistakes import known_mistakes, require_tasks
 
 SOLUTION = """
 def add_solution(variant):
@@ -82,7 +82,7 @@ def test_wrong_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hints_are_one_line_and_may_be_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = '[hints]\nown = """\nWhat\nnow?"""\n' + HEAD.replace("Why?", "own")
+    text = '[hints]\nown = """\nWhat\nnow?"""\n' + HEAD.replace("Why?", "own") + 'code = "return 0"'
     (mistake,) = known_mistakes("task", made(tmp_path, monkeypatch, text).add_solution)
     assert mistake.hint == "What now?"
 
@@ -98,6 +98,24 @@ def test_an_edit_without_its_text_is_an_error(
         mistake.function({})
 
 
-def test_a_field_that_there_is_not_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match=r"mistakes\.toml: mistake\.0\.edit: "):
-        known_mistakes("task", made(tmp_path, monkeypatch, f"{HEAD}edit = []").add_solution)
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("edit = []", r"mistake\.0\.edit: "),
+        ("", r"mistake\.0: must have edits, before, after or code"),
+        ('within = "total"\nafter = "result = 0"', r"mistake\.0: must not have .* within without edits"),
+        ('code = "return 0"\nbefore = "a = 0"', r"mistake\.0: must not have before or after beside code"),
+    ],
+)
+def test_an_entry_without_effect_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, problem: str
+) -> None:
+    with pytest.raises(DataError, match=rf"mistakes\.toml: {problem}"):
+        known_mistakes("task", made(tmp_path, monkeypatch, HEAD + entry).add_solution)
+
+
+def test_a_task_that_there_is_not_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mistakes.toml").write_text(f'{HEAD}code = "return 0"')
+    require_tasks(tmp_path, ["task", "other"])
+    with pytest.raises(DataError, match=r"mistakes\.toml: wrong: no task is called task; there are other"):
+        require_tasks(tmp_path, ["other"])

@@ -207,7 +207,7 @@ class Layout:
 _forward_schedule = lru_cache(4)(forward_only)  # many layouts of a plan have it in common
 
 
-@lru_cache(4)
+@lru_cache(1)
 def _largest_schedules(layout: Layout, method: Method) -> tuple[Schedule, Schedule]:
     """Those of a layout, which the ranks of a process share; a plug-in may replace the method of a name."""
     full = 2 * len(layout.stages)

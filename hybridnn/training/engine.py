@@ -420,7 +420,7 @@ class Executors:
         return self.runtimes
 
 
-@lru_cache(4)
+@lru_cache(1)
 def _lint(layout: Layout, method: Method) -> None:
     """Check the rules of the schedules of a layout, once for the ranks of a process."""
     from hybridnn.pipeline.checks.lint import lint  # not needed on one stage

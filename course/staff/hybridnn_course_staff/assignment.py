@@ -20,7 +20,7 @@ from hybridnn_course import assignment as course
 from hybridnn_course.answers import Values
 from hybridnn_course.assignment import Case, Function, Variant
 from hybridnn_course.injection import find
-from hybridnn_course_staff.mistakes import Mistake, known_mistakes
+from hybridnn_course_staff.mistakes import Mistake, known_mistakes, require_tasks
 
 __all__ = ["Assignment", "Mistake", "RubricItem", "Task", "WholeRun", "assignment_packages", "load_assignment"]
 
@@ -162,4 +162,5 @@ def assignment_packages() -> dict[str, str]:
 @cache
 def _load(package: str) -> Assignment:
     assignment: Assignment = importlib.import_module(f"{package}.assignment").ASSIGNMENT
+    require_tasks(assignment.folder(), [task.name for task in assignment.tasks])
     return assignment

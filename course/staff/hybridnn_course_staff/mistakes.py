@@ -7,7 +7,7 @@ fields of `Entry`. The table ``[hints]`` names hints that several mistakes have.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -15,14 +15,15 @@ from textwrap import indent
 from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from hybridnn.errors import DataError
 from hybridnn.utils.files import read_toml
 from hybridnn.utils.settings_models import first_problem
 from hybridnn_course.assignment import Function, Variant
 
-__all__ = ["Entry", "Mistake", "known_mistakes"]
+__all__ = ["Entry", "Mistake", "known_mistakes", "require_tasks"]
 
 FILE = "mistakes.toml"
 Solution = Callable[[Variant], Function]
@@ -89,6 +90,15 @@ class Entry(BaseModel):
     after: str = ""
     code: str = ""
 
+    @model_validator(mode="after")
+    def _has_effect(self) -> Entry:
+        """Every field that is given changes the solution."""
+        if not (self.edits or self.before or self.after or self.code):
+            raise PydanticCustomError("edits", "must have edits, before, after or code")
+        if (self.code and (self.before or self.after)) or (self.within and not self.edits):
+            raise PydanticCustomError("code", "must not have before or after beside code, nor within without edits")
+        return self
+
 
 class MistakeFile(BaseModel):
     """Content of ``mistakes.toml``; all mistakes can use the names that `shared` defines."""
@@ -119,6 +129,14 @@ def known_mistakes(task: str, solution: Solution) -> tuple[Mistake, ...]:
         for entry in file.mistake
         if task in entry.tasks
     )
+
+
+def require_tasks(folder: Path, tasks: Collection[str]) -> None:
+    """Refuse a file in which a mistake names a task that there is not."""
+    path = folder / FILE
+    for entry in _read(path).mistake if path.exists() else ():
+        if unknown := set(entry.tasks) - set(tasks):
+            raise DataError(f"{path}: {entry.name}: no task is called {min(unknown)}; there are {', '.join(tasks)}")
 
 
 @cache

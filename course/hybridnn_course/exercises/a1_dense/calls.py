@@ -41,8 +41,8 @@ def _softsign(z: Array, scratch: Array) -> None:
 
 
 def no_gradient(y: Array, dy: Array, out: Array, scratch: Array) -> None:
-    """In the place of a gradient, where only the activation is needed."""
-    raise NotImplementedError
+    """In the place of a gradient, where only the activation is applied."""
+    raise RuntimeError("the gradient of this activation is the task `activation`")
 
 
 SPECIAL = {

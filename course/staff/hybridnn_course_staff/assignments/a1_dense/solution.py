@@ -1,8 +1,4 @@
-"""Reference solutions of A1.
-
-Three functions have no body: they are the targets of tasks, whose signature and docstring the students' stubs have, and
-the functions that `activation_solution` and its like return are the solutions.
-"""
+"""Reference solutions of A1."""
 
 from __future__ import annotations
 
@@ -72,29 +68,25 @@ def loss_solution(variant: Variant) -> Callable[..., None]:
     return cross_entropy
 
 
-def gradient_of_activation(name: str, y: Array, dy: Array, out: Array, scratch: Array) -> None:
-    """Gradient with respect to the input of an activation, from its output.
-
-    Parameters
-    ----------
-    name : {"identity", "relu", "tanh", "sigmoid", "special"}
-    y : ndarray
-        Output of the activation.
-    dy : ndarray
-        Gradient with respect to `y`, of the same shape.
-    out : ndarray
-        Receives the gradient with respect to the input, of the same shape; may be the array `dy`.
-    scratch : ndarray
-        Of the same shape and dtype; may be overwritten.
-    """
-    raise NotImplementedError
-
-
 def activation_solution(variant: Variant) -> Callable[..., None]:
     """Gradients of the activations of the library, and of one that the variant chooses."""
     activations = {**ACTIVATIONS, "special": special_activation(variant)}
 
     def gradient_of_activation(name: str, y: Array, dy: Array, out: Array, scratch: Array) -> None:
+        """Gradient with respect to the input of an activation, from its output.
+
+        Parameters
+        ----------
+        name : {"identity", "relu", "tanh", "sigmoid", "special"}
+        y : ndarray
+            Output of the activation.
+        dy : ndarray
+            Gradient with respect to `y`, of the same shape.
+        out : ndarray
+            Receives the gradient with respect to the input, of the same shape; may be the array `dy`.
+        scratch : ndarray
+            Of the same shape and dtype; may be overwritten.
+        """
         activations[name].gradient(y, dy, out, scratch)
 
     return gradient_of_activation
@@ -122,30 +114,26 @@ def _softsign_gradient(y: Array, dy: Array, out: Array, scratch: Array) -> None:
 GRADIENTS = {"leaky_relu": _leaky_relu_gradient, "softsign": _softsign_gradient}
 
 
-def dense_forward(weight: Array, bias: Array, x: Array, activation: Any, y: Array, scratch: Array) -> None:
-    """Output of a dense layer for n samples: the activation of ``W x + b``.
-
-    Parameters
-    ----------
-    weight : ndarray, shape (outputs, inputs)
-    bias : ndarray, shape (outputs,)
-    x : ndarray
-        Inputs of the samples.
-    activation : object
-        ``activation.apply(z, scratch)`` replaces the elements of an array by their activation.
-    y : ndarray
-        Receives the outputs of the samples.
-    scratch : ndarray
-        Of the shape of `y`; may be overwritten.
-    """
-    raise NotImplementedError
-
-
 def forward_solution(variant: Variant) -> Callable[..., None]:
     """The forward pass, for samples in columns or in rows."""
     columns = variant["samples"] == "columns"
 
     def dense_forward(weight: Array, bias: Array, x: Array, activation: Any, y: Array, scratch: Array) -> None:
+        """Output of a dense layer for n samples: the activation of ``W x + b``.
+
+        Parameters
+        ----------
+        weight : ndarray, shape (outputs, inputs)
+        bias : ndarray, shape (outputs,)
+        x : ndarray
+            Inputs of the samples.
+        activation : object
+            ``activation.apply(z, scratch)`` replaces the elements of an array by their activation.
+        y : ndarray
+            Receives the outputs of the samples.
+        scratch : ndarray
+            Of the shape of `y`; may be overwritten.
+        """
         if columns:
             np.matmul(weight, x, out=y)
             y += bias[:, None]
@@ -155,46 +143,6 @@ def forward_solution(variant: Variant) -> Callable[..., None]:
         activation.apply(y, scratch)
 
     return dense_forward
-
-
-def dense_backward(
-    weight: Array,
-    x: Array,
-    y: Array,
-    dy: Array,
-    activation: Any,
-    dz: Array,
-    weight_gradient: Array,
-    bias_gradient: Array,
-    dx: Array | None,
-    scratch: Array,
-) -> None:
-    """Gradients of a dense layer for n samples.
-
-    Parameters
-    ----------
-    weight : ndarray, shape (outputs, inputs)
-    x : ndarray
-        Inputs of the samples.
-    y : ndarray
-        Outputs of the samples, after the activation.
-    dy : ndarray
-        Gradient with respect to `y`, of the same shape.
-    activation : object
-        ``activation.gradient(y, dy, out, scratch)`` writes the gradient with respect to the activation's input to
-        `out`, which may be `dy`.
-    dz : ndarray
-        Receives the gradient with respect to ``W x + b``, of the shape of `y`; may be the array `dy`.
-    weight_gradient : ndarray, shape (outputs, inputs)
-        Receives the gradient with respect to `weight`, summed over the samples.
-    bias_gradient : ndarray, shape (outputs,)
-        Receives the gradient with respect to the bias, summed over the samples.
-    dx : ndarray or None
-        Receives the gradient with respect to `x`, of the same shape; None if it is not needed.
-    scratch : ndarray
-        Of the shape of `y`; may be overwritten.
-    """
-    raise NotImplementedError
 
 
 def backward_solution(variant: Variant) -> Callable[..., None]:
@@ -213,6 +161,31 @@ def backward_solution(variant: Variant) -> Callable[..., None]:
         dx: Array | None,
         scratch: Array,
     ) -> None:
+        """Gradients of a dense layer for n samples.
+
+        Parameters
+        ----------
+        weight : ndarray, shape (outputs, inputs)
+        x : ndarray
+            Inputs of the samples.
+        y : ndarray
+            Outputs of the samples, after the activation.
+        dy : ndarray
+            Gradient with respect to `y`, of the same shape.
+        activation : object
+            ``activation.gradient(y, dy, out, scratch)`` writes the gradient with respect to the activation's input to
+            `out`, which may be `dy`.
+        dz : ndarray
+            Receives the gradient with respect to ``W x + b``, of the shape of `y`; may be the array `dy`.
+        weight_gradient : ndarray, shape (outputs, inputs)
+            Receives the gradient with respect to `weight`, summed over the samples.
+        bias_gradient : ndarray, shape (outputs,)
+            Receives the gradient with respect to the bias, summed over the samples.
+        dx : ndarray or None
+            Receives the gradient with respect to `x`, of the same shape; None if it is not needed.
+        scratch : ndarray
+            Of the shape of `y`; may be overwritten.
+        """
         activation.gradient(y, dy, dz, scratch)
         if columns:
             np.matmul(dz, x.T, out=weight_gradient)
@@ -265,3 +238,9 @@ def update_solution(variant: Variant) -> Callable[..., None]:
             new -= t
 
     return sgd_update
+
+
+# In the variant of the library; the students' stubs have their signatures and docstrings.
+gradient_of_activation = activation_solution({"activation": "selu"})
+dense_forward = forward_solution({"samples": "columns"})
+dense_backward = backward_solution({"samples": "columns"})
