@@ -1,3 +1,6 @@
+"""The stage whose forward pass decides, then the version that it finds."""
+
+
 def weights_read(method, stage, stages, minibatch):
     # the forward pass of this method reads what that stage's forward pass finds
     half = stages // 2

@@ -1,3 +1,5 @@
+"""A count of updates in units of time, and a product of momenta."""
+
 import numpy as np
 
 

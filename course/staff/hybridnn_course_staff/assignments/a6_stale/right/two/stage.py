@@ -1,3 +1,5 @@
+"""A tuple for each minibatch in flight."""
+
 import numpy as np
 
 

@@ -1,3 +1,5 @@
+"""Numbers of buffers by age."""
+
 import numpy as np
 
 
