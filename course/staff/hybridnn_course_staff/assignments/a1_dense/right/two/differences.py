@@ -1,3 +1,5 @@
+"""A copy of the point for every evaluation."""
+
 import numpy as np
 
 

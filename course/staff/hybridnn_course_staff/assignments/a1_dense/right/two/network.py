@@ -1,3 +1,5 @@
+"""Logarithms of probabilities by logaddexp, slopes in a class of functions, updates of one block at a time."""
+
 import numpy as np
 
 SMOOTHED = 0.1

@@ -1,3 +1,5 @@
+"""A list of sizes, and np.split."""
+
 import numpy as np
 
 

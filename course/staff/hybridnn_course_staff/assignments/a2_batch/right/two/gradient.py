@@ -1,3 +1,5 @@
+"""The bias as one more column, log_softmax of SciPy, buckets that grow by one layer after the other."""
+
 from itertools import pairwise
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""A class for the ring, and a recursive function for the tree."""
+
 import numpy as np
 
 from hybridnn.comm.blocks import block_bounds

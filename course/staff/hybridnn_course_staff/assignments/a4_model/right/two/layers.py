@@ -1,3 +1,5 @@
+"""One class for what both kinds of layer have in common."""
+
 import numpy as np
 
 from hybridnn.comm.group import DONE

@@ -1,3 +1,5 @@
+"""Norms of the arrays, of which each rank has its share of the whole ones."""
+
 import numpy as np
 
 

@@ -1,3 +1,5 @@
+"""A list of which layers are split by inputs, before the shards are made."""
+
 from hybridnn.comm.blocks import block_slice
 from hybridnn.nn.parameters import LayerShard
 

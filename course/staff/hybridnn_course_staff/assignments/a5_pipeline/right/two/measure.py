@@ -1,3 +1,5 @@
+"""One instruction of every stage in turn, until nothing runs any more."""
+
 from itertools import accumulate
 
 from hybridnn.pipeline.schedules.instructions import Backward, Forward

@@ -1,3 +1,5 @@
+"""One generator of passes, which goes forward whenever the memory allows it."""
+
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Forward,

@@ -1,3 +1,5 @@
+"""Triples of counts that are added."""
+
 import numpy as np
 
 PER_NODE = 4

@@ -1,3 +1,5 @@
+"""Sorted by seconds, so that the first of equal rows is the least."""
+
 import numpy as np
 from scipy.optimize import nnls
 

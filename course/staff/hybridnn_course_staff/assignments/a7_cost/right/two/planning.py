@@ -1,3 +1,5 @@
+"""A recursive function with a cache, and exact fractions."""
+
 from fractions import Fraction
 from functools import lru_cache
 
