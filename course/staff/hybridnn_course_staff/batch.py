@@ -27,6 +27,7 @@ from hybridnn._version import __version__
 from hybridnn.errors import DataError, EnvironmentProblem
 from hybridnn.utils.files import FileError, make_folder, read_bytes, read_text, write_atomically
 from hybridnn_course.outcome import Outcome
+from hybridnn_course.submission import Submission
 from hybridnn_course.work_folder import FILE_BYTES
 from hybridnn_course_staff.assignment import Assignment
 from hybridnn_course_staff.grading import Grader, Limits
@@ -194,15 +195,15 @@ def with_student_flags(graded: Sequence[Graded], roster: Collection[str] = ()) -
     return found
 
 
-def read_sources(
+def read_submissions(
     assignment: Assignment, submissions: Path, modules: Sequence[str] = ()
-) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Code files by submission, and reasons why others cannot be read; `modules` as for `read_submission`."""
+) -> tuple[dict[str, Submission], dict[str, str]]:
+    """The submissions of a folder, and reasons why others cannot be read; `modules` as for `read_submission`."""
     found, refused = {}, {}
     for path in find_submissions(submissions):
         name = str(path.relative_to(submissions))
         try:
-            found[name] = read_in_time(assignment, read_bytes(path, ARCHIVE_BYTES), modules).files
+            found[name] = read_in_time(assignment, read_bytes(path, ARCHIVE_BYTES), modules)
         except DataError as error:
             refused[name] = str(error)
     return found, refused

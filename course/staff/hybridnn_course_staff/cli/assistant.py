@@ -140,17 +140,18 @@ def similar(
 ) -> None:
     """List similar code, whatever its names and layout: of submissions, of the reference and of the library."""
     from hybridnn_course_staff.assignment import load_assignment
-    from hybridnn_course_staff.batch import read_sources
+    from hybridnn_course_staff.batch import read_submissions
     from hybridnn_course_staff.similarity import clusters, published_code, similar_pairs
     from hybridnn_course_staff.term import Course
 
     chosen = load_assignment(assignment)
     modules = () if course is None else Course.open(course).settings.modules
-    sources, refused = read_sources(chosen, submissions, modules)
+    read, refused = read_submissions(chosen, submissions, modules)
+    sources = {name: one.files for name, one in read.items()}
     others = published_code(chosen)
     for folder in previous or ():
-        earlier, _ = read_sources(chosen, folder, modules)
-        others |= {str(folder / name): files for name, files in earlier.items()}
+        earlier, _ = read_submissions(chosen, folder, modules)
+        others |= {str(folder / name): one.files for name, one in earlier.items()}
     pairs = similar_pairs(chosen, sources, least, others)
     console = make_console()
     rows = [(", ".join(group.names), f"{group.least:.2f} to {group.most:.2f}") for group in clusters(pairs)]
@@ -186,18 +187,20 @@ def oral(
     assignment: AssignmentName,
     submissions: Submissions,
     course: CourseFolder = HERE,
-    names: Annotated[int, count("Submissions that are drawn.", "--names")] = 10,
+    names: Annotated[int, count("Students that are drawn.", "--names")] = 10,
     session: Annotated[int, count("Another number draws others.", "--session")] = 1,
 ) -> None:
-    """Draw submissions for oral questions, each with three lines of its code; a session draws the same ones again."""
-    from hybridnn_course_staff.batch import read_sources
+    """Draw students for oral questions, each with three lines of its code; a session draws the same ones again."""
+    from hybridnn_course_staff.batch import read_submissions
     from hybridnn_course_staff.oral import draw_questions
     from hybridnn_course_staff.task_key import seeded
     from hybridnn_course_staff.term import Course
 
     opened = Course.open(course)
     chosen = opened.assignment(assignment)
-    sources, _ = read_sources(chosen, submissions, opened.settings.modules)
+    read, _ = read_submissions(chosen, submissions, opened.settings.modules)
+    # Of several submissions of a student, the last one.
+    sources = {one.manifest.student or name: one.files for name, one in read.items()}
     console = make_console()
     for name, lines in draw_questions(chosen, sources, seeded(opened.key, "oral", chosen.id, session), names).items():
         console.print(name, style="bold", soft_wrap=True)
