@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,7 +25,7 @@ from mpi_runner.launch import (
 )
 from mpi_runner.outer import wait_for_job
 from mpi_runner.plugin import pytest_generate_tests
-from mpi_runner.slowness import SLOWNESS, deadline
+from mpi_runner.slowness import SLOWNESS, deadline, wait_until
 from mpi_runner.verdicts import JobEnd, judge
 
 CASES = Path(__file__).parent / "mpi_runner_cases"
@@ -95,14 +94,6 @@ def test_selection_and_stop_at_the_first_failure(tmp_path: Path) -> None:
     outcomes, text = run_suite(tmp_path, str(CASES / "case_broken.py"), "-x", "-k", "asserts or between or after")
     assert outcomes == {"test_one_rank_asserts[np2]": "FAILED"}
     assert "stopping after 1 failures" in text
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait for a condition, at most `seconds` on an idle machine."""
-    end = time.monotonic() + deadline(seconds)
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -7,10 +7,9 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from benchmarks import gpu_day, gpu_pieces
 from benchmarks.gpu_day import pieces_of_the_day, read_state, required_packages, run_day
 from benchmarks.gpu_pieces import Piece, run_piece
 from benchmarks.gpu_report import NOT_MEASURED, verdicts_of, write_report
-from mpi_runner.slowness import deadline
+from mpi_runner.slowness import deadline, wait_until
 
 ROOT = Path(__file__).parents[2]
 GPU = "NVIDIA H200"
@@ -96,13 +95,6 @@ def runs(process: int) -> bool:
         return False
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    last = monotonic() + deadline(20)
-    while not holds():
-        assert monotonic() < last
-        sleep(0.02)
-
-
 @pytest.fixture
 def out_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with which a piece has reached its limit of `LONG` seconds."""
@@ -112,7 +104,7 @@ def out_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         def wait(self, timeout: float | None = None) -> int:
             if timeout != LONG:
                 return super().wait(timeout)
-            wait_until(path.exists)
+            wait_until(path.exists, 20)
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Program)
@@ -135,7 +127,7 @@ def test_a_piece_ends_at_its_limit_and_leaves_its_results_its_stack_and_no_child
     assert "not flushed" in found["output"]
     assert "in waits_for_ever" in "\n".join(found["output"])
     assert "in waits_for_ever" in (tmp_path / "log").read_text()
-    wait_until(lambda: not runs(int(child.read_text())))
+    wait_until(lambda: not runs(int(child.read_text())), 20)
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from cluster.conftest import made
 from cluster.nodes import CANNOT, SCRIPT, Nodes
 from fault_drill.network_trials import missing_for_nodes
 from mpi_runner.launch import marked_processes
-from mpi_runner.slowness import deadline
+from mpi_runner.slowness import deadline, wait_until
 
 
 @contextlib.contextmanager
@@ -149,13 +148,6 @@ def _groups() -> set[Path]:
     return set(GROUPS.glob("hybridnn-nodes-*"))
 
 
-def _wait_until(condition: Callable[[], bool], what: str) -> None:
-    limit = time.monotonic() + deadline(10)
-    while not condition():
-        assert time.monotonic() < limit, what
-        time.sleep(0.01)
-
-
 HOLD = """
 import os, subprocess, sys, time
 sys.path[:0] = sys.argv[1:2]
@@ -204,10 +196,10 @@ def test_nothing_remains_of_them(end: signal.Signals, starts: bool, tmp_path: Pa
         assert holder.stdout is not None
         if not starts:
             assert holder.stdout.readline() == b"ready\n"
-        _wait_until(a_node_is_made, "no node is made")
+        wait_until(a_node_is_made, 10, "a node is made")
         holder.send_signal(end)
         holder.wait(deadline(10))
-    _wait_until(lambda: not marked_processes(mark), "processes of the nodes live on")
+    wait_until(lambda: not marked_processes(mark), 10, "the processes of the nodes have ended")
     assert _traces(tmp_path) == before
     assert not _groups() - groups
 

@@ -16,7 +16,8 @@ from cluster.conftest import Mpich, made
 from cluster.nodes import Nodes
 from hybridnn.runs.run_files import run_status
 from mpi_runner.launch import run_mpi
-from slurm.cluster import Cluster, wait_until
+from mpi_runner.slowness import wait_until
+from slurm.cluster import Cluster
 from slurm.runs import EPOCHS, LONG, RUN, assert_same, checkpoints, epochs, records, submit_run, weights
 
 pytestmark = pytest.mark.timeout(1500)

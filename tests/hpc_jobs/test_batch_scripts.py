@@ -17,7 +17,7 @@ import pytest
 
 from hybridnn.study.submit import fill_in_script
 from hybridnn.utils.files import shipped_folder
-from mpi_runner.slowness import deadline
+from mpi_runner.slowness import deadline, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -58,10 +58,7 @@ class Job:
 
     def wait_until_it_trains(self) -> int:
         """Return the process id of the training."""
-        end = time.monotonic() + deadline(20)
-        while not self.lines("ready"):
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(lambda: self.lines("ready"), 20)
         return int(self.lines("ready")[0])
 
 
@@ -173,10 +170,7 @@ fi
 def test_warning_during_the_search_for_a_launcher_requeues(tmp_path: Path, name: str) -> None:
     more, line, call = RUNS[name]
     with _job(tmp_path, name, SEARCH + "exit 4", launcher="", **more) as job:
-        end = time.monotonic() + deadline(20)
-        while not job.lines("searched"):
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(lambda: job.lines("searched"), 20)
         job.process.send_signal(signal.SIGUSR1)
         time.sleep(0.2)  # the shell handles it after the search
         (tmp_path / "go-on").touch()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from hybridnn.batch_jobs.launcher import candidates, find_launcher
 from hybridnn.batch_jobs.lost_node import NOTICE_SECONDS, find_lost_node
 from hybridnn.utils.processes import ChildResult
-from mpi_runner.slowness import deadline
+from mpi_runner.slowness import deadline, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -48,21 +47,15 @@ def test_signals_of_the_parent_alone_are_forwarded_once(tmp_path: Path) -> None:
     """Slurm sends those of others to the command as well."""
     command = [*RUN_STEP, str(tmp_path / "code"), sys.executable, "-c", COUNTS_SIGNALS]
     with subprocess.Popen(command, cwd=tmp_path) as process:
-        _wait_for(tmp_path / "ready")
+        wait_until((tmp_path / "ready").exists, 60)
         process.send_signal(signal.SIGUSR1)
-        _wait_for(tmp_path / "signals", "SIGUSR1\n")
+        seen = tmp_path / "signals"
+        wait_until(lambda: seen.exists() and "SIGUSR1\n" in seen.read_text(), 60)
         subprocess.run(["bash", "-c", f"kill -USR1 {process.pid}"], check=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(deadline(60)) == 75
-    assert (tmp_path / "signals").read_text().split() == ["SIGUSR1", "SIGTERM"]
+    assert seen.read_text().split() == ["SIGUSR1", "SIGTERM"]
     assert (tmp_path / "code").read_text() == "75\n"
-
-
-def _wait_for(file: Path, text: str = "") -> None:
-    end = time.monotonic() + deadline(60)
-    while not file.exists() or text not in file.read_text():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 # -- launchers ---------------------------------------------------------------------------------------------------------

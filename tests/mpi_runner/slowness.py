@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections.abc import Callable
 
-__all__ = ["SLOWNESS", "deadline", "measure", "slowness"]
+__all__ = ["SLOWNESS", "deadline", "measure", "slowness", "wait_until"]
 
 SLOWNESS = "HYBRIDNN_TEST_SLOWNESS"
 """Environment variable that sets the factor; without it, the factor is measured when a deadline is set."""
@@ -61,3 +62,14 @@ def slowness() -> float:
 def deadline(seconds: float) -> float:
     """Convert a time limit in seconds on an idle machine into seconds on this machine, as busy as it is now."""
     return seconds * slowness()
+
+
+def wait_until(
+    condition: Callable[[], object], seconds: float, what: str = "", why_not: Callable[[], str] = lambda: ""
+) -> None:
+    """Wait for `condition`; at the deadline, fail with `what` and the text of `why_not`."""
+    limit = deadline(seconds)
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, f"after {limit:g} s still waiting until {what}\n{why_not()}"
+        time.sleep(0.02)

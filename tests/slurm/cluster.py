@@ -6,40 +6,26 @@ import contextlib
 import re
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pytest
 
 from hybridnn.comm.open_mpi import OVERSUBSCRIBED
 from hybridnn.study.submit import fill_in_script
 from hybridnn.utils.files import shipped_folder
 from mpi_runner.launch import JOB_MARK, job_environment, marked_processes
-from mpi_runner.slowness import deadline
+from mpi_runner.slowness import deadline, wait_until
 
 if TYPE_CHECKING:
     from cluster.nodes import Nodes
 
-__all__ = ["SCRIPT", "Cluster", "Job", "edited_script", "wait_until"]
+__all__ = ["SCRIPT", "Cluster", "Job", "edited_script"]
 
 SCRIPT = Path(__file__).with_name("slurm.sh")
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-
-
-def wait_until(
-    condition: Callable[[], object], seconds: float, what: str, why_not: Callable[[], str] = lambda: ""
-) -> None:
-    """Wait for `condition`; at the time limit, fail the test with `what` and the text of `why_not`."""
-    end = time.monotonic() + deadline(seconds)
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(f"after {deadline(seconds):g} s still waiting until {what}\n{why_not()}")
-        time.sleep(0.05)
 
 
 def edited_script(name: str, folder: Path, /, **values: str) -> Path:

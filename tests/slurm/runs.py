@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from hybridnn.runs.run_files import run_status
-from slurm.cluster import Cluster, Job, edited_script, wait_until
+from mpi_runner.slowness import wait_until
+from slurm.cluster import Cluster, Job, edited_script
 
 __all__ = [
     "EPOCHS",

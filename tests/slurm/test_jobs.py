@@ -12,7 +12,8 @@ import pytest
 
 from hybridnn.runs.run_files import run_status
 from hybridnn.study.study_folder import StudyFolder
-from slurm.cluster import Cluster, edited_script, wait_until
+from mpi_runner.slowness import wait_until
+from slurm.cluster import Cluster, edited_script
 from slurm.runs import (
     EPOCHS,
     LONG,

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from hybridnn.study.runner import CellOutcome, StudyRun, StudyView, TrainCommand
 from hybridnn.study.scaling import compare_points
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.study.study_folder import StudyFolder, read_manifest
-from mpi_runner.slowness import deadline
+from mpi_runner.slowness import deadline, wait_until
 from reference.finished_runs import write_run
 
 pytestmark = pytest.mark.timeout(600)
@@ -112,20 +111,13 @@ def _states(plan: StudyRun) -> list[str]:
     return [plan.folder.state(cell.id).status for cell in plan.chosen]
 
 
-def _wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + deadline(60)
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met"
-        time.sleep(0.02)
-
-
 def _signal_when(condition: Callable[[], bool], number: int) -> threading.Thread:
     """Send a signal to the main thread, which waits for the cells; another one would perhaps not wake it."""
     main = threading.main_thread().ident
     assert main is not None
 
     def send() -> None:
-        _wait_for(condition)
+        wait_until(condition, 60)
         signal.pthread_kill(main, number)
 
     thread = threading.Thread(target=send)
@@ -228,7 +220,7 @@ def test_run_that_outlives_its_study_still_holds_its_cell(tmp_path: Path) -> Non
     here = plan.folder.cell("seed-1") / "here"
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(tmp_path / "fake_train.py")])
     try:
-        _wait_for(lambda: here.exists() and here.read_text() != "")
+        wait_until(lambda: here.exists() and here.read_text() != "", 60)
         outcomes = run_study(_plan(tmp_path, only="seed-1"), View(), train=train)
         assert f"process {parent.pid} on " in outcomes[0].reason
     finally:
@@ -238,7 +230,7 @@ def test_run_that_outlives_its_study_still_holds_its_cell(tmp_path: Path) -> Non
     assert _statuses(outcomes) == {"seed-0": "finished", "seed-1": "held", "seed-2": "finished"}
     os.kill(int(here.read_text()), signal.SIGKILL)
     assert (plan.folder.cell("seed-1") / "lock").exists(), "it is there, and not locked"
-    _wait_for(lambda: _statuses(run_study(plan, View(), train=_fake(tmp_path))) != {"seed-1": "held"})
+    wait_until(lambda: _statuses(run_study(plan, View(), train=_fake(tmp_path))) != {"seed-1": "held"}, 60)
     assert _states(plan) == ["finished"] * 3
 
 
@@ -454,7 +446,7 @@ def test_an_error_of_the_runner_ends_the_other_cells(tmp_path: Path) -> None:
     def train(settings: Path, folder: Path) -> list[str]:
         calls.append(folder)
         if folder.name == "seed-1" and calls.count(folder) > 1:  # the first call checks the command
-            _wait_for(lambda: plan.folder.state("seed-0").status == "running")
+            wait_until(lambda: plan.folder.state("seed-0").status == "running", 60)
             raise RuntimeError("on purpose")
         return fake(settings, folder)
 
