@@ -59,6 +59,7 @@ class Failure:
 
 
 NOT_WRITTEN = "not written"
+DEADLOCK = "deadlock"
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ def answer_digest(answer: Answer, expected: Answer, salt: bytes, *, with_traffic
     content: list[object] = []
     if answer.failure is not None:
         kind, first = answer.failure.kind, answer.failure.text.partition("\n")[0].strip()
-        content += [kind, first if kind.startswith("raised ") else ""]  # the kind alone would stand for any exception
+        # The kind alone would stand for any exception, and for a deadlock after any number of calls.
+        content += [kind, first if kind.startswith(("raised ", DEADLOCK)) else ""]
     else:
         for rank, outputs in enumerate(answer.outputs):
             right = expected.outputs[rank] if rank < len(expected.outputs) else {}

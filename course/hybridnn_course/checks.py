@@ -8,13 +8,12 @@ from functools import cached_property
 from typing import Protocol
 
 from hybridnn_course.answer_key import AnswerKey, KnownMistake
-from hybridnn_course.answers import NOT_WRITTEN, Answer, first_difference
+from hybridnn_course.answers import DEADLOCK, NOT_WRITTEN, Answer, first_difference
 from hybridnn_course.assignment import Bound, Case, Task, Variant
 from hybridnn_course.execution import KINDS
 from hybridnn_course.outcome import CheckOutcome, Kind, TaskOutcome
 from hybridnn_course.patterns import describe_difference
 
-DEADLOCK = "deadlock"
 FAILURES = frozenset(
     [
         *KINDS.values(),

@@ -31,6 +31,11 @@ FLOAT32 = """    received = np.empty(incoming.shape, np.float32)
 """
 TWO_BYTES = FLOAT32.replace("float32", "int16").replace("(received,", "(received.view(np.uint8),")
 TWO_BYTES = TWO_BYTES.replace("(np.int16), right", "(np.int16).view(np.uint8), right")
+BOTH = """    requests = [group.isend(outgoing, target, 1), group.ireceive(incoming, source, 1)]
+    for request in requests[::-1]:
+        request.wait()
+"""
+SEND, RECEIVE = "    group.isend(outgoing, target, 1).wait()\n", "    group.ireceive(incoming, source, 1).wait()\n"
 PREDICTED = """    np.multiply(state.slots["velocity"], -lr * steps, out=out)
     np.add(out, weights, out=out)
 """
@@ -69,6 +74,12 @@ MISTAKES = [
     ("first element", "a2 one reducer", "self.buffer[-1]", "self.buffer[0]", "variant:loss_place=first"),
     ("never begins", "a2 one reducer", "if layer in self.buckets:", "if False:", "sums-a-copy"),
     ("other tags", "a3 one shift", TAGS, TAGS.replace("0)", "group.rank)"), ""),
+    ("sends first", "a3 three shift", BOTH, SEND + RECEIVE, "blocking-ring"),
+    ("only sends", "a3 three shift", BOTH, SEND, "blocking-ring"),
+    ("sends once more", "a3 three shift", BOTH, BOTH + SEND, ""),
+    ("receives first", "a3 three shift", BOTH, RECEIVE + SEND, "blocking-receive"),
+    ("only receives", "a3 three shift", BOTH, RECEIVE, "blocking-receive"),
+    ("receives once more", "a3 three shift", BOTH, BOTH + RECEIVE, ""),
     ("nothing returned", "a3 one shift", "    return result\n", "", ""),
     ("one rank", "a3 one reduce_scatter", "    work = array", "    if group.size == 1: return\n    work = array", ""),
     ("block returned", "a3 one reduce_scatter", "    out[...] = rows(", "    return rows(", "rebinds-out"),
