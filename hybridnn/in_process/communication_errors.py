@@ -80,13 +80,13 @@ def _advice(states: Sequence[BlockedRank]) -> list[str]:
         return ["the calls that were begun match none of those that are waited for: compare their ranks and tags"]
     if all(call.startswith("send") for call in calls):
         return [
-            "every rank of the cycle sends, and none has begun the receive that another one waits for; a send need not "
+            "every rank of the cycle sends, and none of the receives that they wait for has begun; a send need not "
             "end before its receive begins, however small the message: let one side receive first, or send without "
             "blocking"
         ]
     if all(call.startswith("receive") for call in calls):
         return [
-            "every rank of the cycle receives, and none has begun the send that another one waits for: let one side "
+            "every rank of the cycle receives, and none of the sends that they wait for has begun: let one side "
             "send first, or receive without blocking"
         ]
     return []

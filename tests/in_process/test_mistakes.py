@@ -250,8 +250,8 @@ def receives_into_a_constant(comm: Any) -> None:
     ("program", "kind", "fragments"),
     [
         (waits_for_a_rank_that_has_ended, DeadlockError, ["rank 0 waits for rank 1, whose program has ended"]),
-        (only_sends, DeadlockError, ["sends, and none has begun the receive that another one waits for"]),
-        (only_receives, DeadlockError, ["receives, and none has begun the send that another one waits for"]),
+        (only_sends, DeadlockError, ["sends, and none of the receives that they wait for has begun"]),
+        (only_receives, DeadlockError, ["receives, and none of the sends that they wait for has begun"]),
         (reuses_a_send_buffer, CommunicationError, ["rank 0 changed the buffer", line_of(reuses_a_send_buffer, 5)]),
         (
             enters_other_collectives,
