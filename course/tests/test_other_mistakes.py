@@ -8,6 +8,7 @@ from functools import lru_cache
 import pytest
 
 from hybridnn_course.checks import check_task
+from hybridnn_course.outcome import CheckOutcome
 from hybridnn_course_staff.assignment import load_assignment
 from hybridnn_course_staff.task_key import TaskKey
 from hybridnn_course_staff.trusted import TrustedRunner
@@ -49,7 +50,6 @@ MISTAKES = [
     ("loss with +", "a1 one loss", "- of_labels).sum()", "+ of_labels).sum()", ""),
     ("labels one off", "a1 one loss", "gradient[labels, columns] -=", "gradient[labels - 1, columns] -=", ""),
     ("label not scaled", "a1 one loss", "columns] -= scale", "columns] -= 1", ""),
-    ("loss bound to a name", "a1 one loss", "loss[0] = float", "loss = float", ""),
     ("1 - tanh(y)^2", "a1 one activation", "np.square(y, out", "np.square(np.tanh(y), out", ""),
     ("1 - sigmoid", "a1 one activation", "        scratch *= y\n", "", ""),
     ("dW reshaped", "a1 one backward", "np.matmul(dz, x.T, out=weight_gradient)", RESHAPED, ""),
@@ -82,7 +82,7 @@ MISTAKES = [
     ("receives once more", "a3 three shift", BOTH, BOTH + RECEIVE, ""),
     ("nothing returned", "a3 one shift", "    return result\n", "", ""),
     ("one rank", "a3 one reduce_scatter", "    work = array", "    if group.size == 1: return\n    work = array", ""),
-    ("block returned", "a3 one reduce_scatter", "    out[...] = rows(", "    return rows(", "rebinds-out"),
+    ("block returned", "a3 one reduce_scatter", "    out[...] = rows(", "    return rows(", ""),
     ("block added", "a3 one reduce_scatter", "    out[...] = rows(", "    out += rows(", ""),
     ("sum bound to a name", "a3 one reduce_scatter", "mine += incoming", "mine = mine + incoming", "one-round-short"),
     ("two bytes", "a3 one reduce_scatter", EXCHANGE, TWO_BYTES, ""),
@@ -108,6 +108,22 @@ MISTAKES = [
 ]
 """What is wrong; assignment, right submission and task; the text of it that is replaced, and by what; a true hint."""
 
+BOUND_TO_NAMES = [
+    ("loss bound to a name", "a1 one loss", "loss[0] = float", "loss = float", ""),
+    ("outputs bound to a name", "a1 one forward", "np.matmul(weight, x, out=y)", "y = weight @ x", ""),
+    ("weights copied", "a1 one update", "out[begin:end], scratch", "out[begin:end].copy(), scratch", ""),
+    ("block bound to a name", "a3 one reduce_scatter", "    out[...] = rows(", "    out = rows(", ""),
+    ("gradient bound to a name", "a4 one columns", "gradient.weight[...] = ", "weight = ", ""),
+    (
+        "sum bound to a name",
+        "a6 one predict",
+        "    np.multiply(state",
+        "    out = out.copy()\n    np.multiply(state",
+        "",
+    ),
+]
+"""As `MISTAKES`, of functions that do not write an array of the caller."""
+
 
 @lru_cache
 def _right(name: str, style: str) -> RightSubmission:
@@ -120,20 +136,34 @@ def _key(name: str, style: str, task: str, key: bytes) -> TaskKey:
     return TaskKey(right.assignment, right.assignment.task(task), right.variant, key)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("key", [b"key of a term", *(pytest.param(bytes([n]), marks=pytest.mark.slow) for n in (1, 2))])
-@pytest.mark.parametrize(
-    ("where", "old", "new", "hint"), [pytest.param(*row, id=f"{row[0]} {name}") for name, *row in MISTAKES]
-)
-def test_it_loses_points_and_gets_no_false_hint(where: str, old: str, new: str, hint: str, key: bytes) -> None:
+def _checks(where: str, old: str, new: str, key: bytes = b"key of a term") -> tuple[CheckOutcome, ...]:
+    """The checks of a right submission in which a text is replaced."""
     name, style, task = where.split()
     right = _right(name, style)
     files = {file: text.replace(old, new) for file, text in right.files.items()}
     assert files != right.files
     runner = TrustedRunner(replace(right, files=files).functions())
-    checks = check_task(runner, _key(name, style, task, key), whole=False).checks
+    return check_task(runner, _key(name, style, task, key), whole=False).checks
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("key", [b"key of a term", *(pytest.param(bytes([n]), marks=pytest.mark.slow) for n in (1, 2))])
+@pytest.mark.parametrize(
+    ("where", "old", "new", "hint"),
+    [pytest.param(*row, id=f"{row[0]} {name}") for name, *row in MISTAKES + BOUND_TO_NAMES],
+)
+def test_it_loses_points_and_gets_no_false_hint(where: str, old: str, new: str, hint: str, key: bytes) -> None:
+    checks = _checks(where, old, new, key)
     assert not all(check.passed for check in checks)
     assert {check.mistake for check in checks} - {""} == {hint} - {""}
+
+
+@pytest.mark.parametrize(
+    ("where", "old", "new"), [pytest.param(*row, id=f"{row[0]} {name}") for name, *row, _ in BOUND_TO_NAMES]
+)
+def test_a_message_says_that_an_array_was_not_written(where: str, old: str, new: str) -> None:
+    messages = [check.message for check in _checks(where, old, new) if check.kind == "public"]
+    assert any("; this is the value from before the call" in message for message in messages)
 
 
 def test_requests_that_a_reducer_keeps_do_no_harm() -> None:

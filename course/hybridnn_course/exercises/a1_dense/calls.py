@@ -19,7 +19,7 @@ from hybridnn.nn.learning_rates import Step
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
-from hybridnn_course.answers import MEASURED, Values
+from hybridnn_course.answers import MEASURED, UNWRITTEN, Values
 from hybridnn_course.assignment import Function, Variant
 from hybridnn_course.injection import injected
 from hybridnn_course.measuring import measure
@@ -51,12 +51,11 @@ SPECIAL = {
     "softsign": Activation(_softsign, no_gradient, "glorot"),
 }
 """The activations that are named ``"special"``; those that the library does not have, without their gradients."""
-OLD = -7.5  # what arrays hold that the function has to fill
 Inputs = dict[str, Any]
 
 
 def _filled(shape: tuple[int, ...]) -> Array:
-    return np.full(shape, OLD)
+    return np.full(shape, UNWRITTEN)
 
 
 Prepared = tuple[Callable[[], object], Callable[[], Values]]

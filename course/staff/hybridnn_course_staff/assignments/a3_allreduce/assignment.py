@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 
 from hybridnn.comm.blocks import block_size
+from hybridnn_course.answers import UNWRITTEN
 from hybridnn_course.assignment import Case, Points, Variant
 from hybridnn_course.exercises.a3_allreduce.budgets import (
     SMALL_BYTES,
@@ -36,8 +37,6 @@ from hybridnn_course_staff.assignments.a3_allreduce.solution import (
 )
 
 MESSAGES = ("isend", "ireceive")
-
-UNFILLED = -1000.0  # in the output arrays that the function has to fill
 
 
 # -- cases ------------------------------------------------------------------------------------------------------------
@@ -99,7 +98,7 @@ def _hidden_shift(random: Random, variant: Variant, number: int) -> Case:
 def _reduce_scatter_case(variant: Variant, ranks: int, shape: Sequence[int], seed: int, dtype: str = "float64") -> Case:
     def out(rank: int) -> Array:
         rows = block_size(shape[0], ranks, block_of(rank, ranks, variant))
-        return np.full((rows, *shape[1:]), UNFILLED, dtype)
+        return np.full((rows, *shape[1:]), UNWRITTEN, dtype)
 
     arrays = _arrays(ranks, shape, seed, dtype)
     inputs = tuple({"array": array, "out": out(rank)} for rank, array in enumerate(arrays))
