@@ -37,6 +37,18 @@ BOTH = """    requests = [group.isend(outgoing, target, 1), group.ireceive(incom
         request.wait()
 """
 SEND, RECEIVE = "    group.isend(outgoing, target, 1).wait()\n", "    group.ireceive(incoming, source, 1).wait()\n"
+THREE_BYTES = f"""    if incoming.dtype == np.float32:
+        exponent = np.frexp(np.abs(outgoing).max(initial=0))[1]
+        wholes = np.rint(np.ldexp(np.float64(outgoing), 22 - exponent)).astype("<i4")
+        packed = np.append(wholes.reshape(-1, 1).view(np.uint8)[:, :3], np.uint8(exponent + 128))
+        received = np.empty(3 * incoming.size + 1, np.uint8)
+        incoming, unpacked, outgoing = received, incoming, packed
+{EXCHANGE}
+    if incoming.dtype == np.uint8:
+        wholes = np.zeros((unpacked.size, 4), np.uint8)
+        wholes[:, 1:] = received[:-1].reshape(-1, 3)
+        unpacked[...] = np.ldexp(wholes.view("<i4") / 256, int(received[-1]) - 150).reshape(unpacked.shape)
+"""
 PREDICTED = """    np.multiply(state.slots["velocity"], -lr * steps, out=out)
     np.add(out, weights, out=out)
 """
@@ -45,6 +57,7 @@ MAPPED = """    v, n = state.slots["velocity"], -(-len(out) // 40)
         out[a : a + n] = list(map(lambda w, u: w - lr * steps * u, weights[a : a + n], v[a : a + n]))
 """
 
+RING = ("shift", "reduce_scatter", "allgather", "allreduce")
 MISTAKES = [
     ("half of the steps", "a1 one differences", "/ (2 * step)", "/ 2 * step", ""),
     ("loss with +", "a1 one loss", "- of_labels).sum()", "+ of_labels).sum()", ""),
@@ -87,6 +100,7 @@ MISTAKES = [
     ("sum bound to a name", "a3 one reduce_scatter", "mine += incoming", "mine = mine + incoming", "one-round-short"),
     ("two bytes", "a3 one reduce_scatter", EXCHANGE, TWO_BYTES, ""),
     ("two bytes", "a3 one allgather", EXCHANGE, TWO_BYTES, ""),
+    *(("three bytes", f"a3 one {task}", EXCHANGE, THREE_BYTES, "") for task in RING),
     ("a round too many", "a3 one allgather", "range(group.size - 1)", "range(group.size)", ""),
     ("a block early", "a3 one allgather", GATHERED, GATHERED.replace("group.rank -", "group.rank - 1 -"), ""),
     ("a block early", "a3 one allreduce", GATHERED, GATHERED.replace("group.rank -", "group.rank - 1 -"), ""),
