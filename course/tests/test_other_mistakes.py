@@ -56,6 +56,12 @@ MAPPED = """    v, n = state.slots["velocity"], -(-len(out) // 40)
     for a in range(0, len(out), n):
         out[a : a + n] = list(map(lambda w, u: w - lr * steps * u, weights[a : a + n], v[a : a + n]))
 """
+MAPPED_IN_C = """    from itertools import repeat
+    from operator import add, mul
+    v, c, n = state.slots["velocity"], -lr * steps, -(-len(out) // 40)
+    for a in range(0, len(out), n):
+        out[a : a + n] = list(map(add, weights[a : a + n], map(mul, repeat(c), v[a : a + n])))
+"""
 
 RING = ("shift", "reduce_scatter", "allgather", "allreduce")
 MISTAKES = [
@@ -119,6 +125,7 @@ MISTAKES = [
     ("float32", "a6 one predict", "-lr * steps", "np.float32(-lr * steps)", ""),
     ("sum dropped", "a6 one predict", "np.add(out, weights, out=out)", "np.add(out, weights)", ""),
     ("loops of map", "a6 one predict", PREDICTED, MAPPED, "element-by-element"),
+    ("loops of map in C", "a6 one predict", PREDICTED, MAPPED_IN_C, "element-by-element"),
 ]
 """What is wrong; assignment, right submission and task; the text of it that is replaced, and by what; a true hint."""
 
