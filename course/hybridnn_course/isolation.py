@@ -1,9 +1,9 @@
 """Isolation of a submission: limits of its processes, another user, and separate namespaces.
 
-``user``: this process is root; each rank gets a user of its own, and where the system allows it, an empty ``/tmp``, no
-network and System V memory of its own. ``bwrap``: the processes run inside bubblewrap, which shows them the system and
-Python, read-only, and no network; ranks of one submission are not isolated from one another. ``none``: limits only, for
-the student's own computer.
+``user``: this process is root; each rank gets a user of its own, and where the system allows it, no network, System V
+memory of its own, and of all files only the system and Python. ``bwrap``: the processes run inside bubblewrap, which
+shows them the system and Python, read-only, and no network; ranks of one submission are not isolated from one another.
+``none``: limits only, for the student's own computer.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ O_PATH = 0o10000000
 SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_DUMPABLE = 1, 36, 38, 4
 WRITABLE = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/dev/mqueue")
+SOFTWARE = ("bin", "dev", "etc", "gnu", "lib", "nix", "opt", "proc", "sbin", "sys", "usr")
+"""How the names of the folders of the system begin; in all others there may be files of people."""
+INSTALLED = ("site-packages", "dist-packages")
+PACKAGES = ("hybridnn", "hybridnn_course", "hybridnn_course_staff")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 BWRAP = (
     *(word for path in SYSTEM for word in ("--ro-bind-try", path, path)),
@@ -62,10 +66,10 @@ def choose_isolation(mode: str) -> str:
     require_choice("isolation", mode, MODES)
     if mode in ("auto", "user") and sys.platform == "linux" and os.geteuid() == 0:
         if _can_read_solutions():
-            folder = " ".join(_solution_folders())
+            folders = " ".join(_solution_folders())
             raise EnvironmentProblem(
-                f"submissions could read the solutions in {folder}, as this system allows no namespaces: close the "
-                f"folder to other users (chmod 700 {folder}), or give the container the capability SYS_ADMIN"
+                f"submissions could read the solutions in {folders}, as this system allows no namespaces: close what "
+                f"has them to other users (chmod 700 {folders}), or give the container the capability SYS_ADMIN"
             )
         return "user"
     if mode in ("auto", "bwrap") and _bwrap_works():
@@ -93,9 +97,12 @@ def _can_read_solutions() -> bool:
 
 
 def _bwrap_works() -> bool:
+    """Whether bubblewrap works, and hides the solutions."""
     if shutil.which("bwrap") is None:
         return False
-    command = [*command_prefix("bwrap"), sys.executable, "-I", "-c", ""]  # PATH may lead where only the caller may go
+    program = "import os, sys; sys.exit(any(map(os.listdir, filter(os.path.isdir, sys.argv[1:]))))"
+    # PATH may lead where only the caller may go.
+    command = [*command_prefix("bwrap"), sys.executable, "-I", "-c", program, *_solution_folders()]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
     return False
@@ -130,7 +137,8 @@ def command_prefix(mode: str) -> list[str]:
     path = shutil.which("bwrap")
     assert path is not None
     shown = [word for folder in _needed_folders() for word in ("--ro-bind", str(folder), str(folder))]
-    hidden = [word for folder in _solution_folders() for word in ("--tmpfs", folder, "--remount-ro", folder)]
+    solutions = filter(os.path.isdir, _solution_folders())
+    hidden = [word for folder in solutions for word in ("--tmpfs", folder, "--remount-ro", folder)]
     return [path, *BWRAP, *shown, *hidden, "--remount-ro", "/", "--"]
 
 
@@ -187,12 +195,11 @@ def confine(mode: str, user: int, seconds: int) -> bool:
 
 
 def _own_namespaces() -> bool:
-    """No network, no shared memory of others, no solutions, and no folder that others can write to.
+    """No network, no shared memory of others, no files of people, no solutions, and no folder that others can write to.
 
-    All is read-only, where the system can do that. The usual folders that everybody may write to, and each folder on
-    the way to Python that only root may enter, are covered by empty ones, in which only what Python imports is seen.
-    Where the system allows no namespaces, the folders stay as they are; False then, and where a part of it is not
-    allowed.
+    All is read-only, where the system can do that. Every folder with other files than those of the system is covered by
+    an empty one, in which only what Python imports is seen. Where the system allows no namespaces, the folders stay as
+    they are; False then, and where a part of it is not allowed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     is_separate = not any([libc.unshare(flag) for flag in (CLONE_NEWNET, CLONE_NEWIPC)])
@@ -217,9 +224,25 @@ def _own_namespaces() -> bool:
 
 
 def _solution_folders() -> list[str]:
-    """Where the package of the staff is, which has the solutions and which no process of a submission needs."""
-    found = find_spec("hybridnn_course_staff")
-    return list((found and found.submodule_search_locations) or ())
+    """What has the solutions: the package of the staff, and in a repository its history and tests."""
+    found = _locations("hybridnn_course_staff")
+    found += [root / name for root in _checkouts() for name in (".git", "course/tests")]
+    return [str(path) for path in found if path.exists()]
+
+
+def _locations(package: str) -> list[Path]:
+    found = find_spec(package)
+    return list(map(Path, (found and found.submodule_search_locations) or ()))
+
+
+def _checkouts() -> set[Path]:
+    """Folders outside of an installation from which packages are imported: of a repository the whole one."""
+    found = set()
+    for folder in (path.resolve().parent for name in PACKAGES for path in _locations(name)):
+        above = (folder, *folder.parents[:-1])
+        if folder.name not in INSTALLED:
+            found.add(next((path for path in above if (path / ".git").exists()), folder))
+    return found
 
 
 def _cover(libc: ctypes.CDLL, folder: str, options: bytes) -> int:
@@ -228,18 +251,24 @@ def _cover(libc: ctypes.CDLL, folder: str, options: bytes) -> int:
 
 
 def _covered(needed: Sequence[Path]) -> list[str]:
-    """Folders that all may write to, and those that only root may enter, on the way to what is needed."""
-    covered = {folder for folder in WRITABLE if Path(folder).is_dir()}
+    """Folders of people, those that all may write to, and those on the way to Python that only root may enter."""
+    covered = {entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False)}
+    covered = {folder for folder in covered if not folder.startswith(tuple(f"/{name}" for name in SOFTWARE))}
+    covered |= {folder for folder in WRITABLE if Path(folder).is_dir()} | set(map(str, _checkouts()))
     covered |= {closed for folder in needed if (closed := _closed_folder(folder))}
     return sorted(folder for folder in covered if not any(Path(other) in Path(folder).parents for other in covered))
 
 
 def _needed_folders() -> list[Path]:
-    """Folders that Python imports from, and that of the data sets, without those inside another one."""
-    specifications = map(find_spec, ("hybridnn", "hybridnn_course"))
-    packages = [path for found in specifications if found for path in found.submodule_search_locations or ()]
-    found = {Path(path) for path in (sys.base_prefix, sys.prefix, *sys.path, *packages) if path}
-    found.add(shipped_folder("datasets"))
+    """Folders that Python imports from, and that of the data sets, without those inside another one.
+
+    Of a repository, and of the folder in which the grader was started, only the packages.
+    """
+    checkouts, here = _checkouts(), Path.cwd()
+    paths = [path for path in map(Path, filter(None, sys.path)) if path.resolve() != here]
+    paths = [path for path in paths if not any(map(path.resolve().is_relative_to, checkouts))]
+    packages = (*_locations("hybridnn"), *_locations("hybridnn_course"), shipped_folder("datasets"))
+    found = {Path(sys.base_prefix), Path(sys.prefix), *paths, *packages}
     found |= {path.resolve() for path in found}
     existing = sorted(path for path in found if path.is_dir() and path != Path("/"))
     return [path for path in existing if not any(other in path.parents for other in existing)]
@@ -251,6 +280,14 @@ def _closed_folder(path: Path) -> str:
         if not folder.stat().st_mode & 0o001:
             return str(folder)
     return ""
+
+
+def close_to_others(folder: Path) -> None:
+    """Take the rights of other users: no process of a submission that has one may read the folder."""
+    try:
+        os.chmod(folder, stat.S_IMODE(folder.stat().st_mode) & ~stat.S_IRWXO)
+    except OSError as error:
+        raise EnvironmentProblem(f"{folder}: cannot be closed to other users: {error.strerror}") from None
 
 
 def can_import(mode: str, user: int) -> bool:

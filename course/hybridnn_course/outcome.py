@@ -67,6 +67,8 @@ class Outcome(_Record):
 
     Attributes
     ----------
+    submission : str
+        Name of its file in the folder of submissions, where it was graded there.
     gradable : bool
         False where the submission could not be read; `reason` says why. It then costs no attempt.
     flags : tuple of str
@@ -75,6 +77,7 @@ class Outcome(_Record):
 
     assignment: str
     term: str = ""
+    submission: str = ""
     student: str = ""
     variant: dict[str, str] = {}
     gradable: bool = True

@@ -12,7 +12,7 @@ import stat
 import warnings
 import zipfile
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from hybridnn.errors import DataError, HybridnnError, one_line, shorten
@@ -56,17 +56,23 @@ class Submission:
 def read_submission(
     assignment: Assignment, data: bytes | Mapping[str, bytes], modules: Collection[str] = ()
 ) -> Submission:
-    """Read a zip file, or files by name; `UngradableError` where it cannot be graded.
+    """Read a zip file, or files by their paths; `UngradableError` where it cannot be graded.
 
     Parameters
     ----------
     modules : collection of str
         Modules that the course allows besides those that every submission may import.
     """
-    wanted = (MANIFEST, *assignment.files, *assignment.texts)
-    found, further = _unpacked(data, wanted) if isinstance(data, bytes) else (dict(data), [])
+    entries = _unpacked(assignment, data) if isinstance(data, bytes) else data
+    if len(entries) > MOST_ENTRIES:
+        raise UngradableError(f"more than {MOST_ENTRIES:,} files")
+    chosen = chosen_files(assignment, entries)
+    found = {name: entries[path] for name, path in chosen.items()}
+    # Some pack the whole folder that they were given.
+    given = {path for path in entries if IGNORED.search(path) or path.rpartition("/")[2] in (HANDOUT, CASES)}
+    further = sorted(entries.keys() - chosen.values() - given)
     manifest = _manifest(assignment, found[MANIFEST]) if MANIFEST in found else None
-    for name in wanted:
+    for name in (wanted := _wanted(assignment)):
         if name not in found:
             there = shorten(one_line(", ".join(sorted([*found, *further]))), SHOWN) or "no file"
             consists = f"{assignment.id} consists of {', '.join(wanted)}"
@@ -98,41 +104,44 @@ def file_flags(assignment: Assignment, name: str, text: str, modules: Collection
     return list(code_flags(assignment, name, parsed_code(name, text), modules))
 
 
-def _unpacked(data: bytes, wanted: Collection[str]) -> tuple[dict[str, bytes], list[str]]:
-    """The wanted files of an archive, which lie in one folder of it, and the names of all others."""
+def _wanted(assignment: Assignment) -> tuple[str, ...]:
+    return (MANIFEST, *assignment.files, *assignment.texts)
+
+
+def chosen_files(assignment: Assignment, paths: Iterable[str]) -> dict[str, str]:
+    """Paths of the files of an assignment by their names: those in the outermost folder that has a manifest."""
+    there = [path for path in paths if not IGNORED.search(path)]
+    folders = [path.removesuffix(MANIFEST) for path in there if path.rpartition("/")[2] == MANIFEST]
+    folder = min(folders, key=lambda one: (one.count("/"), one), default="")
+    return {name: folder + name for name in _wanted(assignment) if folder + name in there}
+
+
+def _unpacked(assignment: Assignment, data: bytes) -> dict[str, bytes]:
+    """The files of an archive by their paths; empty where they are none of the assignment."""
+    found: dict[str, bytes] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = [entry for entry in archive.infolist() if not entry.is_dir() and not IGNORED.search(_path(entry))]
-            if len(entries) > MOST_ENTRIES:
-                raise UngradableError(f"{len(entries):,} files in the archive")
-            folder = _folder_of_manifest(list(map(_path, entries)))
-            found: dict[str, bytes] = {}
-            further = []
+            entries = [entry for entry in archive.infolist() if not entry.is_dir()][: MOST_ENTRIES + 1]
+            chosen = chosen_files(assignment, map(_path, entries))
             for entry in entries:
                 path = _path(entry)
-                name = path.removeprefix(folder)
-                if not path.startswith(folder) or name not in wanted:
-                    further += [path] if name not in (HANDOUT, CASES) else []  # some pack the whole folder
+                if path not in chosen.values():
+                    found.setdefault(path, b"")
                     continue
+                name = path.rpartition("/")[2]
                 if stat.S_ISLNK(entry.external_attr >> 16) or entry.flag_bits & 1:
                     raise UngradableError(f"{name}: links and encrypted files are not allowed")
-                if name in found:
+                if path in found:
                     raise UngradableError(f"{name}: is there twice")
                 with archive.open(entry) as file:
-                    found[name] = file.read(FILE_BYTES + 1)
+                    found[path] = file.read(FILE_BYTES + 1)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise UngradableError(f"it is not a readable zip file: {one_line(str(error))}") from None
-    return found, sorted(further)
+    return found
 
 
 def _path(entry: zipfile.ZipInfo) -> str:
     return entry.filename.replace("\\", "/")  # old tools of Windows write the other slash
-
-
-def _folder_of_manifest(paths: Sequence[str]) -> str:
-    """The folder of the manifest, with a slash at its end; empty where there is none."""
-    folders = [path.removesuffix(MANIFEST) for path in paths if path.rpartition("/")[2] == MANIFEST]
-    return min(folders, key=lambda folder: (folder.count("/"), folder), default="")
 
 
 def _text(name: str, content: bytes, limit: int = FILE_BYTES) -> str:

@@ -157,7 +157,7 @@ for folder, _, files in os.walk("/"):
     if folder.startswith(("/proc", "/sys", "/usr")):
         continue
     for name in files:
-        if name in ("term.key", "course.toml"):
+        if name in ("term.key", "course.toml", "a2-submission.zip"):
             with suppress(OSError):
                 print("FOUND", open(os.path.join(folder, name)).read())
 """,

@@ -278,6 +278,16 @@ exec(text.rstrip(bytes(1)), space)
 solution = types.SimpleNamespace(**space)
 """
     + SOLVED,
+    "the history of the repository": PATH
+    + """
+import subprocess, types
+root, _, name = path.replace("hybridnn/../", "").partition("course/")
+command = ["git", "-c", "safe.directory=*", "-C", root or ".", "show", f"HEAD:course/{name}"]
+space = {}
+exec(subprocess.run(command, capture_output=True, check=True).stdout, space)
+solution = types.SimpleNamespace(**space)
+"""
+    + SOLVED,
     "a loader of files": PATH
     + """
 import importlib.machinery, types

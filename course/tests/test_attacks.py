@@ -195,6 +195,7 @@ def _children() -> set[int]:
 def attacks(mode: str, users: range, course: Course) -> Iterator[Attacks]:
     with TemporaryDirectory(dir="/" if os.access("/", os.W_OK) else None) as folder:
         os.chmod(folder, 0o777)  # all may write to it, and it is none of the usual ones
+        Path(folder, "a2-submission.zip").write_text("of another student")
         made = Attacks(mode, users, course)
         with made.tried:
             yield made

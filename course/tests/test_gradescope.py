@@ -25,6 +25,7 @@ from course.tests.made import allow_kit
 from hybridnn.cli.main import main
 from hybridnn.errors import DataError, SettingError
 from hybridnn_course.outcome import Outcome
+from hybridnn_course.submission import read_submission
 from hybridnn_course.work_folder import make_archive
 from hybridnn_course_staff import gradescope
 from hybridnn_course_staff.gradescope import UNFINISHED, autograde, build_package, gradescope_results
@@ -282,9 +283,10 @@ def _add_files(folder: Path) -> None:
 
 def _put_into_a_folder(folder: Path) -> None:
     (folder / "__MACOSX").mkdir()
-    (folder / "a2").mkdir()
+    (folder / "home/mia/a2").mkdir(parents=True)
     for path in [path for path in folder.iterdir() if path.is_file()]:
-        path.rename(folder / "a2" / path.name)
+        path.rename(folder / "home/mia/a2" / path.name)
+    (folder / "résumé.txt").write_text("of mia")
 
 
 def _pack(folder: Path) -> None:
@@ -302,7 +304,9 @@ def test_submissions_are_found(course: Course, tmp_path: Path, change: Callable[
     if change is _pack:
         assert data == (root / "autograder/submission/a2.zip").read_bytes()
     else:
-        assert sorted(data) == ["assignment.toml", "blocks.py", "gradient.py"]
+        read = read_submission(course.assignment("a2"), data)
+        assert set(read.files) == {"blocks.py", "gradient.py"}
+        assert ["résumé.txt" in flag for flag in read.flags] == [True] * (change is _put_into_a_folder)
 
 
 def _link_to_the_key(folder: Path) -> None:

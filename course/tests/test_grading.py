@@ -206,7 +206,7 @@ def test_submissions_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch, gra
 def test_a_regrade_lists_what_changed_and_why(tmp_path: Path) -> None:
     def grades(folder: str, *checks: CheckOutcome, **about: Any) -> dict[str, Outcome]:
         about = {"assignment": "a2", "tasks": (TaskOutcome(name="bounds", checks=checks),), **about}
-        outcome = Outcome(**about)
+        outcome = Outcome(submission="ada.zip", **about)
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"ada-{'0' * 24}{SUFFIX}").write_text(outcome.model_dump_json())
         return read_outcomes(tmp_path / folder)
@@ -217,14 +217,32 @@ def test_a_regrade_lists_what_changed_and_why(tmp_path: Path) -> None:
         grades("old", same, wrong),
         grades("new", same, wrong.model_copy(update={"points": 2, "message": ""})),
     )
-    assert list(changed_checks(before, after)) == [Change("ada", "bounds, hidden, two", 0, 2, "wrong outputs")]
+    assert list(changed_checks(before, after)) == [Change("ada.zip", "bounds, hidden, two", 0, 2, "wrong outputs")]
     assert list(changed_checks(after, after)) == []
     broken = grades("broken", gradable=False, reason="no zip")
-    assert list(changed_checks(broken, after)) == [Change("ada", "all", 0, 3, "was not gradable: no zip")]
+    assert list(changed_checks(broken, after)) == [Change("ada.zip", "all", 0, 3, "was not gradable: no zip")]
     with pytest.raises(DataError, match="the gradings are of a1 and a2"):
         list(changed_checks(grades("other", assignment="a1"), after))
     with pytest.raises(DataError, match="has no outcomes"):
         read_outcomes(tmp_path)
+
+
+def test_submissions_of_the_same_name_are_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grader: Grader) -> None:
+    """A learning platform packs the file of each student, which all call the same, into a folder."""
+    check = CheckOutcome(name="one", kind="public", points=0, possible=1, message="raised <script>")
+    outcome = Outcome(assignment="a2", tasks=(TaskOutcome(name="bounds", checks=(check,)),))
+    monkeypatch.setattr(Grader, "grade", lambda *_: outcome)
+    names = ["Ada_1_file/a2-submission.zip", "Ben_2_file/a2-submission.zip"]
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(parents=True)
+        (tmp_path / "in" / name).write_bytes(b"the same")
+    graded = grade_folder(grader, tmp_path / "in", tmp_path / "out")
+    assert [item.name for item in graded] == names
+    assert sorted(read_outcomes(tmp_path / "out")) == names
+    write_reports(A2, graded, tmp_path / "out", "hints")
+    for name in names:
+        text = (tmp_path / "out" / FEEDBACK / name).with_suffix(".md").read_text()
+        assert "raised &lt;script>" in text
 
 
 def test_a_damaged_outcome_is_graded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grader: Grader) -> None:
@@ -233,7 +251,7 @@ def test_a_damaged_outcome_is_graded_again(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "submissions").mkdir()
     (tmp_path / "submissions/a.zip").write_bytes(b"")
     first = grade_folder(grader, tmp_path / "submissions", tmp_path / "grades")
-    assert first == [Graded("a.zip", outcome)]
+    assert first == [Graded("a.zip", outcome.model_copy(update={"submission": "a.zip"}))]
     (file,) = (tmp_path / "grades").glob(f"*{SUFFIX}")
     file.write_text(file.read_text()[:100])
     assert grade_folder(grader, tmp_path / "submissions", tmp_path / "grades") == first

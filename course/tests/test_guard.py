@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -73,15 +78,20 @@ WITHOUT_NAMESPACES = UNWATCHED.replace(
 
 
 @contextmanager
-def _closed_solutions() -> Iterator[None]:
-    """The folder of the solutions with mode 700, as without namespaces it has to be."""
-    (folder,) = isolation._solution_folders()
-    mode = os.stat(folder).st_mode
-    os.chmod(folder, 0o700)
-    try:
-        yield
-    finally:
-        os.chmod(folder, mode)
+def closed_solutions() -> Iterator[None]:
+    """The folders of the solutions with mode 700, as without namespaces they have to be."""
+    folders = isolation._solution_folders()
+    with open(Path(gettempdir(), "hybridnn-course-closed"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        for folder in folders:
+            os.chmod(folder, 0o700)
+        try:
+            yield
+        finally:
+            with suppress(BlockingIOError):  # another process of tests needs them closed
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for folder in folders:
+                    os.chmod(folder, stat.S_IMODE(os.stat(Path(folder).parent).st_mode))
 
 
 @pytest.fixture(
@@ -94,7 +104,7 @@ def attacks(request: pytest.FixtureRequest) -> Iterator[Tried]:
     except HybridnnError as error:
         pytest.skip(str(error))
     is_closed = request.param == "user"
-    with pytest.MonkeyPatch.context() as patch, _closed_solutions() if is_closed else nullcontext():
+    with pytest.MonkeyPatch.context() as patch, closed_solutions() if is_closed else nullcontext():
         patch.setattr(carrier, "PROGRAM", WITHOUT_NAMESPACES if is_closed else UNWATCHED)
         with Tried({"right": LAST, **DISGUISED}, OTHER, isolation=mode, limit=deadline(10)) as tried:
             assert tried.check("right", "bounds").points > 0
@@ -105,6 +115,49 @@ def attacks(request: pytest.FixtureRequest) -> Iterator[Tried]:
 def test_what_reaches_for_the_solution_earns_nothing(attacks: Tried, name: str) -> None:
     assert [attacks.check(name, task).points for task in ("bounds", "minibatches")] == [0, 0]
     assert "def bounds_solution" not in attacks.printed
+
+
+WITHOUT_THE_CAPABILITY = """
+import ctypes, os, sys
+from course.tests.test_guard import GRADING
+from hybridnn_course import isolation
+closed = isolation._closed_folder
+isolation._covered = lambda needed: sorted({folder for path in needed if (folder := closed(path))})
+isolation._solution_folders = lambda: []
+isolation.MOUNT_ATTR_RDONLY = 0
+isolation._own_namespaces()  # so that all users can read Python, also where it is in a folder of root
+CAPBSET_DROP, SYS_ADMIN = 24, 21
+assert ctypes.CDLL(None).prctl(CAPBSET_DROP, SYS_ADMIN, 0, 0, 0) == 0
+os.execv(sys.executable, [sys.executable, "-c", GRADING])
+"""
+GRADING = """
+from course.tests.test_guard import DISGUISED, LAST, OTHER, closed_solutions
+from course.tests.tried import Tried
+from hybridnn.errors import EnvironmentProblem
+from hybridnn_course.isolation import choose_isolation
+try:
+    choose_isolation("auto")
+except EnvironmentProblem as error:
+    print(str(error).partition(" in ")[0])
+with closed_solutions(), Tried({"right": LAST, **DISGUISED}, OTHER, isolation=choose_isolation("auto")) as tried:
+    for name in ("right", "a loader of files", "the history of the repository"):
+        print(name, tried.check(name, "bounds").points > 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux")
+def test_solutions_are_closed_without_the_capability_of_namespaces() -> None:
+    """In a process that may not make namespaces, as in a usual container."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", WITHOUT_THE_CAPABILITY]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "submissions could read the solutions",
+        "right True",
+        "a loader of files False",
+        "the history of the repository False",
+    ], done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,28 @@ def test_references_earn_everything_in_every_variant(name: str) -> None:
             assert [check.name for check in outcome.checks if not check.passed] == [], variant
 
 
+def test_an_assignment_has_three_right_submissions_or_more_with_every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = replace(A2, tasks=(replace(A2.task("bounds"), whole=None),))
+    rights = list(right_submissions(part))
+    found = []
+    for number in (3, 2, 1):
+        monkeypatch.setattr("hybridnn_course_staff.verify.right_submissions", lambda _, few=rights[:number]: few)
+        (proof,) = verify_assignment(part)
+        found.append([problem for problem in proof.problems if "right submission" in problem])
+    others = ("longer_parts = 'last'", "short_minibatch = 'first'", "bucket_size = 'at most'", "loss_place = 'first'")
+    missing = [f"no right submission has {choice}" for choice in others]
+    too_few = [f"right submissions: {number}, not 3 or more" for number in (2, 1)]
+    assert found == [[], [too_few[0]], [too_few[1], *missing]]
+
+
+@pytest.mark.parametrize("name", ["a2", "a3", "a4"])
+def test_every_term_has_cases_on_6_and_7_ranks(name: str) -> None:
+    assignment = load_assignment(name)
+    for task in assignment.tasks:
+        key = TaskKey(assignment, task, assignment.standard, KEY)
+        assert {6, 7} <= {case.ranks for case in key.hidden} or not task.operations, task.name
+
+
 @pytest.mark.slow
 def test_public_and_hidden_cases_have_to_tell_mistakes_apart_alone() -> None:
     task = replace(A2.task("bounds"), whole=None)

@@ -90,7 +90,9 @@ def _link(archive: zipfile.ZipFile) -> None:
         pytest.param(_link, "links", id="link"),
         pytest.param(lambda archive: archive.writestr("blocks.py", "x = 1"), "is there twice", id="twice"),
         pytest.param(
-            lambda archive: [archive.writestr(f"{n}.txt", "") for n in range(10_001)], "files in the archive", id="many"
+            lambda archive: [archive.writestr(f"{n}.txt", "") for n in range(10_001)],
+            "more than 10,000 files",
+            id="many",
         ),
     ],
 )

@@ -145,7 +145,7 @@ def _print_laugier(facts: Facts) -> None:
         cells = [row["process_bytes"], *map(_micro, seconds), row["threshold_bytes"], row["paper_threshold_bytes"]]
         table.add_row(str(row["batch_ranks"]), str(row["model_ranks"]), *map(_number, cells))
     print_table(console, table)
-    console.print("P_r = 1 is batch parallelism (section 9.0.1). The paper prints this comparison reversed.")
+    console.print("P_r = 1 is batch parallelism (section 9.0.1). The paper calls the second way method one.")
 
 
 # -- Kang 2019 -------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def kang(
         cells = [f"{state['weights']}/{state['activations']}/{state['inputs']}" for state in row["stored"]]
         table.add_row(row["method"], *cells)
     print_table(console, table)
-    console.print("fr: the printed time omits that every device but the last computes its forward pass again.")
+    console.print("ddg and fr: with barriers; by the printed time of fr, no device computes its forward pass again.")
 
 
 # -- Chen et al. 2018 ------------------------------------------------------------------------------------------------

@@ -113,28 +113,29 @@ def grade_folder(
     _require_same_assignment(grader, out)
     make_folder(out, 0o700)
 
-    found: dict[Path, Graded] = {}
+    names = [str(path.relative_to(submissions)) for path in paths]
+    found: dict[str, Graded] = {}
 
-    def add(path: Path, outcome: Outcome) -> None:
-        found[path] = Graded(str(path.relative_to(submissions)), outcome)
-        told(found[path])
+    def add(name: str, outcome: Outcome) -> None:
+        found[name] = Graded(name, outcome)
+        told(found[name])
 
     if jobs == 1:
-        for path in paths:
-            add(path, _outcome_of(grader, path, out))
+        for name in names:
+            add(name, _outcome_of(grader, submissions, name, out))
     else:
-        _grade_in_processes(grader, paths, out, jobs, add)
-    return [found[path] for path in paths]
+        _grade_in_processes(grader, submissions, names, out, jobs, add)
+    return [found[name] for name in names]
 
 
 def _grade_in_processes(
-    grader: Grader, paths: Sequence[Path], out: Path, jobs: int, add: Callable[[Path, Outcome], None]
+    grader: Grader, folder: Path, names: Sequence[str], out: Path, jobs: int, add: Callable[[str, Outcome], None]
 ) -> None:
     """Grade in processes, not threads: in a process, one function at a time can be traced for its lines and memory."""
     about = (grader.course.folder, grader.assignment.id, grader.isolation, grader.limits)
     with ProcessPoolExecutor(jobs, get_context("spawn"), _become_job, (os.getpid(),)) as pool:
         try:
-            futures = {pool.submit(_outcome_in_job, about, path, out): path for path in paths}
+            futures = {pool.submit(_outcome_in_job, about, folder, name, out): name for name in names}
             for future in as_completed(futures):
                 add(futures[future], future.result())
         except BrokenProcessPool:
@@ -153,8 +154,8 @@ def _become_job(parent: int) -> None:
         os._exit(1)
 
 
-def _outcome_in_job(about: tuple[Path, str, str, Limits], path: Path, out: Path) -> Outcome:
-    return _outcome_of(_grader_of_job(*about), path, out)
+def _outcome_in_job(about: tuple[Path, str, str, Limits], folder: Path, name: str, out: Path) -> Outcome:
+    return _outcome_of(_grader_of_job(*about), folder, name, out)
 
 
 @lru_cache(maxsize=1)
@@ -207,15 +208,15 @@ def read_sources(
     return found, refused
 
 
-def _outcome_of(grader: Grader, path: Path, out: Path) -> Outcome:
+def _outcome_of(grader: Grader, folder: Path, name: str, out: Path) -> Outcome:
     try:
-        data = read_bytes(path, ARCHIVE_BYTES)
+        data = read_bytes(folder / name, ARCHIVE_BYTES)
     except FileError as error:
         return _unreadable(grader, error)
-    file = _outcome_file(grader, path, data, out)
+    file = _outcome_file(grader, name, data, out)
     outcome = stored_outcome(file)
     if outcome is None:
-        outcome = grader.grade(data)
+        outcome = grader.grade(data).model_copy(update={"submission": name})
         write_atomically(file, outcome.model_dump_json(indent=1).encode())
     return outcome
 
@@ -232,9 +233,9 @@ def stored_outcome(file: Path) -> Outcome | None:
         return None
 
 
-def _outcome_file(grader: Grader, path: Path, data: bytes, out: Path) -> Path:
-    stem = NOT_IN_NAMES.sub("_", path.stem)[:80]
-    return out / f"{stem}-{outcome_digest(grader, path.name, data)}{SUFFIX}"
+def _outcome_file(grader: Grader, name: str, data: bytes, out: Path) -> Path:
+    stem = NOT_IN_NAMES.sub("_", name[: -len(SUBMISSION)])[:80]
+    return out / f"{stem}-{outcome_digest(grader, name, data)}{SUFFIX}"
 
 
 def outcome_digest(grader: Grader, name: str, data: bytes) -> str:

@@ -9,22 +9,22 @@ import json
 import os
 import re
 import shlex
-import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hybridnn.errors import DataError, EnvironmentProblem, shorten
+from hybridnn.errors import DataError, shorten
 from hybridnn.utils.checks import require_choice
 from hybridnn.utils.files import FileError, read_bytes, read_json, write_atomically
 from hybridnn.utils.settings_models import first_problem
-from hybridnn_course.isolation import choose_isolation, missing_protection
+from hybridnn_course.isolation import choose_isolation, close_to_others, missing_protection
 from hybridnn_course.outcome import CheckOutcome, Kind, Outcome, TaskOutcome
-from hybridnn_course.submission import UngradableError
+from hybridnn_course.submission import MOST_ENTRIES, UngradableError, chosen_files
 from hybridnn_course.work_folder import FILE_BYTES, MANIFEST, make_archive
 from hybridnn_course_staff.assignment import Assignment
 from hybridnn_course_staff.grading import Grader, shown_outcome
@@ -38,7 +38,6 @@ RESULTS, METADATA = "results.json", "submission_metadata.json"
 COURSE = "course"  # folder of the course's files in the package
 PRIVATE, SCRIPT = 0o100600, 0o100755  # modes of files
 ARCHIVE_BYTES = 16 << 20
-IGNORED = "__MACOSX"
 
 Visibility = Literal["visible", "after_due_date", "after_published"]
 Grade = Callable[[Course, Assignment, "bytes | Mapping[str, bytes]", str], Outcome]
@@ -169,7 +168,7 @@ def autograde(
     results.mkdir(exist_ok=True)
     student = _student(base / METADATA)
     for folder in (source, submission, results):
-        _close(folder)
+        close_to_others(folder)
     write_atomically(results / RESULTS, _unfinished())
     instructions = _read_instructions(source / INSTRUCTIONS)
     course = Course.open(source / COURSE)
@@ -195,14 +194,6 @@ def autograde(
     return outcome
 
 
-def _close(folder: Path) -> None:
-    """Take the rights of other users: no process of the submission may read the folder."""
-    try:
-        os.chmod(folder, stat.S_IMODE(folder.stat().st_mode) & ~stat.S_IRWXO)
-    except OSError as error:
-        raise EnvironmentProblem(f"{folder}: cannot be closed to other users: {error.strerror}") from None
-
-
 def _read_instructions(path: Path) -> _Instructions:
     try:
         return _Instructions.model_validate(read_json(path, 1 << 16))
@@ -222,32 +213,22 @@ def _student(path: Path) -> str:
 
 
 def _read_files(assignment: Assignment, submission: Path) -> bytes | Mapping[str, bytes]:
-    """The submission: an archive, or those files of a folder that the assignment consists of.
-
-    The files may lie in one folder of the submission. Links and all other files are ignored or refused.
+    """The submission: an archive, or the files of a folder by their paths in it, empty ones of which none is read.
 
     Raises
     ------
     UngradableError
-        If a file is not a regular one, or too large.
+        If a file that is read is not a regular one, or too large.
     """
     if not submission.is_dir() or submission.is_symlink():
         return _read(submission, ARCHIVE_BYTES)
-    folder = _folder(submission)
-    if not (folder / MANIFEST).exists():
-        archives = [path for path in sorted(folder.iterdir()) if path.suffix == ".zip"]
-        if len(archives) == 1:
-            return _read(archives[0], ARCHIVE_BYTES)
-    names = (MANIFEST, *assignment.files, *assignment.texts)
-    return {name: _read(folder / name, FILE_BYTES) for name in names if os.path.lexists(folder / name)}
-
-
-def _folder(submission: Path) -> Path:
-    """The submission, or the only folder in it where it has no manifest."""
-    entries = [path for path in submission.iterdir() if not path.name.startswith(".") and path.name != IGNORED]
-    if len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink():
-        return entries[0]
-    return submission
+    walked = (Path(folder, name) for folder, _, names in os.walk(submission) for name in names)
+    paths = {path.relative_to(submission).as_posix(): path for path in islice(walked, MOST_ENTRIES + 1)}
+    archives = [path for path in paths.values() if path.suffix == ".zip"]
+    if len(archives) == 1 and not any(path.name == MANIFEST for path in paths.values()):
+        return _read(archives[0], ARCHIVE_BYTES)
+    wanted = chosen_files(assignment, paths).values()
+    return {name: _read(path, FILE_BYTES) if name in wanted else b"" for name, path in paths.items()}
 
 
 def _read(path: Path, limit: int) -> bytes:

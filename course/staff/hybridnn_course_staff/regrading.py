@@ -10,8 +10,6 @@ from hybridnn.errors import DataError
 from hybridnn_course.outcome import CheckOutcome, Outcome
 from hybridnn_course_staff.batch import SUFFIX, stored_outcome
 
-DIGEST = 25  # characters of a digest in the name of a file, with a hyphen
-
 
 @dataclass(frozen=True)
 class Change:
@@ -27,8 +25,7 @@ class Change:
 def read_outcomes(folder: Path) -> dict[str, Outcome]:
     """The outcomes in a folder of grades, by submission; of several gradings the last one."""
     files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
-    found = {file.name.removesuffix(SUFFIX)[:-DIGEST]: stored_outcome(file) for file in files}
-    outcomes = {name: outcome for name, outcome in found.items() if outcome is not None}
+    outcomes = {outcome.submission: outcome for outcome in map(stored_outcome, files) if outcome is not None}
     if not outcomes:
         raise DataError(f"{folder}: has no outcomes of `hybridnn course grade`")
     return outcomes

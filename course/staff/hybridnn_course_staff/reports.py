@@ -185,7 +185,7 @@ def feedback_text(outcome: Outcome) -> str:
     lines = [f"# {outcome.assignment}: {outcome.points:g} of {outcome.possible:g} points", ""]
     for task in outcome.tasks:
         lines += _task_lines(task)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).replace("<", "&lt;") + "\n"  # messages may quote what a submission wrote
 
 
 def _task_lines(task: TaskOutcome) -> list[str]:

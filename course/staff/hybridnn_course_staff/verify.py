@@ -23,6 +23,7 @@ from hybridnn_course_staff.task_key import TaskKey
 from hybridnn_course_staff.trusted import TrustedRunner
 
 KEY = b"key of the proof"
+RIGHT_SUBMISSIONS = 3  # or more, of every assignment with tasks
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ def verify_assignment(assignment: Assignment, variants: int = 1, key: bytes = KE
     for number, variant in enumerate(some_variants(assignment, variants)):
         proof = _verify_variant(assignment, variant, key, is_standard=number == 0)
         if number == 0:
-            problems = [problem for right in right_submissions(assignment) for problem in _verify_right(right, key)]
-            proof = replace(proof, problems=(*proof.problems, *problems))
+            rights = list(right_submissions(assignment))
+            problems = [problem for right in rights for problem in _verify_right(right, key)]
+            proof = replace(proof, problems=(*proof.problems, *problems, *_missing_rights(assignment, rights)))
         yield proof
 
 
@@ -118,6 +120,20 @@ def right_submissions(assignment: Assignment) -> Iterator[RightSubmission]:
         variant = dict(read_toml(settings)) if settings.exists() else assignment.standard
         files = {name: (folder / name).read_text(encoding="utf-8") for name in assignment.files}
         yield RightSubmission(assignment, folder.name, assignment.require_variant(variant), files)
+
+
+def _missing_rights(assignment: Assignment, rights: Sequence[RightSubmission]) -> list[str]:
+    """Whether there are too few right submissions, and the choices that none of them has: students have all of them."""
+    if not assignment.tasks:
+        return []
+    too_few = len(rights) < RIGHT_SUBMISSIONS
+    problems = [f"right submissions: {len(rights)}, not {RIGHT_SUBMISSIONS} or more"] if too_few else []
+    return problems + [
+        f"no right submission has {axis} = {choice!r}"
+        for axis, choices in assignment.axes.items()
+        for choice in choices
+        if all(right.variant[axis] != choice for right in rights)
+    ]
 
 
 def _verify_right(right: RightSubmission, key: bytes) -> list[str]:

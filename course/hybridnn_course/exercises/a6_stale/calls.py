@@ -28,7 +28,7 @@ OPTIMIZER = SGD(lr=0.9)  # made here: the first one looks up modules of the libr
 
 def call_rules(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
     """Three tables of versions, a row for each stage and a column for each minibatch."""
-    table = _table(inputs, variant, lambda k, t: function(inputs["method"], k, inputs["stages"], t))
+    table = _table(inputs, lambda k, t: function(inputs["method"], k, inputs["stages"], t))
     reads = [[[index(version) for version in _of_length(3, entry)] for entry in row] for row in table]
     return {name: np.array(reads)[:, :, part] for part, name in enumerate(("forward", "activations", "backward"))}
 
@@ -36,7 +36,7 @@ def call_rules(function: Function, inputs: Values, group: Any, variant: Variant)
 def call_distance(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
     """A table of versions and one of distances for each pass."""
     minibatches = inputs["minibatches"]
-    table = _table(inputs, variant, lambda k, t: function(k, inputs["stages"], t, minibatches))
+    table = _table(inputs, lambda k, t: function(k, inputs["stages"], t, minibatches))
     reads = np.array(table, np.float64)
     if reads.shape[2:] != (2, 2):
         raise ValueError("predicted_reads did not return two pairs")
@@ -44,9 +44,8 @@ def call_distance(function: Function, inputs: Values, group: Any, variant: Varia
     return {f"{name} {part}": reads[:, :, number // 2, number % 2] for number, (name, part) in enumerate(parts)}
 
 
-def _table(inputs: Values, variant: Variant, read: Function) -> list[list[Any]]:
-    first = first_number(variant)
-    return [[read(k + first, t) for t in range(inputs["minibatches"])] for k in range(inputs["stages"])]
+def _table(inputs: Values, read: Function) -> list[list[Any]]:
+    return [[read(k, t) for t in range(inputs["minibatches"])] for k in range(inputs["stages"])]
 
 
 def _of_length(length: int, values: Any) -> Any:
@@ -60,18 +59,16 @@ def _of_length(length: int, values: Any) -> Any:
 
 def call_store(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
     """What every read returns, with the number of buffers and the bytes that updates must have copied."""
-    by_number = variant["version_names"] == "number"
     random = np.random.default_rng(inputs["seed"])
     buffers: list[Array] = [random.normal(size=(inputs["size"],))]  # kept, so that no address is used twice
     versions = function(buffers[0], inputs["versions"])
-    updates, copied = 0, 0
+    copied = 0
     found: list[Array] = []
     for step, *ages in inputs["steps"]:
         if step == "read":
-            buffers.append(versions.read(updates - ages[0] if by_number else ages[0]))
+            buffers.append(versions.read(ages[0]))
             found.append(np.array(buffers[-1], np.float64))
             continue
-        updates += 1
         gradient: Array = random.normal(size=(inputs["size"],))
 
         def rule(old: Array, new: Array, ages: list[int] = ages, gradient: Array = gradient) -> None:
@@ -82,7 +79,7 @@ def call_store(function: Function, inputs: Values, group: Any, variant: Variant)
             np.multiply(old, 0.75, out=new)
             new -= gradient
 
-        versions.update(rule, tuple(updates - age if by_number else age for age in ages))
+        versions.update(rule, tuple(ages))
     addresses = {address_of(buffer) for buffer in buffers}
     return {"read": np.array(found), MEASURED: {"buffers": len(addresses), "bytes copied": copied}}
 
@@ -187,8 +184,3 @@ def _prediction(
 
 LARGE = 40_000
 """Elements of arrays of which none may be allocated; any is larger than `TEMPORARY_BYTES` of the measurement."""
-
-
-def first_number(variant: Variant) -> int:
-    """Number of the first stage."""
-    return 1 if variant["stage_numbers"] == "from 1" else 0

@@ -10,7 +10,6 @@ import numpy as np
 
 from hybridnn_course.answers import Values
 from hybridnn_course.assignment import Function, Variant
-from hybridnn_course.exercises.a6_stale.calls import first_number
 from hybridnn_course.exercises.a6_stale.replay import (
     BATCH,
     EPOCHS,
@@ -42,11 +41,11 @@ READ = "hybridnn.pipeline.schedules.schedule:Schedule.weights_read"
 
 def run_rules(function: Function, variant: Variant) -> Values:
     """Train with every method, whose schedule reads the versions that the student's function returns."""
-    first, trained = first_number(variant), {}
+    trained = {}
     for_method = ""
 
     def reads(schedule: Any, stage: int, minibatch: int) -> StageReads:
-        return StageReads(*function(for_method, stage + first, schedule.stages, minibatch))
+        return StageReads(*function(for_method, stage, schedule.stages, minibatch))
 
     with _reading(reads):
         for for_method in METHODS:
@@ -111,7 +110,7 @@ def run_store(function: Function, variant: Variant) -> Values:
     """Train with PipeDream, with and without vertical synchronization, and the student's weight versions."""
 
     def make_store(*arguments: Any, predicts: bool) -> _AdaptedStore:
-        return _AdaptedStore(function, variant, *arguments)
+        return _AdaptedStore(function, *arguments)
 
     with injected("hybridnn.pipeline.execution.chunk_runtime:WeightStore", make_store, TRAINER):
         return of_methods({method: train_by(method, MOMENTUM) for method in STORE_METHODS})
@@ -122,19 +121,15 @@ class _AdaptedStore:
 
     nbytes = 0
 
-    def __init__(
-        self, make_versions: Function, variant: Variant, chunk: Any, optimizer: Any, state: Any, versions: int
-    ) -> None:
+    def __init__(self, make_versions: Function, chunk: Any, optimizer: Any, state: Any, versions: int) -> None:
         self._chunk, self._optimizer, self._state = chunk, optimizer, state
         self._versions = make_versions(chunk.weights, versions)
-        self._by_number = variant["version_names"] == "number"
-        self._updates = 0
 
     def begin(self, rate_of: Any) -> None:
         """Every run ends with an update that keeps no older version."""
 
     def read(self, age: int, ahead: int) -> Any:
-        return self._chunk.layout.views(self._versions.read(self._name(age)))
+        return self._chunk.layout.views(self._versions.read(age))
 
     def update(self, rate: float, kept: Collection[int] = (), delay: int = 0) -> None:
         chunk, self._state.delay = self._chunk, delay
@@ -142,13 +137,9 @@ class _AdaptedStore:
         def rule(old: Array, new: Array) -> None:
             chunk.replica.update(self._optimizer, old, self._state, rate, out=None if new is old else new)
 
-        self._updates += 1
-        self._versions.update(rule, {self._name(age) for age in kept})
-        chunk.weights = self._versions.read(self._name(0))
+        self._versions.update(rule, set(kept))
+        chunk.weights = self._versions.read(0)
         chunk.parameters = chunk.layout.views(chunk.weights)
-
-    def _name(self, age: int) -> int:
-        return self._updates - age if self._by_number else age
 
 
 # -- stage ------------------------------------------------------------------------------------------------------------
@@ -191,10 +182,9 @@ def _train_stages(make_stage: Function, method: str) -> Values:
 
 def run_distance(function: Function, variant: Variant) -> Values:
     """Train with SpecTrain and the student's distances."""
-    first = first_number(variant)
 
     def reads(schedule: Any, stage: int, minibatch: int) -> StageReads:
-        return as_reads(function(stage + first, schedule.stages, minibatch, schedule.minibatches), minibatch)
+        return as_reads(function(stage, schedule.stages, minibatch, schedule.minibatches), minibatch)
 
     with _reading(reads):
         return train_by("spectrain", MOMENTUM)

@@ -57,7 +57,7 @@ def grade(
     case_seconds: Annotated[float, option("Time limit of one case.", "S", "--case-seconds", least=0.1)] = 10.0,
 ) -> None:
     """Grade a folder of submissions; what is graded already is kept, and the points of a rubric are added."""
-    from hybridnn_course.isolation import missing_protection
+    from hybridnn_course.isolation import close_to_others, missing_protection
     from hybridnn_course_staff.batch import find_submissions, grade_folder, other_files, times_received
 
     grader = _grader(course, assignment, isolation, case_seconds)
@@ -72,6 +72,8 @@ def grade(
     students = _students(roster)
     find_submissions(submissions)
     times = {**times_received(submissions), **_stored_times(received, out, submissions)}
+    for folder in (submissions, course) if grader.isolation == "user" else ():
+        close_to_others(folder)
     if missing := missing_protection(grader.isolation):
         console.print(missing, style="yellow", soft_wrap=True)
     _write_reports(grader, grade_folder(grader, submissions, out, jobs=jobs, told=told), out, students, times)

@@ -1,4 +1,4 @@
-"""Cases of A1, and the calls of the student's functions."""
+"""Cases of A1."""
 
 from __future__ import annotations
 

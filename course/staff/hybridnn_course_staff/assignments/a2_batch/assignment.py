@@ -1,4 +1,4 @@
-"""A2: tasks, cases and the training with the student's functions."""
+"""A2: tasks, cases, and the trainings that those with the student's functions are compared with."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _public_gradient(variant: Variant) -> Sequence[Case]:
 
 
 def _hidden_gradient(random: Random, variant: Variant, number: int) -> Case:
-    ranks = random.randint(2, 5)
+    ranks = number + 2 if number > 3 else random.randint(2, 5)  # 6 and 7 in every term
     samples = [random.randint(1, 6) for _ in range(ranks)]
     samples[0] = samples[1] + 1
     if number % 3 == 2:

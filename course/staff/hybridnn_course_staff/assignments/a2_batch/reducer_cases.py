@@ -1,4 +1,4 @@
-"""A2: cases, bounds and the training of the reducer."""
+"""A2: cases of the reducer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def public_reducer(variant: Variant) -> Sequence[Case]:
 
 def hidden_reducer(random: Random, variant: Variant, number: int) -> Case:
     """One rank, a single bucket, and several buckets, the first of which has several layers."""
-    ranks, count = random.randint(2, 5), random.randint(3, 7)
+    ranks = number + 2 if number > 3 else random.randint(2, 5)
+    count = random.randint(3, 7)
     layers = [random.randint(2, 12) for _ in range(count)]
     if number < 2:
         return _reducer_case((1, ranks)[number], layers, (6, 100)[number], random.randrange(10**6), variant)

@@ -1,4 +1,4 @@
-"""A3: tasks, cases and the trainings with the student's functions."""
+"""A3: tasks and cases."""
 
 from __future__ import annotations
 
@@ -63,12 +63,6 @@ def _name(ranks: int, what: str, dtype: str) -> str:
 def _rows(shape: Sequence[int]) -> str:
     columns = f" of {' x '.join(map(str, shape[1:]))} elements" if len(shape) > 1 else ""
     return f"{shape[0]} rows{columns}"
-
-
-# -- bounds -----------------------------------------------------------------------------------------------------------
-
-
-# -- trainings --------------------------------------------------------------------------------------------------------
 
 
 # -- shift ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A4: tasks, cases and the trainings with the student's functions."""
+"""A4: tasks, cases, and the trainings that those with the student's functions are compared with."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _public_split(variant: Variant) -> Sequence[Case]:
 
 
 def _hidden_split(random: Random, variant: Variant, number: int) -> Case:
-    ranks = random.randint(3, 5)
+    ranks = number + 2 if number > 3 else random.randint(3, 5)
     layers = [2, 3, 4, 5, 3, 1][number]
     widths = [ranks * random.randint(1, 4) + random.randint(1, ranks - 1) for _ in range(layers + 1)]
     if number == 4:
@@ -126,7 +126,7 @@ def _public_norm(variant: Variant) -> Sequence[Case]:
 
 
 def _hidden_norm(random: Random, variant: Variant, number: int) -> Case:
-    ranks = random.randint(2, 5)
+    ranks = number + 2 if number > 3 else random.randint(2, 5)  # 6 and 7 in every term
     sizes = [random.randint(1, 12) for _ in range(random.randint(2, 4))]
     replicated = [random.randint(1, 6) for _ in range(random.randint(1, 3) if number else 0)]
     return _norm_case(ranks, [] if number == 5 else sizes, replicated, random.randrange(10**6))

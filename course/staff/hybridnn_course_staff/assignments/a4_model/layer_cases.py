@@ -53,12 +53,6 @@ def whole_forward(item: LayerCase, weight: Array, bias: Array, x: Array, variant
     return z, z + x if item.residual and not is_before else z.copy()
 
 
-# -- call -------------------------------------------------------------------------------------------------------------
-
-
-# -- budget -----------------------------------------------------------------------------------------------------------
-
-
 # -- cases ------------------------------------------------------------------------------------------------------------
 
 
@@ -79,7 +73,7 @@ def public_columns(variant: Variant) -> Sequence[Case]:
 
 def hidden_columns(random: Random, variant: Variant, number: int) -> Case:
     """Uneven blocks of outputs; each case has another pass."""
-    ranks, residual = random.randint(3, 5), number in (1, 2, 3, 5)
+    ranks, residual = number if number > 5 else random.randint(3, 5), number in (1, 2, 3, 5)
     outputs = ranks * random.randint(1, 3) + random.randint(1, ranks - 1)
     item = LayerCase(
         kind=[FORWARD, FORWARD, BACKWARD, BACKWARD, LATER, LATER, FORWARD, BACKWARD][number],
@@ -113,7 +107,7 @@ def public_rows(variant: Variant) -> Sequence[Case]:
 
 def hidden_rows(random: Random, variant: Variant, number: int) -> Case:
     """Uneven blocks of inputs; each case has another pass."""
-    ranks, residual = random.randint(3, 5), number in (1, 3, 5)
+    ranks, residual = number if number > 5 else random.randint(3, 5), number in (1, 3, 5)
     inputs = ranks * random.randint(1, 3) + random.randint(1, ranks - 1)
     item = LayerCase(
         kind=[FORWARD, FORWARD, BACKWARD, BACKWARD, LATER, LATER, FORWARD, BACKWARD][number],

@@ -23,10 +23,6 @@ ASSIGNMENT = Assignment(
     goal="Know, keep and predict the weights that DDG, FR, PipeDream and SpecTrain use",
     hours=8,
     axes={
-        "stage_numbers": {
-            "from 0": "Stages are numbered from 0 to K - 1.",
-            "from 1": "Stages are numbered from 1 to K. (Formulas of this text number them from 0.)",
-        },
         "extra_method": {
             "two versions": "The method `extra` is PipeDream-2BW, which needs two versions: on every stage, all "
             "passes of a minibatch use the weights with all updates but one: that of the minibatch before is missing.",
@@ -37,12 +33,6 @@ ASSIGNMENT = Assignment(
             "halves": "The method `extra` synchronizes halves: the first K // 2 stages are the front half, the "
             "others the back half. All passes of a minibatch on all stages of a half use the version that the "
             "forward pass on the half's first stage reads.",
-        },
-        "version_names": {
-            "age": "A version is named by its age, the number of updates since: 0 is the current version, 1 the one "
-            "before. The ages in `kept` are those after the update.",
-            "number": "A version is named by its number, the number of updates before it: 0 are the initial weights, "
-            "and a version keeps its number. `kept` contains numbers, too.",
         },
         "stale_rate": {
             "constant": "Every update has the learning rate `rate`.",
@@ -71,7 +61,7 @@ ASSIGNMENT = Assignment(
             public=cases.public_rules,
             hidden=cases.hidden_rules,
             points=Points(public=8, hidden=13, whole=3),
-            axes=("stage_numbers", "extra_method"),
+            axes=("extra_method",),
             whole=WholeRun("digits on 4 stages, six methods", runs.run_rules, expected.replay_rules),
         ),
         Task(
@@ -83,7 +73,6 @@ ASSIGNMENT = Assignment(
             public=cases.public_store,
             hidden=cases.hidden_store,
             points=Points(public=5, hidden=9, budget=6, whole=2),
-            axes=("version_names",),
             budget=budgets.store_budget,
             whole=WholeRun("digits on 4 stages, PipeDream", runs.run_store, expected.replay_store),
         ),
@@ -109,7 +98,7 @@ ASSIGNMENT = Assignment(
             public=cases.public_distance,
             hidden=cases.hidden_distance,
             points=Points(public=5, hidden=7, whole=1),
-            axes=("stage_numbers", "backward_length"),
+            axes=("backward_length",),
             whole=WholeRun("digits on 4 stages, SpecTrain", runs.run_distance, expected.replay_distance),
         ),
         Task(

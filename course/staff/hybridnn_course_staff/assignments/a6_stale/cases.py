@@ -1,4 +1,4 @@
-"""Cases of A6, and what its budgets bound."""
+"""Cases of A6."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hybridnn_course.answers import Values
 from hybridnn_course.assignment import Variant
-from hybridnn_course.exercises.a6_stale.calls import first_number
 from hybridnn_course.exercises.a6_stale.replay import MINIBATCHES, MOMENTUM, RATE, STAGES, Replay, Rule, StageReads
 from hybridnn_course.exercises.a6_stale.runs import (
     METHODS,
@@ -16,7 +15,7 @@ from hybridnn_course.exercises.a6_stale.runs import (
 )
 from hybridnn_course_staff.assignments.a6_stale.solution import distance_factor, distance_solution, rules_solution
 
-STANDARD = {"stage_numbers": "from 0", "extra_method": "two versions", "backward_length": "1"}
+STANDARD = {"extra_method": "two versions", "backward_length": "1"}
 
 
 def replay_rules(variant: Variant) -> Values:
@@ -25,8 +24,8 @@ def replay_rules(variant: Variant) -> Values:
 
 
 def _rule(variant: Variant, method: str) -> Rule:
-    function, first = rules_solution(variant), first_number(variant)
-    return lambda stage, minibatch: StageReads(*function(method, stage + first, STAGES, minibatch))
+    function = rules_solution(variant)
+    return lambda stage, minibatch: StageReads(*function(method, stage, STAGES, minibatch))
 
 
 def replay_store(variant: Variant) -> Values:
@@ -57,5 +56,5 @@ def replay_predict(variant: Variant) -> Values:
 
 
 def _prediction_rule(variant: Variant) -> Rule:
-    function, first = distance_solution(variant), first_number(variant)
-    return lambda stage, t: as_reads(function(stage + first, STAGES, t, MINIBATCHES), t)
+    function = distance_solution(variant)
+    return lambda stage, t: as_reads(function(stage, STAGES, t, MINIBATCHES), t)

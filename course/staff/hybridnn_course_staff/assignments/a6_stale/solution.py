@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn_course.assignment import Variant
-from hybridnn_course.exercises.a6_stale.calls import first_number
 
 Array = NDArray[np.float64]
 Reads = tuple[int, int, int]
@@ -47,14 +46,13 @@ def weights_read(method: str, stage: int, stages: int, minibatch: int) -> Reads:
     backward : int
         Version with which the backward pass computes the gradient that it sends to the stage before.
     """
-    return rules_solution({"stage_numbers": "from 0", "extra_method": "two versions"})(method, stage, stages, minibatch)
+    return rules_solution({"extra_method": "two versions"})(method, stage, stages, minibatch)
 
 
 def rules_solution(variant: Variant) -> Callable[[str, int, int, int], Reads]:
     """The rules of five methods, and of the extra one of a variant."""
 
     def weights_read(method: str, stage: int, stages: int, minibatch: int) -> Reads:
-        stage -= first_number(variant)
         staleness = stages - 1 - stage
         if method == "vertical sync":
             staleness = stages - 1
@@ -73,7 +71,7 @@ def rules_solution(variant: Variant) -> Callable[[str, int, int, int], Reads]:
 
 
 def first_of_group(variant: Variant, stage: int, stages: int) -> int:
-    """First stage of the pair or half of a stage, all numbered from 0."""
+    """First stage of the pair or half of a stage."""
     if variant["extra_method"] == "pairs":
         return stage - stage % 2
     return 0 if stage < stages // 2 else stages // 2
@@ -95,8 +93,6 @@ class WeightVersions:
         Number of buffers, this one included: the most versions that are needed at a time.
     """
 
-    by_number: ClassVar[bool] = False
-
     def __init__(self, weights: Array, versions: int) -> None:
         self._current = weights
         self._free = [np.empty_like(weights) for _ in range(versions - 1)]
@@ -111,8 +107,7 @@ class WeightVersions:
         which : int
             The current version, or an older one that every update since has kept.
         """
-        number = self._number(which, self._updates)
-        return self._current if number == self._updates else self._older[number]
+        return self._older[self._updates - which] if which else self._current
 
     def update(self, rule: UpdateRule, kept: Collection[int] = ()) -> None:
         """Compute the next version, which becomes the current one.
@@ -126,7 +121,7 @@ class WeightVersions:
             The older versions that are read later. The version before this update may be among them. All others are
             no longer needed, and there may be gaps.
         """
-        numbers = {self._number(which, self._updates + 1) for which in kept}
+        numbers = {self._updates + 1 - which for which in kept}
         self._free += [buffer for number, buffer in self._older.items() if number not in numbers]
         self._older = {number: buffer for number, buffer in self._older.items() if number in numbers}
         old = new = self._current
@@ -137,20 +132,10 @@ class WeightVersions:
         self._current = new
         self._updates += 1
 
-    def _number(self, which: int, updates: int) -> int:
-        """Number of a version after so many updates."""
-        return which if self.by_number else updates - which
-
-
-class NumberedWeightVersions(WeightVersions):
-    """Versions are named by their numbers."""
-
-    by_number = True
-
 
 def store_solution(variant: Variant) -> type[WeightVersions]:
-    """Versions by age or by number."""
-    return NumberedWeightVersions if variant["version_names"] == "number" else WeightVersions
+    """The same class in every variant."""
+    return WeightVersions
 
 
 # -- stage ------------------------------------------------------------------------------------------------------------
@@ -282,14 +267,13 @@ def predicted_reads(stage: int, stages: int, minibatch: int, minibatches: int) -
     backward : (int, int)
         The same for the backward pass.
     """
-    return distance_solution({"stage_numbers": "from 0", "backward_length": "1"})(stage, stages, minibatch, minibatches)
+    return distance_solution({"backward_length": "1"})(stage, stages, minibatch, minibatches)
 
 
 def distance_solution(variant: Variant) -> Callable[[int, int, int, int], Prediction]:
     """Equations 5 and 6 of Chen et al. 2018, while the pipeline fills and drains, too."""
 
     def predicted_reads(stage: int, stages: int, minibatch: int, minibatches: int) -> Prediction:
-        stage -= first_number(variant)
         later = later_updates(variant, stage)
         newest = max(0, minibatch - (stages - 1 - stage))
         aim = min(minibatch + later, minibatches - 1)
@@ -299,7 +283,7 @@ def distance_solution(variant: Variant) -> Callable[[int, int, int, int], Predic
 
 
 def later_updates(variant: Variant, stage: int) -> int:
-    """Updates of a stage, numbered from 0, between its backward pass of a minibatch and the end of the round trip."""
+    """Updates of a stage between its backward pass of a minibatch and the end of the round trip."""
     length = int(variant["backward_length"])
     return length * stage // (1 + length)
 

@@ -1,22 +1,15 @@
-"""One copy, which is moved and put back."""
+"""A copy of the point for every evaluation."""
 
 import numpy as np
 
 
 def numerical_gradient(function, point, step):
-    work, result = np.array(point), np.zeros_like(point)
+    def value(index, distance):
+        moved = point.copy()
+        moved[index] += distance
+        return function(moved)
 
-    def value(index, shift):
-        before = work[index]
-        work[index] = before + shift
-        try:
-            return function(work)
-        finally:
-            work[index] = before
-
-    iterator = np.nditer(result, flags=["multi_index", "zerosize_ok"])
-    while not iterator.finished:
-        index = iterator.multi_index
-        result[index] = (value(index, step) - value(index, -step)) / (step + step)
-        iterator.iternext()
+    result = np.empty_like(point)
+    for index in np.ndindex(point.shape):
+        result[index] = (value(index, step) - value(index, -step)) / (2 * step)
     return result

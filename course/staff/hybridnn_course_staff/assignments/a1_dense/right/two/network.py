@@ -1,87 +1,90 @@
-"""Sums with `einsum`, a reduction by `logaddexp`, and a table of slopes."""
+"""Logarithms of probabilities by logaddexp, slopes in a class of functions, updates of one block at a time."""
 
 import numpy as np
 
+SMOOTHED = 0.1
+BLOCK = 65536
+
 
 def cross_entropy(logits, labels, columns, scale, gradient, loss):
-    log_sum = np.logaddexp.reduce(logits, axis=0)
-    np.subtract(logits, log_sum[None, :], out=gradient)
-    loss[:] = -gradient[labels, columns].sum()
+    # the logarithm of the probabilities is all that the loss needs
+    np.subtract(logits, np.logaddexp.reduce(logits, axis=0), out=gradient)
+    of_labels = gradient[labels, columns].sum()
+    of_all = gradient.sum(axis=1).mean()
+    loss[0] = -(1 - SMOOTHED) * of_labels - SMOOTHED * of_all
     np.exp(gradient, out=gradient)
-    gradient[labels, columns] -= 1.0
-    np.multiply(gradient, scale, out=gradient)
+    gradient -= SMOOTHED / len(logits)
+    gradient[labels, columns] -= 1 - SMOOTHED
+    gradient *= scale
 
 
-def _one(y, slope):
-    slope.fill(1.0)
+class Slopes:
+    """Each method writes f'(z) to s, from the output y."""
 
+    def identity(y, s):
+        s.fill(1)
 
-def _relu(y, slope):
-    np.copyto(slope, y > 0)
+    def relu(y, s):
+        np.greater(y, 0, out=s)
 
+    def tanh(y, s):
+        # 1 - y^2
+        np.square(y, out=s)
+        np.subtract(1, s, out=s)
 
-def _tanh(y, slope):
-    np.multiply(y, y, out=slope)
-    np.negative(slope, out=slope)
-    slope += 1
+    def sigmoid(y, s):
+        # y (1 - y)
+        np.subtract(1, y, out=s)
+        s *= y
 
-
-def _sigmoid(y, slope):
-    np.multiply(y, y, out=slope)
-    np.subtract(y, slope, out=slope)
-
-
-def _selu(y, slope):
-    scale, alpha = 1.0507009873554805, 1.6732632423543772
-    slope.fill(scale)
-    np.add(y, scale * alpha, out=slope, where=y <= 0)
-
-
-SLOPES = {"identity": _one, "relu": _relu, "tanh": _tanh, "sigmoid": _sigmoid, "special": _selu}
+    def special(y, s):
+        # |y| = |z| / (1 + |z|), so 1 - |y| = 1 / (1 + |z|), and the slope is the square of that
+        np.abs(y, out=s)
+        np.subtract(1, s, out=s)
+        s *= s
 
 
 def gradient_of_activation(name, y, dy, out, scratch):
-    SLOPES[name](y, scratch)
+    getattr(Slopes, name)(y, scratch)
     np.multiply(scratch, dy, out=out)
 
 
 def dense_forward(weight, bias, x, activation, y, scratch):
-    np.einsum("oi,in->on", weight, x, out=y)
-    np.add(y, bias[:, np.newaxis], out=y)
+    y[:] = bias
+    np.dot(x, weight.T, out=scratch)
+    np.add(y, scratch, out=y)
     activation.apply(y, scratch)
 
 
 def dense_backward(weight, x, y, dy, activation, dz, weight_gradient, bias_gradient, dx, scratch):
     activation.gradient(y, dy, dz, scratch)
-    for out, formula, operands in (
-        (weight_gradient, "on,in->oi", (dz, x)),
-        (bias_gradient, "on->o", (dz,)),
-        (dx, "oi,on->in", (weight, dz)),
-    ):
-        if out is not None:
-            np.einsum(formula, *operands, out=out)
-
-
-def _in_blocks(*arrays):
-    for start in range(0, arrays[0].size, 65_536):
-        yield [None if array is None else array[start : start + 65_536] for array in arrays]
+    if dx is not None:
+        np.dot(dz, weight, out=dx)
+    np.dot(dz.T, x, out=weight_gradient)
+    np.add.reduce(dz, axis=0, out=bias_gradient)
 
 
 def sgd_update(weights, gradient, velocity, out, scratch, settings, scalars):
-    lr, m = scalars[0], settings.momentum
-    for w, g, v, new in _in_blocks(weights, gradient, velocity, out):
-        step = scratch[: w.size]
-        np.multiply(w, settings.weight_decay, out=step)
-        step += g
-        np.copyto(new, w)
-        if v is not None:
-            np.multiply(v, m, out=v)
-            step *= 1 - settings.dampening
-            np.add(v, step, out=v)
-            if settings.nesterov:
-                step *= lr
-                new -= step
-            np.multiply(v, lr * m if settings.nesterov else lr, out=step)
+    for first in range(0, weights.size, BLOCK):
+        here = slice(first, first + BLOCK)
+        v = None if velocity is None else velocity[here]
+        update_block(weights[here], gradient[here], v, out[here], scratch, settings, scalars[0])
+
+
+def update_block(w, gradient, v, out, scratch, settings, rate):
+    step = scratch[: w.size]
+    np.multiply(settings.weight_decay, w, out=step)
+    step += gradient
+    step *= rate
+    if v is not None:
+        v *= settings.momentum
+        if settings.nesterov:
+            v += step
+            np.subtract(w, step, out=out)
+            w = out
+            np.multiply(settings.momentum, v, out=step)
         else:
-            step *= lr
-        new -= step
+            step *= 1 - settings.dampening
+            v += step
+            step = v
+    np.subtract(w, step, out=out)

@@ -1,86 +1,86 @@
-"""A base class with what both layers share, and `einsum`."""
-
-from functools import partial
+"""One class for what both kinds of layer have in common."""
 
 import numpy as np
 
 from hybridnn.comm.group import DONE
 
 
-class Dense:
+class Layer:
+    """What both kinds of layer do. They say which rows of z and of the input of the layer are theirs."""
+
     def __init__(self, shard, group, kernels):
-        name = shard.layer.activation
         self.shard, self.group, self.kernels = shard, group, kernels
-        self.slope = partial(kernels.gradient_of_activation, name)
-        self.apply = partial(kernels.activate, name)
+        self.name = shard.layer.activation
+        self.is_residual = shard.layer.residual
 
-    def sums(self, dz):
-        return np.einsum("on->o", dz)
+    def products(self, p, s, dy, biases, bias_gradient):
+        """Everything of the backward pass but the second way to x."""
+        self.kernels.gradient_of_activation(self.name, s.activation, dy, s.dz, s.scratch)
+        if bias_gradient is not None:
+            self.sum_rows(s, biases, bias_gradient)
+        if s.dx is not None:
+            np.matmul(p.weight.transpose(), s.dz, out=s.dx)
 
-    def backward_weight(self, s, gradient, *, biases=True):
-        np.einsum("on,in->oi", s.dz, s.x, out=gradient.weight)
-        if biases:
-            np.copyto(gradient.bias, self.sums(s.dz))
+    def sum_rows(self, s, rows, out):
+        np.matmul(s.dz[rows], s.ones, out=out)
+
+    def copy_activation(self, s):
+        if self.is_residual:
+            np.copyto(s.local_y, s.activation)
 
 
-class ColumnDense(Dense):
+class ColumnDense(Layer):
     def __init__(self, shard, group, overlap, kernels):
         super().__init__(shard, group, kernels)
-        self.begin = group.iallreduce if overlap else self.reduce_now
-
-    def reduce_now(self, array):
-        self.group.allreduce(array)
-        return DONE
+        self.overlap = overlap
 
     def forward(self, p, s):
-        np.einsum("oi,in->on", p.weight, s.x, out=s.activation)
-        s.activation += p.bias_column
-        self.apply(s.activation, s.scratch)
-        if self.shard.layer.residual:
-            s.local_y[:] = s.activation
-            s.local_y += s.own_x
+        z = s.activation
+        np.matmul(p.weight, s.x, out=z)
+        if self.is_residual:
+            z += s.own_x
+        self.kernels.bias_activate(self.name, z, p.bias_column, s.scratch)
+        self.copy_activation(s)
         if self.shard.gathers:
             self.group.allgather_rows(s.y)
 
     def backward_input(self, p, s, bias_gradient=None):
-        direct = np.array(s.own_dy) if self.shard.layer.residual else None
-        self.slope(s.activation, s.own_dy, s.dz, s.scratch)
-        if bias_gradient is not None:
-            np.copyto(bias_gradient, self.sums(s.dz))
+        self.products(p, s, s.own_dy, slice(None), bias_gradient)
         if s.dx is None:
             return DONE
-        np.einsum("oi,on->in", p.weight, s.dz, out=s.dx)
-        if direct is not None:
-            s.dx[self.shard.rows] += direct
-        return self.begin(s.dx)
+        if self.is_residual:
+            s.own_dx += s.dz
+        request = self.group.iallreduce(s.dx)
+        if self.overlap:
+            return request
+        request.wait()
+        return DONE
+
+    def backward_weight(self, s, gradient, *, biases=True):
+        np.matmul(s.dz, s.x.transpose(), out=gradient.weight)
+        if biases:
+            self.sum_rows(s, slice(None), gradient.bias)
 
 
-class RowDense(Dense):
-    def sums(self, dz):
-        return np.einsum("on->o", dz[self.shard.bias_rows])
-
+class RowDense(Layer):
     def forward(self, p, s):
-        addend = np.einsum("oi,in->on", p.weight, s.x)
+        # addends of z: a rank has the biases and the inputs that it owns
+        addend = s.activation
+        np.matmul(p.weight, s.x, out=addend)
         addend[self.shard.bias_rows] += p.bias_column
+        if self.is_residual:
+            addend[self.shard.columns] += s.x
         self.group.allreduce(addend)
-        np.copyto(s.activation, addend)
-        self.apply(s.activation, s.scratch)
-        if not self.shard.layer.residual:
-            return
-        whole = s.full_x
-        if s.own_x is not None:
-            whole = np.zeros_like(addend)
-            whole[self.shard.columns] = s.x
-            self.group.allgather_rows(whole)
-        np.add(whole, s.activation, out=s.y)
+        self.kernels.activate(self.name, addend, s.scratch)
+        self.copy_activation(s)
 
     def backward_input(self, p, s, bias_gradient=None):
-        direct = np.array(s.own_dy)
-        self.slope(s.activation, s.dy, s.dz, s.scratch)
-        if bias_gradient is not None:
-            np.copyto(bias_gradient, self.sums(s.dz))
-        if s.dx is not None:
-            np.einsum("oi,on->in", p.weight, s.dz, out=s.dx)
-            if self.shard.layer.residual:
-                s.dx += direct
+        self.products(p, s, s.dy, self.shard.bias_rows, bias_gradient)
+        if self.is_residual and s.dx is not None:
+            s.dx += s.dz[self.shard.columns]
         return DONE
+
+    def backward_weight(self, s, gradient, *, biases=True):
+        np.matmul(s.dz, s.x.transpose(), out=gradient.weight)
+        if biases:
+            self.sum_rows(s, self.shard.bias_rows, gradient.bias)

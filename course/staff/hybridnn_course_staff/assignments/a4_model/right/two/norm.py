@@ -1,10 +1,13 @@
-"""Replicated arrays are divided among the ranks by their squares: each adds 1/p of them."""
+"""Norms of the arrays, of which each rank has its share of the whole ones."""
 
 import numpy as np
 
 
 def global_norm(group, gradients, is_replicated):
-    parts = [np.vdot(one, one) / (group.size if flag else 1) for one, flag in zip(gradients, is_replicated)]
-    total = np.array([sum(parts)], dtype=float)
-    group.allreduce(total)
-    return float(total.item() ** 0.5)
+    squares = np.zeros(2)  # of blocks, of whole arrays
+    for array, whole in zip(gradients, is_replicated):
+        squares[int(whole)] += np.linalg.norm(array) ** 2
+    # every rank brings its share of what all ranks have
+    message = np.array([squares[0] + squares[1] / group.size])
+    group.allreduce(message)
+    return float(message[0] ** 0.5)

@@ -1,21 +1,21 @@
-"""The kinds of all layers first; then each layer with the kind of the next one."""
+"""A list of which layers are split by inputs, before the shards are made."""
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.nn.parameters import LayerShard
 
 
 def split_layers(layers, split, ranks, rank):
-    kinds = [split == "alternating" and bool(number & 1) for number in range(len(layers))]
-
-    def shard(layer, by_inputs, next_by_inputs):
-        block = {name: block_slice(size, ranks, rank) for name, size in (("in", layer.inputs), ("out", layer.outputs))}
-        return LayerShard(
-            layer=layer,
-            rows=slice(0, layer.outputs) if by_inputs else block["out"],
-            columns=block["in"] if by_inputs else slice(0, layer.inputs),
-            bias_rows=block["out"],
-            by_inputs=by_inputs,
-            gathers=not (by_inputs or next_by_inputs),
-        )
-
-    return list(map(shard, layers, kinds, [*kinds[1:], False]))
+    nothing = slice(0, 0)
+    is_by_inputs = [split == "alternating" and number % 2 == 0 for number in range(len(layers))]
+    shards = []
+    for number, layer in enumerate(layers):
+        all_rows, all_columns = slice(0, layer.outputs), slice(0, layer.inputs)
+        if is_by_inputs[number]:
+            own = block_slice(layer.inputs, ranks, rank)
+            biases = all_rows if rank == ranks - 1 else nothing
+            shards.append(LayerShard(layer, all_rows, own, biases, True, False))
+        else:
+            own = block_slice(layer.outputs, ranks, rank)
+            gathers = not any(is_by_inputs[number + 1 : number + 2])
+            shards.append(LayerShard(layer, own, all_columns, own, False, gathers))
+    return shards

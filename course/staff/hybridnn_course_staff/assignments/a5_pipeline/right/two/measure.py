@@ -1,61 +1,44 @@
-"""A recursive search for the end of each instruction, with a memory and a mark for what is being computed."""
+"""One instruction of every stage in turn, until nothing runs any more."""
+
+from itertools import accumulate
 
 from hybridnn.pipeline.schedules.instructions import Backward, Forward
 
 
 def measure_orders(orders, forward, backward, message):
+    stages = len(orders)
     seconds = {Forward: forward, Backward: backward}
-    place = {(k, item): i for k, order in enumerate(orders) for i, item in enumerate(order)}
-    starts = [[None] * len(order) for order in orders]
-    running = set()
+    starts = [[] for _ in orders]
+    clocks = [0.0] * stages
+    ended = {}
 
-    def needs(k, i):
-        """Stage and position of the instructions that come first, with the time of a message or without."""
-        item = orders[k][i]
-        if i:
-            yield k, i - 1, 0.0
-        other = {Forward: k - 1, Backward: k + 1}.get(type(item))
-        if other is not None and 0 <= other < len(orders):
-            yield other, find(other, item), message
-        if type(item) is Backward and find(k, Forward(item.minibatch, item.microbatch)) > i:
-            raise ValueError("a backward pass before its forward pass")
+    def run_one(k):
+        """Run the next instruction of stage k, if there is one and it can run."""
+        if len(starts[k]) == len(orders[k]):
+            return False
+        item = orders[k][len(starts[k])]
+        begin = clocks[k]
+        neighbour = {Forward: k - 1, Backward: k + 1}.get(type(item), -1)
+        if type(item) is Backward and (k, Forward(item.minibatch, item.microbatch)) not in ended:
+            return False
+        if 0 <= neighbour < stages:
+            if (neighbour, item) not in ended:
+                return False
+            begin = message + max(begin, ended[neighbour, item])
+        starts[k].append(begin)
+        clocks[k] = ended[k, item] = begin + seconds.get(type(item), 0)
+        return True
 
-    def find(k, item):
-        if (k, item) not in place:
-            raise ValueError(f"stage {k} never computes {item}")
-        return place[k, item]
+    while any([run_one(k) for k in range(stages)]):
+        pass
+    if any(len(done) < len(order) for done, order in zip(starts, orders)):
+        raise ValueError("the orders cannot run")
 
-    for first in ((k, i) for k, order in enumerate(orders) for i in range(len(order))):
-        stack = [first]
-        while stack:
-            k, i = stack[-1]
-            if starts[k][i] is not None:
-                running.discard(stack.pop())
-                continue
-            before = list(needs(k, i))
-            missing = [(other, j) for other, j, _ in before if starts[other][j] is None]
-            if missing:
-                if any(one in running for one in missing):
-                    raise ValueError("stages wait for each other")
-                running.add((k, i))
-                stack.extend(missing[:1])
-                continue
-            ends = [starts[o][j] + seconds.get(type(orders[o][j]), 0.0) + extra for o, j, extra in before]
-            starts[k][i] = max([0.0, *ends])
-    total = max(
-        (
-            start + seconds.get(type(item), 0.0)
-            for k, order in enumerate(orders)
-            for start, item in zip(starts[k], order)
-        ),
-        default=0.0,
-    )
-    busy = sum(seconds.get(type(item), 0.0) for order in orders for item in order)
-    flights = []
+    most = []
+    busy = 0
     for order in orders:
-        level, levels = 0, [0]
-        for item in order:
-            level += {Forward: 1, Backward: -1}.get(type(item), 0)
-            levels.append(level)
-        flights.append(max(levels))
-    return starts, 1 - busy / (total * len(orders)) if total else 0.0, flights
+        kinds = [type(item) for item in order]
+        busy += sum(seconds.get(kind, 0) for kind in kinds)
+        most.append(max(accumulate((kind is Forward) - (kind is Backward) for kind in kinds), default=0))
+    area = stages * max(clocks)
+    return starts, 1 - busy / area if area else 0.0, most

@@ -1,9 +1,7 @@
-"""Slices and `zip_longest`; what ends a minibatch is added by one function."""
-
-from itertools import chain, zip_longest
+"""One generator of passes, which goes forward whenever the memory allows it."""
 
 from hybridnn.pipeline.schedules.instructions import (
-    Backward,
+    ALL_MICROBATCHES,
     Forward,
     InputGradient,
     ReduceGradients,
@@ -12,35 +10,45 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 
 
-def of_all_minibatches(size, passes_of):
-    return list(chain.from_iterable([*passes_of(t), ReduceGradients(t), Update(t)] for t in range(size.minibatches)))
+def passes(size, most):
+    """One minibatch, as kinds and microbatches: a stage goes forward whenever less than `most` are in flight."""
+    forward = list(range(size.microbatches))
+    in_flight = []
+    while forward or in_flight:
+        if forward and len(in_flight) < most:
+            in_flight.insert(0, forward.pop())
+            yield Forward, in_flight[0]
+        else:
+            yield InputGradient, in_flight.pop()
 
 
-def passes(kind, t, size):
-    return [kind(t, m) for m in range(size.microbatches)]
+def merged(size, most):
+    for t in range(size.minibatches):
+        yield from (kind(t, m) for kind, m in passes(size, most))
+        yield WeightGradient(t, ALL_MICROBATCHES)
+        yield ReduceGradients(t)
+        yield Update(t)
 
 
 def gpipe(size, stage):
-    return of_all_minibatches(size, lambda t: passes(Forward, t, size) + passes(Backward, t, size))
-
-
-def in_turn(forward, backward, warm_up):
-    pairs = zip_longest(forward[warm_up:], backward)
-    return forward[:warm_up] + [item for pair in pairs for item in pair if item is not None]
+    return list(merged(size, size.microbatches))
 
 
 def one_forward_one_backward(size, stage):
-    warm_up = size.stages - 1 - stage
-    return of_all_minibatches(size, lambda t: in_turn(passes(Forward, t, size), passes(Backward, t, size), warm_up))
+    return list(merged(size, 2 * (size.stages - 1 - stage) + 1))
 
 
 def zero_bubble_h1(size, stage):
-    def order(t):
-        weights = passes(WeightGradient, t, size)
-        for item in in_turn(passes(Forward, t, size), passes(InputGradient, t, size), size.stages - 1 - stage):
-            yield item
-            if type(item) is InputGradient and item.microbatch >= stage:
-                yield weights.pop(0)
-        yield from weights
-
-    return of_all_minibatches(size, order)
+    order = []
+    for t in range(size.minibatches):
+        put_off = []
+        for kind, m in passes(size, size.stages - stage):
+            order.append(kind(t, m))
+            if kind is InputGradient:
+                put_off.append(WeightGradient(t, m))
+                # stages with fewer microbatches in flight keep as many more until their weight gradient
+                if len(put_off) > stage:
+                    order.append(put_off.pop(0))
+        order += put_off
+        order += [ReduceGradients(t), Update(t)]
+    return order

@@ -1,8 +1,8 @@
-"""One function for the version of a forward pass on any stage; stages count from 1."""
+"""One function for the version of a forward pass on any stage."""
 
 
 def newest(stage, stages, minibatch):
-    in_flight = stages - stage
+    in_flight = stages - 1 - stage
     return minibatch - in_flight if minibatch > in_flight else 0
 
 
@@ -14,7 +14,7 @@ def weights_read(method, stage, stages, minibatch):
         case "fr":
             return version, minibatch, minibatch
         case "vertical sync":
-            version = newest(1, stages, minibatch)
+            version = newest(0, stages, minibatch)
         case "extra":
-            version = newest(stage if stage % 2 else stage - 1, stages, minibatch)
+            version = newest(stage // 2 * 2, stages, minibatch)
     return version, version, version

@@ -1,4 +1,4 @@
-"""The times of all passes, as in the picture with long backward passes; stages count from 1."""
+"""The times of all passes, as in the picture with long backward passes."""
 
 from functools import lru_cache
 
@@ -7,7 +7,7 @@ import numpy as np
 
 @lru_cache(maxsize=None)
 def ends(stages, minibatches):
-    """Ends of all passes, by kind, stage from 0 and minibatch."""
+    """Ends of all passes, by kind, stage and minibatch."""
     orders = []
     for k in range(stages):
         warm_up = min(stages - 1 - k, minibatches)
@@ -31,12 +31,12 @@ def ends(stages, minibatches):
 
 
 def predicted_reads(stage, stages, minibatch, minibatches):
-    k, time = stage - 1, ends(stages, minibatches)
+    time = ends(stages, minibatches)
 
     def updates(moment):
-        return sum(time["B", k, t] <= moment for t in range(minibatches))
+        return sum(time["B", stage, t] <= moment for t in range(minibatches))
 
-    forward = updates(time["F", k, minibatch] - 1)
+    forward = updates(time["F", stage, minibatch] - 1)
     aim = updates(time["B", 0, minibatch]) - 1
     return (forward, aim - forward), (minibatch, aim - minibatch)
 

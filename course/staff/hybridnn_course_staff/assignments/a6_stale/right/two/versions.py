@@ -1,26 +1,20 @@
-"""Versions by their absolute numbers, and a deque of spare buffers."""
-
-from collections import deque
+"""Numbers of buffers by age."""
 
 import numpy as np
 
 
 class WeightVersions:
     def __init__(self, weights, versions):
-        self.count, self.held = 0, {0: weights}
-        self.spare = deque(np.zeros_like(weights) for _ in range(1, versions))
+        self.buffers = [weights, *(np.empty_like(weights) for _ in range(versions - 1))]
+        self.place = {0: 0}  # number of the buffer, by age
 
     def read(self, which):
-        return self.held[self.count - which]
+        return self.buffers[self.place[which]]
 
     def update(self, rule, kept=()):
-        current = self.held[self.count]
-        wanted = {self.count + 1 - age for age in kept}
-        for number in [number for number in self.held if number not in wanted]:
-            buffer = self.held.pop(number)
-            if buffer is not current:
-                self.spare.append(buffer)
-        target = self.spare.popleft() if self.count in wanted else current
-        rule(current, target)
-        self.count += 1
-        self.held[self.count] = target
+        old = self.place[0]
+        self.place = {age + 1: number for age, number in self.place.items() if age + 1 in kept}
+        taken = self.place.values()
+        new = old if old not in taken else next(n for n in range(len(self.buffers)) if n not in taken)
+        self.place[0] = new
+        rule(self.buffers[old], self.buffers[new])

@@ -1,44 +1,51 @@
-"""Recursion with a memory, and a generator of the items of a step."""
+"""A recursive function with a cache, and exact fractions."""
 
+from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate
 
 
 def best_cuts(seconds, boundaries, stages):
-    until = [0, *accumulate(seconds)]
+    layers = len(seconds)
+
+    def part(start, stop):
+        before = boundaries[start - 1] if start > 0 else 0
+        after = boundaries[stop - 1] if stop < layers else 0
+        return before + sum(seconds[start:stop]) + after
 
     @lru_cache(maxsize=None)
-    def best(first, left):
-        """Slowest part and counts of the layers from `first` on, in so many stages."""
+    def best(start, left):
+        """The time of the slowest of so many stages from a layer on, and their counts."""
         if left == 1:
-            return until[-1] - until[first], (len(seconds) - first,)
-        choices = []
-        for end in range(first + 1, len(seconds) - left + 2):
-            slowest, counts = best(end, left - 1)
-            choices.append((max(until[end] - until[first], boundaries[end - 1], slowest), (end - first, *counts)))
-        return min(choices)
+            return part(start, layers), (layers - start,)
+        found = []
+        for stop in range(start + 1, layers - left + 2):
+            slowest, counts = best(stop, left - 1)
+            found.append((max(slowest, part(start, stop)), (stop - start, *counts)))
+        return min(found)
 
     return list(best(0, stages)[1])
 
 
-def items(widths, batch, b, m):
-    """Bytes, ranks and one-way passes of everything that is sent in a step."""
-    for number, width in enumerate(widths):
-        if number > 0:
-            yield 4 * batch * width / b, m, 1
-            yield 4 * width * widths[number - 1] / m, b, 2
-        if 0 < number < len(widths) - 1:
-            yield 4 * batch * width / b, m, 2
-
-
 def best_grid(widths, batch, ranks, alpha, beta):
-    def cost(grid):
-        found = list(items(widths, batch, *grid))
-        messages = sum(times * (p - 1).bit_length() for _, p, times in found)
-        return alpha * messages + beta * sum(times * n * (p - 1) / p for n, p, times in found)
+    def one_way(elements, group):
+        nbytes = 4 * elements
+        return (group - 1).bit_length() * Fraction(alpha) + nbytes * Fraction(group - 1, group) * Fraction(beta)
 
-    grids = [(b, ranks // b) for b in range(1, ranks + 1) if ranks % b == 0]
-    allowed = [(b, m) for b, m in grids if b <= batch and m <= max(widths[1:])]
-    least = min(map(cost, allowed))
-    best = max(grid for grid in allowed if cost(grid) == least)
-    return best, least
+    def seconds(batch_ranks):
+        model_ranks = ranks // batch_ranks
+        samples = Fraction(batch, batch_ranks)
+        total = 0
+        for number, (inputs, outputs) in enumerate(zip(widths, widths[1:])):
+            total += one_way(samples * outputs, model_ranks)
+            if number > 0:
+                total += 2 * one_way(samples * inputs, model_ranks)
+            total += 3 * one_way(Fraction(inputs * outputs, model_ranks), batch_ranks)
+        return total
+
+    allowed = [
+        batch_ranks
+        for batch_ranks in range(ranks, 0, -1)
+        if ranks % batch_ranks == 0 and batch_ranks <= batch and ranks // batch_ranks <= max(widths[1:])
+    ]
+    best = min(allowed, key=seconds)  # the first of equal ones, and the most batch ranks come first
+    return (best, ranks // best), float(seconds(best))
