@@ -10,9 +10,11 @@ import pytest
 
 from hybridnn.errors import DataError
 from hybridnn_course.answers import Answer, Failure, answer_digest
-from hybridnn_course.case_file import CaseFile
+from hybridnn_course.case_file import CASES, CaseFile
 from hybridnn_course.checks import check_task
+from hybridnn_course.work_folder import Manifest
 from hybridnn_course_staff.assignment import assignment_packages, load_assignment
+from hybridnn_course_staff.handing_out import start_files
 from hybridnn_course_staff.task_key import TaskKey
 from hybridnn_course_staff.trusted import TrustedRunner
 from hybridnn_course_staff.verify import some_variants
@@ -50,12 +52,13 @@ def test_the_file_has_no_code_and_no_answer_of_a_mistake() -> None:
     stored, keys = stored_and_own("a2", load_assignment("a2").standard)
     data = CaseFile(load_assignment("a2"), stored.variant, keys).pack()
     assert not re.search(rb"def |lambda|return |import ", data)
-    other = dict(keys, bounds=TaskKey(load_assignment("a2"), keys["bounds"].task, stored.variant, b"another key"))
-    again = CaseFile.read(CaseFile(load_assignment("a2"), stored.variant, other).pack(), "cases.bin")
-    for one, two in zip(stored.keys["bounds"].mistakes, again.keys["bounds"].mistakes, strict=True):
-        assert stored.keys["bounds"].digest(one, 1, with_traffic=False) != again.keys["bounds"].digest(
-            two, 1, with_traffic=False
-        )
+    manifest = Manifest(assignment="a2", variant=stored.variant)
+    one, two = (
+        CaseFile.read(start_files(load_assignment("a2"), manifest, key=key)[CASES], CASES).keys["bounds"]
+        for key in (b"one", b"two")
+    )
+    for mistake, again in zip(one.mistakes, two.mistakes, strict=True):
+        assert one.digest(mistake, 1, with_traffic=False) != two.digest(again, 1, with_traffic=False)
 
 
 def test_a_file_calls_functions_of_exercises_only() -> None:

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -23,6 +24,7 @@ from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.kernels import Kernels
 from hybridnn.pipeline.schedules import computation_orders, methods
 from hybridnn_course.answers import Answer, Failure, first_difference
+from hybridnn_course.assignment import Bound, Case, Points
 from hybridnn_course.checks import check_task
 from hybridnn_course.injection import StillUsedError, find, injected
 from hybridnn_course.submission import read_submission
@@ -298,6 +300,24 @@ def test_a_mistake_that_is_not_known_gets_no_hint_but_a_pattern() -> None:
     checks = _outcome("gradient", twice).checks
     assert {check.hint for check in checks} == {""}
     assert "every element is 2 times the expected one" in checks[0].message
+
+
+def test_a_bound_tells_nothing_of_a_hidden_case() -> None:
+    """Neither what a submission did there, by which it could tell the inputs, nor what is allowed: a size of them."""
+    task = A2.task("bounds")
+    names = {case.name for case in task.public(A2.standard)}
+
+    def budget(exceeds_public: bool, case: Case, *_: Any) -> list[Bound]:
+        return [Bound("calls", 24176 if (case.name in names) == exceeds_public else 1, full=144, zero=200)]
+
+    for exceeds_public, message in (
+        (True, "yours 24176, allowed 144"),
+        (False, "more than is allowed in a hidden case"),
+    ):
+        points = Points(public=1, hidden=1, budget=1)
+        key = TaskKey(A2, replace(task, budget=partial(budget, exceeds_public), points=points), A2.standard, b"key")
+        outcome = check_task(TrustedRunner({task.name: task.solution(A2.standard)}), key)
+        assert [check.message for check in outcome.checks if check.kind == "budget"] == [message]
 
 
 def test_answers_that_two_mistakes_give_are_not_accused() -> None:

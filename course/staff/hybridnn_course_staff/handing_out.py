@@ -50,13 +50,15 @@ def handed_out_files(course: Course, assignment: Assignment, student: str = "") 
         modules=course.settings.modules,
         variant=course.variant(assignment, student),
     )
-    return start_files(assignment, manifest, course.ai_policy)
+    return start_files(assignment, manifest, course.ai_policy, course.key)
 
 
-def start_files(assignment: Assignment, manifest: Manifest, ai_policy: str = AI_POLICY) -> dict[str, bytes]:
-    """The files of an assignment for a student."""
+def start_files(
+    assignment: Assignment, manifest: Manifest, ai_policy: str = AI_POLICY, key: bytes = b""
+) -> dict[str, bytes]:
+    """The files of an assignment for a student; the key of the term salts the answers of known mistakes."""
     files = {name: text.encode() for name, text in start_texts(assignment, manifest, ai_policy).items()}
-    return {**files, CASES: _cases(assignment.id, tuple(manifest.variant.items()))}
+    return {**files, CASES: _cases(assignment.id, tuple(manifest.variant.items()), key)}
 
 
 def start_texts(assignment: Assignment, manifest: Manifest, ai_policy: str = AI_POLICY) -> dict[str, str]:
@@ -71,9 +73,9 @@ def start_texts(assignment: Assignment, manifest: Manifest, ai_policy: str = AI_
 
 
 @lru_cache(maxsize=256)  # students with the same variant get the same file
-def _cases(name: str, choices: tuple[tuple[str, str], ...]) -> bytes:
+def _cases(name: str, choices: tuple[tuple[str, str], ...], key: bytes) -> bytes:
     assignment, variant = load_assignment(name), dict(choices)
-    keys = {task.name: TaskKey(assignment, task, variant) for task in assignment.tasks}
+    keys = {task.name: TaskKey(assignment, task, variant, salt=key) for task in assignment.tasks}
     templates = {text: assignment.template(text) for text in assignment.texts}
     return CaseFile(assignment, variant, keys, templates).pack()
 

@@ -24,12 +24,20 @@ class TaskKey(AnswerKey):
         Key of the term, from which the hidden cases are made; None: public cases only.
     student : str
         Whose hidden cases they are; empty: the same for all.
+    salt : bytes
+        What makes the digests of answers differ from those of other terms; by default the key.
     """
 
     task: Task
 
     def __init__(
-        self, assignment: Assignment, task: Task, variant: Variant, key: bytes | None = None, student: str = ""
+        self,
+        assignment: Assignment,
+        task: Task,
+        variant: Variant,
+        key: bytes | None = None,
+        student: str = "",
+        salt: bytes = b"",
     ) -> None:
         hidden = (
             []
@@ -39,9 +47,9 @@ class TaskKey(AnswerKey):
                 for number in range(task.hidden_cases)
             ]
         )
-        text = f"{(key or b'').hex()}|{assignment.id}|{task.name}|{sorted(variant.items())}"
-        salt = hashlib.sha256(text.encode()).digest()[:8]
-        super().__init__(assignment, task, variant, public=task.public(variant), hidden=hidden, salt=salt)
+        text = f"{(salt or key or b'').hex()}|{assignment.id}|{task.name}|{sorted(variant.items())}"
+        digest = hashlib.sha256(text.encode()).digest()[:8]
+        super().__init__(assignment, task, variant, public=task.public(variant), hidden=hidden, salt=digest)
         wrong_ones = (*task.mistakes, *other_variants(assignment, task, variant))
         self._mistakes = tuple(mistake for mistake in wrong_ones if mistake.applies(variant))
         self._expected: dict[int, Answer] = {}
