@@ -26,6 +26,9 @@ Values = Mapping[str, Any]
 GRAIN = 1.2345678e-7
 """Unit to which numbers are rounded: such that those of exercises are not half-way between two of its multiples."""
 
+UNWRITTEN = -7.53125
+"""What is in arrays that the function has to fill: exact in every type of floats, and no result of an exercise."""
+
 LARGE = 1e15  # more multiples of it are as good as infinite
 MEASURED = "measured"
 """Name of an output with measured amounts, by name: the budget bounds them, and outputs are compared without it."""
@@ -59,6 +62,7 @@ class Failure:
 
 
 NOT_WRITTEN = "not written"
+DEADLOCK = "deadlock"
 
 
 @dataclass(frozen=True)
@@ -92,15 +96,26 @@ class Answer:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference between outputs and expected outputs; `index` is that of an element of an array."""
+    """The first difference between outputs and expected outputs.
+
+    Attributes
+    ----------
+    index : tuple of int, optional
+        That of an element of an array.
+    is_unwritten : bool
+        Whether the wrong element is still `UNWRITTEN`.
+    """
 
     rank: int
     where: str
     text: str
     index: tuple[int, ...] | None = None
+    is_unwritten: bool = False
 
     def is_left_as_given(self, own: Any, given: Any) -> bool:
-        """Whether the wrong element is the one that the function was given in the argument of the same name."""
+        """Whether the wrong element is that from before the call, in an array of the caller or an argument `given`."""
+        if self.is_unwritten:
+            return True
         if self.index is None or not isinstance(own, np.ndarray) or not isinstance(given, np.ndarray):
             return False
         return given.shape == own.shape and bool(own[self.index].tobytes() == given[self.index].tobytes())
@@ -114,7 +129,8 @@ def first_difference(outputs: Sequence[Values], expected: Sequence[Values], tole
         for name, value in right.items():
             place = None if name == MEASURED else _first_place(own[name], value, tolerance)
             if place is not None:
-                return Difference(rank, name, *_described(own[name], value, place, tolerance))
+                described = _described(own[name], value, place, tolerance)
+                return Difference(rank, name, *described, is_unwritten=_is_unwritten(place, tolerance))
     return None
 
 
@@ -132,7 +148,8 @@ def answer_digest(answer: Answer, expected: Answer, salt: bytes, *, with_traffic
     content: list[object] = []
     if answer.failure is not None:
         kind, first = answer.failure.kind, answer.failure.text.partition("\n")[0].strip()
-        content += [kind, first if kind.startswith("raised ") else ""]  # the kind alone would stand for any exception
+        # The kind alone would stand for any exception, and for a deadlock after any number of calls.
+        content += [kind, first if kind.startswith(("raised ", DEADLOCK)) else ""]
     else:
         for rank, outputs in enumerate(answer.outputs):
             right = expected.outputs[rank] if rank < len(expected.outputs) else {}
@@ -228,6 +245,13 @@ def _wrong_elements(own: NDArray[Any], right: NDArray[Any], tolerance: float) ->
         with np.errstate(invalid="ignore"):
             wrong = ~((np.abs(own - right) <= limit) | (own == right) | (np.isnan(own) & np.isnan(right)))
     return wrong
+
+
+def _is_unwritten(place: Place, tolerance: float) -> bool:
+    _, own, right = place
+    if not isinstance(right, np.ndarray) or not _has_same_type(own, right):
+        return False
+    return bool(own[_wrong_elements(own, right, tolerance)][0] == UNWRITTEN)
 
 
 def _described(own: Any, right: Any, place: Place, tolerance: float) -> tuple[str, tuple[int, ...] | None]:

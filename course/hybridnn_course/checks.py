@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Protocol
 
 from hybridnn_course.answer_key import AnswerKey, KnownMistake
-from hybridnn_course.answers import NOT_WRITTEN, Answer, first_difference
+from hybridnn_course.answers import DEADLOCK, NOT_WRITTEN, Answer, first_difference
 from hybridnn_course.assignment import Bound, Case, Task, Variant
 from hybridnn_course.outcome import CheckOutcome, Kind, TaskOutcome
 from hybridnn_course.patterns import describe_difference
 
-DEADLOCK = "deadlock"
 LEAST_CARRIED = 0.25
 """Least share of the bytes of a reference's rank that every rank has to send and receive.
 

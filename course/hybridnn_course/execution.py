@@ -10,7 +10,7 @@ from typing import Any
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
 from hybridnn.in_process import CommunicationError, DeadlockError, RunResult, StuckError, run_ranks
-from hybridnn_course.answers import NOT_WRITTEN, Answer, Call, Failure, Values
+from hybridnn_course.answers import DEADLOCK, NOT_WRITTEN, Answer, Call, Failure, Values
 
 ALPHA, BETA = 1e-6, 1e-9
 """Seconds per message and per byte on the virtual clock of all checks."""
@@ -88,7 +88,7 @@ def failure_of(error: BaseException, text: str | None = None) -> Failure:
             word for word in ("send", "receive", "allreduce", "allgather", "barrier") if f"waits in {word}" in text
         }
         others = ", with calls that match none" if " has begun " in text else ""
-        return Failure(f"deadlock in {' and '.join(sorted(waits))}{others}", text)
+        return Failure(f"{DEADLOCK} in {' and '.join(sorted(waits))}{others}", text)
     if isinstance(error, RefusedOperationError):
         return Failure("refused operation", text)
     if isinstance(error, StuckError):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn_course.assignment import Variant
 from hybridnn_course.checks import check_task
-from hybridnn_course.measuring import LOOPS, TEMPORARIES, measure
+from hybridnn_course.measuring import LOOPS, TEMPORARIES, CountedArray, counted, measure
 from hybridnn_course.outcome import TaskOutcome
 from hybridnn_course_staff.assignments.a1_dense.assignment import ASSIGNMENT
 from hybridnn_course_staff.assignments.a1_dense.solution import numerical_gradient
@@ -239,13 +239,54 @@ def test_a_comprehension_and_a_temporary_array_cost_the_budget_alone() -> None:
         (lambda a: np.apply_along_axis(np.sum, 1, a), 1, 0),
         (lambda a: sum(float(row[0]) for row in a), 1, 0),
         (lambda a: [np.multiply(part, 2, out=part) for part in np.split(a, 2)], 0, 0),
+        (lambda a: list(map(np.sum, a)), 1, 0),
+        (lambda a: sum(a[:, 0]), 1, 0),
+        (lambda a: max(np.abs(a[:, 0] - 1).tolist()), 1, 0),
+        (lambda a: (next(iter(a)), *a[:50, 0]), 0, 0),
+        (lambda a: [np.abs(-a[i] + 1).max() for i in range(len(a) // 3)], 0, 0),
     ],
 )
 def test_loops_and_temporary_arrays_are_counted(
     function: Callable[[Array], object], loops: int, allocates: int
 ) -> None:
     small, large = np.ones((4, 5)), np.ones((130, 1024))
-    assert measure(lambda: function(small), lambda: function(large)) == {LOOPS: loops, TEMPORARIES: allocates}
+    amounts = measure(lambda: counted(function)(small), lambda: counted(function)(large))
+    assert amounts == {LOOPS: loops, TEMPORARIES: allocates}
+
+
+def test_counted_arrays_are_those_of_the_caller() -> None:
+    array, number = np.ones(3), 2.0
+    first, second, third, fourth = counted(lambda *arguments: arguments)(array, number, array, array[:2])
+    assert first is second or first is third
+    assert (second, type(first), type(fourth)) == (2.0, CountedArray, CountedArray)
+    first[0] = 5
+    assert array[0] == fourth[0] == 5
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, z: [np.sum(a), a.sum(), a.mean(), a.max(), a.std(), a.var(), np.median(a), np.linalg.norm(a)],
+        lambda a, z: [a[0] @ a[1], np.dot(a[0], a[1]), np.vdot(a, a), np.einsum("ij,ij", a, a), np.trace(a)],
+        lambda a, z: [a[0, 1], a.item(2), a.argmax(), np.count_nonzero(a), (a > 1).all(), np.any(a == 2), a[0, 1] + 1],
+        lambda a, z: [np.exp(z), z + 1, -z, z.sum(), float(z), z[()], np.add.reduce(a, axis=None), 2 * z > 1],
+        lambda a, z: [*np.divmod(z, 2), *np.modf(z), np.sqrt(z, dtype=np.float32), np.maximum.reduce(a[0])],
+        lambda a, z: [a @ a.T, a.sum(axis=0), a.sum(axis=0, keepdims=True), np.where(a > 1, a, 0), np.add.outer(a, a)],
+        lambda a, z: [np.add(a, 1, out=np.empty((2, 3))), np.add(1, 2, out=z), np.matmul(a[0], a[1], out=z), z, a],
+        lambda a, z: [a.astype(np.float32), a[:, [0, 2]], a[a > 2], np.concatenate([a, a]), np.eye(6)[a.astype(int)]],
+        lambda a, z: [np.iterable(a), np.iterable(z), [*a[0]], a.tolist(), z.tolist(), 2.0 in a, sum(a), max(a[1])],
+    ],
+)
+def test_counted_arrays_give_the_results_of_plain_ones(function: Callable[..., list[object]]) -> None:
+    def arguments() -> tuple[Array, Array]:
+        return np.arange(6.0).reshape(2, 3), np.array(0.5)
+
+    plain, found = function(*arguments()), counted(function)(*arguments())
+    for one, other in zip(plain, found, strict=True):
+        assert isinstance(other, type(one))
+        assert isinstance(one, np.ndarray) or type(other) is type(one)
+        assert getattr(one, "dtype", None) == getattr(other, "dtype", None)
+        np.testing.assert_array_equal(one, other)
 
 
 # -- handout ----------------------------------------------------------------------------------------------------------

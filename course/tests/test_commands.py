@@ -19,6 +19,7 @@ from hybridnn.cli.output import new_table
 from hybridnn_course.cli import student
 from hybridnn_course.work_folder import WorkFolder
 from hybridnn_course_staff.assignment import load_assignment
+from hybridnn_course_staff.verify import right_submissions
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line
 
@@ -108,6 +109,16 @@ def test_a_term_from_its_beginning_to_the_grades(course: Run, tmp_path: Path) ->
     drawn = _done(course("oral", "a2", "in", "--course", "term")).splitlines()
     assert [line for line in drawn if not line.startswith("  ")] == ["ada"]
     assert "def bounds_solution" in _done(course("solution", "a2", "--course", "term"))
+
+
+def test_similar_code_of_an_earlier_term(course: Run, tmp_path: Path) -> None:
+    (right, *_) = right_submissions(A2)
+    for name in ("in/ada.zip", "earlier/eva.zip", "earlier/fay.zip"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(submission_zip(A2, A2.standard, right.files))
+    printed = _done(course("similar", "a2", "in", "--previous", "earlier"))
+    assert "ada.zip, earlier/eva.zip, earlier/fay.zip, right/one" in printed
+    assert "1 submission compared, 3 pairs" in printed
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from hybridnn_course_staff.handing_out import make_student_archives
 from hybridnn_course_staff.handout import HandoutError, render_handout
 from hybridnn_course_staff.oral import draw_questions
 from hybridnn_course_staff.reading import read_in_time
-from hybridnn_course_staff.similarity import similar_pairs
+from hybridnn_course_staff.similarity import Cluster, Pair, clusters, similar_pairs
 from hybridnn_course_staff.stubs import DriftError, require_same_signature, stub_file
 from hybridnn_course_staff.task_key import TaskKey
 from hybridnn_course_staff.term import Course, create_course
@@ -420,6 +420,31 @@ def block_bounds(items, parts, part):
     (pair,) = similar_pairs(A2, files, 0.8)
     assert (pair.one, pair.other) == ("copy", "one")
     assert pair.share == pytest.approx(1.0)
+
+
+MINIBATCHES = """
+def minibatches(order, batch_size):
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+"""
+
+
+def test_short_functions_are_not_similar() -> None:
+    assert similar_pairs(A2, {name: {"blocks.py": MINIBATCHES} for name in ("one", "other")}, 0.8) == []
+
+
+def test_earlier_submissions_are_not_compared_with_one_another() -> None:
+    (right, *_) = right_submissions(A2)
+    pairs = similar_pairs(A2, {"new": right.files}, 0.8, {"old": right.files, "older": right.files})
+    assert pairs == [Pair("new", "old", 1.0), Pair("new", "older", 1.0)]
+
+
+def test_pairs_with_a_submission_in_common_are_one_cluster() -> None:
+    pairs = [Pair("a", "b", 0.9), Pair("c", "d", 0.8), Pair("e", "f", 1.0), Pair("b", "c", 0.85)]
+    joined = Cluster(("a", "b", "c", "d"), 0.8, 0.9)
+    assert clusters(pairs) == [Cluster(("e", "f"), 1.0, 1.0), joined]
+    assert clusters(pairs[::-1])[1] == joined
+    assert clusters([]) == []
 
 
 def test_oral_questions_are_about_lines_that_students_wrote() -> None:

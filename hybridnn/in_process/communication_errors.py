@@ -80,13 +80,14 @@ def _advice(states: Sequence[BlockedRank]) -> list[str]:
         return ["the calls that were begun match none of those that are waited for: compare their ranks and tags"]
     if all(call.startswith("send") for call in calls):
         return [
-            "every rank of the cycle sends, and none has reached its receive; a send need not end before its receive "
-            "begins, however small the message: let one side receive first, or send without blocking"
+            "every rank of the cycle sends, and none of the receives that they wait for has begun; a send need not "
+            "end before its receive begins, however small the message: let one side receive first, or send without "
+            "blocking"
         ]
     if all(call.startswith("receive") for call in calls):
         return [
-            "every rank of the cycle receives, and none has reached its send: let one side send first, or receive "
-            "without blocking"
+            "every rank of the cycle receives, and none of the sends that they wait for has begun: let one side "
+            "send first, or receive without blocking"
         ]
     return []
 

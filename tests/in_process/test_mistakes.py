@@ -48,6 +48,14 @@ def test_eager_sends_end_without_their_receive() -> None:
     assert run_ranks(3, ring, sends="eager").results == (None,) * 3
 
 
+def only_sends(comm: Any) -> None:
+    comm.Send(np.ones(3), (comm.rank + 1) % comm.size)
+
+
+def only_receives(comm: Any) -> None:
+    comm.Recv(np.ones(3), (comm.rank - 1) % comm.size)
+
+
 def waits_for_a_rank_that_has_ended(comm: Any) -> None:
     if comm.rank != 1:
         comm.Barrier()
@@ -242,6 +250,8 @@ def receives_into_a_constant(comm: Any) -> None:
     ("program", "kind", "fragments"),
     [
         (waits_for_a_rank_that_has_ended, DeadlockError, ["rank 0 waits for rank 1, whose program has ended"]),
+        (only_sends, DeadlockError, ["sends, and none of the receives that they wait for has begun"]),
+        (only_receives, DeadlockError, ["receives, and none of the sends that they wait for has begun"]),
         (reuses_a_send_buffer, CommunicationError, ["rank 0 changed the buffer", line_of(reuses_a_send_buffer, 5)]),
         (
             enters_other_collectives,

@@ -15,7 +15,7 @@ from hybridnn_course_staff.assignment import Assignment, load_assignment
 from hybridnn_course_staff.stubs import stub_file
 
 PIECE = 12  # statements and expressions in a row that make a piece
-LEAST_PIECES = 100  # of a function that may be flagged: the short ones of independent authors are often equal
+LEAST_PIECES = 100  # of a function that may be flagged, or of similar code: short texts are often equal by chance
 COPIED = 0.8  # share of pieces from which on a function is flagged
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
@@ -44,7 +44,9 @@ def similar_pairs(
     least: float,
     others: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Pair]:
-    """Pairs of submissions whose share is at least `least`, the most similar first.
+    """Pairs of submissions whose share is at least `least`, the most similar first; not of short ones.
+
+    The pieces of a submission are formed without a limit of time: `read_in_time` has formed them within its own.
 
     Parameters
     ----------
@@ -61,8 +63,8 @@ def similar_pairs(
     pairs = []
     for one, other in combinations(sorted(pieces, key=lambda name: (name in others, name)), 2):
         shorter = min(len(pieces[one]), len(pieces[other]))
-        share = len(pieces[one] & pieces[other]) / shorter if shorter else 0.0
-        if share >= least and one not in others:
+        share = len(pieces[one] & pieces[other]) / max(shorter, 1)
+        if shorter >= LEAST_PIECES and share >= least and one not in others:
             pairs.append(Pair(one, other, share))
     return sorted(pairs, key=lambda pair: (-pair.share, pair.one, pair.other))
 

@@ -19,10 +19,10 @@ from hybridnn.nn.learning_rates import Step
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
-from hybridnn_course.answers import MEASURED, Values
+from hybridnn_course.answers import MEASURED, UNWRITTEN, Values
 from hybridnn_course.assignment import Function, Variant
 from hybridnn_course.injection import injected
-from hybridnn_course.measuring import measure
+from hybridnn_course.measuring import counted, measure
 from hybridnn_course.whole_run import train_digits
 
 Array = NDArray[Any]
@@ -51,26 +51,32 @@ SPECIAL = {
     "softsign": Activation(_softsign, no_gradient, "glorot"),
 }
 """The activations that are named ``"special"``; those that the library does not have, without their gradients."""
-OLD = -7.5  # what arrays hold that the function has to fill
 Inputs = dict[str, Any]
 
 
 def _filled(shape: tuple[int, ...]) -> Array:
-    return np.full(shape, OLD)
+    return np.full(shape, UNWRITTEN)
 
 
 Prepared = tuple[Callable[[], object], Callable[[], Values]]
 """A call of the student's function, whose arrays are allocated already, and its outputs afterwards."""
 
 
-def _called(prepare: Callable[[Inputs], Prepared], inputs: Values, small: Callable[[], Inputs]) -> Values:
+def _called(
+    function: Function,
+    prepare: Callable[[Function, Inputs], Prepared],
+    inputs: Values,
+    small: Callable[[], Inputs],
+) -> Values:
     """The outputs of a call, and what it costs if the case measures that."""
-    call, outputs = prepare({name: value for name, value in inputs.items() if name != MEASURED})
+    is_measured = bool(inputs.get(MEASURED))
+    function = counted(function) if is_measured else function
+    call, outputs = prepare(function, {name: value for name, value in inputs.items() if name != MEASURED})
     with np.errstate(all="ignore"):
-        if not inputs.get(MEASURED):
+        if not is_measured:
             call()
             return outputs()
-        cost = measure(prepare(small())[0], call)
+        cost = measure(prepare(function, small())[0], call)
     return {**outputs(), MEASURED: cost}
 
 
@@ -91,13 +97,13 @@ def call_differences(function: Function, inputs: Values, group: Any, variant: Va
 def call_loss(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
     """Gradient and loss of `cross_entropy`."""
 
-    def prepare(given: Inputs) -> Prepared:
+    def prepare(function: Function, given: Inputs) -> Prepared:
         logits, labels = given["logits"], given["labels"]
         gradient, loss = _filled(logits.shape), _filled((1,))
         arguments = (logits, labels, np.arange(len(labels)), given["scale"], gradient, loss)
         return partial(function, *arguments), lambda: {"gradient": gradient, "loss": loss, "logits": logits}
 
-    return _called(prepare, inputs, lambda: loss_inputs(4, 5, 9, 0))
+    return _called(function, prepare, inputs, lambda: loss_inputs(4, 5, 9, 0))
 
 
 def loss_inputs(classes: int, samples: int, minibatch: int, seed: int) -> Inputs:
@@ -110,7 +116,7 @@ def loss_inputs(classes: int, samples: int, minibatch: int, seed: int) -> Inputs
 def call_activation(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
     """The gradient of an activation."""
 
-    def prepare(given: Inputs) -> Prepared:
+    def prepare(function: Function, given: Inputs) -> Prepared:
         y, dy = given["y"], given["dy"]
         out = dy if given["in_place"] else _filled(dy.shape)
         return partial(function, given["name"], y, dy, out, _filled(dy.shape)), lambda: {"out": out, "y": y}
@@ -118,7 +124,7 @@ def call_activation(function: Function, inputs: Values, group: Any, variant: Var
     def small() -> Inputs:
         return activation_inputs(variant, inputs["name"], (4, 5), 0)
 
-    return _called(prepare, inputs, small)
+    return _called(function, prepare, inputs, small)
 
 
 def activation_inputs(
@@ -138,12 +144,12 @@ def activation_inputs(
 def call_forward(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
     """The outputs of a layer, with its weights and inputs, which must not change."""
 
-    def prepare(given: Inputs) -> Prepared:
+    def prepare(function: Function, given: Inputs) -> Prepared:
         weight, bias, x, y = given["weight"], given["bias"], given["x"], _filled(given["dy"].shape)
         arguments = (weight, bias, x, ACTIVATIONS[given["activation"]], y, _filled(y.shape))
         return partial(function, *arguments), lambda: {"y": y, "weight": weight, "bias": bias, "x": x}
 
-    return _called(prepare, inputs, lambda: dense_inputs(variant, (4, 3, 5), "tanh", 0))
+    return _called(function, prepare, inputs, lambda: dense_inputs(variant, (4, 3, 5), "tanh", 0))
 
 
 def dense_inputs(variant: Variant, shape: tuple[int, int, int], activation: str, seed: int) -> Inputs:
@@ -163,7 +169,7 @@ def dense_inputs(variant: Variant, shape: tuple[int, int, int], activation: str,
 def call_backward(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
     """The gradients of a layer, with its weights, inputs and outputs, which must not change."""
 
-    def prepare(given: Inputs) -> Prepared:
+    def prepare(function: Function, given: Inputs) -> Prepared:
         weight, x, y, dy = (given[name] for name in ("weight", "x", "y", "dy"))
         dz = dy if given.get("in_place") else _filled(dy.shape)
         dx = None if given.get("first") else _filled(x.shape)
@@ -174,13 +180,13 @@ def call_backward(function: Function, inputs: Values, group: Any, variant: Varia
             found["dx"] = dx
         return partial(function, weight, x, y, dy, activation, dz, dw, db, dx, scratch), lambda: found
 
-    return _called(prepare, inputs, lambda: dense_inputs(variant, (4, 3, 5), "tanh", 0))
+    return _called(function, prepare, inputs, lambda: dense_inputs(variant, (4, 3, 5), "tanh", 0))
 
 
 def call_update(function: Function, inputs: Values, group: Any, variant: Variant) -> Values:
     """The weights after each of several updates, and the velocity."""
 
-    def prepare(given: Inputs) -> Prepared:
+    def prepare(function: Function, given: Inputs) -> Prepared:
         settings, weights = SimpleNamespace(**given["settings"]), given["weights"]
         velocity = np.zeros_like(weights) if settings.momentum else None
         scratch = _filled((min(UPDATE_BLOCK, weights.size),))
@@ -198,7 +204,7 @@ def call_update(function: Function, inputs: Values, group: Any, variant: Variant
         found["gradients"] = given["gradients"]
         return update, lambda: found if velocity is None else {**found, "velocity": velocity}
 
-    return _called(prepare, inputs, lambda: update_inputs(5, 2, inputs["settings"], 0))
+    return _called(function, prepare, inputs, lambda: update_inputs(5, 2, inputs["settings"], 0))
 
 
 def update_inputs(weights: int, steps: int, settings: Values, seed: int, *, in_place: bool = False) -> Inputs:

@@ -17,7 +17,7 @@ from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, LayerShard
 from hybridnn.parallel.dense import LayerArrays, split_layers
 from hybridnn.parallel.workspace import StageRole, Workspace
-from hybridnn_course.answers import Values
+from hybridnn_course.answers import UNWRITTEN, Values
 from hybridnn_course.assignment import Function, Variant
 from hybridnn_course.injection import injected
 from hybridnn_course.whole_run import train_digits
@@ -32,7 +32,6 @@ def owned_bias(variant: Variant, layer: DenseLayer, ranks: int, rank: int) -> sl
     return slice(0, layer.outputs if rank == ranks - 1 else 0)
 
 
-UNUSED = 9.0  # what the arrays hold before a pass writes them
 FORWARD, BACKWARD, LATER = "forward", "backward", "backward, biases later"
 
 
@@ -104,7 +103,7 @@ def _arrays(item: LayerCase, by_inputs: bool, group: Any, variant: Variant) -> t
     layer = workspace.arrays(item.samples).layers[-1]
     for name, array in vars(layer).items():
         if isinstance(array, np.ndarray) and name != "ones":
-            array.fill(UNUSED)
+            array.fill(UNWRITTEN)
     return shards[-1], layer
 
 
@@ -131,8 +130,8 @@ def _backward(
     np.copyto(s.y, inputs["y"])
     np.copyto(s.activation, inputs["activation"])
     np.copyto(s.dy, inputs["dy"])
-    bias = np.full_like(p.bias, UNUSED)
-    gradient = LayerParameters(np.full_like(p.weight, UNUSED), bias, bias[:, None])
+    bias = np.full_like(p.bias, UNWRITTEN)
+    gradient = LayerParameters(np.full_like(p.weight, UNWRITTEN), bias, bias[:, None])
     later = item.kind == LATER
     try:
         request = dense.backward_input(p, s, None if later else bias)

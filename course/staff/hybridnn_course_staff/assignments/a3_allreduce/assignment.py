@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 
 from hybridnn.comm.blocks import block_size
+from hybridnn_course.answers import UNWRITTEN
 from hybridnn_course.assignment import Case, Points, Variant
 from hybridnn_course.exercises.a3_allreduce.budgets import (
     SMALL_BYTES,
@@ -37,21 +38,22 @@ from hybridnn_course_staff.assignments.a3_allreduce.solution import (
 
 MESSAGES = ("isend", "ireceive")
 
-UNFILLED = -1000.0  # in the output arrays that the function has to fill
-
 
 # -- cases ------------------------------------------------------------------------------------------------------------
 
 
-def _arrays(ranks: int, shape: Sequence[int], seed: int, dtype: str) -> list[Array]:
+def _arrays(ranks: int, shape: Sequence[int], seed: int, dtype: str, *, are_added: bool = False) -> list[Array]:
     """An array for each rank, whose elements need most bits of their type: smaller messages cannot bring them.
 
-    Those of float32 are whole numbers, so that sums do not depend on their order.
+    Those of float32 that are added have 22 bits, so that sums over seven ranks do not depend on their order. Their unit
+    is another one at every place: no scaling makes whole numbers of three bytes of them.
     """
     random = np.random.default_rng(seed)
-    if dtype == "float32":
-        return [random.integers(-(1 << 20), 1 << 20, tuple(shape)).astype(dtype) for _ in range(ranks)]
-    return [random.uniform(-99, 100, tuple(shape)) for _ in range(ranks)]
+    if dtype == "float32" and are_added:
+        units = np.ldexp(1.0, -random.integers(17, size=tuple(shape)))
+        wholes = random.integers(-(1 << 21), 1 << 21, (ranks, *shape))
+        return list((units * wholes).astype(dtype))
+    return [random.uniform(-99, 100, tuple(shape)).astype(dtype) for _ in range(ranks)]
 
 
 def _name(ranks: int, what: str, dtype: str) -> str:
@@ -93,9 +95,9 @@ def _hidden_shift(random: Random, variant: Variant, number: int) -> Case:
 def _reduce_scatter_case(variant: Variant, ranks: int, shape: Sequence[int], seed: int, dtype: str = "float64") -> Case:
     def out(rank: int) -> Array:
         rows = block_size(shape[0], ranks, block_of(rank, ranks, variant))
-        return np.full((rows, *shape[1:]), UNFILLED, dtype)
+        return np.full((rows, *shape[1:]), UNWRITTEN, dtype)
 
-    arrays = _arrays(ranks, shape, seed, dtype)
+    arrays = _arrays(ranks, shape, seed, dtype, are_added=True)
     inputs = tuple({"array": array, "out": out(rank)} for rank, array in enumerate(arrays))
     return Case(_name(ranks, _rows(shape), dtype), inputs)
 
@@ -151,7 +153,7 @@ def _hidden_allgather(random: Random, variant: Variant, number: int) -> Case:
 def _allreduce_case(
     ranks: int, shape: Sequence[int], seed: int, operation: str = "sum", dtype: str = "float64"
 ) -> Case:
-    arrays = _arrays(ranks, shape, seed, dtype)
+    arrays = _arrays(ranks, shape, seed, dtype, are_added=True)
     what = f"{operation} of {' x '.join(map(str, shape))} elements"
     inputs = tuple({"array": array, "operation": operation} for array in arrays)
     return Case(_name(ranks, what, dtype), inputs)
