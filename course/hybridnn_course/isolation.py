@@ -49,8 +49,8 @@ O_PATH = 0o10000000
 SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_DUMPABLE = 1, 36, 38, 4
 WRITABLE = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/dev/mqueue")
-SOFTWARE = ("bin", "dev", "etc", "gnu", "lib", "nix", "opt", "proc", "sbin", "sys", "usr")
-"""How the names of the folders of the system begin; in all others there may be files of people."""
+SOFTWARE = ("bin", "dev", "etc", "gnu", "lib", "lib32", "lib64", "libx32", "nix", "opt", "proc", "sbin", "sys", "usr")
+"""Folders of the system; in all others there may be files of people."""
 INSTALLED = ("site-packages", "dist-packages")
 PACKAGES = ("hybridnn", "hybridnn_course", "hybridnn_course_staff")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
@@ -240,7 +240,7 @@ def _checkouts() -> set[Path]:
     found = set()
     for folder in (path.resolve().parent for name in PACKAGES for path in _locations(name)):
         above = (folder, *folder.parents[:-1])
-        if folder.name not in INSTALLED:
+        if folder.name not in INSTALLED and not any(folder.glob("hybridnn*.dist-info")):
             found.add(next((path for path in above if (path / ".git").exists()), folder))
     return found
 
@@ -252,8 +252,8 @@ def _cover(libc: ctypes.CDLL, folder: str, options: bytes) -> int:
 
 def _covered(needed: Sequence[Path]) -> list[str]:
     """Folders of people, those that all may write to, and those on the way to Python that only root may enter."""
-    covered = {entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False)}
-    covered = {folder for folder in covered if not folder.startswith(tuple(f"/{name}" for name in SOFTWARE))}
+    others = (entry for entry in os.scandir("/") if entry.name not in SOFTWARE)
+    covered = {entry.path for entry in others if entry.is_dir(follow_symlinks=False)}
     covered |= {folder for folder in WRITABLE if Path(folder).is_dir()} | set(map(str, _checkouts()))
     covered |= {closed for folder in needed if (closed := _closed_folder(folder))}
     return sorted(folder for folder in covered if not any(Path(other) in Path(folder).parents for other in covered))
