@@ -97,7 +97,10 @@ def test_a_term_from_its_beginning_to_the_grades(course: Run, tmp_path: Path) ->
     assert "ada.zip,ada,35.0,100,yes" in (tmp_path / "grades/grades.csv").read_text()
     assert "no submission that can be graded: bob" in _done(course("grade", *where, "--roster", "roster.csv"))
     (tmp_path / "times.csv").write_text("submission,received\nada.zip,2026-11-02T12:00:00+00:00\n")
+    with (tmp_path / "term/course.toml").open("a") as file:
+        file.write("\n[assignments.a2]\ndue = 2026-10-31T12:00:00+00:00\n")
     printed = _done(course("grade", *where, "--received", "times.csv"))
+    assert "days late: ada.zip 2\n" in printed
     assert "times.csv: has no time of wrong.zip: that of the file is taken" in printed
     _done(course("grade", *where))  # and keeps the times
     received = datetime.fromisoformat((tmp_path / "grades/grades.csv").read_text().splitlines()[1].rpartition(",")[2])

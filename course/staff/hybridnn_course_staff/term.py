@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -87,6 +88,12 @@ class AssignmentSettings(BaseModel):
     def group_of(self, student: str) -> tuple[str, ...]:
         """Those whose submission is that of a student."""
         return next((group for group in self.groups if student in group), (student,))
+
+    def days_late(self, student: str, received: datetime) -> int:
+        """Days after the latest date of those who hand in with a student, rounded up; 0 without a date."""
+        dates = [self.extensions.get(one, self.due) for one in self.group_of(student)]
+        due = max((date.astimezone() for date in dates if date is not None), default=received)
+        return max(0, math.ceil((received - due) / timedelta(days=1)))
 
 
 class CourseSettings(BaseModel):

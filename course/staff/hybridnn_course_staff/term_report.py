@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from hybridnn.errors import DataError
@@ -17,7 +17,6 @@ from hybridnn_course_staff.regrading import read_outcomes
 from hybridnn_course_staff.reports import GRADES, plain_cell, table_text
 from hybridnn_course_staff.term import SETTINGS, AssignmentSettings, Course
 
-DAY = timedelta(days=1)
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 """Columns by which Canvas recognizes students; those of a gradebook that it has exported are kept."""
 
@@ -211,9 +210,7 @@ def _entry(rows: Sequence[_Graded], settings: AssignmentSettings, student: str, 
     if not own:
         return Entry()
     last = max(own, key=lambda row: row.received)
-    dates = [settings.extensions.get(one, settings.due) for one in group]
-    due = max((date.astimezone() for date in dates if date is not None), default=last.received)
-    late = max(0, math.ceil((last.received - due) / DAY))
+    late = settings.days_late(student, last.received)
     free = min(late, left)
     return Entry(last.submission, last.points, late, free, last.points * max(0.0, 1 - loss * (late - free)))
 

@@ -255,6 +255,10 @@ def _write_reports(
         console.print(str(path), soft_wrap=True)
     there = {item.outcome.student for item in graded if item.outcome.gradable}
     settings = grader.course.settings.assignments.get(grader.assignment.id, AssignmentSettings())
+    received = {item.name: item.outcome.student for item in graded if item.outcome.gradable}
+    days = {name: settings.days_late(student, times[name]) for name, student in received.items()}
+    if late := [f"{name} {count}" for name, count in days.items() if count]:
+        console.print(f"days late: {', '.join(late)}", soft_wrap=True)
     if absent := [student for student in students if not there.intersection(settings.group_of(student))]:
         console.print(f"no submission that can be graded: {', '.join(absent)}", soft_wrap=True)
 
