@@ -1,4 +1,4 @@
-"""Tools for a student's own computer: one case in a debugger, its picture, and a training with the student's code.
+"""Tools for a student's own computer: one case in a debugger, and its picture.
 
 They run the student's code in this process, with all ranks of a case as ranks of one process.
 """
@@ -11,17 +11,14 @@ import pdb
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hybridnn.comm.agreement import broadcast_text, lowest_rank
 from hybridnn.drawing.drawn_object import DrawnObject
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.in_process import DeadlockError, run_ranks
-from hybridnn.parallel.grid import ProcessGrid
-from hybridnn_course.answers import Values, first_difference
+from hybridnn_course.answers import Values
 from hybridnn_course.assignment import Case, Function, Task
 from hybridnn_course.execution import ALPHA, BETA, describe_error, make_group
 from hybridnn_course.work_folder import WorkFolder
@@ -151,48 +148,6 @@ def student_errors(work: WorkFolder) -> Iterator[None]:
         raise
     except Exception as error:
         raise StudentCodeError(describe_error(error, set(work.paths().values()))) from None
-
-
-def train_with_code(work: WorkFolder, task: Task) -> tuple[Values, Values]:
-    """Outcome of the training of a task with the student's function, and without."""
-    if task.whole is None:
-        raise SettingError("task", task.name, "has no training")
-    function = load_function(work, task)
-    with student_errors(work):
-        own = task.whole.run(function, work.variant)
-    return own, work.key(task).whole.outputs[0]
-
-
-MPI_STALL_SECONDS = 10.0
-"""Seconds after which a case under MPI has stalled: the job then ends, and names the line of every rank."""
-
-
-def run_case_under_mpi(work: WorkFolder, task: Task, stall_seconds: float = MPI_STALL_SECONDS) -> tuple[Case, str]:
-    """Run the public case with as many ranks as this job has, each of them a process; collective.
-
-    Returns
-    -------
-    Case
-    str
-        On rank 0, how the first rank that is wrong differs from the reference solution; empty if none does.
-    """
-    if not task.operations:
-        raise SettingError("task", task.name, "has no messages between ranks")
-    grid = ProcessGrid()
-    number, case = choose_case(work, task, None, grid.size)
-    function = load_function(work, task)
-    assert grid.stall_watchdog is not None, "cases with messages have several ranks"
-    inputs = deepcopy(dict(case.inputs[grid.rank]))  # which the function may change
-    end_watch = grid.stall_watchdog.start(case, stall_seconds)
-    with student_errors(work):
-        own = task.call(function, inputs, grid.world, work.variant)
-    grid.world.barrier()
-    end_watch()
-    expected = work.key(task).expected(number)
-    difference = first_difference([own], [expected.outputs[grid.rank]], task.tolerance)
-    text = "" if difference is None else f"rank {grid.rank}: {difference.where}: {difference.text}"
-    first = lowest_rank(grid.world, bool(text))
-    return case, "" if first is None else broadcast_text(grid.world, text, first)
 
 
 def folder_of(path: Path | None) -> WorkFolder:

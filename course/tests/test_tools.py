@@ -14,7 +14,7 @@ from hybridnn_course.answers import Answer, Failure, answer_digest
 from hybridnn_course.assignment import Variant
 from hybridnn_course.checks import check_task
 from hybridnn_course.execution import run_programs
-from hybridnn_course.tools import StudentCodeError, debug_case, picture_of_case, train_with_code
+from hybridnn_course.tools import StudentCodeError, debug_case, picture_of_case
 from hybridnn_course.work_folder import Manifest, WorkFolder, write_files
 from hybridnn_course_staff.assignment import Task, load_assignment
 from hybridnn_course_staff.handing_out import make_student_archives, read_roster, start_files
@@ -44,10 +44,9 @@ def work_folder(folder: Path, code: str) -> tuple[WorkFolder, Task]:
 def test_an_exception_of_the_students_code_is_shown_with_its_lines_only(tmp_path: Path, code: str, shown: str) -> None:
     work, task = work_folder(tmp_path, code)
     case = task.public(work.variant)[0]
-    for action in (lambda: picture_of_case(work, task, case), lambda: train_with_code(work, task)):
-        with pytest.raises(StudentCodeError, match=shown) as caught:
-            action()
-        assert caught.value.exit_code == 1
+    with pytest.raises(StudentCodeError, match=shown) as caught:
+        picture_of_case(work, task, case)
+    assert caught.value.exit_code == 1
 
 
 def a5_folder(folder: Path, variant: Variant, code: str = "") -> WorkFolder:

@@ -1,4 +1,4 @@
-"""`hybridnn course start | check | debug | picture | run | submit`: commands in the folder of an assignment."""
+"""`hybridnn course start | check | debug | picture | submit`: commands in the folder of an assignment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 
 from hybridnn.cli.options import count, option
 from hybridnn.cli.output import make_console, print_drawing
-from hybridnn.cli.ranks import launch_rank, start_ranks
 from hybridnn.errors import DataError
 from hybridnn.utils.text import counted
 
@@ -210,49 +209,6 @@ def picture(
     else:
         drawn.draw(out)
         console.print(str(out), soft_wrap=True)
-
-
-def run(
-    task: TaskName,
-    folder: Folder = None,
-    ranks: Annotated[
-        int | None, count("Run the public case with N ranks under MPI instead, each of them a process.", "-n")
-    ] = None,
-) -> None:
-    """Train with your function in the place of the library's, and compare; or with -n, run a case under MPI."""
-    from hybridnn_course.answers import first_difference
-    from hybridnn_course.tools import folder_of, train_with_code
-
-    work = folder_of(folder)
-    chosen = work.assignment.task(task)
-    if ranks is not None or launch_rank() is not None:
-        _run_under_mpi(work, chosen, ranks)
-        return
-    own, expected = train_with_code(work, chosen)
-    assert chosen.whole is not None
-    console = make_console()
-    console.print(chosen.whole.name)
-    for name, value in own.items():
-        if isinstance(value, float) or (isinstance(value, list) and all(isinstance(one, float) for one in value)):
-            console.print(f"  {name}: {value}", soft_wrap=True)
-    difference = first_difference([own], [expected], chosen.whole.tolerance)
-    if difference is not None:
-        console.print(f"differs from the training without your function: {difference.where}: {difference.text}")
-        raise typer.Exit(FAILED)
-    console.print("equal to the training without your function")
-
-
-def _run_under_mpi(work: WorkFolder, task: Task, ranks: int | None) -> None:
-    from hybridnn_course.tools import choose_case, run_case_under_mpi
-
-    if ranks is not None:
-        choose_case(work, task, None, ranks)
-    start_ranks(ranks)
-    case, difference = run_case_under_mpi(work, task)
-    if difference:
-        make_console().print(f"{case.name}: {difference}", soft_wrap=True)
-        raise typer.Exit(FAILED)
-    make_console().print(f"{case.name}: equal to the reference, under MPI", soft_wrap=True)
 
 
 def submit(
