@@ -84,10 +84,8 @@ def _commands(assignment: Assignment, modules: Collection[str]) -> str:
         (f"debug {first}", "one case under Python's debugger"),
     ]
     drawn = [task for task in assignment.tasks if task.operations or task.picture is not None]
-    with_training = [task.name for task in assignment.tasks if task.whole is not None]
     what = {True: "its messages as a picture", False: "its order as a picture"}
     commands += [(f"picture {task.name}", what[bool(task.operations)]) for task in drawn[:1]]
-    commands += [(f"run {name}", "its whole run") for name in with_training[:1]]
     commands.append(("submit", "the zip file to hand in"))
     width = max(len(command) for command, _ in commands)
     lines = [f"$ hybridnn course {command:{width}}   # {what}" for command, what in commands]
