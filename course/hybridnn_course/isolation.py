@@ -260,15 +260,16 @@ def _covered(needed: Sequence[Path]) -> list[str]:
 
 
 def _needed_folders() -> list[Path]:
-    """Folders that Python imports from, and that of the data sets, without those inside another one.
+    """Folders that Python imports from, and those of data sets and machines, without those inside another one.
 
     Of a repository, and of the folder in which the grader was started, only the packages.
     """
     checkouts, here = _checkouts(), Path.cwd()
     paths = [path for path in map(Path, filter(None, sys.path)) if path.resolve() != here]
     paths = [path for path in paths if not any(map(path.resolve().is_relative_to, checkouts))]
-    packages = (*_locations("hybridnn"), *_locations("hybridnn_course"), shipped_folder("datasets"))
-    found = {Path(sys.base_prefix), Path(sys.prefix), *paths, *packages}
+    packages = (*_locations("hybridnn"), *_locations("hybridnn_course"))
+    shipped = (shipped_folder("datasets"), shipped_folder("hpc_jobs"))  # of hybridnn, in a repository beside it
+    found = {Path(sys.base_prefix), Path(sys.prefix), *paths, *packages, *shipped}
     found |= {path.resolve() for path in found}
     existing = sorted(path for path in found if path.is_dir() and path != Path("/"))
     return [path for path in existing if not any(other in path.parents for other in existing)]
