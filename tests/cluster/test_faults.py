@@ -49,7 +49,7 @@ def test_a_run_survives_it_or_ends_with_its_name_and_resumes_exactly(
     drill: NetworkDrill, tmp_path: Path, number: int, fault: str
 ) -> None:
     outcome = drill.carry_out(_trial(number, fault), tmp_path)
-    assert outcome.complaints == []
+    assert outcome.complaints == [], "\n".join(outcome.complaints)
     assert outcome.injected
     assert outcome.ended
     assert not outcome.lost

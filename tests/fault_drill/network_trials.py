@@ -203,7 +203,7 @@ class NetworkDrill:
         else:
             arguments = [*new_run(recipe, "disk/run"), *trial.options, "--resume", "auto"]
         done = _Runs(nodes, folder, self.limit).run(recipe, arguments, "run-1", {trial.node: trial.hours[1]})
-        if complaint := done.hung or (f"exit code {done.code} without a fault" if done.code else None):
+        if complaint := done.hung or (f"exit code {done.code} without a fault: {done.output}" if done.code else None):
             outcome.complaints.append(f"run 1: {complaint}")
             outcome.hung |= done.hung is not None
         outcome.ended = not done.hung and done.code == 0
