@@ -73,7 +73,7 @@ class GpuEngine(Engine):
             yield from super().train(split, minibatches, losses)
             return
         executor = self._begin(split.task, minibatches)
-        self._graphs.begin(split.on_device, minibatches)
+        self._graphs.begin(split.on_device, minibatches, executor)
         losses.read_from(self._graphs.losses)  # which the device writes
         for minibatch in minibatches:
             self._graphs.step(minibatch, lambda captured: self._step(executor, captured, lambda captured, total: None))
