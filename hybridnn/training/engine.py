@@ -92,7 +92,7 @@ class Engine:
             stage, every = grid.pipeline_rank, config.log_every
             self.staleness = StalenessDiagnosis(self.chunks, self.arrays, layout, stage, every)
         self._task = ""
-        self._training = self._forward = self._executors(plans, self._microbatch)
+        self._training = self._forward = self._executors(plans)
 
     @property
     def updates(self) -> int:
@@ -202,9 +202,9 @@ class Engine:
     def _exact(self) -> Executors:
         """Executors of an exact method, in the workspaces of the training."""
         layout = self.layout if self.layout.exact else replace(self.layout, method="1f1b")
-        same = Executors(self._grid, layout, self._loss, lambda samples, stores: self._training.runtimes)
-        same.grow(self._training.most)
-        return same
+        found = Executors(self._grid, layout, self._loss, lambda samples, stores: self._training.runtimes)
+        found.grow(self._training.most)
+        return found
 
     @contextmanager
     def other_weights(self, weights: Sequence[Array] | None) -> Iterator[None]:
@@ -301,54 +301,39 @@ class Engine:
         return outputs
 
     @property
-    def _microbatch(self) -> int:
-        """Samples of the largest microbatch of a full minibatch, over all ranks."""
-        return ceil(self.config.batch_size / self.layout.microbatches)
-
-    @property
     def _forward_size(self) -> int:
         """Samples of a forward pass, over all ranks: a microbatch."""
-        return self._microbatch
+        return ceil(self.config.batch_size / self.layout.microbatches)
 
     # -- executors and their memory ----------------------------------------------------------------------------------
 
     def reserve(self, task: str | None, *, training: int = 0, forward: int = 0, copies: int = 0) -> None:
-        """Allocate the workspaces for data that are not larger; collective, and without effect if they are allocated.
+        """Allocate the workspaces for so many samples to train on, and to evaluate or predict, if they are too small.
+
+        Collective. Raises `SettingError` on every rank: the memory of one does not suffice.
 
         Parameters
         ----------
         task : str or None
-            The task of the data; None: they have no targets.
-        training, forward : int
-            Samples to train on, and to evaluate or to predict.
+            The task of the samples; None: they have no targets.
         copies : int
             Further bytes that this rank will need.
-
-        Raises
-        ------
-        SettingError
-            On every rank: the memory of one does not suffice.
         """
-        microbatches = self.layout.microbatches
-        needed = {self._training: ceil(min(self.config.batch_size, training) / microbatches)}
-        needed[self._forward] = max(needed.get(self._forward, 0), min(self._forward_size, forward))
-        growing = {executors: executors.larger(count) for executors, count in needed.items() if count > executors.most}
+        batch_size, microbatches = self.config.batch_size, self.layout.microbatches
+        largest = {self._training: ceil(batch_size / microbatches), self._forward: self._forward_size}
+        needed = {self._forward: min(self._forward_size, forward)}
+        needed[self._training] = max(needed.get(self._training, 0), ceil(min(batch_size, training) / microbatches))
+        growing = {  # twofold at least, so that workspaces seldom grow where data do
+            item: max(count, min(2 * item.most, largest[item])) for item, count in needed.items() if count > item.most
+        }
         if not growing:
             return
-        held = self._memory_held
-        unwritten = 0 if self.updates else held.optimizer_bytes + sum(chunk.replica.nbytes for chunk in self.chunks)
-        samples = growing.get(self._training, self._training.most) * microbatches
-        require_memory(
-            self.config,
-            self._grid,
-            self.layout,
-            self._kernels,
-            samples,
-            labels=task == "classification",
-            held=held.total,
-            more=copies,
-            unwritten=unwritten,
-        )
+        if self._training in growing:
+            held, samples = self._memory_held, growing[self._training] * microbatches
+            unwritten = 0 if self.updates else held.optimizer_bytes + sum(chunk.replica.nbytes for chunk in self.chunks)
+            sizes = {"held": held.total, "more": copies, "unwritten": unwritten}
+            labels = task == "classification"
+            require_memory(self.config, self._grid, self.layout, self._kernels, samples, labels=labels, **sizes)
 
         def allocate() -> None:
             try:
@@ -358,11 +343,15 @@ class Engine:
             except MemoryError as error:
                 raise does_not_fit(self.config, of_samples=True) from error
 
+        for executors in growing:
+            executors.most = 0  # if one rank fails, none has them
         agree(self._grid.world, allocate)
+        for executors, count in growing.items():
+            executors.most = count
         self.__dict__.pop("_exact", None)  # its executors have the smaller workspaces
 
-    def _executors(self, plans: Sequence[ChunkPlan], limit: int, *, trains: bool = True) -> Executors:
-        """Executors for microbatches of at most `limit` samples."""
+    def _executors(self, plans: Sequence[ChunkPlan], *, trains: bool = True) -> Executors:
+        """Executors whose workspaces `reserve` allocates."""
 
         def make_runtimes(samples: int, stores: Sequence[WeightStore]) -> list[ChunkRuntime]:
             kept: Sequence[WeightStore | None] = stores or [None] * len(plans)
@@ -382,7 +371,7 @@ class Engine:
             ]
 
         note_weights = None if self.staleness is None else self.staleness.note_weights
-        return Executors(self._grid, self.layout, self._loss, make_runtimes, note_weights, limit=limit)
+        return Executors(self._grid, self.layout, self._loss, make_runtimes, note_weights)
 
     def _loss(self, task: str, *, weighted: bool = True) -> Callable[[StageArrays, int, HostArray], None]:
         """The function that computes the sum of the losses of a microbatch, and the gradient of the mean loss.
@@ -470,26 +459,21 @@ class Executors:
         loss: Callable[[str], Loss],
         make_runtimes: Callable[[int, Sequence[WeightStore]], list[ChunkRuntime]],
         note_weights: NoteWeights | None = None,
-        *,
-        limit: int = 0,
     ) -> None:
         self._grid, self._layout, self._loss, self._make_runtimes = grid, layout, loss, make_runtimes
-        self._note_weights, self._limit, self.most = note_weights, limit, 0
+        self._note_weights, self.most = note_weights, 0
         self.runtimes: list[ChunkRuntime] = []
+        self._stores: list[WeightStore] = []  # weight versions, which stay
         self.executor = lru_cache(KEPT_EXECUTORS)(self._make_executor)
-
-    def larger(self, samples: int) -> int:
-        """Samples to allocate for `samples`: twice as many as before, so that growing data seldom grow workspaces."""
-        return max(samples, min(2 * self.most, self._limit))
 
     def grow(self, samples: int) -> None:
         """Allocate the workspaces for microbatches of `samples`, in place of smaller ones."""
         for runtime in self.runtimes:
             runtime.finish()
         self.executor.cache_clear()
-        stores = [runtime.weights for runtime in self.runtimes]
         self.runtimes = []  # frees the smaller ones
-        self.runtimes, self.most = self._make_runtimes(samples, stores), samples
+        self.runtimes = self._make_runtimes(samples, self._stores)
+        self._stores = [runtime.weights for runtime in self.runtimes]
 
     def _make_executor(self, task: str | None, count: int, *, trains: bool) -> Executor:
         """The executor for `count` minibatches, for training or for forward passes only; no `task`: no targets."""

@@ -211,7 +211,7 @@ def require_memory(
     labels : bool
         Whether targets are labels.
     held, more : int
-        Bytes that this rank has allocated already, and bytes that it needs besides.
+        Bytes that this rank has allocated already, and bytes that it needs besides in host memory.
     unwritten : int
         Those among `held` that it has not written yet.
 
@@ -239,31 +239,34 @@ def require_memory(
         distribution=config.distribution,
     )
     memory = stage_memory(workload, layout, grid.pipeline_rank)
-    needed = memory.total - held + more if samples else memory.weight_bytes + memory.optimizer_bytes
+    needed = memory.weight_bytes + memory.optimizer_bytes
+    if samples:
+        needed = memory.total - held + (more if kernels.on_host else 0)
     on_node = np.array([needed, unwritten], np.int64)
     grid.node_group.allreduce(on_node)
 
     def check() -> None:
         of_process = int(on_node[0]) if is_in_process() else needed
-        pairs = [(needed, float(kernels.free_bytes()))]
+        bounds = [(needed, float(kernels.free_bytes()), "on its GPU")]
         if kernels.on_host:
-            pairs = [(int(on_node.sum()), available_memory()), (of_process, free_address_space())]
-        for nbytes, free in pairs:
+            bounds = [(int(on_node.sum()), available_memory(), "on its node")]
+            bounds.append((of_process, free_address_space(), "within the limits of its process (ulimit -v, -d)"))
+        for nbytes, free, where in bounds:
             if nbytes > TOLERANCE * free:
                 of_samples = samples > 0 and 2 * (memory.activation_bytes + memory.buffer_bytes) > memory.total
-                raise does_not_fit(config, nbytes, free, of_samples=of_samples)
+                amounts = f": {format_bytes(nbytes)} are needed and {format_bytes(free)} are free {where}"
+                raise does_not_fit(config, amounts, of_samples=of_samples)
 
     agree(grid.world, check)
 
 
-def does_not_fit(config: TrainConfig, needed: float = 0, free: float = 0, *, of_samples: bool) -> SettingError:
-    """The error that the arrays of the samples, or else of the parameters, do not fit; in bytes, where known."""
-    how = f": {format_bytes(needed)} are needed, {format_bytes(free)} are free" if needed else ""
+def does_not_fit(config: TrainConfig, amounts: str = "", *, of_samples: bool) -> SettingError:
+    """The error that the arrays of the samples, or else of the parameters, do not fit."""
+    problem = f"do not fit this rank's memory{amounts}"
     if of_samples:
-        what = "the activations of a minibatch"
-        return SettingError("training.batch_size", config.batch_size, f"{what} do not fit this rank's memory{how}")
+        return SettingError("training.batch_size", config.batch_size, f"the activations of a minibatch {problem}")
     what = f"{config.model.parameters:,} parameters, their gradients and the optimizer's state"
-    return SettingError("model.sizes", config.model.sizes, f"{what} do not fit this rank's memory{how}")
+    return SettingError("model.sizes", config.model.sizes, f"{what} {problem}")
 
 
 # -- shared replicas ---------------------------------------------------------------------------------------------------
