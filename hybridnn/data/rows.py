@@ -247,13 +247,11 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
         return np.asarray(values)
     frame = values
     dtypes = frame.dtypes if frame.ndim == 2 else [frame.dtype]
-    columns = frame.columns if frame.ndim == 2 else [frame.name]
     what = "hybridnn.data.load_frame makes numbers of columns of text and fills in or leaves out missing values"
-    others = [
-        f"{'it' if column is None else column} ({dtype})"
-        for column, dtype in zip(columns, dtypes, strict=True)
-        if dtype.kind not in "biuf"
-    ]
+    if frame.ndim == 1 and frame.dtype.kind not in "biuf":
+        raise DataError(f"{name} has dtype {frame.dtype}: it must hold numbers, as {name}.cat.codes of categories")
+    columns = zip(frame.columns if frame.ndim == 2 else (), dtypes, strict=False)
+    others = [f"{column} ({dtype})" for column, dtype in columns if dtype.kind not in "biuf"]
     if others:
         raise DataError(f"{name} holds no numbers in {', '.join(others[:12])}: {what}")
     missing = int(frame.isna().to_numpy().sum())
