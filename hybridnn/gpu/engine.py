@@ -79,10 +79,9 @@ class GpuEngine(Engine):
             self._graphs.step(minibatch, lambda captured: self._step(executor, captured, lambda captured, total: None))
             yield minibatch
 
-    @property
-    def _forward_size(self) -> int:
+    def _forward_size(self, samples: int) -> int:
         """Samples of a forward pass: those of a microbatch, or without a pipeline more."""
-        microbatch, sizes = super()._forward_size, self.config.model.sizes
+        microbatch, sizes = super()._forward_size(samples), self.config.model.sizes
         if self._grid.pipeline > 1:
             return microbatch
         bytes_per_sample = (sum(sizes) + 2 * max(sizes)) * self.dtype.itemsize

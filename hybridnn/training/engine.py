@@ -252,7 +252,7 @@ class Engine:
         """Loss and accuracy or R² on all samples of `split`; every sample counts once."""
         grid, loss = self._grid, self._kernels.zeros((1,), self.dtype)
         self.reserve(split.task, forward=split.samples)
-        batches = list(minibatches(np.arange(split.samples), self._forward_size))
+        batches = list(minibatches(np.arange(split.samples), self._forward_size(split.samples)))
         ranked = sum(ceil(len(batch) / grid.batch) for batch in batches) if self.config.model.sizes[-1] == 2 else 0
         sums = (
             ClassificationSums(self._kernels, len(batches), ranked)
@@ -290,8 +290,8 @@ class Engine:
         def take(minibatch: Minibatch, arrays: StageArrays) -> None:
             own(outputs[minibatch.samples])[...] = kernels.to_host(arrays.outputs).T
 
-        starts = range(0, count, self._forward_size)
-        blocks = [slice(start, min(start + self._forward_size, count)) for start in starts]
+        size = self._forward_size(count)
+        blocks = [slice(start, min(start + size, count)) for start in range(0, count, size)]
         batches = [Minibatch(i, rows.stop - rows.start, 0.0, rows, load) for i, rows in enumerate(blocks)]
         if batches:
             self._forward.executor(None, len(batches), trains=False).forward(batches, take)
@@ -300,10 +300,9 @@ class Engine:
         broadcast_from_last_stage(grid, outputs)
         return outputs
 
-    @property
-    def _forward_size(self) -> int:
-        """Samples of a forward pass, over all ranks: a microbatch."""
-        return ceil(self.config.batch_size / self.layout.microbatches)
+    def _forward_size(self, samples: int) -> int:
+        """Samples of a forward pass, over all ranks, where there are `samples`: a microbatch."""
+        return max(1, ceil(min(self.config.batch_size, samples) / self.layout.microbatches))
 
     # -- executors and their memory ----------------------------------------------------------------------------------
 
@@ -320,8 +319,8 @@ class Engine:
             Further bytes that this rank will need.
         """
         batch_size, microbatches = self.config.batch_size, self.layout.microbatches
-        largest = {self._training: ceil(batch_size / microbatches), self._forward: self._forward_size}
-        needed = {self._forward: min(self._forward_size, forward)}
+        largest = {self._training: ceil(batch_size / microbatches), self._forward: self._forward_size(batch_size)}
+        needed = {self._forward: min(self._forward_size(forward), forward)}
         needed[self._training] = max(needed.get(self._training, 0), ceil(min(batch_size, training) / microbatches))
         growing = {  # twofold at least, so that workspaces seldom grow where data do
             item: max(count, min(2 * item.most, largest[item])) for item, count in needed.items() if count > item.most
