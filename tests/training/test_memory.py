@@ -168,16 +168,17 @@ def test_memory_is_told_truly_and_stays_near_what_training_needs(
 @pytest.mark.parametrize("how", [{}, {"method": "gpipe", "microbatches": 2}, {"method": "pipedream"}], ids=str)
 def test_workspaces_are_as_large_as_the_data_need(comm: MPI.Intracomm, how: dict[str, Any]) -> None:
     """A minibatch of all samples; larger data that are evaluated, also between two steps, replace the workspaces."""
-    model, axes = MLP([16, 200, 150, 2], "tanh"), {"pipeline": comm.size} if how else {}
+    model, stages = MLP([16, 200, 150, 2], "tanh"), comm.size if how else 1
     if comm.size == 1:
         how = {}
     (x, y), found = samples_of(model, 90, True), []
+    evaluated: list[float] = []
 
     def evaluate(record: object) -> None:
         evaluated.append(trainer.evaluate(x, y).loss)
 
     for batch_size in (10**12, 40):
-        grid, evaluated = ProcessGrid(comm, **axes), []
+        grid, evaluated = ProcessGrid(comm, pipeline=stages), []
         trainer = Trainer(model, SGD(lr=0.1), grid=grid, batch_size=batch_size, dtype="float64", log_every=1, **how)
         trainer.fit(x[:40], y[:40], epochs=1)
         memory = trainer.memory_bytes
