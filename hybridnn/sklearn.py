@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import is_child
-from hybridnn.data import ArrayRows
+from hybridnn.data import as_rows
+from hybridnn.data.rows import require_unmasked
 from hybridnn.errors import EnvironmentProblem, HybridnnError, warn_caller
 from hybridnn.in_process import run_ranks
 from hybridnn.nn.mlp import MLP
@@ -145,7 +146,8 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
         Parameters
         ----------
-        X : array_like, shape (samples, features)
+        X : array_like or sparse, shape (samples, features)
+            Sparse samples are made dense one minibatch at a time.
         y : array_like, shape (samples,) or, for a regression, (samples, outputs)
             Under a launcher, both are the same on every rank.
 
@@ -196,7 +198,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         from hybridnn.training.rank_comparison import require_same_rows
 
         samples, targets = agree(world, prepare, errors=(HybridnnError, TypeError, ValueError))
-        rows, dtype = ArrayRows(samples, targets), samples.dtype
+        rows, dtype = as_rows(samples, targets), samples.dtype
         about = {"element type": dtype.name, "fitted before": "no" if is_first else "yes"}
         about["classes"] = ", ".join(map(str, getattr(self, "classes_", ())))
         require_same_rows(world, "training data", rows, dtype, complete=True, about=about)
@@ -210,7 +212,10 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         require_number("tol", self.tol, at_least=0)
         numeric = self._score_of_epochs != "validation_accuracy"
         floats = (np.float64, np.float32)
-        X, y = validate_data(self, X, y, dtype=floats, multi_output=True, y_numeric=numeric, reset=reset)
+        require_unmasked(X, "X")
+        require_unmasked(y, "y")
+        how = {"accept_sparse": "csr", "multi_output": True, "y_numeric": numeric, "reset": reset}
+        X, y = validate_data(self, X, y, dtype=floats, **how)
         return X, y
 
     def _require_fitted_network(self) -> None:
@@ -249,7 +254,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             self._network(),
             self._optimizer(),
             grid=grid,
-            batch_size=min(LARGEST_AUTO_BATCH, len(X)) if isinstance(self.batch_size, str) else self.batch_size,
+            batch_size=min(LARGEST_AUTO_BATCH, X.shape[0]) if isinstance(self.batch_size, str) else self.batch_size,
             seed=seed,
             dtype=X.dtype,
             shuffle=self.shuffle,
@@ -323,11 +328,12 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _outputs(self, X: Any) -> Array:
         """Outputs of the network, computed by this process alone."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
+        require_unmasked(X, "X")
+        X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
         dtype = self.coefs_[0].dtype
 
         def predict(_: Any) -> Array:
-            settings: dict[str, Any] = {"batch_size": min(LARGEST_AUTO_BATCH, len(X)), "dtype": dtype}
+            settings: dict[str, Any] = {"batch_size": LARGEST_AUTO_BATCH, "dtype": dtype}
             trainer = Trainer(self._fitted, SGD(momentum=0.0), initial_weights=self.weights_, **settings)
             try:
                 return trainer.predict(X)
@@ -336,6 +342,12 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
         outputs: Array = run_ranks(1, predict).results[0]
         return outputs
+
+    def __sklearn_tags__(self) -> Any:
+        """Tags of scikit-learn: sparse samples are allowed."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     _trainer: Trainer | None = None
 

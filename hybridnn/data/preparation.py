@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.errors import DataError
 from hybridnn.utils.checks import require_number
 
 from .dataset import Dataset
-from .rows import Rows, SubsetRows
+from .rows import ArrayRows, Rows, SubsetRows, require_finite
 
 Part = Literal["test", "validation"]
+
+CHECKED_ROWS = 4096  # samples that are checked at a time
 
 _STREAMS: dict[Part, int] = {"test": 0x73706C74, "validation": 0x76616C69}
 """Numbers that make these uses of a seed independent of one another and of others."""
@@ -166,6 +168,24 @@ class StandardizedRows:
             x[...] = self.standardizer.apply_x(wide_x)
         if y is not None and wide_y is not None and self.targets_shape:
             y[...] = self.standardizer.apply_y(wide_y)
+
+
+def require_finite_rows(rows: Rows, dtype: DTypeLike, what: str) -> None:
+    """Raise `DataError`, beginning with `what`, for an element that `dtype` cannot hold, of arrays of a wider one."""
+    held: Any = rows
+    numbers = np.arange(rows.samples)
+    while isinstance(held, SubsetRows | StandardizedRows):
+        numbers = held.chosen[numbers] if isinstance(held, SubsetRows) else numbers
+        held = held.rows
+    floats = [array.dtype for array in held.arrays if array.dtype.kind == "f"] if isinstance(held, ArrayRows) else []
+    if all(np.can_cast(own, dtype) for own in floats):
+        return
+    start = 0
+    for table in _tables(rows, CHECKED_ROWS):
+        of_block = numbers[start : start + len(table)]
+        require_finite(table[:, : rows.features], f"{what}: x", dtype, of_block)
+        require_finite(table[:, rows.features :], f"{what}: y", dtype, of_block)
+        start += len(table)
 
 
 def _moments(rows: Rows, block: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,18 +1,21 @@
-"""Samples in arrays, derived from other samples, or generated on demand, and checks of arrays of a user."""
+"""Samples in arrays, derived from other samples, or generated on demand, and the check of all samples of a user."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from hybridnn.errors import DataError
 from hybridnn.utils.text import counted
 
 Task = Literal["regression", "classification"]
 TASKS: tuple[Task, ...] = get_args(Task)
+
+BLOCK_ELEMENTS = 1 << 16  # elements that are checked at a time
 
 
 class Rows(Protocol):
@@ -84,6 +87,33 @@ class ArrayRows:
         _gather(self.x, indices, x)
         _gather(self.y, indices, y)
 
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """All arrays in which the samples are held."""
+        return self.x, self.y
+
+
+class SparseRows(ArrayRows):
+    """As `ArrayRows`, with the inputs in an array of `scipy.sparse` by rows, made dense when they are taken."""
+
+    def __init__(self, x: Any, y: NDArray[Any]) -> None:
+        self.x: Any = x
+        self.y = np.ascontiguousarray(y)
+        self.samples, self.features = x.shape
+        self.targets_shape = y.shape[1:]
+
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
+        """See `Rows.take`."""
+        check_indices(indices, self.samples)
+        if x is not None:
+            x[...] = dense(self.x[indices])
+        _gather(self.y, indices, y)
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """All arrays in which the samples are held."""
+        return self.x.data, self.x.indices, self.x.indptr, self.y
+
 
 class PixelRows:
     """Images held as bytes and scaled to [0, 1] when they are taken.
@@ -132,14 +162,20 @@ class SubsetRows:
 
 
 def as_rows(
-    x: ArrayLike, y: ArrayLike, task: Task | None = None, *, classes: int | None = None, part: str = ""
+    x: ArrayLike,
+    y: ArrayLike,
+    task: Task | None = None,
+    *,
+    classes: int | None = None,
+    part: str = "",
+    dtype: DTypeLike | None = None,
 ) -> ArrayRows:
     """Check inputs and targets and wrap them as rows.
 
     Parameters
     ----------
-    x : array_like, shape (samples, features)
-        Real, finite inputs.
+    x : array_like or sparse, shape (samples, features)
+        Real, finite inputs. Arrays of `scipy.sparse` stay sparse; `SparseRows` makes the taken rows dense.
     y : array_like, shape (samples,) or (samples, outputs)
         Integers are class labels, floats regression targets; one-dimensional targets become (samples, 1).
     task : {'classification', 'regression'}, optional
@@ -148,11 +184,13 @@ def as_rows(
         Number of classes; labels must be less.
     part : str
         Suffix of the names in messages: ``"_train"`` gives "x_train".
+    dtype : dtype, optional
+        Inputs and regression targets are converted to it, in which they must be finite too.
 
     Returns
     -------
     ArrayRows
-        Contiguous arrays are not copied; labels are int64.
+        Contiguous arrays of the dtype are not copied; labels are int64.
 
     Raises
     ------
@@ -165,37 +203,61 @@ def as_rows(
     _check_real(targets, y_name)
     if inputs.ndim != 2:
         raise DataError(f"{x_name} has shape {inputs.shape}: it must be (samples, features)")
-    if targets.ndim == 0 or len(inputs) != len(targets):
+    samples = inputs.shape[0]  # a sparse array has no length
+    if is_sparse(targets):
+        raise DataError(f"{y_name} is sparse: {y_name}.toarray() makes it dense")
+    if targets.ndim == 0 or samples != len(targets):
         count = len(targets) if targets.ndim else "no"
-        raise DataError(f"{x_name} has {len(inputs)} samples and {y_name} has {count}: they must be as many")
-    if inputs.size == 0:
+        raise DataError(f"{x_name} has {samples} samples and {y_name} has {count}: they must be as many")
+    if 0 in inputs.shape:
         raise DataError(f"{x_name} has shape {inputs.shape}: at least one sample and one feature are needed")
-    _check_finite(inputs, x_name)
+    require_finite(inputs, x_name, dtype)
+    inputs = inputs.astype(dtype or inputs.dtype, copy=False)
     if task is None:
         task = "regression" if targets.dtype.kind == "f" else "classification"
     if task == "classification":
-        return ArrayRows(inputs, _labels(targets, y_name, classes))
-    return ArrayRows(inputs, _regression_targets(targets, y_name))
+        targets = _labels(targets, y_name, classes)
+    else:
+        targets = _regression_targets(targets, y_name, dtype)
+    return (SparseRows if is_sparse(inputs) else ArrayRows)(inputs, targets)
 
 
-def as_array(values: ArrayLike, name: str) -> NDArray[Any]:
-    """``numpy.asarray``, but numbers for a pandas data frame or series with nullable dtypes.
+def is_sparse(values: object) -> bool:
+    """Whether it is an array or a matrix of `scipy.sparse`."""
+    return type(values).__module__.startswith("scipy.sparse")
 
-    Raises `DataError`, beginning with `name`, if a frame has missing values or columns that hold no numbers.
+
+def dense(rows: Any) -> NDArray[Any]:
+    """Rows of an array, which may be sparse, as a dense array."""
+    array: NDArray[Any] = rows.toarray() if is_sparse(rows) else rows
+    return array
+
+
+def as_array(values: Any, name: str) -> NDArray[Any]:
+    """``numpy.asarray``, but numbers for a pandas data frame or series with nullable dtypes; sparse arrays by rows.
+
+    Raises `DataError`, beginning with `name`, if elements are masked, or a frame has missing values or columns that
+    hold no numbers.
     """
+    if is_sparse(values):
+        array: NDArray[Any] = values.tocsr()
+        return array
     if type(values).__module__.partition(".")[0] != "pandas":
+        require_unmasked(values, name)
         return np.asarray(values)
-    frame: Any = values
+    frame = values
     dtypes = frame.dtypes if frame.ndim == 2 else [frame.dtype]
-    columns = frame.columns if frame.ndim == 2 else [frame.name]
     what = "hybridnn.data.load_frame makes numbers of columns of text and fills in or leaves out missing values"
-    others = [str(column) for column, dtype in zip(columns, dtypes, strict=True) if dtype.kind not in "biuf"]
+    if frame.ndim == 1 and frame.dtype.kind not in "biuf":
+        raise DataError(f"{name} has dtype {frame.dtype}: it must hold numbers, as {name}.cat.codes of categories")
+    columns = zip(frame.columns if frame.ndim == 2 else (), dtypes, strict=False)
+    others = [f"{column} ({dtype})" for column, dtype in columns if dtype.kind not in "biuf"]
     if others:
         raise DataError(f"{name} holds no numbers in {', '.join(others[:12])}: {what}")
     missing = int(frame.isna().to_numpy().sum())
     if missing:
         raise DataError(f"{name} has {counted(missing, 'missing value')}: {what}")
-    array: NDArray[Any] = frame.to_numpy()
+    array = frame.to_numpy()
     return array if array.dtype.kind != "O" else frame.to_numpy(_common_dtype(dtypes))
 
 
@@ -232,12 +294,12 @@ def _labels(targets: NDArray[Any], name: str, classes: int | None) -> NDArray[np
     return targets.astype(np.int64)
 
 
-def _regression_targets(targets: NDArray[Any], name: str) -> NDArray[Any]:
-    _check_finite(targets, name)
+def _regression_targets(targets: NDArray[Any], name: str, dtype: DTypeLike | None) -> NDArray[Any]:
+    require_finite(targets, name, dtype)
     columns = targets.reshape(-1, 1) if targets.ndim == 1 else targets
     if columns.ndim != 2 or columns.shape[1] == 0:
         raise DataError(f"{name} has shape {targets.shape}: it must be (samples,) or (samples, outputs)")
-    return columns if columns.dtype.kind == "f" else columns.astype(np.float64)
+    return columns.astype(dtype or (columns.dtype if columns.dtype.kind == "f" else np.float64), copy=False)
 
 
 def _check_real(array: NDArray[Any], name: str) -> None:
@@ -245,10 +307,34 @@ def _check_real(array: NDArray[Any], name: str) -> None:
         raise DataError(f"{name} has dtype {array.dtype}: it must hold real numbers")
 
 
-def _check_finite(array: NDArray[Any], name: str) -> None:
-    finite = np.isfinite(array)
-    if finite.all():
+def require_unmasked(values: object, name: str) -> None:
+    """Raise `DataError`, beginning with `name`, for masked elements, of which NumPy would use the hidden values."""
+    if isinstance(values, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(values).sum())):
+        how = f"leave out their rows, or fill them in, as {name}.filled(0) does"
+        raise DataError(f"{name} has {counted(masked, 'masked value')}: {how}")
+
+
+def require_finite(
+    array: Any, name: str, dtype: DTypeLike | None = None, numbers: NDArray[np.int64] | None = None
+) -> None:
+    """Raise `DataError`, beginning with `name`, for the first element that is not finite in `dtype`, or in its own.
+
+    The array, which may be sparse, is read once, in blocks of rows; `numbers` are those of its rows if not 0, 1, ….
+    """
+    if array.dtype.kind != "f":
         return
-    place = np.unravel_index(int(np.argmin(finite)), array.shape)
-    where = ", ".join(f"{axis} {index}" for axis, index in zip(("row", "column"), place, strict=False))
-    raise DataError(f"{name} is {array[place]} in {where}: all values must be finite")
+    dtype = np.dtype(dtype or array.dtype)
+    count = max(1, BLOCK_ELEMENTS // max(1, prod(array.shape[1:])))
+    for start in range(0, array.shape[0], count):
+        block = array[start : start + count]
+        with np.errstate(over="ignore"):
+            if np.isfinite((block.data if is_sparse(block) else block).astype(dtype, copy=False)).all():
+                continue
+            block = dense(block)
+            place = np.unravel_index(int(np.argmin(np.isfinite(block.astype(dtype, copy=False)))), block.shape)
+        row = start + place[0]
+        axes = zip(("row", "column"), (row if numbers is None else numbers[row], *place[1:]), strict=False)
+        what = "all values must be finite"
+        if np.isfinite(block[place]):
+            what = f"too large for {dtype}: training.dtype = 'float64', or scale the column"
+        raise DataError(f"{name} is {block[place]} in {', '.join(f'{axis} {index}' for axis, index in axes)}: {what}")

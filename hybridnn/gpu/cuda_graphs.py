@@ -30,7 +30,7 @@ from hybridnn.gpu.device_samples import DeviceSamples, PartOfOrder
 from hybridnn.nn.kernels import Array
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.pipeline.execution.executor import Minibatch
+from hybridnn.pipeline.execution.executor import Executor, Minibatch
 from hybridnn.pipeline.schedules.instructions import Update
 
 Replay = Callable[[], None]
@@ -65,10 +65,11 @@ class _EpochMemory(NamedTuple):
     order: Array  # indices of the samples of all steps
     table: Array  # `StepScalars` of every step, shape (steps, SCALARS)
     losses: Array  # shape (steps,)
+    indices: Array  # of the samples of a step
 
 
 class CudaGraphSteps:
-    """CUDA graphs of the steps on one set of device samples; other samples require new captures."""
+    """CUDA graphs of the steps of an executor on one set of device samples; others require new captures."""
 
     def __init__(
         self,
@@ -79,14 +80,15 @@ class CudaGraphSteps:
         batch_size: int,
         group: Group,
     ) -> None:
-        self._samples: ref[DeviceSamples] | None = None  # weak: their memory is freed before they are replaced
+        # weak: their memory is freed before they are replaced
+        self._made_for: tuple[ref[DeviceSamples], ref[Executor]] | None = None
         self._chunk, self._kernels = chunk, cast("CupyKernels", chunk.kernels)
         self._record = capture.record
         self._may_fail = not capture.required and group.size == 1  # one of several ranks cannot leave the others
         self._optimizer, self._state, self._group = optimizer, state, group
         self._epoch: _EpochMemory | None = None
         self._step = self._kernels.zeros((1,), np.int64)
-        self._indices = self._kernels.empty((batch_size,), np.int64)
+        self._batch_size = batch_size
         self._scalars = self._kernels.zeros((SCALARS,), np.float64)
         self._tried: set[int] = set()
         self._failed = False
@@ -94,21 +96,22 @@ class CudaGraphSteps:
         # The transport keeps a reference to this mapping: it must free the graphs before it disconnects the ranks.
         finalize(self, self._replays.clear)
 
-    def begin(self, samples: DeviceSamples, minibatches: Sequence[Minibatch]) -> None:
-        """Begin the steps on consecutive `minibatches` of `samples`.
+    def begin(self, samples: DeviceSamples, minibatches: Sequence[Minibatch], executor: Executor) -> None:
+        """Begin the steps of `executor` on consecutive `minibatches` of `samples`.
 
         All but the last have the batch size. Their indices, and the scalars of their updates, are copied to the device.
         """
         kernels, order = self._kernels, minibatches[0].samples.order
-        if self._samples is None or self._samples() is not samples:
+        if self._made_for is None or self._made_for[0]() is not samples or self._made_for[1]() is not executor:
             self.free()
-            self._samples = ref(samples)
+            self._made_for = ref(samples), ref(executor)
         if self._epoch is None or len(self._epoch.table) < len(minibatches) or self._epoch.order.size < order.size:
             self._free_graphs()
             self._epoch = _EpochMemory(
                 kernels.empty(order.shape, np.int64),
                 kernels.empty((len(minibatches), SCALARS), np.float64),
                 kernels.zeros((len(minibatches),), np.float64),
+                kernels.empty((min(self._batch_size, order.size),), np.int64),
             )
         kernels.copy(order, self._epoch.order[: order.size])
         kernels.put(self._scalars_of(minibatches), self._epoch.table[: len(minibatches)])
@@ -148,15 +151,15 @@ class CudaGraphSteps:
     def _enqueue(self, minibatch: Minibatch, run: Callable[[Minibatch], None]) -> None:
         """Enqueue the work of the step that the device has counted to."""
         assert self._epoch is not None
-        order, table, losses = self._epoch
-        indices = self._indices[: minibatch.size]
-        self._kernels.begin_step(self._step, order, self._indices.size, indices, table, self._scalars)
+        order, table, losses, indices = self._epoch
+        indices = indices[: minibatch.size]
+        self._kernels.begin_step(self._step, order, self._batch_size, indices, table, self._scalars)
         run(replace(minibatch, samples=PartOfOrder(indices, 0)))
         self._kernels.end_step(self._step, self._chunk.replica.total_loss, losses)
 
     def free(self) -> None:
         """Free all graphs, and the memory of an epoch."""
-        self._samples = self._epoch = None
+        self._made_for = self._epoch = None
         self._free_graphs()
 
     def _free_graphs(self) -> None:

@@ -118,7 +118,7 @@ class DeviceSampleCache:
         if rows is None:
             return split
         # The caller may modify an array between two calls, so arrays are identified by a digest of their contents.
-        key = rows if rows is given or not isinstance(rows, ArrayRows) else digest_of(rows.x, rows.y)
+        key = rows if rows is given or not isinstance(rows, ArrayRows) else digest_of(*rows.arrays)
         found = next((entry for entry in self._entries.values() if entry.matches(key)), None)
         if not self._on_any(found is None):
             assert found is not None

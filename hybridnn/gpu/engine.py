@@ -55,7 +55,7 @@ class GpuEngine(Engine):
         if grid.pipeline == 1:  # forward passes of more samples, in workspaces of their own
             forward = layout.largest_schedules()[1]
             plans = [plan_chunk((forward, forward), 0, index) for index in range(layout.chunks)]
-            self._forward = self._executors(plans, self._forward_size, trains=False)
+            self._forward = self._executors(plans, trains=False)
 
     def place(self, split: DataSplit, given: object, keep_as: str | None) -> DataSplit:
         """As `Engine.place`: on the device if they fit, unless rank 0 scatters them from host memory; collective."""
@@ -73,16 +73,15 @@ class GpuEngine(Engine):
             yield from super().train(split, minibatches, losses)
             return
         executor = self._begin(split.task, minibatches)
-        self._graphs.begin(split.on_device, minibatches)
+        self._graphs.begin(split.on_device, minibatches, executor)
         losses.read_from(self._graphs.losses)  # which the device writes
         for minibatch in minibatches:
             self._graphs.step(minibatch, lambda captured: self._step(executor, captured, lambda captured, total: None))
             yield minibatch
 
-    @property
-    def _forward_size(self) -> int:
+    def _forward_size(self, samples: int) -> int:
         """Samples of a forward pass: those of a microbatch, or without a pipeline more."""
-        microbatch, sizes = super()._forward_size, self.config.model.sizes
+        microbatch, sizes = super()._forward_size(samples), self.config.model.sizes
         if self._grid.pipeline > 1:
             return microbatch
         bytes_per_sample = (sum(sizes) + 2 * max(sizes)) * self.dtype.itemsize

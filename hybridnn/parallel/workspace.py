@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -119,10 +120,9 @@ class Workspace:
         self._kernels, self._features_contiguous, self._memory = kernels, features_contiguous, memory
         self._shards, self._role, self._buffers = shards, role, buffers
         self._capacity, self._dtype = capacity, np.dtype(dtype)
-        self._cache: dict[tuple[int, int, int], StageArrays] = {}
+        self._cache: dict[tuple[int, int, int, bool | None], StageArrays] = {}
         self._inputs = [self._allocate_operand(shards[0].layer.inputs) for _ in range(buffers.inputs)]
-        self._targets: list[Array] = []
-        self.expect_targets(classification=False)
+        self._targets: dict[bool, list[Array]] = {}  # by whether they are labels
         self._activations = [self._allocate_activations() for _ in range(buffers.activations)]
         self._columns = kernels.to_device(np.arange(capacity))
         self._ones = self._kernels.zeros((capacity,), dtype)
@@ -133,18 +133,15 @@ class Workspace:
         input_height = 0 if role.loads_input else shards[0].layer.inputs
         height = max(input_height, *(_output_height(shard) for shard in shards))
         self._gradients = (self._allocate(height), self._allocate(height))
-        is_narrow = capacity <= NARROW and not self._is_by_sample(capacity)
-        transposes = is_narrow and any(_own_height(shard) >= TALL for shard in shards)
-        self._product = self._allocate(height) if transposes else None
+        transposes = not self._is_by_sample(1) and any(_own_height(shard) >= TALL for shard in shards)
+        self._product = kernels.empty((height * min(capacity, NARROW),), dtype) if transposes else None
 
-    def expect_targets(self, *, classification: bool) -> None:
-        """Allocate the targets of a stage that loads them: integer labels, or arrays of the outputs' shape."""
-        dtype = np.dtype(np.int64) if classification else self._dtype
-        if not self._role.loads_target or (self._targets and self._targets[0].dtype == dtype):
-            return
-        elements = self._capacity * (1 if classification else self._shards[-1].layer.outputs)
-        self._targets = [self._kernels.empty((elements,), dtype) for _ in self._inputs]
-        self._cache = {}
+    def expect_targets(self, *, labels: bool) -> Sequence[Array]:
+        """Buffers for the targets of a stage that loads them: integer labels, or arrays of the outputs' shape."""
+        if self._role.loads_target and labels not in self._targets:
+            dtype, width = (np.dtype(np.int64), 1) if labels else (self._dtype, self._shards[-1].layer.outputs)
+            self._targets[labels] = [self._kernels.empty((self._capacity * width,), dtype) for _ in self._inputs]
+        return self._targets.get(labels, ())
 
     @property
     def nbytes(self) -> int:
@@ -157,11 +154,14 @@ class Workspace:
     def activation_bytes(self) -> int:
         """Bytes of the inputs and activations stored until their backward pass."""
         stored = [array for item in self._activations for array in item.arrays()]
-        return sum(array.nbytes for array in (*self._inputs, *self._targets, *stored))
+        return sum(array.nbytes for array in (*self._inputs, *chain(*self._targets.values()), *stored))
 
-    def arrays(self, n: int, input_slot: int = 0, activation_slot: int = 0) -> StageArrays:
-        """Views for `n` samples, at most the capacity, of one input buffer and one set of activations."""
-        key = (n, input_slot, activation_slot)
+    def arrays(self, n: int, input_slot: int = 0, activation_slot: int = 0, labels: bool | None = None) -> StageArrays:
+        """Views for `n` samples, at most the capacity, of one input buffer and one set of activations.
+
+        `labels` is whether the targets are labels; None: there are no targets.
+        """
+        key = (n, input_slot, activation_slot, labels)
         if key not in self._cache:
             self._cache[key] = self._view(*key)
         return self._cache[key]
@@ -181,16 +181,15 @@ class Workspace:
             [self._allocate_operand(_own_height(shard)) if keeps_dz else None for shard in shards],
         )
 
-    def _view(self, n: int, input_slot: int, activation_slot: int) -> StageArrays:
+    def _view(self, n: int, input_slot: int, activation_slot: int, labels: bool | None) -> StageArrays:
         first, last = self._shards[0].layer, self._shards[-1].layer
 
         elements = self._inputs[input_slot][: n * first.inputs]
         x = elements.reshape(n, first.inputs).T if self._role.loads_input else elements.reshape(first.inputs, n)
         targets = self._kernels.empty((0,), self._dtype)
-        if self._role.loads_target:
-            buffer = self._targets[input_slot]
-            is_labels = buffer.dtype == np.int64
-            targets = buffer[:n] if is_labels else buffer[: n * last.outputs].reshape(n, last.outputs)
+        if self._role.loads_target and labels is not None:
+            buffer = self.expect_targets(labels=labels)[input_slot]
+            targets = buffer[:n] if labels else buffer[: n * last.outputs].reshape(n, last.outputs)
         layers: list[LayerArrays] = []
         source = x
         for index in range(len(self._shards)):
@@ -229,7 +228,7 @@ class Workspace:
             split = _views_of_row_split(shard, x, y, dy, gathered)
         else:
             split = _views_of_column_split(shard, x, y, dy, dx)
-        product = self._product if has_dx and own >= TALL else None
+        product = self._product if has_dx and own >= TALL and n <= NARROW else None
         separate, dz = stored.separate[index], stored.dz[index]
         if dz is None and layer.residual:
             dz = self._own_gradient

@@ -22,6 +22,7 @@ from hybridnn.data import (
     TableEncoding,
     split_dataset,
 )
+from hybridnn.data.preparation import require_finite_rows
 from hybridnn.data.table_options import column_list
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
@@ -137,6 +138,13 @@ def place_data(
     if standardize:
         standardizer = _fit_standardizer(grid, parts[0], generated, facts.features, targets)
         parts = [None if rows is None else StandardizedRows(rows, standardizer) for rows in parts]
+
+    def check() -> None:
+        for rows in parts:
+            if loaded is not None and rows is not None and not generated:
+                require_finite_rows(rows, dtype, loaded.name)
+
+    agree(grid.world, check)
     samples = facts.train_samples, facts.validation_samples, facts.test_samples
     elements = sum(samples) * (facts.features + targets)
     if is_local and not (generated and elements * np.dtype(dtype).itemsize > SHARED_BYTES):

@@ -152,7 +152,7 @@ def _predicted(
             if grid.rank == 0 and rows is not None:
                 rows.take(np.arange(first, part.stop), block, None if targets is None else targets[part])
             grid.world.broadcast(block)
-            outputs = trainer.predict(block)
+            outputs = trainer.engine.predict(block)  # which rank 0 has sent, and whose outputs the caller checks
         yield part, outputs
 
 

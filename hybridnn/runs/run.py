@@ -157,11 +157,24 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
     model = settings.model.make(data.features, data.outputs, data.task)
     settings = with_divided_pipeline(settings, model, grid, device.kind)
     trainer = Trainer.from_config(settings.train_config(model), grid=grid, device=device)
+    _reserve(trainer, data, settings)
     resolved = {
         "parallel": _resolved(settings.parallel, trainer),
         "device": replace(settings.device, name=device.kind),
     }
     return settings.model_copy(update=resolved), data, trainer
+
+
+def _reserve(trainer: Trainer, data: PlacedData, settings: Settings) -> None:
+    """Allocate the memory of a training, before anything is written.
+
+    All weights are gathered on every rank, and checkpoints are written from copies of its arrays.
+    """
+    engine = trainer.engine
+    copies = trainer.model.parameters * engine.dtype.itemsize
+    if settings.training.checkpoint_every is not None:
+        copies += copies * (1 + len(trainer.optimizer.slot_names)) // trainer.grid.size
+    engine.reserve(data.task, training=data.train_samples, forward=data.evaluated[2], copies=copies)
 
 
 def _make_grid(settings: Settings) -> ProcessGrid:

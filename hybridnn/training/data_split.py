@@ -11,7 +11,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.data import ArrayRows, Rows, as_rows
-from hybridnn.data.rows import as_array, constant_targets
+from hybridnn.data.preparation import require_finite_rows
+from hybridnn.data.rows import as_array, constant_targets, require_finite
 from hybridnn.errors import DataError
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
@@ -90,14 +91,15 @@ def has_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
     return bool(flag[0])
 
 
-def as_samples(x: Any, features: int) -> NDArray[Any]:
-    """Convert `x` to an array of real numbers, shape (samples, features), or raise `DataError`."""
+def as_samples(x: Any, features: int, dtype: DTypeLike) -> NDArray[Any]:
+    """Convert `x` to an array of real numbers, finite in `dtype`, shape (samples, features), or raise `DataError`."""
     samples = as_array(x, "x")
     if samples.ndim != 2 or samples.shape[1] != features or samples.dtype.kind not in "biuf":
         raise DataError(
             f"samples of shape {samples.shape} and dtype {samples.dtype}: "
             f"the model takes (samples, {features}) real numbers"
         )
+    require_finite(samples, "x", dtype)
     return samples
 
 
@@ -106,6 +108,7 @@ def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: 
         raise DataError(f"{what}: this rank was given no samples")
     if hasattr(x, "take") and hasattr(x, "targets_shape"):
         rows: Rows = x
+        require_finite_rows(rows, dtype, what)
     else:
         rows = _rows_of_arrays(model, x, y, what, dtype)
     if rows.features != model.sizes[0]:
@@ -125,19 +128,16 @@ def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype
         raise DataError(f"{what}: samples came without targets{hint}")
     task = {"cross_entropy": "classification", "mse": "regression", "auto": None}[model.loss]
     try:
-        checked = as_rows(x, y, task, classes=None)  # type: ignore[arg-type]  # a str, not a Literal
+        checked = as_rows(x, y, task, dtype=dtype)  # type: ignore[arg-type]  # a str, not a Literal
     except DataError as error:
         raise DataError(f"{what}: {error}") from error
-    targets = checked.y
-    if checked.targets_shape:
-        targets = targets.astype(dtype, copy=False)
-    elif (largest := int(targets.max())) >= model.sizes[-1]:
-        row = int(targets.argmax())
+    if not checked.targets_shape and (largest := int(checked.y.max())) >= model.sizes[-1]:
+        row = int(checked.y.argmax())
         raise DataError(
             f"{what}: label {largest} in row {row}: the model has {counted(model.sizes[-1], 'output')}, one for each "
             f"class, so labels are 0 to {model.sizes[-1] - 1}"
         )
-    return ArrayRows(checked.x.astype(dtype, copy=False), targets)
+    return checked
 
 
 def without_r2(part: str, task: str, samples: int) -> str:

@@ -15,7 +15,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import DeviceOptions, TrainConfig
 from hybridnn.training.engine import Engine
-from hybridnn.training.layout_choice import choose_sharing
+from hybridnn.training.layout_choice import choose_sharing, does_not_fit, require_memory
 
 NO_CUPY = "CuPy is not installed; with an NVIDIA GPU: pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]'"
 
@@ -39,14 +39,13 @@ class TrainingDevice:
         impossible; `GridError` as for `choose_sharing`.
         """
         layout, sharing = choose_sharing(config, grid, layout, on_host=self.kernels.on_host)
+        require_memory(config, grid, layout, self.kernels)
 
         def make() -> Engine:
             try:
                 return self._engine(config, grid, layout, sharing, self.kernels, fused_update=fused_update)
             except MemoryError as error:
-                arrays = f"{config.model.parameters:,} parameters, their gradients and the optimizer's state"
-                problem = f"{arrays} do not fit this rank's memory"
-                raise SettingError("model.sizes", config.model.sizes, problem) from error
+                raise does_not_fit(config, of_samples=False) from error
 
         return agree(grid.world, make)
 

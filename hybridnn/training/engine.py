@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.blocks import block_slice
+from hybridnn.data.rows import dense
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels, weighted_cross_entropy
 from hybridnn.nn.mlp import resolve_loss
@@ -22,15 +23,16 @@ from hybridnn.parallel.distribution import make_fetch
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, ChunkRuntime, make_runtime, plan_chunk
+from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, ChunkRuntime, WeightStore, make_runtime, plan_chunk
 from hybridnn.pipeline.execution.executor import Executor, Loss, Minibatch, NoteWeights
+from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, minibatches
 from hybridnn.training.global_arrays import GlobalArrays
-from hybridnn.training.layout_choice import uses_fused_update
+from hybridnn.training.layout_choice import does_not_fit, require_memory, uses_fused_update
 from hybridnn.training.metrics import (
     ClassificationSums,
     Metrics,
@@ -41,7 +43,6 @@ from hybridnn.training.metrics import (
 
 if TYPE_CHECKING:
     from hybridnn.parallel.replica_sharing import Sharing
-    from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
     from hybridnn.training.staleness import StalenessDiagnosis
 
 Load = Callable[[Any, int, int, Array | None, Array | None], None]
@@ -91,7 +92,7 @@ class Engine:
             stage, every = grid.pipeline_rank, config.log_every
             self.staleness = StalenessDiagnosis(self.chunks, self.arrays, layout, stage, every)
         self._task = ""
-        self._training = self._forward = self._executors(plans, config.batch_size)
+        self._training = self._forward = self._executors(plans)
 
     @property
     def updates(self) -> int:
@@ -141,15 +142,18 @@ class Engine:
         Minibatch
             After its update. With an exact method on the CPU its loss has been fetched.
         """
-        executor = self._begin(split.task, minibatches)
-        take_loss = losses.add if self.layout.exact and self._kernels.on_host else losses.note
+        executor, exact = self._begin(split.task, minibatches), self.layout.exact
+        take_loss = losses.add if exact and self._kernels.on_host else losses.note
         for minibatch in minibatches:
+            if exact:  # an evaluation between two steps may have replaced the workspaces by larger ones
+                executor = self._training.executor(split.task, 1, trains=True)
             self._step(executor, minibatch, take_loss)
             yield minibatch
 
     def _begin(self, task: str, minibatches: Sequence[Minibatch]) -> Executor:
         """The executor for these minibatches, begun: an exact method repeats the program of one."""
         self._task = task
+        self.reserve(task, training=max(minibatch.size for minibatch in minibatches))
         executor = self._training.executor(task, 1 if self.layout.exact else len(minibatches), trains=True)
         executor.begin(minibatches)
         return executor
@@ -198,7 +202,9 @@ class Engine:
     def _exact(self) -> Executors:
         """Executors of an exact method, in the workspaces of the training."""
         layout = self.layout if self.layout.exact else replace(self.layout, method="1f1b")
-        return Executors(self._grid, layout, self._loss, lambda: self._training.runtimes)
+        found = Executors(self._grid, layout, self._loss, lambda samples, stores: self._training.runtimes)
+        found.grow(self._training.most)
+        return found
 
     @contextmanager
     def other_weights(self, weights: Sequence[Array] | None) -> Iterator[None]:
@@ -245,8 +251,9 @@ class Engine:
     def evaluate(self, split: DataSplit) -> Metrics:
         """Loss and accuracy or R² on all samples of `split`; every sample counts once."""
         grid, loss = self._grid, self._kernels.zeros((1,), self.dtype)
-        batches = list(minibatches(np.arange(split.samples), self._forward_size))
-        ranked = len(batches) * ceil(self._forward_size / grid.batch) if self.config.model.sizes[-1] == 2 else 0
+        self.reserve(split.task, forward=split.samples)
+        batches = list(minibatches(np.arange(split.samples), self._forward_size(split.samples)))
+        ranked = sum(ceil(len(batch) / grid.batch) for batch in batches) if self.config.model.sizes[-1] == 2 else 0
         sums = (
             ClassificationSums(self._kernels, len(batches), ranked)
             if split.task == "classification"
@@ -268,21 +275,23 @@ class Engine:
 
     def predict(self, x: HostArray) -> HostArray:
         """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
-        outputs = np.zeros((len(x), self.config.model.sizes[-1]), self.dtype)
+        count = x.shape[0]  # a sparse array has no length
+        outputs = np.zeros((count, self.config.model.sizes[-1]), self.dtype)
         grid, kernels = self._grid, self._kernels
+        self.reserve(None, forward=count)
 
         def own(rows: HostArray) -> HostArray:
-            return rows[block_slice(len(rows), grid.batch, grid.batch_rank)]
+            return rows[block_slice(rows.shape[0], grid.batch, grid.batch_rank)]
 
         def load(rows: slice, start: int, stop: int, out: HostArray | None, targets: HostArray | None) -> None:
             if out is not None:
-                kernels.put(np.ascontiguousarray(own(x[rows][start:stop]), out.dtype), out)
+                kernels.put(np.ascontiguousarray(dense(own(x[rows][start:stop])), out.dtype), out)
 
         def take(minibatch: Minibatch, arrays: StageArrays) -> None:
             own(outputs[minibatch.samples])[...] = kernels.to_host(arrays.outputs).T
 
-        starts = range(0, len(x), self._forward_size)
-        blocks = [slice(start, min(start + self._forward_size, len(x))) for start in starts]
+        size = self._forward_size(count)
+        blocks = [slice(start, min(start + size, count)) for start in range(0, count, size)]
         batches = [Minibatch(i, rows.stop - rows.start, 0.0, rows, load) for i, rows in enumerate(blocks)]
         if batches:
             self._forward.executor(None, len(batches), trains=False).forward(batches, take)
@@ -291,17 +300,60 @@ class Engine:
         broadcast_from_last_stage(grid, outputs)
         return outputs
 
-    @property
-    def _forward_size(self) -> int:
-        """Samples of a forward pass, over all ranks: a microbatch."""
-        return ceil(self.config.batch_size / self.layout.microbatches)
+    def _forward_size(self, samples: int) -> int:
+        """Samples of a forward pass, over all ranks, where there are `samples`: a microbatch."""
+        return max(1, ceil(min(self.config.batch_size, samples) / self.layout.microbatches))
 
     # -- executors and their memory ----------------------------------------------------------------------------------
 
-    def _executors(self, plans: Sequence[ChunkPlan], capacity: int, *, trains: bool = True) -> Executors:
-        """Executors for minibatches of up to `capacity` samples."""
+    def reserve(self, task: str | None, *, training: int = 0, forward: int = 0, copies: int = 0) -> None:
+        """Allocate the workspaces for so many samples to train on, and to evaluate or predict, if they are too small.
 
-        def make_runtimes() -> list[ChunkRuntime]:
+        Collective. Raises `SettingError` on every rank: the memory of one does not suffice.
+
+        Parameters
+        ----------
+        task : str or None
+            The task of the samples; None: they have no targets.
+        copies : int
+            Further bytes that this rank will need.
+        """
+        batch_size, microbatches = self.config.batch_size, self.layout.microbatches
+        largest = {self._training: ceil(batch_size / microbatches), self._forward: self._forward_size(batch_size)}
+        needed = {self._forward: min(self._forward_size(forward), forward)}
+        needed[self._training] = max(needed.get(self._training, 0), ceil(min(batch_size, training) / microbatches))
+        growing = {  # twofold at least, so that workspaces seldom grow where data do
+            item: max(count, min(2 * item.most, largest[item])) for item, count in needed.items() if count > item.most
+        }
+        if not growing:
+            return
+        if self._training in growing:
+            held, samples = self._memory_held, growing[self._training] * microbatches
+            unwritten = 0 if self.updates else held.optimizer_bytes + sum(chunk.replica.nbytes for chunk in self.chunks)
+            sizes = {"held": held.total, "more": copies, "unwritten": unwritten}
+            labels = task == "classification"
+            require_memory(self.config, self._grid, self.layout, self._kernels, samples, labels=labels, **sizes)
+
+        def allocate() -> None:
+            try:
+                for executors, count in growing.items():
+                    executors.grow(count)
+                    executors.runtimes_for(task)
+            except MemoryError as error:
+                raise does_not_fit(self.config, of_samples=True) from error
+
+        for executors in growing:
+            executors.most = 0  # if one rank fails, none has them
+        agree(self._grid.world, allocate)
+        for executors, count in growing.items():
+            executors.most = count
+        self.__dict__.pop("_exact", None)  # its executors have the smaller workspaces
+
+    def _executors(self, plans: Sequence[ChunkPlan], *, trains: bool = True) -> Executors:
+        """Executors whose workspaces `reserve` allocates."""
+
+        def make_runtimes(samples: int, stores: Sequence[WeightStore]) -> list[ChunkRuntime]:
+            kept: Sequence[WeightStore | None] = stores or [None] * len(plans)
             return [
                 make_runtime(
                     plan,
@@ -309,11 +361,12 @@ class Engine:
                     chunk,
                     self.config.optimizer,
                     state,
-                    batch_size=capacity,
+                    samples=samples,
                     synchronous=self.config.synchronous_sends,
                     trains=trains,
+                    weights=store,
                 )
-                for plan, chunk, state in zip(plans, self.chunks, self.states, strict=True)
+                for plan, chunk, state, store in zip(plans, self.chunks, self.states, kept, strict=True)
             ]
 
         note_weights = None if self.staleness is None else self.staleness.note_weights
@@ -358,17 +411,19 @@ class Engine:
 
     def memory(self, task: str) -> MemoryBreakdown:
         """Bytes on this rank, including all buffers for training on data of `task`; on a GPU without evaluations."""
-        from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
-
+        if not self._training.runtimes:
+            self.reserve(task, training=self.config.batch_size)
         return MemoryBreakdown.of_rank(self.chunks, self.states, self._training.runtimes_for(task))
 
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated on this rank so far."""
-        from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
+        return self._memory_held.total
 
+    @property
+    def _memory_held(self) -> MemoryBreakdown:
         runtimes = [runtime for executors in {self._training, self._forward} for runtime in executors.runtimes]
-        return MemoryBreakdown.of_rank(self.chunks, self.states, runtimes).total
+        return MemoryBreakdown.of_rank(self.chunks, self.states, runtimes)
 
     def _stop(self, what: str, step: int) -> NoReturn:
         for runtime in self._training.runtimes:
@@ -386,8 +441,14 @@ class Engine:
 class Executors:
     """Executors of a rank, compiled once for each number of minibatches, on the same workspaces.
 
-    These are allocated when the first executor is needed: `runtimes` is empty before. `loss` makes the loss function of
-    a task, and `make_runtimes` the runtimes of this rank's chunks; `note_weights` is called in training.
+    These are allocated by `grow`: `runtimes` is empty before. `loss` makes the loss function of a task;
+    ``make_runtimes(samples, stores)`` makes the runtimes of this rank's chunks for microbatches of up to `samples`
+    samples, with the weight versions of smaller ones if there were some; `note_weights` is called in training.
+
+    Attributes
+    ----------
+    most : int
+        Samples of the largest microbatch that the workspaces hold.
     """
 
     def __init__(
@@ -395,28 +456,37 @@ class Executors:
         grid: ProcessGrid,
         layout: Layout,
         loss: Callable[[str], Loss],
-        make_runtimes: Callable[[], list[ChunkRuntime]],
+        make_runtimes: Callable[[int, Sequence[WeightStore]], list[ChunkRuntime]],
         note_weights: NoteWeights | None = None,
     ) -> None:
         self._grid, self._layout, self._loss, self._make_runtimes = grid, layout, loss, make_runtimes
-        self._note_weights = note_weights
+        self._note_weights, self.most = note_weights, 0
         self.runtimes: list[ChunkRuntime] = []
+        self._stores: list[WeightStore] = []  # weight versions, which stay
         self.executor = lru_cache(KEPT_EXECUTORS)(self._make_executor)
+
+    def grow(self, samples: int) -> None:
+        """Allocate the workspaces for microbatches of `samples`, in place of smaller ones."""
+        for runtime in self.runtimes:
+            runtime.finish()
+        self.executor.cache_clear()
+        self.runtimes = []  # frees the smaller ones
+        self.runtimes = self._make_runtimes(samples, self._stores)
+        self._stores = [runtime.weights for runtime in self.runtimes]
 
     def _make_executor(self, task: str | None, count: int, *, trains: bool) -> Executor:
         """The executor for `count` minibatches, for training or for forward passes only; no `task`: no targets."""
         schedule = self._layout.schedule if trains else self._layout.forward_schedule
         program = make_program(schedule, self._grid.pipeline_rank, self._grid.pipeline, count)
         loss, note = None if task is None else self._loss(task), self._note_weights if trains else None
-        return Executor(program, self._grid, self.runtimes_for(task), loss, note)
+        labels = None if task is None else task == "classification"
+        return Executor(program, self._grid, self.runtimes_for(task), loss, note, labels)
 
     def runtimes_for(self, task: str | None) -> list[ChunkRuntime]:
         """The runtimes, with workspace for the targets of a task."""
-        if not self.runtimes:
-            self.runtimes = self._make_runtimes()
         if task is not None:
             for runtime in self.runtimes:
-                runtime.expect_targets(classification=task == "classification")
+                runtime.expect_targets(labels=task == "classification")
         return self.runtimes
 
 

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridnn.comm.agreement import agree, hosts_where, name_hosts
+from hybridnn.comm.hosts import available_memory, free_address_space
+from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import SettingError
+from hybridnn.nn.kernels import Kernels
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import split_layers
@@ -21,6 +24,7 @@ from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS, Method, find_method, too_few_stages
 from hybridnn.training.config import TrainConfig
 from hybridnn.utils.checks import require_choice
+from hybridnn.utils.text import format_bytes
 
 if TYPE_CHECKING:
     from hybridnn.parallel.replica_sharing import Sharing
@@ -154,6 +158,9 @@ def _require_compatible(method: Method, stages: int, config: TrainConfig) -> Non
         )
 
 
+MOST_TIMED = 1 << 12  # samples with which layers are timed: the times of more are in the same proportions
+
+
 def _profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
     """Partition for which the slowest stage or message is fastest, by times that are measured here.
 
@@ -163,7 +170,7 @@ def _profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
     from hybridnn.pipeline.partition import TYPICAL_LINK, balance, time_layers
 
     model, dtype = config.model, np.dtype(config.dtype)
-    samples = ceil(config.batch_size / layout.microbatches)
+    samples = min(ceil(config.batch_size / layout.microbatches), MOST_TIMED)
     profiles = {batch: time_layers(model, ceil(samples / batch), dtype) for batch in {b for b, _ in layout.stages}}
 
     def seconds(batch: int, model_ranks: int) -> list[float]:
@@ -173,6 +180,96 @@ def _profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
     boundaries = [2 * TYPICAL_LINK.message_seconds(size) for size in sizes]
     return balance(layout.stages, layout.chunks, seconds, boundaries)
 
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+MOST_ARRAYS = 16  # upper bound of the arrays of a rank for each of its parameters, and for each activation
+LEAST_CHECKED = 1 << 30  # bytes: what is surely less is not computed exactly
+TOLERANCE = 1.1  # available memory is an estimate of the system
+
+
+def require_memory(
+    config: TrainConfig,
+    grid: ProcessGrid,
+    layout: Layout,
+    kernels: Kernels,
+    samples: int = 0,
+    *,
+    labels: bool = True,
+    held: int = 0,
+    more: int = 0,
+    unwritten: int = 0,
+) -> None:
+    """Check that a training fits the memory that is free; collective.
+
+    Systems give memory when it is written: a training that is too large would be ended in the middle.
+
+    Parameters
+    ----------
+    samples : int
+        Samples of the largest minibatch; 0: of parameters, gradients and optimizer state only.
+    labels : bool
+        Whether targets are labels.
+    held, more : int
+        Bytes that this rank has allocated already, and bytes that it needs besides in host memory.
+    unwritten : int
+        Those among `held` that it has not written yet.
+
+    Raises
+    ------
+    SettingError
+        On every rank: it does not fit the memory of one, with the bytes that are needed and free.
+    """
+    model, itemsize = config.model, np.dtype(config.dtype).itemsize
+    ranks = max(grid.node_ranks, 1)
+    elements = ranks * model.parameters + samples * sum(model.sizes) * grid.model
+    if MOST_ARRAYS * elements * itemsize + ranks * more < LEAST_CHECKED:
+        return
+    from hybridnn.cost.prediction.memory import stage_memory  # small trainings do not need it
+    from hybridnn.cost.prediction.workload import Workload
+
+    workload = Workload(
+        model,
+        max(samples, 1),
+        config.batch_size,
+        np.dtype(config.dtype).name,
+        config.optimizer,
+        classification=labels,
+        clips=config.clip_norm is not None,
+        distribution=config.distribution,
+    )
+    memory = stage_memory(workload, layout, grid.pipeline_rank)
+    needed = memory.weight_bytes + memory.optimizer_bytes
+    if samples:
+        needed = memory.total - held + (more if kernels.on_host else 0)
+    on_node = np.array([needed, unwritten], np.int64)
+    grid.node_group.allreduce(on_node)
+
+    def check() -> None:
+        of_process = int(on_node[0]) if is_in_process() else needed
+        bounds = [(needed, float(kernels.free_bytes()), "on its GPU")]
+        if kernels.on_host:
+            bounds = [(int(on_node.sum()), available_memory(), "on its node")]
+            bounds.append((of_process, free_address_space(), "within the limits of its process (ulimit -v, -d)"))
+        for nbytes, free, where in bounds:
+            if nbytes > TOLERANCE * free:
+                of_samples = samples > 0 and 2 * (memory.activation_bytes + memory.buffer_bytes) > memory.total
+                amounts = f": {format_bytes(nbytes)} are needed and {format_bytes(free)} are free {where}"
+                raise does_not_fit(config, amounts, of_samples=of_samples)
+
+    agree(grid.world, check)
+
+
+def does_not_fit(config: TrainConfig, amounts: str = "", *, of_samples: bool) -> SettingError:
+    """The error that the arrays of the samples, or else of the parameters, do not fit."""
+    problem = f"do not fit this rank's memory{amounts}"
+    if of_samples:
+        return SettingError("training.batch_size", config.batch_size, f"the activations of a minibatch {problem}")
+    what = f"{config.model.parameters:,} parameters, their gradients and the optimizer's state"
+    return SettingError("model.sizes", config.model.sizes, f"{what} {problem}")
+
+
+# -- shared replicas ---------------------------------------------------------------------------------------------------
 
 TOO_FEW = "no node holds several ranks of a batch group"
 

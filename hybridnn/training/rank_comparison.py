@@ -23,6 +23,7 @@ from hybridnn._version import __version__
 from hybridnn.comm.agreement import broadcast_text, unequal_values
 from hybridnn.comm.group import Group
 from hybridnn.data import ArrayRows, Rows, SyntheticRows
+from hybridnn.data.rows import dense, is_sparse
 from hybridnn.errors import DataError, UnequalSettingError
 from hybridnn.nn.learning_rates import SCHEDULES
 from hybridnn.training.config import SETTING_NAMES, DeviceOptions
@@ -228,9 +229,9 @@ def array_facts(arrays: Mapping[str, NDArray[Any]], dtype: Any) -> dict[str, str
     """Shapes, and digests of evenly spaced rows, of arrays by name, in precision `dtype`."""
     facts = {}
     for name in sorted(arrays):
-        array = np.asarray(arrays[name])
-        rows = array if array.ndim == 0 else array[_evenly_spaced(len(array), SAMPLED_ROWS)]
-        elements = _without_sign_of_zero(np.array(rows, dtype, order="C"))
+        array = arrays[name] if is_sparse(arrays[name]) else np.asarray(arrays[name])
+        rows = array if array.ndim == 0 else array[_evenly_spaced(array.shape[0], SAMPLED_ROWS)]
+        elements = _without_sign_of_zero(np.array(dense(rows), dtype, order="C"))
         facts[name] = f"shape {array.shape} with digest {digest_of(elements).hex()[:SHOWN_DIGITS]}"
     return facts
 

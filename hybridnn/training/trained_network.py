@@ -104,8 +104,8 @@ class TrainedNetwork:
 
         Parameters
         ----------
-        x : array_like, shape (samples, features)
-            The same on every rank.
+        x : array_like or sparse, shape (samples, features)
+            Finite, and the same on every rank.
 
         Returns
         -------
@@ -117,7 +117,7 @@ class TrainedNetwork:
         DataError
             On every rank: `x` does not fit the model, or differs between ranks.
         """
-        samples = agree(self.grid.world, lambda: as_samples(x, self.model.sizes[0]))
+        samples = agree(self.grid.world, lambda: as_samples(x, self.model.sizes[0], self.engine.dtype))
         self._require_same_arrays("predict", {"samples": samples})
         return self.engine.predict(samples)
 

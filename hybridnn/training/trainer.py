@@ -179,7 +179,7 @@ class Trainer(TrainedNetwork):
 
         Parameters
         ----------
-        x : array_like, shape (samples, features), or Rows
+        x : array_like or sparse, shape (samples, features), or Rows
             Samples, or rows of a data set, which include their targets.
         y : array_like, shape (samples,) or (samples, outputs), optional
             Integers are class labels; floats are regression targets.
@@ -200,7 +200,9 @@ class Trainer(TrainedNetwork):
         Raises
         ------
         DataError
-            If the data do not fit the model, or have elements that are not finite.
+            If the data do not fit the model, or have elements that are masked or not finite in the dtype.
+        SettingError
+            If the training does not fit the memory that is free.
         NonFiniteLossError
             If the loss becomes infinite or NaN, or, after an epoch, the weights or the validation loss. The weights are
             then those before that step, or, with an asynchronous pipeline method, those after the drain; on a GPU they
@@ -219,6 +221,7 @@ class Trainer(TrainedNetwork):
 
             callbacks = [*callbacks, ProgressBar(epochs)] if progress or in_notebook() else callbacks
         train, test = self._splits(x, y, validation)
+        self.engine.reserve(train.task, training=train.samples, forward=0 if test is None else test.samples)
         if y is not None and train.rows is not None and self.grid.rank == 0:
             doubts = [constant_target(train.rows), large_inputs(train.rows) if self.step == 0 else ""]
             if test is not None:

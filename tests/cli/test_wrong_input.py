@@ -89,6 +89,14 @@ CASES: dict[str, Case] = {
         ["label 9", "row 1"],
     ),
     "NaN in the data": (nan_in_data, ["nan", "row 7", "column 2"]),
+    "a value that float32 cannot hold": (
+        lambda: [*save(x_train=np.full((30, 4), 1e39)), "--set", "data.standardize=false"],
+        ["mine.npz: x is 1e+39 in row", "too large for float32"],
+    ),
+    "a network beyond the memory": (
+        ["--hidden", "900000,900000", "--out", "run"],
+        ["model.sizes = ", "do not fit this rank's memory: ", "are needed and ", " are free on its node"],
+    ),
     "missing file": (["--file", "absent.npz"], ["absent.npz"]),
     "unknown data set": (["--data", "digit"], ["data.name = 'digit': no such data set; did you mean digits?"]),
     "corrupt download": (corrupt_download, ["airfoil_self_noise.dat", "sha256"]),
@@ -107,6 +115,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(case: str, run_hybridnn: Run, m
         line = error_line(run_hybridnn("train", *ranks, *arguments))
         assert all(fragment in line for fragment in fragments), line
         assert not list(Path().glob("runs/*/weights.npz"))
+        assert not Path("run").exists()
 
 
 def test_choices_may_have_capitals_and_other_names(run_hybridnn: Run) -> None:

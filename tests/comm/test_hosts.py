@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from hybridnn.comm import hosts
 from hybridnn.comm.hosts import describe_binding, describe_hosts, proc_value
 from hybridnn.in_process import run_ranks
 from hybridnn.parallel.grid import all_ranks_group
@@ -37,6 +40,35 @@ def test_hosts_of_several_ranks_are_one_node_with_its_processor() -> None:
 )
 def test_binding_names_the_cores_of_a_rank(ranks: list[tuple[int, list[int] | None]], text: str) -> None:
     assert describe_binding(ranks) == text
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_available_memory_is_within_the_limits_of_control_groups(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "memory" if version == 1 else tmp_path
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
+    line, total = ("7:memory:/job/step", "total_") if version == 1 else ("0::/job/step", "")
+    text = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda it, **how: line if it.parts[:2] == ("/", "proc") else text(it, **how))
+    monkeypatch.setattr(hosts, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(hosts, "proc_value", lambda path, key: "1000 kB")
+    assert hosts.available_memory() == 1_024_000
+    for folder, limit, used in ((root / "job", "9000", 4000), (root / "job" / "step", "max", 100)):
+        folder.mkdir(parents=True)
+        for name, value in zip(names, (limit, used), strict=True):
+            (folder / name).write_text(f"{value}\n")
+        (folder / "memory.stat").write_text(f"anon 5\n{total}inactive_file 700\n{total}active_file 80\n")
+    assert hosts.available_memory() == 9000 - 4000 + 700 + 80
+    monkeypatch.setattr(hosts, "proc_value", lambda path, key: "2 kB")
+    assert hosts.available_memory() == 2048
+
+
+def test_free_address_space_is_what_limits_leave() -> None:
+    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
+    code += "from hybridnn.comm.hosts import free_address_space; print(free_address_space())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 2**32 < float(done.stdout) < 2**33
 
 
 def test_value_of_a_file_of_proc_is_the_first_one(tmp_path: Path) -> None:

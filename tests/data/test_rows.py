@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from scipy import sparse
 
-from hybridnn.data import ArrayRows, as_rows
-from hybridnn.data.rows import PixelRows, SubsetRows
+from hybridnn.data import ArrayRows, StandardizedRows, Standardizer, as_rows
+from hybridnn.data.preparation import require_finite_rows
+from hybridnn.data.rows import PixelRows, SubsetRows, require_finite
 from hybridnn.errors import DataError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
@@ -105,11 +108,56 @@ def with_value(value: float, row: int, column: int) -> NDArray[np.float64]:
         (X, LABELS[:, None], r"y has shape \(4, 1\): integer labels must be \(samples,\)"),
         (X.astype(str), LABELS, "x has dtype <U32: it must hold real numbers"),
         (X, X.astype(complex), "y has dtype complex128: it must hold real numbers"),
+        (np.ma.masked_greater(X, 9), LABELS, r"x has 2 masked values: leave out their rows, or .* x\.filled\(0\)"),
+        (X, np.ma.masked_equal(LABELS, 2), "y has 2 masked values"),
+        (sparse.csr_array(with_value(np.nan, 2, 1)), LABELS, "x is nan in row 2, column 1"),
+        (sparse.coo_matrix(X.astype(complex)), LABELS, "x has dtype complex128"),
+        (sparse.csc_array(X), LABELS[:3], "x has 4 samples and y has 3"),
+        (X, sparse.csr_array(X), r"y is sparse: y\.toarray\(\) makes it dense"),
     ],
 )
 def test_bad_arrays(x: Any, y: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         as_rows(x, y)
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39])
+def test_values_that_the_dtype_of_the_training_cannot_hold(value: float) -> None:
+    large = with_value(value, 2, 1)
+    for x, y, name in ((large, LABELS, "x"), (X, large, "y"), (sparse.csr_array(large), LABELS, "x")):
+        where = f"{name} is {value:g} in row 2, column 1: too large for float32: training.dtype = 'float64', or scale"
+        with pytest.raises(DataError, match=re.escape(where)):
+            as_rows(x, y, dtype="float32")
+        assert as_rows(x, y, dtype="float64").samples == 4
+    many = np.zeros((40_000, 3))
+    many[39_999, 2] = np.inf
+    with pytest.raises(DataError, match="x is inf in row 39999, column 2: all values must be finite"):
+        require_finite(many, "x", np.float32)
+
+
+def test_rows_of_files_are_checked_for_the_dtype_of_the_training() -> None:
+    rows = SubsetRows(as_rows(with_value(1e39, 2, 1), LABELS), np.array([3, 2]))
+    require_finite_rows(rows, "float64", "mine.npz")
+    with pytest.raises(DataError, match=r"^mine\.npz: x is 1e\+39 in row 2, column 1: too large for float32"):
+        require_finite_rows(rows, "float32", "mine.npz")
+    scaled = StandardizedRows(rows, Standardizer(np.zeros(3), np.full(3, 1e10)))
+    require_finite_rows(scaled, "float32", "mine.npz")
+
+
+@pytest.mark.parametrize("kind", [sparse.csr_array, sparse.csr_matrix, sparse.csc_array, sparse.coo_matrix])
+def test_sparse_inputs_are_made_dense_when_they_are_taken(kind: Any, all_of: AllOf) -> None:
+    rows = as_rows(kind(X), LABELS, dtype="float32")
+    assert (rows.samples, rows.features, rows.targets_shape) == (4, 3, ())
+    x, y = all_of(rows, np.float32, [3, 1, 1])
+    np.testing.assert_array_equal(x, X[[3, 1, 1]])
+    np.testing.assert_array_equal(y, LABELS[[3, 1, 1]])
+    assert sum(array.nbytes for array in rows.arrays) > 0
+    with pytest.raises(IndexError, match="0 to 3"):
+        all_of(rows, np.float32, [4])
+
+
+def test_masked_arrays_without_masked_elements_are_arrays() -> None:
+    np.testing.assert_array_equal(as_rows(np.ma.masked_greater(X, 99), LABELS).x, X)
 
 
 def test_labels_and_classes_that_do_not_fit() -> None:

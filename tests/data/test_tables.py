@@ -374,8 +374,10 @@ def test_frames_and_series_are_arrays(people: pd.DataFrame) -> None:
         np.testing.assert_array_equal(rows.x, expected)
         np.testing.assert_array_equal(rows.y[:, 0], people["income"])
         assert as_rows(frame, frame["member"]).targets_shape == ()
-    with pytest.raises(DataError, match=r"x holds no numbers in city: hybridnn\.data\.load_frame makes numbers of"):
+    with pytest.raises(DataError, match=r"x holds no numbers in city \(\w+\): hybridnn\.data\.load_frame makes"):
         as_rows(people[["age", "city"]], people["income"])
+    with pytest.raises(DataError, match=r"y has dtype category: it must hold numbers, as y\.cat\.codes"):
+        as_rows(numbers, pd.Series(people["age"].to_numpy()).astype("category"))
     nullable = numbers.convert_dtypes().astype({"age": "Int64"})
     nullable.loc[3, "age"] = pd.NA
     with pytest.raises(DataError, match="x has 1 missing value: "):

@@ -19,7 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import log_loss, r2_score
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -193,6 +193,31 @@ def test_frames_and_their_names() -> None:
     assert found.feature_names_in_.tolist() == ["a", "b", "c", "d"]
     with pytest.raises(ValueError, match="feature names"):
         found.predict(x[["b", "a", "c", "d"]])
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_sparse_samples_train_as_dense_ones(ranks: int | None) -> None:
+    words = (IRIS[0] * 2).round().astype(str)
+    sparse, dense = (
+        make_pipeline(OneHotEncoder(sparse_output=kind), MLPClassifier(**QUICK, ranks=ranks)) for kind in (True, False)
+    )
+    for early in (False, True):
+        for model in (sparse, dense):
+            model.set_params(mlpclassifier__early_stopping=early).fit(words, IRIS[1])
+        assert_arrays_close(sparse[-1].weights_, dense[-1].weights_, "weights")
+        np.testing.assert_allclose(sparse.predict_proba(words), dense.predict_proba(words), atol=1e-12)
+
+
+@pytest.mark.parametrize("call", ["fit", "partial_fit", "predict"])
+def test_masked_samples_are_refused(call: str) -> None:
+    masked, found = np.ma.masked_greater(IRIS[0], 6), MLPRegressor(**QUICK)
+    if call == "predict":
+        found.fit(*IRIS)
+    with pytest.raises(DataError, match=r"X has \d+ masked values"):
+        getattr(found, call)(masked, *((IRIS[1],) if call != "predict" else ()))
+    if call != "predict":
+        with pytest.raises(DataError, match="y has 50 masked values"):
+            getattr(found, call)(IRIS[0], np.ma.masked_equal(IRIS[1], 2))
 
 
 def through_pickle(estimator: Any) -> Any:

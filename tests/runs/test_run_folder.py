@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import resource
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
@@ -18,12 +19,15 @@ import pytest
 
 from hybridnn.config.settings import Settings, load_settings, to_toml
 from hybridnn.drawing.learning_curve import linear_ticks, logarithmic_ticks
-from hybridnn.errors import DataError, EnvironmentProblem, SettingError
+from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
+from hybridnn.in_process import run_ranks
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
+from hybridnn.training import layout_choice
 from hybridnn.training.records import EpochRecord, Progress, StepRecord
+from reference.trained_runs import train
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -264,3 +268,25 @@ def test_ticks_of_a_plot_are_few_and_round() -> None:
     assert linear_ticks(1, 60, whole=True) == [10, 20, 30, 40, 50, 60]
     assert logarithmic_ticks(-1.1, 0.2) == pytest.approx([0.1, 0.2, 0.5, 1])
     assert logarithmic_ticks(-3.1, 0.2) == pytest.approx([1e-3, 1e-2, 0.1, 1])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_beyond_the_memory_writes_no_folder(ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies that checkpoints are written from count too: those of 6 MB of weights, and of their velocity."""
+    monkeypatch.setattr(layout_choice, "LEAST_CHECKED", 0)
+    needed = []
+    for checkpoint_every in (None, 10):
+        free = iter([1e12] * ranks + [0.0] * ranks)  # the parameters fit, the rest does not
+        monkeypatch.setattr(layout_choice, "available_memory", lambda free=free: next(free))
+
+        def run(comm: object, every: int | None = checkpoint_every) -> None:
+            training = {"epochs": 1, "clip_norm": 1.0, "checkpoint_every": every}
+            train(tmp_path / "run", model={"hidden": [20_000]}, training=training)
+
+        with pytest.raises(HybridnnError, match="do not fit this rank's memory") as raised:
+            run_ranks(ranks, run)
+        assert not (tmp_path / "run").exists()
+        found = re.search(r"([0-9.]+) MB are needed and 0 B are free on its node", str(raised.value))
+        assert found is not None
+        needed.append(float(found[1]))
+    assert needed[1] - needed[0] == pytest.approx(2 * 4e-6 * (65 * 20_000 + 20_001 * 10), abs=1.1)

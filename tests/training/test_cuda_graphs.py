@@ -97,6 +97,17 @@ def test_graphs_are_kept_for_later_fits_with_samples_in_the_same_memory() -> Non
     assert sum(kernels_of(device).replays[2:]) > 0
 
 
+def test_more_samples_in_a_minibatch_than_before_make_new_graphs() -> None:
+    case, grid = Case(batch_size=10**9), ProcessGrid()
+    device = stand_in(grid, graphs=True)
+    (x, y), found, expected = data(case), *(make_trainer(case, grid, device=on) for on in (device, "cpu"))
+    for trainer in (found, expected):
+        for samples in (20, 20, 30, 20):
+            trainer.fit(x[:samples], y[:samples], epochs=4)
+    assert_arrays_close(found.weights(), expected.weights(), "growing minibatches", EXACTLY)
+    assert sum(kernels_of(device).replays) > 8
+
+
 def test_a_step_that_cuda_cannot_capture_is_launched_kernel_by_kernel_unless_graphs_are_required() -> None:
     def refused(work: Callable[[], None]) -> Callable[[], None]:
         """What a failed capture leaves behind: calls were made, but nothing is computed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,14 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
+from hybridnn.errors import HybridnnError
 from hybridnn.nn.activations import ACTIVATIONS
+from hybridnn.parallel.fused_update import FusedUpdateReplica
+from hybridnn.training import layout_choice
 from hybridnn.training.records import StepRecord
+from hybridnn.training.trained_network import Callback
 from reference.callbacks import Calling
+from reference.cases import assert_arrays_close
 from reference.network import Array
 from reference.ranks import shared_mappings
 
@@ -156,6 +162,83 @@ def test_memory_is_told_truly_and_stays_near_what_training_needs(
         most *= 1.3
     assert least <= trainer.memory_bytes, f"{least:,} are needed, {trainer.memory_bytes:,} are told"
     assert trainer.memory_bytes <= most, f"{trainer.memory_bytes:,} of {most:,} needed"
+
+
+@pytest.mark.in_process(ranks=[1, 2])
+@pytest.mark.parametrize("how", [{}, {"method": "gpipe", "microbatches": 2}, {"method": "pipedream"}], ids=str)
+def test_workspaces_are_as_large_as_the_data_need(comm: MPI.Intracomm, how: dict[str, Any]) -> None:
+    """A minibatch of all samples; larger data that are evaluated, also between two steps, replace the workspaces."""
+    model, stages = MLP([16, 200, 150, 2], "tanh"), comm.size if how else 1
+    if comm.size == 1:
+        how = {}
+    (x, y), found = samples_of(model, 90, True), []
+    evaluated: list[float] = []
+
+    def evaluate(record: object) -> None:
+        evaluated.append(trainer.evaluate(x, y).loss)
+
+    for batch_size in (10**12, 40):
+        grid, evaluated = ProcessGrid(comm, pipeline=stages), []
+        trainer = Trainer(model, SGD(lr=0.1), grid=grid, batch_size=batch_size, dtype="float64", log_every=1, **how)
+        trainer.fit(x[:40], y[:40], epochs=1)
+        memory = trainer.memory_bytes
+        trainer.predict(x[:30])
+        assert trainer.memory_bytes == memory
+        trainer.fit(x[:40], y[:40], epochs=3, callbacks=[Calling(on_step=evaluate)])
+        assert (trainer.memory_bytes > memory) == (batch_size == 10**12)
+        found.append((memory, evaluated, trainer.weights(), trainer.predict(x)))
+    (large, losses, weights, outputs), (small, expected_losses, expected_weights, expected) = found
+    assert large == small
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-12)
+    assert_arrays_close(weights, expected_weights, "weights")
+    np.testing.assert_allclose(outputs, expected, rtol=1e-12)
+
+
+def _evaluate(trainer: Trainer, samples: tuple[Array, Array], record: StepRecord) -> None:
+    trainer.evaluate(*samples)
+
+
+@pytest.mark.in_process(ranks=[1, 2])
+def test_a_fused_update_reads_the_workspaces_that_replace_smaller_ones(comm: MPI.Intracomm) -> None:
+    model = MLP([12, 550, 550, 5])
+    (x, y), found = samples_of(model, 30, True), []
+    for looks in (False, True):
+        trainer = Trainer(model, SGD(lr=0.1), grid=ProcessGrid(comm), batch_size=30, dtype="float64", log_every=1)
+        assert isinstance(trainer.engine.chunks[0].replica, FusedUpdateReplica)
+        callback = Calling(on_step=partial(_evaluate, trainer, (x, y))) if looks else Callback()
+        trainer.fit(x[:14], y[:14], epochs=3, callbacks=[callback])
+        found.append(trainer.weights())
+    assert_arrays_close(found[1], found[0], "weights")
+
+
+@pytest.mark.in_process(ranks=[1, 2])
+@pytest.mark.parametrize("bound", ["available_memory", "free_address_space"])
+def test_a_training_beyond_the_free_memory_is_refused_before_its_first_step(
+    comm: MPI.Intracomm, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout_choice, "LEAST_CHECKED", 0)
+    grid, (x, y) = ProcessGrid(comm), samples_of(MLP([16, 64, 2]), 4000, True)
+    free = [10**12]
+    monkeypatch.setattr(layout_choice, bound, lambda: float(free[0]))
+    model = MLP([16, 64, 2])
+    needed = Trainer(model, grid=grid, batch_size=4000)
+    needed.fit(x, y, epochs=1)
+    comm.Barrier()
+    free[0] = 100_000
+    trainer = Trainer(model, grid=grid, batch_size=4000)
+    message = r"training\.batch_size = 4000: .* do not fit this rank's memory: .* MB are needed and 100 kB are free"
+    with pytest.raises(HybridnnError, match=message):
+        trainer.fit(x, y, epochs=1)
+    assert trainer.step == 0
+    comm.Barrier()
+    free[0] = comm.size * needed.memory_bytes
+    trainer.fit(x, y, epochs=1)
+    assert trainer.step == 1
+    comm.Barrier()
+    free[0] = 10_000
+    with pytest.raises(HybridnnError, match=r"model\.sizes .* 1,218 parameters.* are needed and 10 kB are free"):
+        Trainer(model, grid=grid)
+    comm.Barrier()
 
 
 @pytest.mark.mpi(ranks=[3])

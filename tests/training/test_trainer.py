@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from hybridnn import MLP, SGD, Adam, Trainer
 from hybridnn.data import as_rows, load_dataset
@@ -228,6 +229,10 @@ LABELS = classification()[1]
 
 WRONG_DATA: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "nan-in-x": ((bad(X, np.nan), Y), ("x", "nan", "row 3", "column 1")),
+    "masked-x": ((np.ma.masked_greater(X, 0.9), Y), ("x", "masked values")),
+    "large-x": ((bad(X, 1e39), Y), ("x is 1e+39 in row 3, column 1", "too large for float32", "training.dtype")),
+    "large-y": ((X, bad(Y, 1e39)), ("y is 1e+39 in row 3, column 1", "too large for float32")),
+    "large-rows": ((as_rows(bad(X, 1e39), Y), None), ("x is 1e+39 in row 3, column 1", "too large for float32")),
     "inf-in-x": ((bad(X, np.inf), Y), ("x", "inf", "row 3", "column 1")),
     "nan-in-y": ((X, bad(Y, np.nan)), ("y", "nan", "row 3", "column 1")),
     "lengths": ((X, Y[:50]), ("60", "50")),
@@ -293,6 +298,44 @@ def test_a_stated_loss_takes_data_of_its_task_alone() -> None:
 def test_samples_of_another_shape_have_no_prediction(samples: Array) -> None:
     with pytest.raises(DataError, match=r"\(samples, 3\)"):
         trainer().predict(samples)
+
+
+@pytest.mark.in_process(ranks=[1, 2])
+@pytest.mark.parametrize("value", [np.nan, 1e39, None], ids=["nan", "too large", "masked"])
+def test_samples_without_a_prediction_are_named(comm: MPI.Intracomm, value: float | None) -> None:
+    x = np.ma.masked_greater(X, 0.9) if value is None else bad(X, value)
+    it, message = trainer(grid=ProcessGrid(comm)), "masked value" if value is None else "in row 3, column 1: "
+    with pytest.raises(DataError, match=message):
+        it.predict(x)
+    with pytest.raises(DataError, match=message):
+        it.predict_proba(x)
+
+
+@pytest.mark.in_process(ranks=[1, 3])
+def test_sparse_samples_train_as_dense_ones(comm: MPI.Intracomm) -> None:
+    x = X * (np.random.default_rng(4).random(X.shape) < 0.3)
+    grid = ProcessGrid(comm)
+    found, expected = (trainer(grid=grid, dtype="float64", class_weight="balanced") for _ in range(2))
+    found.fit(sparse.csc_array(x), LABELS, epochs=2, validation=(sparse.coo_array(x), LABELS))
+    expected.fit(x, LABELS, epochs=2, validation=(x, LABELS))
+    assert found.history.epochs[-1].validation_loss == expected.history.epochs[-1].validation_loss
+    assert found.evaluate(sparse.csr_matrix(x), LABELS) == expected.evaluate(x, LABELS)
+    np.testing.assert_array_equal(found.predict(sparse.csr_array(x)), expected.predict(x))
+
+
+@pytest.mark.parametrize("call", ["evaluate", "fit"])
+def test_data_of_another_task_and_size_follow_one_another(call: str) -> None:
+    it = trainer(batch_size=100, dtype="float64")
+
+    def use(it: Trainer, samples: int, kind: Any) -> Any:
+        x, y = kind(samples)
+        return it.evaluate(x, y) if call == "evaluate" else it.fit(x, y, epochs=1).epochs[-1].train_loss
+
+    uses = [(150, classification), (160, regression), (170, classification), (40, regression)]
+    found = [use(it, *arguments) for arguments in uses]
+    if call == "evaluate":
+        assert found == [use(trainer(batch_size=100, dtype="float64"), *arguments) for arguments in uses]
+    assert np.isfinite(it.predict(X)).all()
 
 
 @pytest.mark.parametrize(

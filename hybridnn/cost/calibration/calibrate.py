@@ -8,13 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from statistics import mean
 
 import numpy as np
 
 from hybridnn.comm.agreement import broadcast_text
-from hybridnn.comm.hosts import blas_library, proc_value, processor_name
+from hybridnn.comm.hosts import available_memory, blas_library, processor_name
 from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
 from hybridnn.cost.calibration.communication import (
@@ -29,7 +28,6 @@ from hybridnn.cost.machine import Compute, Machine, NetworkLink, Overlap, Qualit
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.partition import TYPICAL_LINK
-from hybridnn.utils.files import memory_bytes
 from hybridnn.utils.text import counted
 
 DTYPES = ("float32", "float64")
@@ -215,12 +213,6 @@ def host_facts(grid: ProcessGrid, threads: int) -> dict[str, str]:
 
 def memory_bytes_per_rank(grid: ProcessGrid) -> float:
     """Available memory of a node per rank, on the node with least; collective."""
-    least = np.array([-_available_memory() / grid.node_group.size])
+    least = np.array([-available_memory() / grid.node_group.size])
     grid.world.allreduce(least, "max")
     return -float(least[0])
-
-
-def _available_memory() -> float:
-    """Bytes that this node could give to new processes; all its memory where the system does not say."""
-    available = proc_value(Path("/proc/meminfo"), "MemAvailable")
-    return 1024.0 * int(available.split()[0]) if available else float(memory_bytes())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import ceil
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -62,11 +63,13 @@ def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Plac
         fused,
     )
     chunks, states, runtimes = [], [], []
+    batch_size = min(workload.batch_size, workload.samples)
     for plan, layers in zip(plans, layout.layers_of(workload.model, stage), strict=True):
         chunk = ModelChunk(layers, grid, layout.model_split, workload.dtype, layout.overlap, DRY_KERNELS, replica)
         state = chunk.replica.new_state(optimizer, chunk.weights)
-        runtime = make_runtime(plan, grid, chunk, optimizer, state, batch_size=workload.batch_size, synchronous=False)
-        runtime.expect_targets(classification=workload.classification)
+        samples = ceil(batch_size / plan.microbatches)
+        runtime = make_runtime(plan, grid, chunk, optimizer, state, samples=samples, synchronous=False)
+        runtime.expect_targets(labels=workload.classification)
         if plan.accumulates:
             chunk.weight_gradient(runtime.workspace.arrays(1).layers, accumulate=True)
         chunks.append(chunk)

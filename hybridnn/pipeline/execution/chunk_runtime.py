@@ -100,10 +100,10 @@ class ChunkRuntime:
     output_sender: Sender | None  # None if the chunk has the last layer
     gradient_sender: Sender | None  # None if the chunk has the first layer
 
-    def expect_targets(self, *, classification: bool) -> None:
-        """Allocate workspace for the targets of a task."""
-        self.workspace.expect_targets(classification=classification)
-        self.training_workspace.expect_targets(classification=classification)
+    def expect_targets(self, *, labels: bool) -> None:
+        """Allocate workspace for targets of a kind."""
+        self.workspace.expect_targets(labels=labels)
+        self.training_workspace.expect_targets(labels=labels)
 
     def begin(
         self, messages: Callable[[type[Instruction], int], Iterable[ExpectedMessage]], rates: Sequence[float]
@@ -154,9 +154,10 @@ def make_runtime(
     optimizer: Optimizer,
     state: OptimizerState,
     *,
-    batch_size: int,
+    samples: int,
     synchronous: bool,
     trains: bool = True,
+    weights: WeightStore | None = None,
 ) -> ChunkRuntime:
     """Allocate the memory and the channels of a chunk.
 
@@ -164,21 +165,22 @@ def make_runtime(
     ----------
     trains : bool
         Whether backward passes are done too.
-    batch_size : int
-        Largest number of samples of a minibatch, over all ranks.
+    samples : int
+        Largest number of samples of a microbatch, over all ranks.
     synchronous : bool
         As for `Sender`.
+    weights : WeightStore, optional
+        Of the smaller runtime that this one replaces.
     """
-    # Minibatches are split into microbatches, and these over the batch ranks, both by the block partition.
-    capacity = ceil(ceil(batch_size / plan.microbatches) / grid.batch)
+    capacity = ceil(samples / grid.batch)
     kernels, dtype, role = chunk.kernels, chunk.weights.dtype, plan.role
     channels: Channels = (None, None, None, None)
     if not all(role):
         channels = _channels(plan, grid, chunk, capacity, synchronous=synchronous)
     concatenated = None
     if plan.concatenates:
-        samples = capacity * plan.microbatches
-        concatenated = ConcatenatedMicrobatches(chunk.shards, samples, dtype, role.loads_input, kernels)
+        columns = capacity * plan.microbatches
+        concatenated = ConcatenatedMicrobatches(chunk.shards, columns, dtype, role.loads_input, kernels)
     training = chunk.training_workspace(capacity, role) if trains else None
     if training is not None and not kernels.on_host:  # a GPU has another runtime for evaluations
         workspace = training
@@ -189,7 +191,7 @@ def make_runtime(
         chunk,
         workspace,
         training or workspace,
-        WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts),
+        weights or WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts),
         concatenated,
         kernels.zeros((1,), dtype),
         *channels,

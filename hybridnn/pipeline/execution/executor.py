@@ -95,6 +95,8 @@ class Executor:
         See `Loss`; for training.
     note_weights : callable, optional
         See `NoteWeights`.
+    labels : bool, optional
+        Whether the targets are labels; None: there are no targets.
     """
 
     def __init__(
@@ -104,9 +106,10 @@ class Executor:
         runtimes: Sequence[ChunkRuntime],
         loss: Loss | None = None,
         note_weights: NoteWeights | None = None,
+        labels: bool | None = None,
     ) -> None:
         self._program, self._grid, self._runtimes, self._loss = program, grid, runtimes, loss
-        self._note_weights = note_weights
+        self._note_weights, self._labels = note_weights, labels
         self._microbatches = program.schedule.microbatches
         self._operations: dict[tuple[int, int], Operation] = {}
         self._steps: dict[int, tuple[list[Operation], list[Operation]]] = {}
@@ -426,6 +429,7 @@ class Executor:
             self._own_samples(self._samples(task)),
             program.memory.input_slots[instruction.part],
             program.memory.activation_slots[computed_by],
+            self._labels,
         )
 
     def _weights(self, task: _Task) -> Callable[[], Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hybridnn.comm import hosts
 from hybridnn.cost.calibration import calibrate as module
 from hybridnn.cost.calibration import communication
 from hybridnn.cost.calibration.calibrate import Calibration, assess_quality, calibrate, memory_bytes_per_rank
@@ -114,7 +116,8 @@ def test_memory_is_the_available_memory() -> None:
 
 
 def test_a_system_that_does_not_state_its_free_memory_counts_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "proc_value", lambda path, key: "")
+    monkeypatch.setattr(hosts, "proc_value", lambda path, key: "")
+    monkeypatch.setattr(hosts, "CONTROL_GROUPS", Path("/nonexistent"))
     assert memory_bytes_per_rank(ProcessGrid()) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

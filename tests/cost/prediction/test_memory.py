@@ -62,6 +62,7 @@ def test_one_rank(comm: MPI.Intracomm) -> None:
     for optimizer in (PLAIN, MOMENTUM, ADAM):
         for dtype in ("float32", "float64"):
             check(grid, Workload(MODEL, 40, 13, dtype, optimizer))
+    check(grid, Workload(MODEL, 40, 10**9))  # a minibatch of all samples
     check(grid, Workload(WIDE, 120, 60, classification=False))  # more samples than products are transposed for
 
 
