@@ -414,9 +414,9 @@ class CheckpointWriter:
 
     def _host_rows(self, number: int, shard: ArrayShard, assignment: WriteAssignment, copies: bool) -> NDArray[Any]:
         """The rows of array `number` that this rank writes, or all that it holds if it hashes them, in host memory."""
-        rows, (_, width) = assignment.rows[self._model_group.rank], shard.region.shape
-        if shard.region.columns != slice(0, width):
-            copy = self._buffer(number, (rows.stop - rows.start, width), shard.memory.dtype)
+        rows = assignment.rows[self._model_group.rank]
+        if shard.by_inputs and self._model_group.size > 1:
+            copy = self._buffer(number, (rows.stop - rows.start, shard.region.shape[1]), shard.memory.dtype)
             self._gather_whole_rows(shard, assignment.rows, copy)
             return copy
         first = shard.region.rows.start
