@@ -121,7 +121,7 @@ def test_updates_equal_those_of_one_rank_with_the_summed_gradient(
 ) -> None:
     monkeypatch.setattr(shared_replica, "SUM_BLOCK", block)
     for number, nodes in enumerate(NODES[comm.size]):
-        for size in (16, 720):  # fewer cache lines than ranks, and more
+        for size in (16, 720):  # fewer units than ranks, and more
             optimizer = (SGD(momentum=0.0), Adam(0.01, weight_decay=0.1), SGD(nesterov=True))[number % 3]
             steps_of(comm, nodes, optimizer, size, into_other=number % 2 == 1, clips=block == 48)
 
@@ -158,7 +158,7 @@ def test_a_node_has_one_copy_and_a_rank_counts_its_share(comm: MPI.Intracomm) ->
     replica.publish()
     assert (weights == 7).all(), "a write of one rank is visible to all"
     assert replica.bytes_per_rank(weights.nbytes) == -(-640 // comm.size)
-    assert weights.ctypes.data % 64 == 0, "slices begin at cache lines"
+    assert weights.ctypes.data % 64 == 0, "slices begin at multiples of a cache line"
     with pytest.raises(StopIteration):
         replica.new_array()
     replica.publish()
