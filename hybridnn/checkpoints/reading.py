@@ -201,6 +201,6 @@ def _data_offset(path: Path, entry: ArrayEntry) -> int:
     """
     with open_regular(path) as file:
         shape, dtype, offset = read_npy_header(file)
-    if (shape, dtype.name, offset + prod(shape) * dtype.itemsize) != (entry.shape, entry.dtype, entry.bytes):
-        raise ValueError(f"shape {shape} of {dtype.name}")
+    if (shape, dtype, offset + prod(shape) * dtype.itemsize) != (entry.shape, np.dtype(entry.dtype), entry.bytes):
+        raise ValueError(f"shape {shape} of {dtype.str}")
     return offset

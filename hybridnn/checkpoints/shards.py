@@ -39,6 +39,7 @@ class ArrayShard:
     region: Rectangle
     memory: Array
     kernels: Kernels
+    by_inputs: bool  # whether the ranks of a model group hold blocks of columns, each perhaps all or none of them
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,11 @@ def _shards_of(chunk: ModelChunk, slot: str | None, flat: Array) -> Iterator[Arr
         layer = shard.layer
         weight = Rectangle((layer.outputs, layer.inputs), shard.rows, shard.columns)
         bias = Rectangle((layer.outputs, 1), shard.bias_rows, slice(0, 1))
-        for kind, region, memory in (("weight", weight, view.weight), ("bias", bias, view.bias_column)):
-            yield ArrayShard(array_name(parameter_name(layer, kind), slot), region, memory, chunk.kernels)
+        for kind, region, memory, by_inputs in (
+            ("weight", weight, view.weight, shard.by_inputs),
+            ("bias", bias, view.bias_column, False),
+        ):
+            yield ArrayShard(array_name(parameter_name(layer, kind), slot), region, memory, chunk.kernels, by_inputs)
 
 
 def assign_writes(shards: Sequence[ArrayShard], grid: ProcessGrid) -> list[WriteAssignment]:

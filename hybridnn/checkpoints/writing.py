@@ -302,6 +302,8 @@ class CheckpointWriter:
     ) -> None:
         require_whole("training.keep", keep, 1)
         self._folder, self._origin, self._keep = folder, origin, keep
+        self.history: Path | None = None  # records of the training, synced on rank 0 before a checkpoint has its name
+        self._unsynced: list[Path] = []  # on rank 0, folders in which the first checkpoint makes a folder
         self._chunks, self._states = chunks, states
         self._group = grid.world.split(0, "checkpoint")
         self._slots = tuple(states[0].slots)
@@ -379,7 +381,11 @@ class CheckpointWriter:
             pending.hash_files(self._files_to_hash)
 
         def publish() -> None:
+            if self.history is not None:
+                sync(self.history)
             pending.publish()
+            while self._unsynced:
+                sync(self._unsynced.pop())
             try:
                 prune(self._folder, self._keep, newest=progress.step)
             except OSError as error:
@@ -414,9 +420,9 @@ class CheckpointWriter:
 
     def _host_rows(self, number: int, shard: ArrayShard, assignment: WriteAssignment, copies: bool) -> NDArray[Any]:
         """The rows of array `number` that this rank writes, or all that it holds if it hashes them, in host memory."""
-        rows, (_, width) = assignment.rows[self._model_group.rank], shard.region.shape
-        if shard.region.columns != slice(0, width):
-            copy = self._buffer(number, (rows.stop - rows.start, width), shard.memory.dtype)
+        rows = assignment.rows[self._model_group.rank]
+        if shard.by_inputs and self._model_group.size > 1:
+            copy = self._buffer(number, (rows.stop - rows.start, shard.region.shape[1]), shard.memory.dtype)
             self._gather_whole_rows(shard, assignment.rows, copy)
             return copy
         first = shard.region.rows.start
@@ -474,6 +480,8 @@ class CheckpointWriter:
             clean(self._folder)
             if not os.access(nearest_existing(self._folder), os.W_OK | os.X_OK):
                 raise PermissionError(None, "Permission denied")
+            folder = self._folder.absolute()
+            self._unsynced = [path.parent for path in (folder, *folder.parents) if not path.exists()]
 
     def _on_all_ranks(self, what: str, action: Callable[[], None]) -> None:
         """Run `action` on every rank; an ``OSError`` on one is an `EnvironmentProblem` on all."""

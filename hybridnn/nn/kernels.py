@@ -35,6 +35,13 @@ UPDATE_BLOCK = 1 << 16
 Measured fastest between 2^12 and whole arrays on a core with 512 KiB of second-level cache.
 """
 
+SLICE_UNIT = 64
+"""Slices of a buffer that begin at multiples of so many elements are updated to the bits of an update of all of it.
+
+OpenBLAS's ``saxpy`` for AVX2 rounds once per element in blocks of 32 elements, and twice in the elements after the last
+block: they must be the same ones. Several threads of BLAS divide long vectors anywhere.
+"""
+
 NORM_BLOCK = 1 << 16
 
 
@@ -185,13 +192,17 @@ class Kernels:
         # BLAS expects column-major matrices: it gets the transposes, out.T = b.T @ a.T, or a flag to transpose.
         left, transpose_left = (b.T, 0) if b.flags.c_contiguous else (b, 1)
         right, transpose_right = (a.T, 0) if a.flags.c_contiguous else (a, 1)
-        gemm(factor, left, right, keep, out.T, transpose_left, transpose_right, 1)
+        if out.size:  # SciPy refuses empty matrices
+            gemm(factor, left, right, keep, out.T, transpose_left, transpose_right, 1)
 
     def add_row_sums(self, dz: Array, ones: Array, out: Array, factor: float, keep: float) -> None:
-        """``out = keep * out + factor * dz @ ones``: the row sums of `dz`, shape (rows, n >= 1), added to `out`."""
+        """``out = keep * out + factor * dz @ ones``: the row sums of `dz`, shape (rows, n), added to `out`."""
         gemv = sgemv if out.dtype == np.float32 else dgemv
         matrix, transpose = (dz.T, 1) if dz.flags.c_contiguous else (dz, 0)
-        gemv(factor, matrix, ones, keep, out, 0, 1, 0, 1, transpose, 1)
+        if dz.size:
+            gemv(factor, matrix, ones, keep, out, 0, 1, 0, 1, transpose, 1)
+        else:  # SciPy refuses empty matrices
+            out[...] = keep * out if keep else 0
 
     def add_bias(self, z: Array, bias: Array) -> None:
         """Add `bias`, shape (rows, 1), to every column of `z`, shape (rows, n)."""

@@ -1,7 +1,7 @@
 """Optimizers over the flat parameter buffer of a rank: frozen settings, and a state that updates change.
 
-Every element of the buffer is updated independently, so updating slices of the buffer gives the same result as updating
-all of it, up to the last bit.
+Every element of the buffer is updated independently. With one thread of BLAS, updating slices of the buffer that begin
+at multiples of `SLICE_UNIT` gives the same bits as updating all of it.
 """
 
 from __future__ import annotations

@@ -188,8 +188,7 @@ class FusedUpdateReplica(NodeReplica):
             for layers in ranks:
                 layer = layers[item.layer]
                 self._kernels.add_product(layer.dz[item.rows], layer.x.T, weight, factor, kept)
-                if bias.size:
-                    self._kernels.add_row_sums(layer.dz[item.bias_rows], layer.ones, bias, factor, kept)
+                self._kernels.add_row_sums(layer.dz[item.bias_rows], layer.ones, bias, factor, kept)
                 kept = 1.0
 
     def _views(self, flat: Array) -> Views:

@@ -16,9 +16,8 @@ from numpy.typing import DTypeLike
 from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Group
 from hybridnn.comm.mpi import ranks_within
-from hybridnn.nn.kernels import NUMPY, Array, Kernels
+from hybridnn.nn.kernels import NUMPY, SLICE_UNIT, Array, Kernels
 from hybridnn.nn.optimizers import OptimizerState
-from hybridnn.nn.parameters import ALIGNMENT
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
 from hybridnn.parallel.replica import Replica
@@ -92,9 +91,9 @@ def _replica_memory(grid: ProcessGrid) -> NodeMemory:
 
 
 def slice_bounds(size: int, slices: int, number: int) -> tuple[int, int]:
-    """Start and stop of a slice of a flat buffer, in whole cache lines; may be empty."""
-    start, stop = block_bounds(-(-size // ALIGNMENT), slices, number)
-    return min(start * ALIGNMENT, size), min(stop * ALIGNMENT, size)
+    """Start and stop of a slice of a flat buffer, in units of `SLICE_UNIT`; may be empty."""
+    start, stop = block_bounds(-(-size // SLICE_UNIT), slices, number)
+    return min(start * SLICE_UNIT, size), min(stop * SLICE_UNIT, size)
 
 
 class NodeReplica(Replica):

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+from hybridnn.checkpoints.file_io import sync
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.runs.lock import FolderLock
@@ -113,6 +114,8 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
 
     def end(self, summary: RunSummary) -> None:
         """Add the last line, which marks the run as finished; call it after everything else is written."""
+        with _named_if_unwritable(self.path):
+            sync(self.path)  # the names of the files, before a line that says that they are there
         names = [field.name for field in fields(EndRecord)]
         self.append(EndRecord(**{name: getattr(summary, name) for name in names}))
 
@@ -129,7 +132,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         self._write(name, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     def close(self) -> None:
-        """Close the history and release the lock.
+        """Close the history, sync it to disk, and release the lock.
 
         Raises `EnvironmentProblem` if the last lines of the history cannot be written.
         """
@@ -137,6 +140,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             if self._history is not None:
                 with _named_if_unwritable(self.path):
                     self._history.close()
+                    sync(self.path / HISTORY)
         finally:
             self._lock.release()
 

@@ -33,7 +33,7 @@ from hybridnn.runs.folder import RUNS, RunFolder, Start, resume_advice
 from hybridnn.runs.records import RunSummary, RunView, epochs_without_improvement
 from hybridnn.runs.report import RunReport, summarize
 from hybridnn.runs.resume import data_identity, resume, training_settings
-from hybridnn.runs.run_files import CHECKPOINTS, TRACE
+from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, TRACE
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step, with_divided_pipeline
@@ -95,6 +95,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         writer = checkpoint_writer(
             trainer, path / CHECKPOINTS, identity, settings.training.keep, training_settings(settings)
         )
+        writer.history = path / HISTORY
         checkpoints = Checkpoints(settings.training.checkpoint_every, trainer, writer, signals)
         agree(grid.world, lambda: report.start(resumed))
         first_step = trainer.step

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -50,6 +51,13 @@ def remove_a_key(path: Path) -> None:
     path.write_text(json.dumps(values))
 
 
+def swap_bytes(path: Path) -> None:
+    """Write an array as a machine of the other byte order does."""
+    array = np.load(path)
+    np.save(path, array.astype(array.dtype.newbyteorder()))
+    forge(path.with_name(MANIFEST), ["arrays", FILE, "sha256"], hashlib.sha256(path.read_bytes()).hexdigest())
+
+
 MANIFEST, SUMS = "manifest.json", "SHA256SUMS"
 DAMAGES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
     (FILE, lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes"),
@@ -67,6 +75,7 @@ DAMAGES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
     (MANIFEST, lambda path: path.write_text(path.read_text().replace('"step": 30', '"step": 31')), "SHA-256"),
     (MANIFEST, remove_a_key, "origin.settings"),
     # with valid digests
+    (FILE, swap_bytes, "is not the array that the manifest describes"),
     (MANIFEST, lambda path: forge(path, ["progress", "step"], 31), "progress.step = 31"),
     (MANIFEST, lambda path: forge(path, ["arrays"], {}), "the array layers.0.bias.npy is missing"),
     (MANIFEST, lambda path: forge(path, ["arrays", FILE, "dtype"], "float16"), "dtype"),

@@ -176,11 +176,15 @@ def test_everything_is_on_disk_before_the_folder_is_renamed(tmp_path: Path, monk
 
     monkeypatch.setattr("os.fsync", synced)
     monkeypatch.setattr("os.rename", renamed)
-    path = LocalArrays.of(MPI.COMM_SELF, ONE, "adam", "float32").writer(tmp_path).write(progress_at(20))
-    at = events.index(("rename", "step-00000020"))
-    files = {name for event, name in events[:at] if event == "sync"}
-    assert files == {*names_in(path), ".step-00000020.partial"}
-    assert ("sync", tmp_path.name) in events[at:]
+    writer = LocalArrays.of(MPI.COMM_SELF, ONE, "adam", "float32").writer(tmp_path / "run" / "checkpoints")
+    writer.history = tmp_path / "history"
+    writer.history.touch()
+    for step, new_folders in ((20, {"run", tmp_path.name}), (30, set())):
+        events.clear()
+        path = writer.write(progress_at(step))
+        at = events.index(("rename", path.name))
+        assert {name for _, name in events[:at]} == {*names_in(path), f".{path.name}.partial", "history"}
+        assert {name for _, name in events[at + 1 :]} == {"checkpoints", *new_folders}
 
 
 def test_a_write_is_finished_before_the_next_begins(tmp_path: Path) -> None:

@@ -113,6 +113,27 @@ def test_a_crashed_run_resumes_from_the_newest_valid_checkpoint(
     assert_same_run("run", whole)
 
 
+def test_the_history_is_on_disk_before_a_checkpoint_and_at_the_end(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so are the names of the other files before the last line."""
+    synced: list[tuple[str, str]] = []
+
+    def sync(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        last = records_of("run")[-1] if name in ("history.jsonl", "run") else {}
+        synced.append((name, f"{last.get('kind')} {last.get('step')}"))
+
+    monkeypatch.setattr("os.fsync", sync)
+    monkeypatch.setattr(CheckpointWriter, "begin", CheckpointWriter.write)  # on disk before the next step
+    assert run_hybridnn(*TRAIN, "--set", "training.checkpoint_every=10")[0] == 0
+    history = [last for name, last in synced if name == "history.jsonl"]
+    assert (history[:2], len(history)) == (["step 10", "step 20"], 4)
+    assert synced.index(("history.jsonl", "step 10")) < synced.index((".step-00000010.partial", "None None"))
+    assert [name for name, _ in synced[-2:]] == ["run", "history.jsonl"]
+    assert synced[-2][1] != history[-1] == "end None"
+
+
 def test_auto_restarts_a_run_without_checkpoints_that_was_killed_after_its_weights(
     run_hybridnn: Run, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

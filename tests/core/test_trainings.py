@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.data import ArrayRows, Dataset
 from hybridnn.in_process import run_ranks
+from hybridnn.pipeline import layout
 from hybridnn.runs.data import place_data
 from hybridnn.training.records import StepPosition
 from reference import network as net
@@ -56,16 +59,15 @@ LAYOUTS = {
 """Layouts before and after a checkpoint."""
 
 
-@pytest.mark.parametrize("layouts", LAYOUTS)
-def test_a_training_goes_on_from_a_checkpoint_on_another_layout(layouts: str, tmp_path: Path) -> None:
-    """Written in the middle of the second epoch; rates and samples are those of the whole training."""
-    x, y = data(LONG)
-    expected = serial.train(LONG.network, plan_of(LONG), x, y)
-    middle = 8
+def check_going_on(before: TrainingCase, after: TrainingCase, middle: int, folder: Path) -> None:
+    """Train to step `middle`, of the second of three epochs, and from its checkpoint on another layout to the end."""
+    case, where = before.case, f"{before}, then {after}"
+    x, y = data(case)
+    expected = serial.train(case.network, plan_of(case), x, y)
 
     def program(comm: Any) -> None:
-        first, second = (trainer_of(it, comm) for it in LAYOUTS[layouts])
-        writer = checkpoint_writer(first, tmp_path, "data")
+        first, second = (trainer_of(it, comm) for it in (before, after))
+        writer = checkpoint_writer(first, folder, "data")
 
         def should_stop(reached: StepPosition) -> bool:
             if reached.step == middle:
@@ -73,18 +75,48 @@ def test_a_training_goes_on_from_a_checkpoint_on_another_layout(layouts: str, tm
             return reached.step == middle + 1
 
         first.fit(x, y, epochs=3, callbacks=[Calling(should_stop=should_stop)])
-        checkpoint, problems = newest_valid(tmp_path, second.grid.world)
+        checkpoint, problems = newest_valid(folder, second.grid.world)
         assert checkpoint is not None, problems
         second.restore(checkpoint.read_into, checkpoint.manifest.progress)
         assert second.step == middle
-        second.fit(x, y, epochs=2, validation=data(LONG, "test"))
-        assert_arrays_close(second.weights(), expected.weights, layouts)
+        second.fit(x, y, epochs=2, validation=data(case, "test"))
+        assert_arrays_close(second.weights(), expected.weights, where)
         for slot, arrays in expected.slots.items():
-            assert_arrays_close(second.optimizer_slots()[slot], arrays, f"{layouts}: {slot}")
+            assert_arrays_close(second.optimizer_slots()[slot], arrays, f"{where}: {slot}")
         losses = [record.train_loss for record in second.history.epochs]
-        assert_close(losses, expected.epoch_losses[1:], f"{layouts}: losses")
+        assert_close(losses, expected.epoch_losses[1:], f"{where}: losses")
 
-    run_ranks(4, program)
+    run_ranks(before.ranks, program)
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+def test_a_training_goes_on_from_a_checkpoint_on_another_layout(layouts: str, tmp_path: Path) -> None:
+    """Rates and samples are those of the whole training."""
+    check_going_on(*LAYOUTS[layouts], 8, tmp_path)
+
+
+@pytest.mark.parametrize("draws", [range(12), pytest.param(range(12, 200), marks=pytest.mark.slow)], ids=str)
+def test_layers_of_one_to_three_units_train_and_go_on_from_a_checkpoint(draws: range, tmp_path: Path) -> None:
+    """Model ranks hold blocks of several rows or columns, of one and of none; what is collective may not depend on it.
+
+    Updates are fused, where the optimizer allows it, in half of the draws.
+    """
+    for draw in map(Random, draws):
+        ranks, fuses = draw.randint(2, 4), draw.random() < 0.5
+        case = Case(
+            tuple(draw.choices((1, 1, 2, 3), k=draw.randint(3, 6))),
+            classification=False,
+            residual=draw.random() < 0.5,
+            optimizer=draw.choice(("plain", "momentum", "adam")),
+            model_split=draw.choice(("columns", "alternating", "alternating")),
+            shared_replicas=draw.choice((False, "auto")),
+            samples=12,
+            batch_size=5,
+        )
+        models = [model for model in range(1, ranks + 1) if ranks % model == 0]
+        before, after = (TrainingCase(ranks, Grid(model=model), case) for model in draw.sample(models, 2))
+        with patch.object(layout, "fused_update_pays", lambda *_, fuses=fuses: fuses):
+            check_going_on(before, after, 4, tmp_path / f"{draw.random()}")
 
 
 def without(rows: Array, count: int, stream: bytes) -> tuple[Array, Array]:

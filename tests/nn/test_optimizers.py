@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from hybridnn import SGD, Adam, AdamW, NAdam
+from hybridnn.comm.hosts import CPU_INFO, proc_value
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.kernels import UPDATE_BLOCK as BLOCK
 from hybridnn.nn.optimizers import new_state
+from hybridnn.parallel.replica_sharing import slice_bounds
 from reference.cases import OPTIMIZERS, assert_close
 
 SIZES = (1, 3, 16, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7)
@@ -41,22 +48,56 @@ def test_five_updates(name: str, size: int) -> None:
     assert state.updates == 5
 
 
+def check_slices(name: str, dtype: str) -> None:
+    """Compare three updates of slices, as ranks own them, with those of the whole buffer."""
+    optimizer, random = OPTIMIZERS[name][0], np.random.default_rng(0)
+    for size, ranks in ((13 * 16, 3), (BLOCK + 7 * 16, 2)):
+        full, *gradients = random.standard_normal((4, size)).astype(dtype)
+        bounds = [slice(*slice_bounds(size, ranks, rank)) for rank in range(ranks)]
+        parts = [full[where].copy() for where in bounds]
+        state, states = new_state(optimizer, full, NUMPY), [new_state(optimizer, part, NUMPY) for part in parts]
+        with threadpool_limits(1, user_api="blas"):
+            for gradient in gradients:
+                optimizer.update(full, gradient, state, 0.01)
+                for where, part, part_state in zip(bounds, parts, states, strict=True):
+                    optimizer.update(part, gradient[where], part_state, 0.01)
+        assert np.array_equal(full, np.concatenate(parts)), (name, dtype, size)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_updates_of_slices_equal_the_full_update(name: str) -> None:
-    # Ranks own slices of the parameters. The slicing may only change the last bit of an element: BLAS treats the
-    # remainder of a vector differently.
-    optimizer, _ = OPTIMIZERS[name]
-    random = np.random.default_rng(0)
-    start, gradients = random.standard_normal(BLOCK + 100), random.standard_normal((3, BLOCK + 100))
-    full, cut = start.copy(), 77
-    parts = [start[:cut].copy(), start[cut:].copy()]
-    state, states = new_state(optimizer, full, NUMPY), [new_state(optimizer, part, NUMPY) for part in parts]
-    for g in gradients:
-        optimizer.update(full, g, state, 0.01)
-        for part, part_state, part_gradient in zip(parts, states, (g[:cut], g[cut:]), strict=True):
-            optimizer.update(part, part_gradient, part_state, 0.01)
-    differences = np.abs(full - np.concatenate(parts))
-    assert (differences <= len(gradients) * np.spacing(np.abs(start).max())).all()
+def test_updates_of_slices_equal_the_full_update(name: str, dtype: str) -> None:
+    check_slices(name, dtype)
+
+
+CORES = {
+    "Nehalem": {"sse4_2"},
+    "Sandybridge": {"avx"},
+    "Haswell": {"avx2", "fma"},
+    "SkylakeX": {"avx512vl", "avx512bw"},
+}
+"""Processors for which OpenBLAS has kernels, and what they need."""
+
+CHECK_ALL = """
+import sys
+from threadpoolctl import threadpool_info
+from nn.test_optimizers import OPTIMIZERS, check_slices
+found = {pool["architecture"] for pool in threadpool_info() if pool["internal_api"] == "openblas"}
+assert found <= {sys.argv[1]}, found
+for name in OPTIMIZERS:
+    for dtype in ("float32", "float64"):
+        check_slices(name, dtype)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("core", CORES)
+def test_updates_of_slices_equal_the_full_update_with_the_kernels_of_other_processors(core: str) -> None:
+    if not CORES[core] <= set(proc_value(CPU_INFO, "flags").split()):
+        pytest.skip(f"this processor has no {' and '.join(sorted(CORES[core]))}")
+    environment = os.environ | {"OPENBLAS_CORETYPE": core, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", CHECK_ALL, core], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 READS_ONCE = ("plain", "momentum", "dampened-alone")

@@ -44,6 +44,8 @@ GRIDS = {
         4, 2, optimizer="plain", model_split="alternating", distribution="scatter", overlap=False, samples=31
     ),
     "more ranks than outputs": grid_case(4, 4, (5, 13, 2, 3, 1), classification=False, activation="identity"),
+    # Of so many outputs and so few samples that the gradient of its inputs is a transposed product.
+    "a tall layer": grid_case(2, 2, (5, 9, 640, 4), model_split="alternating"),
     "messages in pieces": TrainingCase(2, Grid(model=2, message_limit=200), Case(SIZES, shared_replicas=False)),
     "fused update of the velocity": TrainingCase(1, Grid(), FUSED[2], replica="FusedUpdateReplica"),
     "fused update": TrainingCase(2, Grid(), FUSED[0], tolerance=1e-12, replica="FusedUpdateReplica"),
@@ -54,7 +56,7 @@ PIPELINES = {
     "sequential": TrainingCase(2, Grid(2), PipelineCase("sequential", ADAM)),
     "gpipe": TrainingCase(2, Grid(2), PipelineCase("gpipe", CLIPPED, 3, weight_grad="per-microbatch")),
     "gpipe, merged, 2 x 2": TrainingCase(4, Grid(2, 2), PipelineCase("gpipe", ODD, 4, weight_grad="merged")),
-    "accumulation": TrainingCase(1, Grid(), PipelineCase("gpipe", FEW, 3, weight_grad="per-microbatch")),
+    "accumulation": TrainingCase(2, Grid(2), PipelineCase("gpipe", FEW, 3, weight_grad="per-microbatch")),
     "1f1b": TrainingCase(3, Grid(3), PipelineCase("1f1b", COSINE, 4, partition=(1, 2, 5))),
     "1f1b of wide stages": TrainingCase(4, Grid(stages=STAGES), PipelineCase("1f1b", CLIPPED, 3)),
     "1f1b, divided by measured times": TrainingCase(

@@ -113,11 +113,9 @@ CONSTRUCTED: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.mpi(ranks=[RANKS])
+@pytest.mark.in_process(ranks=[RANKS])
 @pytest.mark.timeout(600)
-def test_trainers_that_differ_are_refused_when_they_are_made(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainers_that_differ_are_refused_when_they_are_made(comm: MPI.Intracomm) -> None:
     is_last = comm.rank == comm.size - 1
     for setting, last, others, ours, theirs in CONSTRUCTED:
         message = refusal(
@@ -138,6 +136,12 @@ def test_trainers_that_differ_are_refused_when_they_are_made(
     }
     message = refusal(comm, DataError, lambda: trainer_on(comm, initial_weights=weights))
     assert message.startswith("initial weights: layers.1.bias: rank 2 has shape (3,) with digest")
+
+
+@pytest.mark.mpi(ranks=[RANKS])
+@pytest.mark.timeout(600)
+def test_ranks_with_other_software_are_refused(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_last = comm.rank == comm.size - 1
     with monkeypatch.context() as patch:  # as if this rank ran the package in another folder, with other files
         if is_last:
             patch.setattr(rank_comparison, "PACKAGE", Path("/elsewhere/hybridnn"))

@@ -74,6 +74,17 @@ def test_the_same_layout_twice(it: TrainingCase) -> None:
     run_ranks(it.ranks, lambda comm: assert_same(trained(single, comm), trained(single, comm)))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_shared_and_private_replicas(dtype: str) -> None:
+    """Three ranks update slices, or all of 304 elements: BLAS treats the last 16 differently, in both the same ones."""
+    for optimizer in ("plain", "momentum", "nesterov"):
+        own, shared = (
+            TrainingCase(3, Grid(), Case((7, 13, 9, 3), optimizer=optimizer, shared_replicas=is_shared), dtype)
+            for is_shared in (False, True)
+        )
+        run_ranks(3, lambda comm, own=own, shared=shared: assert_same(trained(shared, comm), trained(own, comm)))
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize(("it", "shuffle"), IN_PARTS, ids=str)
 def test_a_training_in_parts_with_evaluations_between_them(it: TrainingCase, shuffle: bool) -> None:

@@ -78,7 +78,7 @@ def elements_only(**others: Any) -> Machine:
 def test_shared_replicas_reduce_and_update_slices_with_two_collectives(ranks: int) -> None:
     done = predict(workload(), layout((ranks, 1), layers=(5,), shared_replicas=True), elements_only())
     lines = (gradient_bytes(SIZES[1:]) - 4) // 64
-    own = 16 * ceil(lines / ranks)
+    own = 64 * ceil(lines / 4 / ranks)
     assert done.breakdown.computing == pytest.approx(own * (ranks - 1) + own * 100)
     # The loss and the barrier: lg P messages each.
     assert done.breakdown.communication == pytest.approx(2 * log2(ranks) * 1e6)
@@ -115,7 +115,7 @@ def test_fused_update_computes_the_products_of_all_samples_for_some_rows(ranks: 
 def test_a_rank_alone_on_its_node_updates_all_slices() -> None:
     cluster = elements_only(nodes=2, ranks_per_node=3)
     done = predict(workload(), layout((4, 1), layers=(5,), shared_replicas=True, node_ranks=3), cluster)
-    own = 16 * ceil((gradient_bytes(SIZES[1:]) - 4) // 64 / 3)
+    own = 64 * ceil((gradient_bytes(SIZES[1:]) - 4) // 256 / 3)
     assert done.breakdown.computing == pytest.approx(2 * own + 3 * own * 100)
     # Two messages for the loss of four ranks, two for a barrier of three, one for each slice between two nodes.
     assert done.breakdown.communication == pytest.approx((2 + 2 + 3) * 1e6)
