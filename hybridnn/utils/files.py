@@ -69,6 +69,11 @@ def shipped_folder(name: Literal["datasets", "hpc_jobs"]) -> Path:
     return installed if installed.is_dir() else package.parent / name
 
 
+def user_path(path: Path | str) -> Path:
+    """The path that a user gave, with the home folder in place of a leading ``~``."""
+    return Path(os.path.expanduser(path))
+
+
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
