@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hybridnn.cli.options import end_no_word_at_equals, join_at_equals
-from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
+from hybridnn.cli.ranks import FirstRankError, discard_output, launch_rank, leave
 from hybridnn.errors import INTERRUPTED, EnvironmentProblem, HybridnnError, one_line
 from hybridnn.utils.collector import paused_collector, skip_last_collection
 
@@ -311,9 +311,7 @@ def _can_write_output() -> bool:
     try:
         print(flush=True)  # of an unbuffered stream nothing is left that a flush could write
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        discard_output()
         return False
     return True
 
