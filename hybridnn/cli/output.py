@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hybridnn.cli.options import PictureFormat
-from hybridnn.cli.ranks import first_rank_alone, launch_rank
+from hybridnn.cli.ranks import TERMINAL, UNKNOWN_TERMINAL_WIDTH, columns_of_terminal, first_rank_alone, launch_rank
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
@@ -24,13 +24,9 @@ if TYPE_CHECKING:
     from hybridnn.drawing.drawing import Drawing
 
 
-TERMINAL = "TTY_COMPATIBLE"
-"""Environment variable, which rich reads too: ``1`` where what a rank writes is shown on a terminal."""
-NOTEBOOK = "JPY_PARENT_PID"  # environment variable that Jupyter sets for its kernels
 BINARY = (PictureFormat.png, PictureFormat.pdf)  # formats that cannot be printed
 PICTURES = (PictureFormat.svg, *BINARY)
 PLAIN_WIDTH = 100
-UNKNOWN_TERMINAL_WIDTH = 80
 PADDING = re.compile(r"[ \t]+$", re.MULTILINE)
 MISSING = "-"  # cell of a table without a value
 
@@ -82,19 +78,15 @@ class _Unpadded:
 def terminal_width(stream: TextIO) -> int | None:
     """Columns of the terminal that shows `stream`, or None if its output goes elsewhere.
 
-    A notebook gives the commands of its cells a pseudo-terminal, and shows each update of a line as a new one.
-
     Open MPI 5 gives every rank a pseudo-terminal without a size, even where the output of mpirun itself goes to a file;
     then the width is that of the parent process. Ranks that ``-n`` started on a terminal have variables of it.
     """
     if stream is sys.stdout and launch_rank() is not None and os.environ.get(TERMINAL) == "1":
         return _plain_width()
-    if not stream.isatty() or NOTEBOOK in os.environ:
-        return None
-    columns = os.get_terminal_size(stream.fileno()).columns
+    columns = columns_of_terminal(stream)
     if columns == 0 and launch_rank() is not None:
         return _width_of_parent()
-    return columns or UNKNOWN_TERMINAL_WIDTH
+    return None if columns is None else columns or UNKNOWN_TERMINAL_WIDTH
 
 
 def _plain_width() -> int:

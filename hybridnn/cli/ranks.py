@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import IO, Annotated, NoReturn, TypeVar
+from typing import IO, Annotated, NoReturn, TextIO, TypeVar
 
 import typer
 
@@ -59,15 +59,20 @@ Signals = Mapping[signal.Signals, signal.Signals]
 FORWARDED: Signals = {signal.SIGINT: signal.SIGUSR2, signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1}
 """Signals of this process, and those sent to Open MPI's ``mpirun``: on the first two it would end the ranks at once."""
 
-ENDING: Signals = {**FORWARDED, signal.SIGINT: signal.SIGHUP, signal.SIGTERM: signal.SIGHUP}
-"""The same for ranks that write no checkpoint: they end at once."""
-
-UNCHANGED: Signals = {number: number for number in (signal.SIGTERM, signal.SIGUSR1)}
+UNCHANGED: Signals = {number: number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
 """The same for other launchers, which receive SIGINT from the terminal as well."""
+
+ENDING: Signals = {**UNCHANGED, signal.SIGINT: signal.SIGHUP, signal.SIGTERM: signal.SIGHUP}
+"""The same for Open MPI's ``mpirun`` with ranks that write no checkpoint: they end at once."""
 
 CHECK_SECONDS = 1.0  # between two looks at the connections of a launcher
 SILENT_SECONDS = 20.0  # after which a host that acknowledges nothing is lost for a launcher
 
+TERMINAL = "TTY_COMPATIBLE"
+"""Environment variable, which rich reads too: ``1`` where what a rank writes is shown on a terminal."""
+
+NOTEBOOK = "JPY_PARENT_PID"  # environment variable that Jupyter sets for its kernels
+UNKNOWN_TERMINAL_WIDTH = 80
 SILENT_OUTPUT_SECONDS = 1.0  # without output, after which a terminal shows the time
 TICK_SECONDS = 0.2
 ERASE = b"\r\033[K"  # a terminal erases the line of the cursor
@@ -146,6 +151,16 @@ def _start_mpi_under_a_launcher() -> None:
             import_mpi()
 
 
+def columns_of_terminal(stream: TextIO) -> int | None:
+    """Columns of the terminal that `stream` is, 0 where it has no size; None if it is none.
+
+    A notebook gives the commands of its cells a pseudo-terminal, and shows each update of a line as a new one.
+    """
+    if not stream.isatty() or NOTEBOOK in os.environ:
+        return None
+    return os.get_terminal_size(stream.fileno()).columns
+
+
 def require_one_way(ranks: int | None, in_process: int | None) -> None:
     """Raise `SettingError` where both ``-n`` and ``--in-process`` are given, or a launcher has started the ranks."""
     if in_process is None:
@@ -214,7 +229,6 @@ def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bo
         raise EnvironmentProblem(f"-n {ranks} starts the ranks itself: call it without mpirun or srun")
 
     _require_possible(ranks)
-    from hybridnn.cli.output import TERMINAL, terminal_width
     from hybridnn.comm.launcher import RankLauncher
 
     try:
@@ -223,16 +237,16 @@ def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bo
         raise EnvironmentProblem(f"-n {ranks}: {error}; hybridnn train --in-process {ranks} needs no MPI") from error
     command = launcher.command(ranks, [sys.executable, *program], os.environ)
     environment = os.environ | launcher.settings(ranks, os.environ)
-    width = terminal_width(sys.stdout)
-    if width is not None:
-        environment = {TERMINAL: "1", "COLUMNS": str(width)} | environment
+    columns = columns_of_terminal(sys.stdout)
+    if columns is not None:
+        environment = {TERMINAL: "1", "COLUMNS": str(columns or UNKNOWN_TERMINAL_WIDTH)} | environment
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        if width is not None or stops_on_signals:
+        if columns is not None or stops_on_signals:
             ends_ranks = launcher.ends_ranks_on_signals(os.environ)
             signals = (FORWARDED if stops_on_signals else ENDING) if ends_ranks else UNCHANGED
-            if width is not None or ends_ranks:
+            if columns is not None or ends_ranks:
                 sys.exit(_run_and_forward(command, environment, signals))
         # Python ignores SIGPIPE, and the launcher would inherit that.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -269,7 +283,7 @@ def _run_and_forward(command: Sequence[str], environment: Mapping[str, str], sig
             stderr=subprocess.STDOUT if sys.stdout.isatty() and sys.stderr.isatty() else None,
             preexec_fn=partial(_prepare_launcher, FORWARDED if signals is UNCHANGED else [signal.SIGUSR1]),
         )
-        for number in FORWARDED:
+        for number in {**FORWARDED, **signals}:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, forward)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
@@ -351,6 +365,7 @@ def _write_output(pipe: IO[bytes], bar: Path, ended: threading.Event) -> None:
                     _write_all(out, ERASE + line)
                     shown = line
     finally:
+        pipe.close()
         if shown:
             _write_all(out, ERASE)
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ValidationError
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_lookup import MACHINE_FILE, MACHINE_VARIABLE, find_machine
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.utils.files import FileError, parse_toml, read_toml, shipped_folder, user_path, write_atomically
+from hybridnn.utils.files import FileError, parse_toml, read_toml, shipped_folder, write_atomically
 from hybridnn.utils.settings_models import setting_error
-from hybridnn.utils.text import shown_path
+from hybridnn.utils.text import shown_path, user_path
 
 HEADER = """\
 # A machine for `hybridnn plan`, `simulate` and `train`. Every key is explained in cluster-1024.toml, which ships with

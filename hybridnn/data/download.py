@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from hybridnn.errors import DataError
-from hybridnn.utils.files import shipped_folder, user_path
+from hybridnn.utils.files import shipped_folder
+from hybridnn.utils.text import user_path
 
 from .dataset import DatasetInfo, Member, RemoteFile
 

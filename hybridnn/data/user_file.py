@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError, warn_caller
-from hybridnn.utils.files import open_regular, read_npz, user_path
-from hybridnn.utils.text import command_argument, shown_path
+from hybridnn.utils.files import open_regular, read_npz
+from hybridnn.utils.text import command_argument, shown_path, user_path
 
 from .dataset import Dataset
 from .rows import ArrayRows, Task, as_rows, class_count, constant_targets

@@ -33,8 +33,7 @@ from hybridnn.pipeline.schedules.memory_plan import activation_lifetimes, input_
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
-from hybridnn.utils.files import user_path
-from hybridnn.utils.text import to_json
+from hybridnn.utils.text import to_json, user_path
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.checks.simulated_schedule import Timeline

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.errors import SettingError
-from hybridnn.utils.files import user_path
+from hybridnn.utils.text import user_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

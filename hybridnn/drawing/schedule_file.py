@@ -28,8 +28,8 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.message_placement import place_messages
 from hybridnn.pipeline.schedules.schedule import Schedule, with_loads
 from hybridnn.pipeline.schedules.weight_policies import WeightPolicy
-from hybridnn.utils.files import FileError, read_json, user_path
-from hybridnn.utils.text import shown_path
+from hybridnn.utils.files import FileError, read_json
+from hybridnn.utils.text import shown_path, user_path
 
 KINDS = {
     kind.name: kind

@@ -23,9 +23,9 @@ from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, values_as_text
 from hybridnn.study.layouts import parse_layout
 from hybridnn.utils.checks import Count, Positive
-from hybridnn.utils.files import FileError, read_toml, user_path
+from hybridnn.utils.files import FileError, read_toml
 from hybridnn.utils.settings_models import FilePath, Section, by_dotted_name, setting_error
-from hybridnn.utils.text import shown_path
+from hybridnn.utils.text import shown_path, user_path
 
 TIMED = frozenset({"ranks", "nodes", "ranks_per_node", "layouts", "splits", "threads", "binding"})
 """Axes that change the time of a run but, with exact methods, not its training; as those of ``parallel.``"""

@@ -69,11 +69,6 @@ def shipped_folder(name: Literal["datasets", "hpc_jobs"]) -> Path:
     return installed if installed.is_dir() else package.parent / name
 
 
-def user_path(path: Path | str) -> Path:
-    """The path that a user gave, with the home folder in place of a leading ``~``."""
-    return Path(os.path.expanduser(path))
-
-
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +96,7 @@ def read_bytes(path: Path | str, limit: int) -> bytes:
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= limit:
-            content = file.read(size + 1)
+            content = file.read(min(limit, size + LINE_BYTES) + 1)  # Python allocates all of it before
             size = len(content)
     if size > limit:
         raise FileError(path, f"cannot be read: larger than {limit:,} bytes")
