@@ -115,6 +115,6 @@ setup(
         "dev": [*TEST, "ruff", "mypy", "import-linter", "nox"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },
-    entry_points={"console_scripts": ["hybridnn = hybridnn.cli.main:main"]},
+    entry_points={"console_scripts": ["hybridnn = hybridnn.__main__:main"]},
     zip_safe=False,
 )

@@ -107,7 +107,8 @@ def newest_valid(
         paths = checkpoint_folders(folder)
     else:
         paths = agree(group, lambda: checkpoint_folders(folder) if group.rank == 0 else [])
-        paths = [Path(path) for path in broadcast_text(group, "\n".join(map(str, paths)), 0).split("\n") if path]
+        names = broadcast_text(group, "/".join(path.name for path in paths), 0)
+        paths = [folder / name for name in names.split("/") if name]
     problems: list[str] = []
     for path in paths:
         checkpoint = open_checkpoint(path, group)

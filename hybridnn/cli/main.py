@@ -7,21 +7,23 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hybridnn.cli.options import end_no_word_at_equals, join_at_equals
-from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
-from hybridnn.errors import INTERRUPTED, EnvironmentProblem, HybridnnError
+from hybridnn.cli.ranks import FirstRankError, discard_output, launch_rank, leave
+from hybridnn.errors import INTERRUPTED, EnvironmentProblem, HybridnnError, one_line
 from hybridnn.utils.collector import paused_collector, skip_last_collection
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The base of all errors of the parser, which typer does not export under a name of its own."""
 
+HELP: dict[str, Any] = {"help_option_names": ["--help", "-h"]}  # settings of every command's context
 SUMMARY = "Train multi-layer perceptrons over MPI: batch and model parallelism, layer pipelines."
 
 
@@ -112,10 +114,30 @@ def _add(to: typer.Typer, name: str) -> None:
         module, _, attribute = entry.place.partition(":")
         found = getattr(import_module(f"hybridnn.cli.{module}"), attribute)
     if isinstance(found, typer.Typer):
+        for command in found.registered_commands:
+            command.callback = _expanding_paths(command.callback)
         to.add_typer(found, name=name)
     else:
         # The options behind a script are its own.
-        to.command(name, context_settings={"allow_interspersed_args": False} if name == "run" else None)(found)
+        own = {"allow_interspersed_args": False} if name == "run" else None
+        to.command(name, context_settings=own)(_expanding_paths(found))
+
+
+def _expanding_paths(command: Any) -> Any:
+    """A command whose paths may begin with ``~/``, which shells keep behind ``=``; lists of texts are unchanged."""
+
+    @wraps(command)
+    def run(**values: Any) -> Any:
+        return command(**{name: _expanded(value) for name, value in values.items()})
+
+    return run
+
+
+def _expanded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_expanded(item) if isinstance(item, Path) else item for item in value]
+    has_folder = isinstance(value, str | Path) and str(value).partition("/")[0] == "~"
+    return type(value)(os.path.expanduser(value)) if has_folder else value
 
 
 def _installed(name: str, distribution: str) -> Any:
@@ -192,6 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         leave(_advice(error), error.exit_code)  # type: ignore[attr-defined]  # attribute of the parser's base
     except HybridnnError as error:
         leave(str(error), error.exit_code, together=not isinstance(error, FirstRankError))
+    except MemoryError as error:
+        leave(f"not enough memory: {one_line(str(error)) or 'Python could not allocate more'}", HybridnnError.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         leave("interrupted", INTERRUPTED)
     if status == INTERRUPTED:  # the parser turns an interrupt into a status
@@ -245,7 +269,7 @@ def parser() -> Any:
     """The parser of all subcommands; the application object itself would replace `sys.excepthook`."""
     with paused_collector():
         root = typer.Typer(help=SUMMARY, cls=_Root)
-        root.callback(invoke_without_command=True)(_root)
+        root.callback(invoke_without_command=True, context_settings=HELP)(_root)
         parser = typer.main.get_command(root)
         _hide_types_of_flags(parser)
     return parser
@@ -261,7 +285,7 @@ def whole_parser() -> Any:
 
 def _hide_types_of_flags(command: Any) -> None:
     """Remove ``<bool>`` behind flags from the help: they take no value."""
-    for option in command.get_params(typer.Context(command)):
+    for option in command.get_params(typer.Context(command, **HELP)):
         if getattr(option, "is_flag", False):
             option.metavar = ""
     for subcommand in getattr(command, "commands", {}).values():
@@ -287,9 +311,7 @@ def _can_write_output() -> bool:
     try:
         print(flush=True)  # of an unbuffered stream nothing is left that a flush could write
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        discard_output()
         return False
     return True
 

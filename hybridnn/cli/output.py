@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hybridnn.cli.options import PictureFormat
-from hybridnn.cli.ranks import first_rank_alone, launch_rank
+from hybridnn.cli.ranks import TERMINAL, UNKNOWN_TERMINAL_WIDTH, columns_of_terminal, first_rank_alone, launch_rank
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
@@ -24,24 +24,25 @@ if TYPE_CHECKING:
     from hybridnn.drawing.drawing import Drawing
 
 
-NOTEBOOK = "JPY_PARENT_PID"  # environment variable that Jupyter sets for its kernels
 BINARY = (PictureFormat.png, PictureFormat.pdf)  # formats that cannot be printed
 PICTURES = (PictureFormat.svg, *BINARY)
 PLAIN_WIDTH = 100
-UNKNOWN_TERMINAL_WIDTH = 80
 PADDING = re.compile(r"[ \t]+$", re.MULTILINE)
 MISSING = "-"  # cell of a table without a value
 
 
-def make_console(stream: TextIO | None = None) -> Console:
-    """Make a rich console that prints text literally, in colour only on a terminal; by default on standard output."""
+def make_console(stream: TextIO | None = None, on_unread: Callable[[], None] | None = None) -> Console:
+    """Make a rich console that prints text literally, in colour only on a terminal; by default on standard output.
+
+    `on_unread` is called in place of ``BrokenPipeError``, where nothing reads a pipe.
+    """
     from rich.console import Console
 
     stream = stream or sys.stdout
     width = terminal_width(stream)
     # Without a terminal rich would take the width of a window that does not exist.
     return Console(
-        file=stream if width else cast("TextIO", _Unpadded(stream)),
+        file=stream if width else cast("TextIO", _Unpadded(stream, on_unread)),
         width=width or _plain_width(),
         force_terminal=width is not None,
         markup=False,
@@ -52,11 +53,23 @@ def make_console(stream: TextIO | None = None) -> Console:
 class _Unpadded:
     """A stream whose lines have no blanks at their ends, which rich fills up to the widest one."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, on_unread: Callable[[], None] | None) -> None:
+        self._stream, self._on_unread = stream, on_unread
 
     def write(self, text: str) -> int:
-        return self._stream.write(PADDING.sub("", text))
+        self._call(lambda: self._stream.write(PADDING.sub("", text)))
+        return len(text)
+
+    def flush(self) -> None:
+        self._call(self._stream.flush)
+
+    def _call(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except BrokenPipeError:
+            if self._on_unread is None:
+                raise
+            self._on_unread()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -65,22 +78,20 @@ class _Unpadded:
 def terminal_width(stream: TextIO) -> int | None:
     """Columns of the terminal that shows `stream`, or None if its output goes elsewhere.
 
-    A notebook gives the commands of its cells a pseudo-terminal, and shows each update of a line as a new one.
-
     Open MPI 5 gives every rank a pseudo-terminal without a size, even where the output of mpirun itself goes to a file;
-    then the width is that of the parent process.
+    then the width is that of the parent process. Ranks that ``-n`` started on a terminal have variables of it.
     """
-    if not stream.isatty() or NOTEBOOK in os.environ:
-        return None
-    columns = os.get_terminal_size(stream.fileno()).columns
+    if stream is sys.stdout and launch_rank() is not None and os.environ.get(TERMINAL) == "1":
+        return _plain_width()
+    columns = columns_of_terminal(stream)
     if columns == 0 and launch_rank() is not None:
         return _width_of_parent()
-    return columns or UNKNOWN_TERMINAL_WIDTH
+    return None if columns is None else columns or UNKNOWN_TERMINAL_WIDTH
 
 
 def _plain_width() -> int:
-    """Columns of a pipe or file; what a rank writes to one is shown on the terminal from which `-n` started it."""
-    columns = os.environ.get("COLUMNS", "") if launch_rank() is not None else ""
+    """Columns of a pipe or file: ``COLUMNS``, which ``-n`` sets for the ranks that it starts on a terminal."""
+    columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdigit() and int(columns) else PLAIN_WIDTH
 
 

@@ -9,19 +9,22 @@ import contextlib
 import ctypes
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import Annotated, NoReturn, TypeVar
+from typing import IO, Annotated, NoReturn, TextIO, TypeVar
 
 import typer
 
@@ -34,6 +37,7 @@ from hybridnn.diagnostics.failsafe import (
     FAILED,
     PROGRESS_FILE,
     all_ranks_arrive,
+    bar_file,
     lower_rank_reports,
     notify_higher_ranks,
     progress_file,
@@ -50,11 +54,28 @@ LEAD_SECONDS = 0.5
 
 DEADLINE = 5.0  # seconds that a rank waits for the others to reach the same error
 
-FORWARDED = {signal.SIGINT: signal.SIGUSR2, signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1}
+Signals = Mapping[signal.Signals, signal.Signals]
+
+FORWARDED: Signals = {signal.SIGINT: signal.SIGUSR2, signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1}
 """Signals of this process, and those sent to Open MPI's ``mpirun``: on the first two it would end the ranks at once."""
+
+UNCHANGED: Signals = {number: number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
+"""The same for other launchers, which receive SIGINT from the terminal as well."""
+
+ENDING: Signals = {**UNCHANGED, signal.SIGINT: signal.SIGHUP, signal.SIGTERM: signal.SIGHUP}
+"""The same for Open MPI's ``mpirun`` with ranks that write no checkpoint: they end at once."""
 
 CHECK_SECONDS = 1.0  # between two looks at the connections of a launcher
 SILENT_SECONDS = 20.0  # after which a host that acknowledges nothing is lost for a launcher
+
+TERMINAL = "TTY_COMPATIBLE"
+"""Environment variable, which rich reads too: ``1`` where what a rank writes is shown on a terminal."""
+
+NOTEBOOK = "JPY_PARENT_PID"  # environment variable that Jupyter sets for its kernels
+UNKNOWN_TERMINAL_WIDTH = 80
+SILENT_OUTPUT_SECONDS = 1.0  # without output, after which a terminal shows the time
+TICK_SECONDS = 0.2
+ERASE = b"\r\033[K"  # a terminal erases the line of the cursor
 
 PARENT_DEATH_SIGNAL = 1
 """``PR_SET_PDEATHSIG`` of Linux: option of ``prctl`` for the signal that is sent when the parent process ends."""
@@ -130,6 +151,16 @@ def _start_mpi_under_a_launcher() -> None:
             import_mpi()
 
 
+def columns_of_terminal(stream: TextIO) -> int | None:
+    """Columns of the terminal that `stream` is, 0 where it has no size; None if it is none.
+
+    A notebook gives the commands of its cells a pseudo-terminal, and shows each update of a line as a new one.
+    """
+    if not stream.isatty() or NOTEBOOK in os.environ:
+        return None
+    return os.get_terminal_size(stream.fileno()).columns
+
+
 def require_one_way(ranks: int | None, in_process: int | None) -> None:
     """Raise `SettingError` where both ``-n`` and ``--in-process`` are given, or a launcher has started the ranks."""
     if in_process is None:
@@ -182,8 +213,9 @@ def _require_possible(ranks: int) -> None:
 def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bool = False) -> NoReturn:
     """Replace this process by the launcher of `ranks` ranks that run `program` with this Python.
 
-    Signals, standard streams and the exit code are then the launcher's. The ranks read the width of the terminal from
-    ``COLUMNS``, as their own output may be a pipe.
+    Signals, standard streams and the exit code are then the launcher's. On a terminal the launcher is a child of this
+    process, which shows its output; the ranks read from the environment that they write to a terminal, and its width,
+    as their own output may be a pipe.
 
     Parameters
     ----------
@@ -205,13 +237,17 @@ def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bo
         raise EnvironmentProblem(f"-n {ranks}: {error}; hybridnn train --in-process {ranks} needs no MPI") from error
     command = launcher.command(ranks, [sys.executable, *program], os.environ)
     environment = os.environ | launcher.settings(ranks, os.environ)
-    if sys.stdout.isatty() and (columns := os.get_terminal_size(sys.stdout.fileno()).columns):
-        environment.setdefault("COLUMNS", str(columns))
+    columns = columns_of_terminal(sys.stdout)
+    if columns is not None:
+        environment = {TERMINAL: "1", "COLUMNS": str(columns or UNKNOWN_TERMINAL_WIDTH)} | environment
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        if stops_on_signals and launcher.ends_ranks_on_signals(os.environ):
-            sys.exit(_run_and_forward(command, environment))
+        if columns is not None or stops_on_signals:
+            ends_ranks = launcher.ends_ranks_on_signals(os.environ)
+            signals = (FORWARDED if stops_on_signals else ENDING) if ends_ranks else UNCHANGED
+            if columns is not None or ends_ranks:
+                sys.exit(_run_and_forward(command, environment, signals))
         # Python ignores SIGPIPE, and the launcher would inherit that.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execvpe(command[0], command, environment)
@@ -219,29 +255,41 @@ def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bo
         raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
-def _run_and_forward(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a launcher, forward signals according to `FORWARDED`, and return its exit code.
+def _run_and_forward(command: Sequence[str], environment: Mapping[str, str], signals: Signals = FORWARDED) -> int:
+    """Run a launcher, show its output, forward signals, and return its exit code.
 
-    Ctrl-C in a terminal signals the whole process group. The launcher inherits the first two of `FORWARDED` as
+    Ctrl-C in a terminal signals the whole process group. Open MPI's launcher inherits the first two of `FORWARDED` as
     blocked, and receives only what this process sends. On a second signal it ends the ranks, which may be stuck.
     """
     sent: list[tuple[float, int, int]] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         now = monotonic()
-        again = bool(sent) and now - sent[0][0] > REPEAT_SECONDS
-        sent.append((now, number, signal.SIGHUP if again else FORWARDED[signal.Signals(number)]))
-        process.send_signal(sent[-1][2])
+        again = signals is not UNCHANGED and bool(sent) and now - sent[0][0] > REPEAT_SECONDS
+        to = signal.SIGHUP if again else signals.get(signal.Signals(number))
+        if to is not None:
+            sent.append((now, number, to))
+            process.send_signal(to)
 
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    with tempfile.NamedTemporaryFile(prefix="hybridnn-progress-") as progress:
-        environment = {**environment, PROGRESS_FILE: progress.name}
-        process = subprocess.Popen(command, env=environment, preexec_fn=_prepare_launcher)
-        for number in FORWARDED:
+    with tempfile.TemporaryDirectory(prefix="hybridnn-progress-") as folder:
+        progress = Path(folder, "progress")
+        progress.touch()
+        environment = {**environment, PROGRESS_FILE: str(progress)}
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if sys.stdout.isatty() and sys.stderr.isatty() else None,
+            preexec_fn=partial(_prepare_launcher, FORWARDED if signals is UNCHANGED else [signal.SIGUSR1]),
+        )
+        for number in {**FORWARDED, **signals}:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, forward)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        code, reported = _wait(process), progress.read()
+        with _shown_output(process, bar_file(progress)):
+            code = _wait(process)
+        reported = progress.read_bytes()
         if code == 0 and reported == BEGUN:
             _print_end("mpirun lost a host, and ended the training")
             return 1
@@ -279,6 +327,73 @@ def _print_end(reason: str) -> None:
 
 
 @contextlib.contextmanager
+def _shown_output(launcher: subprocess.Popen[bytes], bar: Path) -> Iterator[None]:
+    """During the block, write what a launcher writes to standard output."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_write_output, args=(launcher.stdout, bar, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _write_output(pipe: IO[bytes], bar: Path, ended: threading.Event) -> None:
+    """Write what comes from `pipe` to standard output, until its end, or all that there is when the launcher has ended.
+
+    Below it a terminal shows the content of the file `bar`, or the seconds since the start when nothing has come for
+    `SILENT_OUTPUT_SECONDS`.
+    """
+    out, is_terminal, begin = sys.stdout.fileno(), sys.stdout.isatty(), monotonic()
+    last, at_line_start, shown = begin, True, b""
+    try:
+        while True:
+            is_last = ended.is_set()  # before looking
+            ready = select.select([pipe], [], [], 0 if is_last else TICK_SECONDS)[0]
+            text = os.read(pipe.fileno(), 1 << 16) if ready else b""
+            if text:
+                _write_all(out, (ERASE if shown else b"") + text)
+                last, at_line_start, shown = monotonic(), text.endswith(b"\n"), b""
+            elif ready or is_last:
+                return
+            elif is_terminal and at_line_start:
+                line = bar.read_bytes() if bar.exists() else b""
+                if not line and monotonic() - last >= SILENT_OUTPUT_SECONDS:
+                    line = f"running, {monotonic() - begin:.0f} s".encode()
+                if line and line != shown:
+                    _write_all(out, ERASE + line)
+                    shown = line
+    finally:
+        pipe.close()
+        if shown:
+            _write_all(out, ERASE)
+
+
+def _write_all(descriptor: int, text: bytes) -> None:
+    try:
+        while text:
+            text = text[os.write(descriptor, text) :]
+    except BrokenPipeError:
+        stop_unread()
+
+
+def discard_output() -> None:
+    """Let standard output lead nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def stop_unread() -> None:
+    """Stop a training whose output nothing reads any more, as behind ``head``, like SIGTERM: it writes a checkpoint."""
+    discard_output()
+    with contextlib.suppress(OSError):
+        os.write(2, b"nothing reads the output any more\n")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
 def reported_progress() -> Iterator[None]:
     """Report begin and end of the block to the process that started the ranks, if rank 0 shares its temporary folder.
 
@@ -292,9 +407,9 @@ def reported_progress() -> Iterator[None]:
         file.write_bytes(ENDED)
 
 
-def _prepare_launcher() -> None:
-    """Unblock SIGUSR1, and have the launcher killed when its parent dies: one that blocks SIGTERM is hard to end."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+def _prepare_launcher(unblocked: Iterable[signal.Signals]) -> None:
+    """Unblock signals, and have the launcher killed when its parent dies: one that blocks SIGTERM is hard to end."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, unblocked)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import MISSING, make_console, new_grid, new_table, write_json
+from hybridnn.cli.ranks import launch_rank, stop_unread
+from hybridnn.diagnostics.failsafe import bar_file, progress_file
 from hybridnn.runs.records import RunHeader, RunSummary, RunView
 from hybridnn.training.records import EpochRecord, Speed, StepRecord
 from hybridnn.utils.text import counted, figure_text, format_bytes, plural
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 
 ROW_WIDTH = 8  # of a column that is printed row by row, without knowing what follows
+REFRESH_SECONDS = 0.25  # of the bar; who draws it competes with the training of rank 0
 MOST_ROWS = 20  # rows of the table of epochs, but for the first, the best and the last
 
 
@@ -42,11 +47,22 @@ class TrainView(RunView):
         self._header: RunHeader | None = None
         self._progress: Progress | None = None
         self._has_rows = False  # whether the epochs are printed as they end
+        self._drawn_at = 0.0
 
     @cached_property
     def _console(self) -> Console:
         """Made on rank 0 only, which alone loads rich."""
-        return make_console()
+        return make_console(on_unread=stop_unread)
+
+    @cached_property
+    def _bar_file(self) -> Path | None:
+        """Where a rank draws the bar, for the process that started the launcher: the launcher forwards whole lines."""
+        file = progress_file()
+        return None if file is None else bar_file(file)
+
+    @property
+    def _has_bar(self) -> bool:
+        return self._console.is_terminal and (launch_rank() is None or self._bar_file is not None)
 
     def __enter__(self) -> TrainView:
         """Return the view itself."""
@@ -81,7 +97,7 @@ class TrainView(RunView):
 
     def on_epoch_begin(self, trainer: TrainedNetwork, epoch: int) -> None:
         """Name the epoch in the progress bar, which spans all epochs."""
-        if self._silent or self._header is None or not self._console.is_terminal:
+        if self._silent or self._header is None or not self._has_bar:
             return
         if self._progress is None:
             self._progress = self._start_progress(trainer.last_step)
@@ -94,7 +110,7 @@ class TrainView(RunView):
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Show the result of an epoch: in the progress bar, or as a row of the table where there is no terminal."""
         self._advance(record.step, record.train_loss)
-        if not self._silent and self._header is not None and not self._console.is_terminal:
+        if not self._silent and self._header is not None and not self._has_bar:
             self._print_row(record, self._header)
 
     def on_end(self, summary: RunSummary) -> None:
@@ -138,20 +154,28 @@ class TrainView(RunView):
             TextColumn("loss {task.fields[loss]}"),
             TimeRemainingColumn(),
         )
-        # A slow refresh: the thread that draws competes with the training of rank 0.
-        progress = Progress(*columns, console=self._console, refresh_per_second=4)
+        progress = Progress(*columns, console=self._console, refresh_per_second=1 / REFRESH_SECONDS)
         progress.add_task("", total=steps, loss="-")
-        progress.start()
+        if self._bar_file is None:
+            progress.start()
         return progress
 
     def _advance(self, step: int, loss: float) -> None:
-        if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=step, loss=figure_text(loss))
+        if self._progress is None:
+            return
+        self._progress.update(self._progress.task_ids[0], completed=step, loss=figure_text(loss))
+        if self._bar_file is not None and monotonic() - self._drawn_at >= REFRESH_SECONDS:
+            with self._console.capture() as drawn:
+                self._console.print(self._progress, end="")
+            self._bar_file.write_text(drawn.get().rstrip("\n"), encoding="utf-8")
+            self._drawn_at = monotonic()
 
     def _stop_progress(self) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+            if self._bar_file is not None:
+                self._bar_file.write_bytes(b"")
 
 
 def _idle(record: EpochRecord, layout: Layout | None, minibatches: int) -> dict[str, float]:

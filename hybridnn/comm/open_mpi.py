@@ -80,6 +80,8 @@ def cuda_support(library: str = "libmpi.so.40") -> bool | None:
 def set_rank_settings(environment: MutableMapping[str, str]) -> None:
     """Set what a rank can set for itself before MPI is initialized, unless the environment has it.
 
+    Open MPI does not start without ``HOME``, which services and containers may lack; the folder need not exist.
+
     A rank that is bound to some cores cannot determine those of its job, so waiting ranks yield if there are more of
     them than the whole node has cores.
     """
@@ -87,6 +89,9 @@ def set_rank_settings(environment: MutableMapping[str, str]) -> None:
     crowded = ranks_on_node.isdigit() and int(ranks_on_node) > (os.cpu_count() or 1)
     for name, value in (COMMUNICATION | (YIELD if crowded else {})).items():
         environment.setdefault(name, value)
+    if "HOME" not in environment:
+        home = os.path.expanduser("~")  # unchanged where the user is not in the password database
+        environment["HOME"] = home if os.path.isabs(home) else "/"
 
 
 LAUNCHED = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_SIZE")

@@ -37,6 +37,7 @@ from hybridnn.utils.files import FileError, LargeIntegerError, parse_toml, read_
 from hybridnn.utils.settings_models import (
     Counts,
     FieldsOf,
+    FilePath,
     Interval,
     Section,
     Text,
@@ -176,7 +177,7 @@ class DataSettings(Section):
     """
 
     name: Text | None = None
-    file: Text | None = None
+    file: FilePath | None = None
     targets: Texts = ()
     inputs: Texts = ()
     separator: Text = TableOptions.separator
@@ -327,7 +328,7 @@ class OutputSettings(Section):
         None creates a new one in ``runs/``.
     """
 
-    folder: Text | None = None
+    folder: FilePath | None = None
     trace: bool = False
 
 

@@ -16,7 +16,7 @@ from hybridnn.cost.machine_lookup import MACHINE_FILE, MACHINE_VARIABLE, find_ma
 from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.utils.files import FileError, parse_toml, read_toml, shipped_folder, write_atomically
 from hybridnn.utils.settings_models import setting_error
-from hybridnn.utils.text import shown_path
+from hybridnn.utils.text import shown_path, user_path
 
 HEADER = """\
 # A machine for `hybridnn plan`, `simulate` and `train`. Every key is explained in cluster-1024.toml, which ships with
@@ -52,7 +52,7 @@ def read_machine(source: Path | str) -> Machine:
         If there is no such file or name, it is not TOML, or a key is missing, unknown or has an invalid value:
         one line with file, key, value and what is allowed.
     """
-    path = Path(source)
+    path = user_path(source)
     if not path.suffix and path.name == str(source):
         if path.name not in shipped_machines():
             given, shipped = f"machine {one_line(path.name)!r}", ", ".join(shipped_machines())
@@ -80,7 +80,7 @@ def write_machine(machine: Machine, path: Path | str) -> None:
     import tomli_w
 
     text = HEADER + tomli_w.dumps(machine.model_dump(exclude_none=True))
-    write_atomically(Path(path), text)
+    write_atomically(user_path(path), text)
 
 
 def _machine_from(source: str, values: dict[str, Any]) -> Machine:

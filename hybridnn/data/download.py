@@ -15,6 +15,7 @@ from typing import IO
 
 from hybridnn.errors import DataError
 from hybridnn.utils.files import shipped_folder
+from hybridnn.utils.text import user_path
 
 from .dataset import DatasetInfo, Member, RemoteFile
 
@@ -23,7 +24,7 @@ def cache_folder() -> Path:
     """Return the folder for downloads: ``$HYBRIDNN_CACHE``, or the user's cache folder of the system."""
     chosen = os.environ.get("HYBRIDNN_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
+        return user_path(chosen)
     import pooch
 
     return Path(pooch.os_cache("hybridnn"))
@@ -89,9 +90,9 @@ def _search_folders() -> list[Path]:
     own = os.environ.get("HYBRIDNN_DATA")
     if not own:
         return [cache_folder()]
-    if not Path(own).expanduser().is_dir():
+    if not user_path(own).is_dir():
         raise DataError(f"HYBRIDNN_DATA = {own!r}: no such folder")
-    return [Path(own).expanduser(), cache_folder()]
+    return [user_path(own), cache_folder()]
 
 
 def _find(info: DatasetInfo, name: str) -> Path | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError, warn_caller
 from hybridnn.utils.files import open_regular, read_npz
-from hybridnn.utils.text import command_argument, shown_path
+from hybridnn.utils.text import command_argument, shown_path, user_path
 
 from .dataset import Dataset
 from .rows import ArrayRows, Task, as_rows, class_count, constant_targets
@@ -94,7 +94,7 @@ def read_file(
     training: Training | None,
 ) -> Dataset:
     """As `load_file`, without a warning."""
-    path = Path(path)
+    path = user_path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise SettingError("data.file", str(path), ENDINGS)
     _require_readable(path, f"data.file = {str(path)!r}")
@@ -399,7 +399,7 @@ def load_samples(
     options : TableOptions, optional
         Without `encoding`, how a table is read.
     """
-    path = Path(path)
+    path = user_path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise SettingError("samples", str(path), ENDINGS)
     _require_readable(path, shown_path(path))

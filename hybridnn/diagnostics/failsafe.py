@@ -53,6 +53,11 @@ def progress_file() -> Path | None:
     return file if file.is_file() else None
 
 
+def bar_file(progress: Path) -> Path:
+    """The file beside a progress file in which rank 0 draws its progress bar."""
+    return progress.with_name("bar")
+
+
 def abort_job(error: BaseException, where: str = "") -> None:
     """Print the traceback of `error` and end every rank of the job; returns where MPI does not run on several ranks."""
     world = running_world()

@@ -33,7 +33,7 @@ from hybridnn.pipeline.schedules.memory_plan import activation_lifetimes, input_
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
-from hybridnn.utils.text import to_json
+from hybridnn.utils.text import to_json, user_path
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.checks.simulated_schedule import Timeline
@@ -188,10 +188,11 @@ def write_html(animation: Animation, path: str | Path) -> None:
     SettingError
         If it cannot be written, or its name does not end with .html.
     """
-    if Path(path).suffix.lower() not in (".html", ".htm"):
+    path = user_path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
         raise SettingError("page", str(path), "the page is HTML: a name that ends with .html")
     try:
-        Path(path).write_text(html_page(animation), encoding="utf-8")
+        path.write_text(html_page(animation), encoding="utf-8")
     except OSError as error:
         raise SettingError("page", str(path), f"cannot be written: {error.strerror}") from error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.errors import SettingError
+from hybridnn.utils.text import user_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -208,8 +209,9 @@ def write_picture(path: Path | str, encoded: Callable[[str], bytes], option: str
 
     Raises `SettingError` of the `option` if the format is none of `FORMATS`, or the file cannot be written.
     """
-    content = encoded(require_format(Path(path), option))
+    path = user_path(path)
+    content = encoded(require_format(path, option))
     try:
-        Path(path).write_bytes(content)
+        path.write_bytes(content)
     except OSError as error:
         raise SettingError(option, str(path), f"cannot be written: {error.strerror}") from None

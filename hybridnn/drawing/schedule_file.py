@@ -29,7 +29,7 @@ from hybridnn.pipeline.schedules.message_placement import place_messages
 from hybridnn.pipeline.schedules.schedule import Schedule, with_loads
 from hybridnn.pipeline.schedules.weight_policies import WeightPolicy
 from hybridnn.utils.files import FileError, read_json
-from hybridnn.utils.text import shown_path
+from hybridnn.utils.text import shown_path, user_path
 
 KINDS = {
     kind.name: kind
@@ -59,7 +59,7 @@ def read_schedule(path: str | Path) -> Schedule:
     DataError
         If the file cannot be read or is no schedule; the message names the stage and the instruction.
     """
-    path = Path(path)
+    path = user_path(path)
     called = shown_path(path)
     content = read_json(path)
     try:

@@ -24,8 +24,8 @@ from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, values_as_
 from hybridnn.study.layouts import parse_layout
 from hybridnn.utils.checks import Count, Positive
 from hybridnn.utils.files import FileError, read_toml
-from hybridnn.utils.settings_models import Section, by_dotted_name, setting_error
-from hybridnn.utils.text import shown_path
+from hybridnn.utils.settings_models import FilePath, Section, by_dotted_name, setting_error
+from hybridnn.utils.text import shown_path, user_path
 
 TIMED = frozenset({"ranks", "nodes", "ranks_per_node", "layouts", "splits", "threads", "binding"})
 """Axes that change the time of a run but, with exact methods, not its training; as those of ``parallel.``"""
@@ -47,7 +47,7 @@ def _settings_in_file(base: Any) -> Any:
     if not isinstance(base, str):
         return base
     try:
-        return read_toml(Path(base))
+        return read_toml(user_path(base))
     except FileError as error:
         raise SettingError("base", base, error.reason) from error
 
@@ -110,7 +110,7 @@ class StudyFile(Conclusions):
         description="Values of axes, such as `{grid = 'batch'}`: speed-ups are against cells that have them and the "
         "same values of all other axes. Without it, a study that compares times of layouts has a cell of one rank.",
     )
-    machine: Annotated[str, Field(min_length=1)] | None = Field(
+    machine: FilePath | None = Field(
         None,
         description="Machine file for predictions: a `.toml` or `.json` file, from the working folder, or the name of "
         "one that ships with hybridnn. Without it that of `hybridnn train`.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from html import escape
@@ -11,6 +12,7 @@ from shutil import get_terminal_size
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from hybridnn.comm.mpi import detect_launch
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import HostArray
 from hybridnn.training.records import MONITORS, losses_text
@@ -113,7 +115,8 @@ def in_notebook() -> bool:
 class ProgressBar(Callback):
     """Shows epochs and losses while `Trainer.fit` runs, on rank 0.
 
-    A terminal or a notebook shows one line, which is updated in place; a file gets a line for every epoch.
+    A terminal or a notebook shows one line, which is updated in place; a file, or a terminal below ``mpirun`` or
+    ``srun``, gets a line for every epoch.
 
     Parameters
     ----------
@@ -173,5 +176,5 @@ class ProgressBar(Callback):
 
 
 def _updates_in_place() -> bool:
-    """Whether the output is a notebook or a terminal."""
-    return in_notebook() or sys.stdout.isatty()
+    """Whether the output is a notebook or a terminal; launchers forward whole lines of a rank."""
+    return in_notebook() or (sys.stdout.isatty() and detect_launch(os.environ) is None)

@@ -96,7 +96,7 @@ def read_bytes(path: Path | str, limit: int) -> bytes:
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= limit:
-            content = file.read(limit + 1)
+            content = file.read(min(limit, size + LINE_BYTES) + 1)  # Python allocates all of it before
             size = len(content)
     if size > limit:
         raise FileError(path, f"cannot be read: larger than {limit:,} bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -178,6 +179,7 @@ def _without_nul(text: str) -> str:
 
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
+FilePath = Annotated[Text, AfterValidator(os.path.expanduser)]
 Interval = Annotated[int | str, BeforeValidator(_steps_or_seconds)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_counts_as_tuple)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_texts_as_tuple)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -124,6 +125,11 @@ def printable(text: str, limit: int) -> str:
     if text.isprintable() and len(text) <= limit:
         return text
     return f"{text[:limit]!r}{'…' * (len(text) > limit)}"
+
+
+def user_path(path: Path | str) -> Path:
+    """The path that a user gave, with the home folder in place of a leading ``~``."""
+    return Path(os.path.expanduser(path))
 
 
 def shown_path(path: Path | str) -> str:

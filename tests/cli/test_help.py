@@ -66,6 +66,8 @@ def test_help_of_a_command_is_a_sentence(path: tuple[str, ...], capsys: pytest.C
             assert re.fullmatch(r"[A-Z].*\.", argument.help or "", re.DOTALL), (argument.name, argument.help)
     assert parser().main([*path, "--help"], prog_name="hybridnn", standalone_mode=False) == 0
     shown = capsys.readouterr().out
+    assert parser().main([*path, "-h"], prog_name="hybridnn", standalone_mode=False) == 0
+    assert capsys.readouterr().out == shown
     assert f"Usage: hybridnn {' '.join(path)} " in shown
     assert "<bool>" not in shown
     assert "[[" not in shown

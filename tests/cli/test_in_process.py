@@ -307,3 +307,10 @@ def test_the_output_is_that_of_the_same_command_on_ranks_that_it_starts(
     assert (code, err) == (0, "")
     assert len(structure(text)) > 8
     assert structure(text) == structure(result.stdout)
+
+
+def test_a_run_folder_may_have_any_name(run_hybridnn: Run) -> None:
+    folder, ranks = "a\nb\t'c' \"é\"", ("-q", "--in-process", "2")
+    assert run_hybridnn("train", *TRAIN, "--out", folder, *ranks)[0] == 0
+    assert run_hybridnn("train", "--resume", folder, "--set", "training.epochs=3", *ranks)[0] == 0
+    assert len(records_of(folder, "epoch")) == 3

@@ -9,16 +9,22 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from hybridnn import schedule
 from hybridnn._version import __version__
 from hybridnn.cli.main import main, parser
-from hybridnn.data import catalogue
+from hybridnn.cost.machine_file import read_machine
+from hybridnn.data import catalogue, load_file
 from hybridnn.diagnostics.failsafe import PROGRESS_FILE
+from hybridnn.drawing.schedule_file import read_schedule
+from hybridnn.errors import DataError
+from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line
 from reference.traces import trace_document, two_stages
 
@@ -84,6 +90,78 @@ def test_interrupt_is_exit_code_130(run_hybridnn: Run, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("hybridnn.data.catalogue", interrupted)
     assert run_hybridnn("data", "list")[0] == 130
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+from hybridnn.__main__ import main
+main()
+"""
+
+
+def test_an_interrupt_while_modules_are_imported_is_one_line() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=deadline(60))
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "Error: interrupted\n")
+
+
+@pytest.mark.parametrize("reason", ["", "Unable to allocate 3.64 TiB"])
+def test_a_lack_of_memory_is_one_line(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    def allocate() -> None:
+        raise MemoryError(*filter(None, [reason]))
+
+    monkeypatch.setattr("hybridnn.data.catalogue", allocate)
+    expected = f"Error: not enough memory: {reason or 'Python could not allocate more'}"
+    assert error_line(run_hybridnn("data", "list")) == expected
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["evaluate", "~/none"],
+        ["compare", "~/none", "~/other"],
+        ["train", "~/none.toml"],
+        ["train", "--out=~/file/none"],
+        ["train", "--resume=~/none"],
+        ["train", "--file", "~/none.csv", "--targets", "y"],
+        ["train", "--set", "data.file=~/none.csv", "--set", "data.targets=y"],
+        ["train", "home.toml"],
+        ["data", "check", "~/none.csv"],
+        ["plan", "--ranks", "2", "--machine=~/none.toml"],
+        ["study", "run", "~/none.toml"],
+        ["study", "run", "study.toml", "--commands"],
+        ["run", "-n", "2", "~/none.py"],
+    ],
+)
+def test_a_path_may_begin_with_the_home_folder(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "home").mkdir()
+    for name in ("file", "base.toml"):
+        (tmp_path / "home" / name).touch()
+    (tmp_path / "home.toml").write_text('[data]\nfile = "~/none.csv"\ntargets = "y"')
+    study = 'name = "it"\nmachine = "~/none.toml"\nbase = "~/base.toml"\naxes = {ranks = [1]}'
+    (tmp_path / "study.toml").write_text(study)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "argv", ["hybridnn", *command])
+    assert str(tmp_path / "home") in error_line(run_hybridnn(*command))
+
+
+def test_a_path_in_python_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = schedule("gpipe", stages=2)
+    made.draw("~/picture.svg")
+    made.animate(Path("~/page.html"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "picture.svg"]
+    for read in (read_schedule, read_machine, partial(load_file, targets="y")):
+        with pytest.raises(DataError, match=re.escape(str(tmp_path / "none"))):
+            read("~/none.toml" if read is read_machine else "~/none.csv")
 
 
 def test_data_lists_shows_and_fetches_data_sets(run_hybridnn: Run) -> None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from hybridnn.comm.launcher import RankLauncher
 from hybridnn.runs.stop_signals import REPEAT_SECONDS
 from hybridnn.utils.connections import Connection
 from mpi_runner.launch import find_mpirun, job_environment, marked_processes, started_job
-from mpi_runner.slowness import deadline
+from mpi_runner.slowness import deadline, wait_until
 from reference.command_line import Run, error_line, read_terminal, records_of
 
 HYBRIDNN = [sys.executable, "-m", "hybridnn"]
@@ -82,6 +83,67 @@ def test_a_script_runs_on_ranks_with_its_arguments_output_and_the_width_of_the_t
     assert text.count(" line ") == 4 * LINES
     facts = json.loads((tmp_path / "facts.json").read_text())
     assert facts == ["__main__", ["a script.py", *arguments], 4, str(WIDTH)]
+
+
+def _shown(controller: int, pieces: list[tuple[float, str]]) -> None:
+    """Append what appears on a pseudo-terminal, with the times, until its other end is closed."""
+    with contextlib.suppress(OSError):
+        while piece := os.read(controller, 65536):
+            pieces.append((time.monotonic(), piece.decode(errors="replace")))
+
+
+@contextlib.contextmanager
+def _on_a_terminal(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], list[tuple[float, str]]]]:
+    """``hybridnn`` on a pseudo-terminal and without ``HOME``, and what has appeared there until now."""
+    environment = _bare(OF_TEST=str(folder))
+    environment.pop("HOME", None)
+    controller, terminal = pty.openpty()
+    pieces: list[tuple[float, str]] = []
+    subprocess.run(["stty", "cols", str(WIDTH)], stdin=terminal, check=True)
+    with ThreadPoolExecutor(1) as reader:
+        reader.submit(_shown, controller, pieces)
+        with (
+            os.fdopen(terminal, "wb") as out,
+            started_job([*HYBRIDNN, *arguments], stdout=out, environment=environment, folder=folder) as job,
+        ):
+            out.close()
+            yield job, pieces
+    os.close(controller)
+
+
+def _screen(text: str) -> list[str]:
+    """The lines that a terminal shows in the end: an erased line is gone."""
+    lines = (line.rsplit("\r\033[K", 1)[-1] for line in text.replace("\r\n", "\n").split("\n"))
+    return [re.sub(r"\033\[[?\d;]*[a-zA-Z]", "", line).strip("\r ") for line in lines]
+
+
+@pytest.mark.timeout(300)
+def test_a_training_on_ranks_shows_its_bar_while_it_runs_and_ctrl_c_removes_it(tmp_path: Path) -> None:
+    with _on_a_terminal(tmp_path, "train", "-n", "2", "--epochs", "1000000", "--out", "run") as (job, pieces):
+        wait_until(lambda: len({text for _, text in pieces if "/15000000" in text}) >= 4, 120)
+        assert job.poll() is None
+        os.killpg(job.pid, signal.SIGINT)
+        assert job.wait(deadline(60)) == 130
+        wait_until(lambda: "continue with" in "".join(text for _, text in pieces), 60)
+        assert _left(tmp_path) == []
+    text = "".join(text for _, text in pieces)
+    bars = re.findall(r"\r\033\[K(epoch \d+/1000000 [^\r\n]*)", text)
+    assert len(bars) >= 4
+    assert max(len(line) for bar in bars for line in _screen(bar)) <= WIDTH
+    screen = _screen(text)
+    assert not [line for line in screen if "/15000000" in line or line.startswith("running, ")]
+    assert any(line.startswith("Error: stopped by SIGINT") for line in screen)
+
+
+@pytest.mark.timeout(300)
+def test_silent_ranks_show_the_time_on_a_terminal_below_their_output(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\nprint('one')\ntime.sleep(5)\nprint('two')")
+    with _on_a_terminal(tmp_path, "run", "-n", "2", "slow.py") as (job, pieces):
+        assert job.wait(deadline(120)) == 0
+        assert _left(tmp_path) == []
+    text = "".join(text for _, text in pieces)
+    assert len(set(re.findall(r"\r\033\[Krunning, (\d+) s", text))) >= 3
+    assert sorted(line for line in _screen(text) if line) == ["one", "one", "two", "two"]
 
 
 @contextlib.contextmanager
@@ -200,6 +262,22 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
     return run
 
 
+@pytest.mark.parametrize("command", ["train", "evaluate run", "predict run x.csv", "calibrate", "run none.py"])
+def test_every_command_shows_what_its_ranks_write_on_a_terminal(
+    started: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "none.py").touch()
+    name, *arguments = command.split()
+    monkeypatch.setattr(ranks, "columns_of_terminal", lambda stream: 77)
+
+    def run(command: list[str], environment: dict[str, str], signals: object) -> None:
+        raise Started(command, environment)
+
+    monkeypatch.setattr(ranks, "_run_and_forward", run)
+    environment = started(name, "-n", "2", *arguments)[1]
+    assert (environment["COLUMNS"], environment["TTY_COMPATIBLE"]) == ("77", "1")
+
+
 @pytest.mark.parametrize(
     ("arguments", "kept"),
     [
@@ -265,16 +343,18 @@ def test_error_without_mpi_names_the_package_and_the_alternative(
     assert line.endswith("; hybridnn train --in-process 4 needs no MPI")
 
 
-def test_a_pipe_of_a_rank_is_as_wide_as_the_terminal_of_its_launcher(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_output_is_as_wide_as_the_terminal_of_the_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A pipe is no terminal, except that of a rank which `-n` started on one."""
     with open(tmp_path / "pipe", "w") as stream:
-        monkeypatch.setenv("COLUMNS", "77")
-        assert make_console(stream).width == 100  # no rank
-        monkeypatch.setenv("PMI_RANK", "0")
+        monkeypatch.setattr(sys, "stdout", stream)
         for columns, width in (("77", 77), ("", 100), ("0", 100), ("wide", 100)):
             monkeypatch.setenv("COLUMNS", columns)
-            assert make_console(stream).width == width
+            assert (make_console().width, make_console().is_terminal) == (width, False)
+        for rank, is_terminal in (("", False), ("0", True)):
+            monkeypatch.setenv("COLUMNS", "77")
+            monkeypatch.setenv("TTY_COMPATIBLE", "1")
+            monkeypatch.setenv("PMI_RANK", rank)
+            assert (make_console().width, make_console().is_terminal) == (77, is_terminal)
 
 
 @pytest.mark.parametrize("answers", [False, True])
@@ -292,6 +372,29 @@ def test_a_launcher_that_waits_for_a_host_is_ended_unless_it_answers_again(
         assert ranks._wait(launcher) == (0 if answers else 1)
         assert launcher.returncode == (0 if answers else -signal.SIGKILL)
     assert ("=== no answer from node2 (10.0.0.2) for 0.05 s: " in capsys.readouterr().err) != answers
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("open_mpi")
+@pytest.mark.parametrize("options", [(), ("-n", "2")])
+def test_a_training_whose_output_nothing_reads_any_more_saves(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """As behind ``head -1``."""
+    command = [*HYBRIDNN, "train", *options, "--epochs", "1000000", "--out", "run"]
+    reading, writing = os.pipe()
+    with (
+        open(reading, "rb") as pipe,
+        open(writing, "wb") as out,
+        open(tmp_path / "errors", "wb") as errors,
+        started_job(command, stdout=out, stderr=errors.fileno(), environment=_bare(), folder=tmp_path) as job,
+    ):
+        out.close()
+        assert pipe.readline()
+        pipe.close()
+        assert job.wait(deadline(120)) == 75
+    first, second, *_ = (tmp_path / "errors").read_text().splitlines()
+    assert first == "nothing reads the output any more"
+    assert re.fullmatch(r"Error: stopped by SIG\w+ .*; continue with: hybridnn train --resume run", second)
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1
 
 
 @pytest.fixture

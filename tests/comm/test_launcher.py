@@ -156,12 +156,12 @@ def test_hardware_threads_of_a_core_are_one_core(monkeypatch: pytest.MonkeyPatch
 def test_a_rank_yields_where_its_node_is_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     for ranks, more in (("4", set()), ("5", {"OMPI_MCA_mpi_yield_when_idle"})):
-        environment = {"OMPI_COMM_WORLD_LOCAL_SIZE": ranks}
+        environment = {"OMPI_COMM_WORLD_LOCAL_SIZE": ranks, "HOME": ""}
         set_rank_settings(environment)
-        assert set(environment) == {"OMPI_COMM_WORLD_LOCAL_SIZE"} | NAMES | more
-    environment = {"OMPI_MCA_btl": "tcp,self"}
+        assert set(environment) == {"OMPI_COMM_WORLD_LOCAL_SIZE", "HOME"} | NAMES | more
+    environment = {"OMPI_MCA_btl": "tcp,self", "HOME": "/none"}
     set_rank_settings(environment)
-    assert environment == COMMUNICATION | {"OMPI_MCA_btl": "tcp,self"}
+    assert environment == COMMUNICATION | {"OMPI_MCA_btl": "tcp,self", "HOME": "/none"}
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
 
 import pytest
 
-from hybridnn.comm.open_mpi import COMMUNICATION, LAUNCHED, single_process_settings
+from hybridnn.comm.open_mpi import COMMUNICATION, LAUNCHED, set_rank_settings, single_process_settings
 from mpi_runner.slowness import deadline
 
 BTL = "OMPI_MCA_btl"
@@ -39,6 +40,16 @@ def test_the_variable_is_restored_after_an_error() -> None:
     assert environment == {BTL: COMMUNICATION[BTL]}
 
 
+def test_home_is_set_also_for_a_user_whom_the_system_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    for known, expected in ((True, pwd.getpwuid(os.getuid()).pw_dir), (False, "/")):
+        if not known:
+            monkeypatch.setattr("os.path.expanduser", lambda path: path)
+        environment: dict[str, str] = {}
+        set_rank_settings(environment)
+        assert environment["HOME"] == expected
+
+
 PROGRAM = """
 import os
 from hybridnn import ProcessGrid
@@ -49,8 +60,9 @@ print(os.environ["OMPI_MCA_btl"])
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="this system does not list what a process maps")
-def test_a_single_process_maps_no_file_of_shared_memory() -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in (*LAUNCHED, BTL)}
+@pytest.mark.parametrize("home", [{}, {"HOME": "/none/such"}])
+def test_a_single_process_needs_no_home_and_maps_no_file_of_shared_memory(home: dict[str, str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in (*LAUNCHED, BTL, "HOME")} | home
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=environment,

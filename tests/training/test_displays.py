@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, ProcessGrid, ProgressBar, Trainer, schedule
+from hybridnn.comm.mpi import Launch
 from hybridnn.errors import DataError, SettingError, UnequalSettingError
 from hybridnn.training.records import EpochRecord, History
 from reference.callbacks import Calling
@@ -166,8 +167,14 @@ def test_progress_in_a_terminal_is_one_line_that_is_updated_in_place(
     assert max(map(len, lines)) == 29
 
 
-def test_progress_in_a_file_is_a_line_for_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown, history = shown_on(io.StringIO(), monkeypatch, progress=True)
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_progress_in_a_file_or_on_a_rank_is_a_line_for_every_epoch(
+    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO]
+) -> None:
+    """Launchers give ranks a pseudo-terminal, and forward whole lines."""
+    if stream is Terminal:
+        monkeypatch.setattr("hybridnn.training.callbacks.detect_launch", lambda environment: Launch("mpirun", False, 2))
+    shown, history = shown_on(stream(), monkeypatch, progress=True)
     assert shown.splitlines() == [f"epoch {record.epoch}/3, {measured(record)}" for record in history.epochs]
 
 
