@@ -1,6 +1,6 @@
 """Reference of the settings and of the keys of other files: allowed values, defaults and descriptions.
 
-The program itself says what it allows, by its refusals of wrong values. Descriptions are the comments of
+The annotations by which the program checks values say what is allowed. Descriptions are the comments of
 ``settings.toml`` beside this module, an example with every default.
 """
 
@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hybridnn.config.settings import settings_from
-from hybridnn.errors import SettingError
-from hybridnn.nn.learning_rates import SCHEDULES
-from hybridnn.nn.optimizer_names import OPTIMIZERS
-from hybridnn.utils.settings_models import by_dotted_name
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hybridnn.config.settings import Settings
+from hybridnn.utils.checks import OneOf, allowed_text, type_hints
+from hybridnn.utils.settings_models import FieldsOf
 
 EXAMPLE = Path(__file__).with_name("settings.toml")
 COMMENT = re.compile(r"^(?:# )?(?P<key>\w+) = .*? +# (?P<text>.*)$|^(?:# )?\[(?P<section>[\w.]+)\]")
 CHOICES = re.compile(r'; "\w[\w", -]*$')
 """Other values at the end of a comment, which the table has in a column of its own."""
-UNLIKELY = "?"
-"""A text that no setting accepts which does not accept every text."""
 
 
 @dataclass(frozen=True)
@@ -46,70 +45,51 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-    """All settings: names, allowed values and defaults by the program, descriptions of the example."""
-    comments = _comments()
-    rows: dict[str, Setting] = {}
-    for variant, values in _variants():
-        for name, default in by_dotted_name(settings_from(values).model_dump()).items():
-            is_given = name.rpartition(".")[2] in values.get(name.partition(".")[0], {})
-            shown = "" if default in (None, ()) or (is_given and variant) else f"`{json.dumps(default)}`"
-            known = rows.get(name)
-            if known is None:
-                rows[name] = Setting(name, _allowed(name, values), shown, comments.get(name, ""))
-            elif not name.endswith(".name") and shown not in ("", known.default.partition(";")[0]):
-                rows[name] = replace(known, default=f"{known.default}; {variant}: {shown}".removeprefix("; "))
-    order = list(dict.fromkeys(name.rpartition(".")[0] for name in rows))
-    return sorted(rows.values(), key=lambda row: order.index(row.name.rpartition(".")[0]))
+    """All settings: names, allowed values and defaults by the types that check them, descriptions of the example."""
+    rows = [row for section, info in Settings.model_fields.items() for row in _rows(section, info, _comments())]
+    order = list(dict.fromkeys(row.name.rpartition(".")[0] for row in rows))
+    return sorted(rows, key=lambda row: order.index(row.name.rpartition(".")[0]))
 
 
-def _variants() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Settings that together have every key: those without any value, and those with each optimizer and schedule."""
-    needed: dict[str, dict[str, Any]] = {"step": {"milestones": [1]}, "warmup-linear": {"warmup_epochs": 1}}
-    yield "", {}
-    for optimizer in OPTIMIZERS:
-        yield optimizer.name, {"optimizer": {"name": optimizer.name}}
-    for schedule in SCHEDULES:
-        yield schedule.name, {"schedule": {"name": schedule.name, **needed.get(schedule.name, {})}}
+def _rows(name: str, info: FieldInfo, comments: Mapping[str, str]) -> Iterator[Setting]:
+    """The setting of a field, or those of the section or of the dataclasses that are its value."""
+    kind: Any = info.annotation
+    if of := next((item for item in info.metadata if isinstance(item, FieldsOf)), None):
+        if len(of.kinds) > 1:
+            names = [kind.name for kind in of.kinds]
+            yield _setting(f"{name}.name", Annotated[str, OneOf(tuple(names))], _shown(names[0]), comments)
+        hints = {key: hint for kind in reversed(of.kinds) for key, hint in type_hints(kind).items()}
+        for key in of.keys:
+            if key != "name" or len(of.kinds) == 1:
+                yield _setting(f"{name}.{key}", hints[key], _defaults(key, of.kinds), comments)
+    elif isinstance(kind, type) and issubclass(kind, BaseModel):
+        for key, inner in kind.model_fields.items():
+            yield from _rows(f"{name}.{key}", inner, comments)
+    else:
+        kind = Annotated[(kind, *info.metadata)] if info.metadata else kind
+        yield _setting(name, kind, _shown(info.default), comments)
+
+
+def _setting(name: str, kind: Any, default: str, comments: Mapping[str, str]) -> Setting:
+    allowed = re.sub(r"'([^']*)'", r"`\1`", allowed_text(kind))
+    return Setting(name, allowed, default, comments.get(name, ""))
+
+
+def _shown(default: object) -> str:
+    return "" if default in (None, ()) else f"`{json.dumps(default)}`"
+
+
+def _defaults(key: str, kinds: Sequence[type[Any]]) -> str:
+    """The default of a key, and those of the dataclasses that have another one."""
+    shown = {kind: _shown(item.default) for kind in kinds for item in fields(kind) if item.name == key}
+    first, *_ = shown.values()
+    return "; ".join([first, *(f"{kind.name}: {text}" for kind, text in shown.items() if text != first)])
 
 
 def allowed_values(name: str) -> list[str]:
     """The values of a setting that allows only a few."""
-    allowed = _allowed(name, {})
-    if name == "parallel.method":
-        return allowed.split(", ")
+    allowed = next((row.allowed for row in settings() if row.name == name), "")
     return re.findall(r"`([^`]+)`", allowed) + (["true", "false"] if "true or false" in allowed else [])
-
-
-def _allowed(name: str, values: Mapping[str, Any]) -> str:
-    """What the program names as allowed when it refuses wrong values of a setting."""
-    texts = _refusals(name, values, lambda value: value)
-    if "a list" in texts:
-        elements = ", ".join(_refusals(name, values, lambda value: [value]))
-        texts = [f"a list of {elements}" if elements.endswith("numbers") else f"a list; each element {elements}"]
-    return re.sub(r"'([^']*)'", r"`\1`", ", ".join(texts))
-
-
-def _refusals(name: str, values: Mapping[str, Any], given: Callable[[object], object]) -> list[str]:
-    first = _refusal(name, given(UNLIKELY), values)
-    first = "" if "does not belong to" in first else first
-    tried: tuple[object, ...] = (-(10**9), 10**30) if "number" in first else () if first else (5, True)
-    texts = [first, *(_refusal(name, given(value), values) for value in tried)]
-    around = r"^.*?Allowed are |^must be (one of )?|, as in .*$| \(and \d+ more\)$| = 10$"
-    texts = [re.sub(around, "", text) for text in texts]
-    return list(dict.fromkeys(text for text in texts if text and "does not belong to" not in text))
-
-
-def _refusal(name: str, value: object, values: Mapping[str, Any]) -> str:
-    section, *path, key = name.split(".")
-    inner: dict[str, Any] = {key: value}
-    for part in reversed(path):
-        inner = {part: inner}
-    base = {"name": "synthetic"} if path else {"file": "a.csv"} if name in ("data.targets", "data.inputs") else {}
-    try:
-        settings_from({**values, section: {**values.get(section, base), **inner}})
-    except SettingError as error:
-        return error.allowed if error.setting.partition("[")[0] == name else ""
-    return ""
 
 
 def _comments() -> dict[str, str]:

@@ -44,7 +44,7 @@ def test_every_setting_key_and_axis_is_described() -> None:
         ("training.epochs", "a whole number, at least 1", "`10`"),
         ("training.checkpoint_every", "a whole number of steps, at least 1, or seconds in quotes, as `90 s`", ""),
         ("optimizer.weight_decay", "a number, at least 0", "`0.0`; adamw: `0.01`"),
-        ("model.hidden", "a list; each element a whole number, at least 1", "`[256, 256]`"),
+        ("model.hidden", "a list of values, each a whole number, at least 1", "`[256, 256]`"),
         ("parallel.overlap", "`auto`, true or false", '`"auto"`'),
     ],
 )
