@@ -128,7 +128,7 @@ def run_ranks(
     if machine is not None and (alpha or beta or not hasattr(machine, "collective_seconds")):
         raise SettingError("machine", machine, "of read_machine(file), and then neither alpha nor beta")
     if limit is not None:
-        require_number("limit", limit, above=0, at_most=1e9, allowed="seconds, above 0")
+        limit = require_number("limit", limit, above=0, at_most=1e9, allowed="seconds, above 0")
     engine = MessageEngine(
         ranks,
         VirtualClock(ranks, alpha, beta, machine),

@@ -54,7 +54,7 @@ class Step:
     def __post_init__(self) -> None:
         require_fields("schedule", self)
         if not self.milestones:
-            raise SettingError("schedule.milestones", [], "name = 'step' needs at least one epoch, for example [5, 8]")
+            raise SettingError("schedule.milestones", [], "must be at least one epoch, for example [5, 8]")
         if any(later <= earlier for earlier, later in pairwise(self.milestones)):
             raise SettingError("schedule.milestones", list(self.milestones), "must increase")
 

@@ -77,7 +77,7 @@ WRONG = {
         "optimizer.nesterov = True: needs momentum > 0 and dampening = 0"
     ),
     "schedule.factor=0.5": "schedule.factor = 0.5: does not belong to name = 'constant'",
-    "schedule.name=step": "schedule.milestones = []: name = 'step' needs at least one epoch",
+    "schedule.name=step": "schedule.milestones = []: must be at least one epoch",
     "schedule.name=step schedule.milestones=[1.5]": "schedule.milestones[0] = 1.5: must be a whole number, at least 1",
     "schedule.name=step schedule.milestones=3": "schedule.milestones = 3: must be a list of values, each a whole number, at least 1",
     "schedule.name=step schedule.milestones=[3,3]": "schedule.milestones = [3, 3]: must increase",
