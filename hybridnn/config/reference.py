@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hybridnn.config.settings import Settings
-from hybridnn.utils.checks import OneOf, allowed_text, type_hints
+from hybridnn.utils.checks import OneOf, allowed_text, base_type, type_hints
 from hybridnn.utils.settings_models import FieldsOf
 
 EXAMPLE = Path(__file__).with_name("settings.toml")
@@ -66,8 +66,11 @@ def _rows(name: str, info: FieldInfo, comments: Mapping[str, str]) -> Iterator[S
         for key, inner in kind.model_fields.items():
             yield from _rows(f"{name}.{key}", inner, comments)
     else:
-        kind = Annotated[(kind, *info.metadata)] if info.metadata else kind
-        yield _setting(name, kind, _shown(info.default), comments)
+        yield _setting(name, _kind(info), _shown(info.default), comments)
+
+
+def _kind(info: FieldInfo) -> Any:
+    return Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
 
 
 def _setting(name: str, kind: Any, default: str, comments: Mapping[str, str]) -> Setting:
@@ -105,51 +108,12 @@ def _comments() -> dict[str, str]:
     return found
 
 
-def keys_of(schema: Mapping[str, Any]) -> list[Setting]:
-    """All keys of a file, by the schema that checks it; ``NAME`` stands for a name and ``[]`` for elements."""
-    return list(_study_rows("", schema, schema.get("$defs", {}), set()))
-
-
-def _study_rows(
-    prefix: str, section: Mapping[str, Any], models: Mapping[str, Any], shown_models: set[str]
-) -> Iterator[Setting]:
-    required = section.get("required", ())
-    for key, field in sorted(section["properties"].items(), key=lambda item: item[0] not in required):
-        default = field.get("default")
-        shown = "required" if key in required else f"`{json.dumps(default)}`" if default else ""
-        allowed = " or ".join(dict.fromkeys(_study_values(field, models)))
-        yield Setting(prefix + key, allowed, shown, field.get("description", ""))
-        for suffix, name in _models_in(field):
-            if name not in shown_models:  # the keys of [reduced] that are those of the file have the same models
-                shown_models.add(name)
-                yield from _study_rows(f"{prefix}{key}{suffix}.", models[name], models, shown_models)
-
-
-def _models_in(field: Mapping[str, Any], suffix: str = "") -> Iterator[tuple[str, str]]:
-    """Names of the models of a key's value, or of its elements, and what stands between their keys and the key."""
-    if reference := field.get("$ref"):
-        yield suffix, reference.rpartition("/")[2]
-    for choice in (*field.get("anyOf", ()), *field.get("oneOf", ())):
-        yield from _models_in(choice, suffix)
-    for inner, between in (("items", "[]"), ("additionalProperties", ".NAME")):
-        if isinstance(field.get(inner), dict):
-            yield from _models_in(field[inner], suffix + between)
-
-
-def _study_values(field: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[str]:
-    """What a key accepts, as text."""
-    if "enum" in field or "const" in field:
-        yield from (f"`{json.dumps(value)}`" for value in field.get("enum", [field.get("const")]))
-    elif choices := [*field.get("anyOf", ()), *field.get("oneOf", ())]:
-        for choice in choices:
-            yield from _study_values(choice, models)
-    elif "$ref" in field:
-        yield from _study_values(models[field["$ref"].rpartition("/")[2]], models)
-    elif field.get("type") == "array":
-        elements = " or ".join(_study_values(field.get("items", {}), models))
-        yield f"a list of {elements.replace('a table', 'tables') or 'values'}"
-    elif (kind := field.get("type")) != "null":
-        names = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
-        limits = {"minimum": "at least", "exclusiveMinimum": "greater than", "maximum": "at most"}
-        bounds = "".join(f", {text} {field[name]}" for name, text in limits.items() if name in field)
-        yield names.get(str(kind), "a table" if kind == "object" else "a value") + bounds
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
+    """All keys of a file, by the model that checks it; ``[]`` stands for elements."""
+    for key, info in sorted(model.model_fields.items(), key=lambda item: not item[1].is_required()):
+        kind = _kind(info)
+        default = "required" if info.is_required() else _shown(None if info.default_factory else info.default)
+        yield _setting(prefix + key, kind, default, {prefix + key: info.description or ""})
+        for inner, suffix in ((kind, ""), (next(iter(get_args(base_type(kind))), None), "[]")):
+            if isinstance(of := base_type(inner), type) and issubclass(of, BaseModel):
+                yield from keys_of(of, f"{prefix}{key}{suffix}.")

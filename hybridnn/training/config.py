@@ -128,8 +128,8 @@ class TrainConfig:
     """All options of a training, the same on every rank; the keyword arguments of `Trainer`.
 
     A settings file has them in the sections that they name, and the command line and the comparison between ranks are
-    derived from this class. With a single stage, all exact pipeline methods are equivalent, the other options of
-    pipelines have no effect, and asynchronous methods are refused.
+    derived from this class. On a single stage all exact pipeline methods are the same training, without effect of the
+    other options of pipelines, and asynchronous methods are refused.
     """
 
     model: Annotated[MLP, instance_of(MLP, "an MLP, for example MLP([3, 4, 1])")]

@@ -30,7 +30,7 @@ MOST = 2**63 - 1  # largest whole number, that of NumPy's int64
 class _Limits:
     """Base of annotations; as metadata of a field of a pydantic model, its values are checked by `require_type`."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+    def __get_pydantic_core_schema__(self, source: Any, handler: object) -> Any:
         kind = Annotated[source, self]
 
         def check(value: Any) -> Any:
@@ -39,12 +39,7 @@ class _Limits:
             except SettingError as error:
                 raise refused("", value, error.allowed) from None
 
-        function = {"type": "no-info", "function": check}
-        return {"type": "function-before", "function": function, "schema": self._schema(source, handler)}
-
-    def _schema(self, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        """Schema of checked values, for the reference of files that have a JSON schema."""
-        return {"type": "any"}
+        return {"type": "function-plain", "function": {"type": "no-info", "function": check}}
 
 
 @dataclass(frozen=True)
@@ -70,18 +65,12 @@ class Range(_Limits):
             if limit is not None:
                 yield fits, text, limit
 
-    def _schema(self, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        return {**handler(source), **{fits.__name__: limit for fits, _, limit in self._limits()}}
-
 
 @dataclass(frozen=True)
 class OneOf(_Limits):
     """Annotation of text that is one of `choices`, in capitals or not."""
 
     choices: tuple[str, ...]
-
-    def _schema(self, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        return {"type": "literal", "expected": [*self.choices]}
 
 
 @dataclass(frozen=True)
@@ -180,7 +169,12 @@ def allowed_text(kind: Any) -> str:
         count = "" if Ellipsis in others else f"{1 + len(others)} "
         return f"a list of {count}values, each {allowed_text(first)}"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text in quotes"}
-    return words.get(base, "a section with keys of its own") + str(limits)
+    return words.get(base, "a table") + str(limits)
+
+
+def base_type(kind: Any) -> Any:
+    """The type of an annotation, without limits and None."""
+    return _parts(kind)[0]
 
 
 def require_type(name: str, value: Any, kind: Any) -> Any:

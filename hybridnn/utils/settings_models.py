@@ -28,7 +28,6 @@ ALLOWED = {
     "dict_type": "must be a table of keys and values",
     "extra_forbidden": "is not a known key",
     "float_type": "must be a number",
-    "finite_number": "must be a finite number",
     "int_type": "must be a whole number",
     "list_type": 'must be a list, as in [3, 4] or ["a", "b"]',
     "literal_error": "must be {expected}",

@@ -100,7 +100,7 @@ def test_the_settings_file_of_the_page_has_every_default() -> None:
 def test_keys_of_a_study_file() -> None:
     rows = {row.name: (row.default, row.allowed) for row in reference_pages.study_keys()}
     assert {"machine", "axes", "reduced.base", "reduced.axes"} <= set(rows)
-    assert rows["name"] == ("required", "text")
+    assert rows["name"] == ("required", "text in quotes")
     assert rows["threads"] == ("`1`", "a whole number, at least 1")
 
 

@@ -54,7 +54,7 @@ PIPELINES = {
     "sequential": TrainingCase(2, Grid(2), PipelineCase("sequential", ADAM)),
     "gpipe": TrainingCase(2, Grid(2), PipelineCase("gpipe", CLIPPED, 3, weight_grad="per-microbatch")),
     "gpipe, merged, 2 x 2": TrainingCase(4, Grid(2, 2), PipelineCase("gpipe", ODD, 4, weight_grad="merged")),
-    "accumulation": TrainingCase(1, Grid(), PipelineCase("gpipe", FEW, 3, weight_grad="per-microbatch")),
+    "gpipe on one stage": TrainingCase(1, Grid(), PipelineCase("gpipe", FEW, 3, weight_grad="per-microbatch")),
     "1f1b": TrainingCase(3, Grid(3), PipelineCase("1f1b", COSINE, 4, partition=(1, 2, 5))),
     "1f1b of wide stages": TrainingCase(4, Grid(stages=STAGES), PipelineCase("1f1b", CLIPPED, 3)),
     "1f1b, divided by measured times": TrainingCase(
