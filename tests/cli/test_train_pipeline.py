@@ -157,7 +157,7 @@ WRONG: dict[str, tuple[int, list[str], list[str]]] = {
     "a partition of nothing known": (
         2,
         [*PIPELINE, "--set", "parallel.partition=even"],
-        ["parallel.partition = 'even'", "uniform, profile or a list"],
+        ["parallel.partition = 'even'", "'uniform', 'profile' or a list"],
     ),
     "spectrain without momentum": (
         2,
