@@ -15,7 +15,7 @@ from hybridnn.utils.text import html_table
 INITIALIZERS = ("he", "glorot", "lecun")
 LOSSES = ("mse", "cross_entropy")
 
-Activation = Annotated[str, OneOf(tuple(ACTIVATIONS))]
+Activation = Annotated[str, OneOf(ACTIVATIONS)]
 Loss = Annotated[str, OneOf(("auto", *LOSSES))]
 Initializer = Annotated[str, OneOf(("auto", *INITIALIZERS))]
 

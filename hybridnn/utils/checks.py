@@ -66,11 +66,11 @@ class Range(_Limits):
                 yield fits, text, limit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OneOf(_Limits):
-    """Annotation of text that is one of `choices`, in capitals or not."""
+    """Annotation of text that is one of `choices`, in capitals or not; these may be a mapping to which others add."""
 
-    choices: tuple[str, ...]
+    choices: Collection[str]
 
 
 @dataclass(frozen=True)
