@@ -66,14 +66,14 @@ def study_keys() -> list[Setting]:
     """All keys of a study file, by the schema that checks it; ``NAME`` stands for a name and ``[]`` for elements."""
     from hybridnn.study.study_file import StudyFile
 
-    return keys_of(StudyFile.model_json_schema())
+    return list(keys_of(StudyFile))
 
 
 def statement_keys() -> list[Setting]:
     """The keys of a study file that hybridnn-papers checks."""
     from hybridnn_papers.statements import Conclusions
 
-    return keys_of(Conclusions.model_json_schema())
+    return list(keys_of(Conclusions))
 
 
 def measure_table() -> str:

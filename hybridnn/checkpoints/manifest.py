@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hybridnn.errors import DataError, one_line
 from hybridnn.pipeline.layout import Layout
-from hybridnn.training.records import Positive, Progress
+from hybridnn.training.records import Progress
+from hybridnn.utils.checks import Count
 from hybridnn.utils.files import parse_json
 from hybridnn.utils.settings_models import first_problem
 
@@ -51,9 +52,9 @@ class Origin(FrozenModel):
 class ArrayEntry(FrozenModel):
     """One ``.npy`` file; `bytes` and `sha256` are those of the whole file."""
 
-    shape: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2)]
+    shape: Annotated[tuple[Count, ...], Field(min_length=1, max_length=2)]
     dtype: Annotated[str, Field(pattern="^float(32|64)$")]
-    bytes: Positive
+    bytes: Count
     sha256: str
 
 

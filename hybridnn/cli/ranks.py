@@ -186,7 +186,7 @@ def on_ranks(in_process: int | None, action: Callable[[], Result]) -> Result:
     from hybridnn.in_process.runner import MOST_RANKS, run_ranks
 
     if not 1 <= in_process <= MOST_RANKS:
-        raise SettingError("--in-process", in_process, f"a whole number from 1 to {MOST_RANKS:,}")
+        raise SettingError("--in-process", in_process, f"must be a whole number from 1 to {MOST_RANKS:,}")
     result: Result = run_ranks(in_process, lambda comm: action()).results[0]
     return result
 

@@ -96,7 +96,7 @@ def list_keys(key: Key = None, output_format: OutputFormat = Format.text) -> Non
 
     axes = [Setting(f"axes.{axis.name}", axis.label, "", axis.description) for axis in AXES.values()]
     with first_rank_alone():
-        rows = chosen([*keys_of(StudyFile.model_json_schema()), *axes], key)
+        rows = chosen([*keys_of(StudyFile), *axes], key)
     print_rows(rows, "key", output_format)
 
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from hybridnn.comm.open_mpi import single_process_settings
-from hybridnn.errors import EnvironmentProblem, GridError
+from hybridnn.errors import EnvironmentProblem, GridError, SettingError
 
 if TYPE_CHECKING:  # importing `hybridnn` imports this module, and must not import NumPy
     from types import ModuleType
@@ -104,8 +104,10 @@ def require_communicator(comm: object) -> None:
     """Refuse a communicator of ranks other than those that run here.
 
     Raises `GridError` in a rank of `run_ranks`: for a communicator of MPI, or of another `run_ranks`. Outside: for one
-    of `run_ranks`.
+    of `run_ranks`. Raises `SettingError` for what is no communicator.
     """
+    if isinstance(comm, type) or not hasattr(comm, "Get_size"):
+        raise SettingError("comm", comm, "must be a communicator of mpi4py or of run_ranks")
     mpi: Any = import_mpi()
     if isinstance(comm, mpi.Intracomm) and getattr(comm, "engine", None) is getattr(mpi.COMM_WORLD, "engine", None):
         return

@@ -21,15 +21,14 @@ import hybridnn.data
 from hybridnn.data import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
 from hybridnn.data.table_options import Categories, Dates, Decimal, Missing, Refused, Thousands, Unknown
 from hybridnn.errors import SettingError
-from hybridnn.nn.activations import ACTIVATIONS
-from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
-from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP, resolve_loss
+from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule
+from hybridnn.nn.mlp import MLP, Activation, Initializer, Loss, resolve_loss
 from hybridnn.nn.optimizer_names import OPTIMIZERS, installed_optimizers
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import resolve_axes, resolve_stages
 from hybridnn.parallel.places import StageShapes
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.methods import OWN_METHODS, too_few_stages
+from hybridnn.pipeline.schedules.methods import METHODS, OWN_METHODS, too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.training.records import MONITORS
 from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Range, Seed, refused
@@ -113,13 +112,13 @@ class ParallelSettings(Section):
 def with_stages(parallel: ParallelSettings, ranks: int) -> ParallelSettings:
     """Set the number of stages if a method is set without it: all ranks that the other axes leave.
 
-    `SettingError` if one stage is left, and the method is not ``sequential``.
+    `SettingError` if one stage is left, and the method is asynchronous.
     """
     given = parallel.model_fields_set
     if "method" not in given or "pipeline" in given or parallel.stages or parallel.auto:
         return parallel
     stages = max(1, ranks // ((parallel.batch or 1) * parallel.model))
-    if stages == 1 and parallel.method != "sequential":
+    if stages == 1 and not METHODS[parallel.method].exact:
         raise too_few_stages(parallel.method)
     return parallel.model_copy(update={"pipeline": stages})
 
@@ -265,10 +264,10 @@ class ModelSettings(Section):
     """``[model]``: the multi-layer perceptron; its numbers of inputs and outputs follow from the data."""
 
     hidden: Counts = (256, 256)
-    activation: Annotated[str, OneOf(tuple(ACTIVATIONS))] = "relu"
+    activation: Activation = "relu"
     residual: bool = False
-    loss: Annotated[str, OneOf(("auto", *LOSSES))] = "auto"
-    initializer: Annotated[str, OneOf(("auto", *INITIALIZERS))] = "auto"
+    loss: Loss = "auto"
+    initializer: Initializer = "auto"
 
     @property
     def task(self) -> Task | None:
@@ -332,14 +331,6 @@ class OutputSettings(Section):
     trace: bool = False
 
 
-def _warmup_given(given: Any) -> Any:
-    """Refuse a linear schedule without the length of its warm-up, which depends on that of the training."""
-    if isinstance(given, dict) and given.get("name") == WarmupLinear.name and not given.get("warmup_epochs"):
-        allowed = f"name = {WarmupLinear.name!r} needs a number above 0"
-        raise refused("warmup_epochs", given.get("warmup_epochs", 0.0), allowed)
-    return given
-
-
 class Settings(Section):
     """All settings of a run, one attribute per section."""
 
@@ -347,7 +338,7 @@ class Settings(Section):
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     optimizer: Annotated[Optimizer, FieldsOf(*OPTIMIZERS, others=installed_optimizers)] = SGD()
-    schedule: Annotated[LearningRateSchedule, FieldsOf(*SCHEDULES), BeforeValidator(_warmup_given)] = Constant()
+    schedule: Annotated[LearningRateSchedule, FieldsOf(*SCHEDULES)] = Constant()
     parallel: ParallelSettings = ParallelSettings()
     device: Annotated[DeviceOptions, FieldsOf(DeviceOptions)] = DeviceOptions()
     output: OutputSettings = OutputSettings()

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from hybridnn.errors import DataError, SettingError
+from hybridnn.utils.checks import require_whole
 from hybridnn.utils.files import memory_bytes
 
 from . import loaders, synthetic
@@ -91,7 +92,5 @@ def describe_dataset(name: str, *, rows: int | None = None, synthetic: Synthetic
 
 
 def _require_rows(name: str, rows: int, available: int) -> None:
-    if rows < 1:
-        raise SettingError("data.rows", rows, "must be at least 1")
-    if rows > available:
+    if require_whole("data.rows", rows, 1) > available:
         raise SettingError("data.rows", rows, f"{name} has {available} training samples")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.errors import DataError
-from hybridnn.utils.checks import require_number
+from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 from .dataset import Dataset
 from .rows import ArrayRows, Rows, SubsetRows, require_finite
@@ -68,6 +68,7 @@ def split_indices(
     others = count_split(samples, fraction, part)
     if not others:
         return np.arange(samples), np.empty(0, np.int64)
+    seed = require_whole("training.seed", seed, 0)
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, _STREAMS[part]])))
     order = generator.permutation(samples)
     return np.sort(order[others:]), np.sort(order[:others])
@@ -75,7 +76,8 @@ def split_indices(
 
 def count_split(samples: int, fraction: float, part: Part = "test") -> int:
     """Number of samples that `split` puts into the second split; parameters and errors are those of `split`."""
-    require_number(f"data.{part}_fraction", fraction, at_least=0, below=1)
+    require_choice("part", part, get_args(Part))
+    fraction = require_number(f"data.{part}_fraction", fraction, at_least=0, below=1)
     if fraction == 0:
         return 0
     if samples < 2:

@@ -12,6 +12,7 @@ from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
 from hybridnn.pipeline.schedules.methods import find_method, make_schedule
+from hybridnn.utils.checks import require_number, require_type, require_whole, with_advice
 from hybridnn.utils.text import counted
 
 
@@ -80,6 +81,7 @@ class ScheduleTimeline(DrawnObject):
         return f"<{made.method}: {counts}, makespan {self.makespan:.6g}, bubble {self.bubble_fraction:.1%}>"
 
 
+@with_advice({"ranks": "did you mean stages?"})
 def schedule(
     method: str,
     *,
@@ -130,7 +132,7 @@ def schedule(
     >>> schedule("1f1b", stages=2, microbatches=4)
     <1f1b: 2 stages, 1 minibatch of 4 microbatches, makespan 15, bubble 20.0%>
     """
-    if method.endswith(".json"):
+    if isinstance(method, str) and method.endswith(".json"):
         given = {"minibatches": minibatches, "microbatches": microbatches, "chunks": chunks}
         given |= {"barriers": barriers or None}
         for name, value in given.items():
@@ -140,16 +142,21 @@ def schedule(
 
         made = read_schedule(method)
     else:
-        info = find_method(method)
+        info, stages = find_method(method), require_whole("stages", stages, 1)
+
+        def size(name: str, value: int | None, default: int) -> int:
+            return require_whole(name, default if value is None else value, 1)
+
         made = make_schedule(
-            method,
+            info.name,
             stages=stages,
-            minibatches=minibatches or (1 if info.cuts_minibatches else 2 * stages),
-            microbatches=microbatches or (2 * stages if info.cuts_minibatches else 1),
-            chunks=chunks or (2 if info.chunked else 1),
+            minibatches=size("minibatches", minibatches, 1 if info.cuts_minibatches else 2 * stages),
+            microbatches=size("microbatches", microbatches, 2 * stages if info.cuts_minibatches else 1),
+            chunks=size("chunks", chunks, 2 if info.chunked else 1),
             weight_grad=weight_grad,
-            barriers=barriers,
+            barriers=require_type("barriers", barriers, bool),
         )
     lint(made)
+    backward = require_number("backward", backward, at_least=0)
     durations = Durations(forward, backward, backward / 2 if weight is None else weight, message)
     return ScheduleTimeline(simulate(made, durations), durations)

@@ -45,10 +45,9 @@ class VirtualClock:
     """
 
     def __init__(self, size: int, alpha: float = 0.0, beta: float = 0.0, machine: Machine | None = None) -> None:
-        for name, value in (("alpha", alpha), ("beta", beta)):
-            require_number(name, value, at_least=0, allowed="seconds, 0 or more")
+        self._alpha, self._beta = require_number("alpha", alpha, at_least=0), require_number("beta", beta, at_least=0)
+        self._machine = machine
         self.now = [0.0] * size
-        self._alpha, self._beta, self._machine = alpha, beta, machine
         self._sending, self._receiving = [0.0] * size, [0.0] * size
         self._collective = lru_cache(maxsize=None)(self._collective_seconds)
 

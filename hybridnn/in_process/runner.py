@@ -13,7 +13,7 @@ from hybridnn.errors import SettingError
 from hybridnn.in_process.matching import Context, MessageEngine, VirtualClock
 from hybridnn.in_process.mpi_interface import Comm, MpiModule
 from hybridnn.in_process.records import Message, Record, message_of
-from hybridnn.utils.checks import require_choice, require_number, require_whole
+from hybridnn.utils.checks import require_choice, require_number, require_whole, with_advice
 
 if TYPE_CHECKING:
     from hybridnn.cost.machine import Machine
@@ -58,6 +58,7 @@ class RunResult(DrawnObject):
         return f"<Run: {len(self.results)} ranks, {len(self._records):,} calls, {max(self.clock):g} s on the clock>"
 
 
+@with_advice({"n": "did you mean ranks?"})
 def run_ranks(
     ranks: int,
     function: Callable[..., Any],
@@ -116,16 +117,18 @@ def run_ranks(
     >>> run_ranks(3, ring, alpha=1e-6).results
     (2.0, 0.0, 1.0)
     """
-    require_whole("ranks", ranks, 1, MOST_RANKS + 1)
-    require_choice("sends", sends, ("rendezvous", "eager"))
-    require_choice("delivery", delivery, ("late", "early"))
-    if order != "in turn" and (isinstance(order, bool) or not isinstance(order, int) or order < 0):
-        raise SettingError("order", order, "'in turn', or a whole number, 0 or more, the seed of an order")
-    require_whole("keep", keep, 0)
+    ranks = require_whole("ranks", ranks, 1, MOST_RANKS)
+    sends = require_choice("sends", sends, ("rendezvous", "eager"))
+    delivery = require_choice("delivery", delivery, ("late", "early"))
+    if not callable(function):
+        raise SettingError("function", function, "must be a function, which is called with a communicator")
+    if not (isinstance(order, str) and order == "in turn"):
+        order = require_whole("order", order, 0, allowed="must be 'in turn', or a whole number, the seed of an order")
+    keep = require_whole("keep", keep, 0)
     if machine is not None and (alpha or beta or not hasattr(machine, "collective_seconds")):
         raise SettingError("machine", machine, "of read_machine(file), and then neither alpha nor beta")
     if limit is not None:
-        require_number("limit", limit, above=0, at_most=1e9, allowed="seconds, above 0")
+        limit = require_number("limit", limit, above=0, at_most=1e9, allowed="seconds, above 0")
     engine = MessageEngine(
         ranks,
         VirtualClock(ranks, alpha, beta, machine),

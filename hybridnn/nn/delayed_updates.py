@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import Array
-from hybridnn.nn.optimizers import OTHER_NAMES, SGD, Adam, Optimizer, OptimizerState
+from hybridnn.nn.optimizers import OTHER_NAMES, OTHER_NAMES_OF_ADAM, SGD, Adam, Optimizer, OptimizerState
 from hybridnn.utils.checks import BelowOne, Count, Positive, with_advice
 
 
@@ -132,7 +132,7 @@ class PipeMareSGD(_PipeMare, SGD):
         return (*super().slot_names, "difference")
 
 
-@with_advice(OTHER_NAMES)
+@with_advice(OTHER_NAMES_OF_ADAM)
 @dataclass(frozen=True)
 class PipeMareAdam(_PipeMare, Adam):
     """PipeMare on `Adam`, as `PipeMareSGD`."""

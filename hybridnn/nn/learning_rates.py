@@ -4,61 +4,63 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from math import cos, pi
 from typing import Protocol
 
 from hybridnn.errors import SettingError
-from hybridnn.utils.checks import AtLeastZero, Count, Positive, require_fields
+from hybridnn.utils.checks import AtLeastZero, Count, Positive, require_fields, with_advice
 
 
 class LearningRateSchedule(Protocol):
     """Interface of learning-rate schedules."""
 
-    def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
-        """Factor of update number `update` (from 0) of `updates`, including those of earlier calls of `fit`."""
+    def multiplier(self, update: int, updates_per_epoch: int, updates: int) -> float:
+        """Factor on the rate of update `update` (from 0) of `updates`, including those of earlier calls of `fit`."""
         ...
 
 
+@with_advice({})
 @dataclass(frozen=True)
 class Constant:
     """Constant base rate."""
 
     name = "constant"
 
-    def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
+    def multiplier(self, update: int, updates_per_epoch: int, updates: int) -> float:
         """1."""
         return 1.0
 
 
+@with_advice({"gamma": "did you mean factor?", "*": "give the milestones as a list, as in Step([5, 8])"})
 @dataclass(frozen=True)
 class Step:
-    """The rate is multiplied by `factor_per_step` after each milestone.
+    """The rate is multiplied by `factor` after each milestone.
 
     Attributes
     ----------
     milestones : tuple of int
         Completed epochs at which the rate changes, ascending: (150, 225) changes it after 150 and after 225 epochs.
-    factor_per_step : float
-        Above 0; ``schedule.factor`` in a settings file.
+    factor : float
+        Above 0.
     """
 
     name = "step"
 
     milestones: tuple[Count, ...] = ()
-    factor_per_step: Positive = field(default=0.1, metadata={"alias": "factor"})
+    factor: Positive = 0.1
 
     def __post_init__(self) -> None:
-        if not self.milestones:
-            raise SettingError("schedule.milestones", [], "name = 'step' needs at least one epoch, for example [5, 8]")
         require_fields("schedule", self)
+        if not self.milestones:
+            raise SettingError("schedule.milestones", [], "must be at least one epoch, for example [5, 8]")
         if any(later <= earlier for earlier, later in pairwise(self.milestones)):
             raise SettingError("schedule.milestones", list(self.milestones), "must increase")
 
-    def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
-        """`factor_per_step` to the power of the number of milestones passed."""
-        return self.factor_per_step ** bisect_right(self.milestones, update // updates_per_epoch)
+    def multiplier(self, update: int, updates_per_epoch: int, updates: int) -> float:
+        """`factor` to the power of the number of milestones passed."""
+        return self.factor ** bisect_right(self.milestones, update // updates_per_epoch)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class _WarmUp(ABC):
     def __post_init__(self) -> None:
         require_fields("schedule", self)
 
-    def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
+    def multiplier(self, update: int, updates_per_epoch: int, updates: int) -> float:
         """Rises during warm-up, then falls."""
         warmup = round(self.warmup_epochs * updates_per_epoch)
         if update < warmup:
@@ -82,6 +84,7 @@ class _WarmUp(ABC):
         """Factor when the fraction `progress` of the fall is done."""
 
 
+@with_advice({})
 @dataclass(frozen=True)
 class WarmupLinear(_WarmUp):
     """From 0 to the base rate in `warmup_epochs`, then linearly to 0 at the last update."""
@@ -94,6 +97,7 @@ class WarmupLinear(_WarmUp):
         return 1.0 - progress
 
 
+@with_advice({})
 @dataclass(frozen=True)
 class Cosine(_WarmUp):
     """Optional warm-up, then half a cosine from the base rate to 0 (Loshchilov and Hutter 2017)."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from numbers import Integral
+from typing import Annotated, Any
 
 from hybridnn.errors import SettingError
 from hybridnn.nn.activations import ACTIVATIONS
-from hybridnn.utils.checks import require_choice, with_advice
+from hybridnn.utils.checks import Checked, Count, OneOf, require_fields, require_type, with_advice
 from hybridnn.utils.text import html_table
 
 INITIALIZERS = ("he", "glorot", "lecun")
 LOSSES = ("mse", "cross_entropy")
+
+Activation = Annotated[str, OneOf(ACTIVATIONS)]
+Loss = Annotated[str, OneOf(("auto", *LOSSES))]
+Initializer = Annotated[str, OneOf(("auto", *INITIALIZERS))]
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,19 @@ class DenseLayer:
         return self.outputs * (self.inputs + 1)
 
 
-@with_advice({"hidden": "sizes has the widths of all layers", "layers": "sizes has the widths of all layers"})
+def _sizes(value: Any) -> Any:
+    try:
+        sizes = require_type("model.sizes", value, tuple[Count, ...])
+    except SettingError:
+        return None
+    return sizes if len(sizes) > 1 else None
+
+
+ALLOWED_SIZES = "a list of at least an input and an output width, each a whole number, at least 1, as in [10, 16, 2]"
+IN_SIZES = "the widths of all layers are one list, as in MLP([10, 16, 2])"
+
+
+@with_advice(dict.fromkeys(("hidden", "layers", "*"), IN_SIZES))
 @dataclass(frozen=True)
 class MLP:
     """A multi-layer perceptron.
@@ -62,22 +78,15 @@ class MLP:
     9610
     """
 
-    sizes: Sequence[int]
-    activation: str = "relu"
+    sizes: Annotated[Sequence[int], Checked(_sizes, ALLOWED_SIZES)]
+    activation: Activation = "relu"
     _: KW_ONLY
     residual: bool = False
-    loss: str = "auto"
-    initializer: str = "auto"
+    loss: Loss = "auto"
+    initializer: Initializer = "auto"
 
     def __post_init__(self) -> None:
-        require_choice("model.activation", self.activation, ACTIVATIONS)
-        require_choice("model.loss", self.loss, ("auto", *LOSSES))
-        require_choice("model.initializer", self.initializer, ("auto", *INITIALIZERS))
-        if len(self.sizes) < 2 or not all(isinstance(size, Integral) and size >= 1 for size in self.sizes):
-            needed = "at least an input and an output width, each a whole number, 1 or more"
-            raise SettingError("model.sizes", list(self.sizes), needed)
-        object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
-        object.__setattr__(self, "residual", bool(self.residual))
+        require_fields("model", self)
 
     @cached_property
     def layers(self) -> tuple[DenseLayer, ...]:

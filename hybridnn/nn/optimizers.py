@@ -21,6 +21,14 @@ from hybridnn.utils.checks import AtLeastZero, BelowOne, Fraction, Positive, req
 
 OTHER_NAMES = MappingProxyType({"learning_rate": "did you mean lr?"})
 """Names of other libraries for arguments of optimizers."""
+OTHER_NAMES_OF_ADAM = MappingProxyType(
+    {
+        **OTHER_NAMES,
+        "momentum": "its momentum is the first of betas=(0.9, 0.999)",
+        **dict.fromkeys(("beta1", "beta2", "beta_1", "beta_2", "b1", "b2"), "give both, as in betas=(0.9, 0.999)"),
+        "epsilon": "did you mean eps?",
+    }
+)
 
 NEGLIGIBLE = 2.0**-60  # beside 1 in float64
 
@@ -202,7 +210,7 @@ class SGD(Optimizer):
         state.kernels.sgd_prediction(weights, state.slots["velocity"], out, steps * lr)
 
 
-@with_advice(OTHER_NAMES)
+@with_advice(OTHER_NAMES_OF_ADAM)
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015, Algorithm 1); weight decay is added to the gradient.
@@ -272,7 +280,7 @@ class Adam(Optimizer):
         return lr / (1.0 - beta1**step), sqrt(1.0 - beta2**step), keep
 
 
-@with_advice(OTHER_NAMES)
+@with_advice(OTHER_NAMES_OF_ADAM)
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, Algorithm 2)."""
@@ -326,7 +334,7 @@ class RMSprop(Optimizer):
             np.subtract(weights[block], scratch, out=(weights if out is None else out)[block])
 
 
-@with_advice(OTHER_NAMES)
+@with_advice(OTHER_NAMES_OF_ADAM)
 @dataclass(frozen=True)
 class NAdam(Optimizer):
     """Adam with Nesterov's look-ahead (Dozat 2016, Incorporating Nesterov momentum into Adam); PyTorch's update.

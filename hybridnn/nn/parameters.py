@@ -72,6 +72,8 @@ def parameter_shapes(model: MLP) -> dict[str, tuple[int, ...]]:
 
 def check_weights(model: MLP, weights: Mapping[str, NDArray[Any]], source: str) -> None:
     """Refuse weights that are not those of `model`, by a `DataError` that names `source` and the first wrong array."""
+    if not isinstance(weights, Mapping):
+        raise DataError(f"{source} must be arrays by name, as of Trainer.weights(), not {type(weights).__name__}")
     for name, shape in parameter_shapes(model).items():
         if name not in weights:
             found = ", ".join(sorted(weights)) or "nothing"

@@ -22,7 +22,7 @@ from hybridnn.comm.mpi import detect_launch, import_mpi, is_child, ranks_within,
 from hybridnn.comm.recorder import Recorder
 from hybridnn.errors import GridError, SettingError
 from hybridnn.parallel.places import StageShapes, place_ranks
-from hybridnn.utils.checks import require_whole
+from hybridnn.utils.checks import require_whole, with_advice
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from hybridnn.diagnostics.stall_watchdog import StallWatchdog
     from hybridnn.gpu.setup import TransportFactory
+
+AXES_BY_NAME = "name the axes, as in ProcessGrid(pipeline=2, batch=2)"
 
 
 class ProcessGrid:
@@ -81,6 +83,7 @@ class ProcessGrid:
     (1, 1, 1)
     """
 
+    @with_advice({"stage": "did you mean stages?", "ranks": "start it on so many ranks, as with -n", "*": AXES_BY_NAME})
     def __init__(
         self,
         comm: MPI.Intracomm | None = None,
@@ -94,6 +97,9 @@ class ProcessGrid:
     ) -> None:
         arguments = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
         _require_equal(comm, arguments | {"message_limit": message_limit})
+        message_limit = require_whole("message_limit", message_limit, 1)
+        if not isinstance(recorder, Recorder | None):
+            raise SettingError("recorder", recorder, "must be a Recorder")
         ranks: Any = comm if comm is not None else import_mpi().COMM_WORLD
         if stages is None:
             pipeline, batch, model = resolve_axes(ranks.Get_size(), pipeline, batch, model)
@@ -245,9 +251,8 @@ def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tu
     GridError
         If the product of the axes is not `ranks`; the message says what it is and lists grids that would fit.
     """
-    for name, size in (("pipeline", pipeline), ("batch", batch), ("model", model)):
-        if size is not None:
-            require_whole(f"parallel.{name}", size, 1)
+    pipeline, model = require_whole("parallel.pipeline", pipeline, 1), require_whole("parallel.model", model, 1)
+    batch = None if batch is None else require_whole("parallel.batch", batch, 1)
     sizes = {"pipeline": pipeline if pipeline > 1 else None, "batch": batch, "model": model}
     axes = " x ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
     if batch is None and ranks % (pipeline * model) == 0:
@@ -279,15 +284,22 @@ def resolve_stages(ranks: int, stages: Sequence[tuple[int, int]]) -> tuple[tuple
     GridError
         If the stages do not have `ranks` ranks in total.
     """
-    if not stages:
-        raise SettingError("parallel.stages", [], "at least one stage, for example [{batch=2}, {}]")
-    for stage, (batch, model) in enumerate(stages):
-        require_whole(f"parallel.stages[{stage}].batch", batch, 1)
-        require_whole(f"parallel.stages[{stage}].model", model, 1)
-    widths = " + ".join(f"{batch} x {model}" for batch, model in stages)
-    total = sum(batch * model for batch, model in stages)
+    try:
+        pairs = [(batch, model) for batch, model in stages]
+    except (TypeError, ValueError):
+        pairs = []
+    if not pairs:
+        allowed = "must be a list of the batch and model ranks of every stage, for example [(2, 1), (1, 1)]"
+        raise SettingError("parallel.stages", stages, allowed)
+    shapes = []
+    for stage, sizes in enumerate(pairs):
+        named = zip(("batch", "model"), sizes, strict=True)
+        batch, model = (require_whole(f"parallel.stages[{stage}].{name}", size, 1) for name, size in named)
+        shapes.append((batch, model))
+    widths = " + ".join(f"{batch} x {model}" for batch, model in shapes)
+    total = sum(map(prod, shapes))
     if total != ranks:
         raise GridError(
             f"parallel.stages: the stages' batch x model ranks {widths} are {total} in all, the job has {ranks}"
         )
-    return tuple((int(batch), int(model)) for batch, model in stages)
+    return tuple(shapes)

@@ -83,12 +83,11 @@ def _find_axis(name: str) -> Axis:
     return Axis(name, name, _setting(name))
 
 
-def _whole_axis(name: str, label: str, apply: Apply, description: str, least: int = 1, most: int = 2**63 - 1) -> Axis:
+def _whole_axis(name: str, label: str, apply: Apply, description: str, least: int = 1, most: int | None = None) -> Axis:
     """An axis of whole numbers."""
 
     def check(value: Any) -> Any:
-        require_whole(f"axes.{name}", value, least, most + 1)
-        return value
+        return require_whole(f"axes.{name}", value, least, most)
 
     return Axis(name, label, apply, check, description)
 

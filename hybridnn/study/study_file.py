@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
-from pydantic.config import JsonDict
 
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, values_as_text
 from hybridnn.study.layouts import parse_layout
-from hybridnn.utils.checks import Count, Positive
+from hybridnn.utils.checks import Checked, Count, Positive
 from hybridnn.utils.files import FileError, read_toml
 from hybridnn.utils.settings_models import FilePath, Section, by_dotted_name, setting_error
 from hybridnn.utils.text import shown_path, user_path
@@ -39,7 +38,14 @@ DEFAULT_REPEATS = 5  # of studies that compare times
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
-_TEXTS: JsonDict = {"type": "array", "items": {"type": "string"}}
+def _as_given(value: Any) -> Any:
+    """A value that the distribution checks which evaluates it."""
+    return value
+
+
+_Number = Annotated[Any, Checked(_as_given, "a number")]
+_Names = Annotated[Any, Checked(_as_given, "a list of texts")]
+_Tables = Annotated[Any, Checked(_as_given, "a list of tables")]
 
 
 def _settings_in_file(base: Any) -> Any:
@@ -55,20 +61,10 @@ def _settings_in_file(base: Any) -> Any:
 class Conclusions(Section):
     """What a study concludes from its runs: keys that a distribution such as hybridnn-papers checks and evaluates."""
 
-    target: Any = Field(
-        None,
-        description="Test metric that measures such as the epochs to a target refer to.",
-        json_schema_extra={"type": "number"},
-    )
-    best_over: Any = Field(
-        None, description="Axes of which tables and statements take the best value.", json_schema_extra=_TEXTS
-    )
-    columns: Any = Field(None, description="Further measures in the tables of the report.", json_schema_extra=_TEXTS)
-    statements: Any = Field(
-        None,
-        description="Claims of a paper, each with a verdict in the report.",
-        json_schema_extra={"type": "array", "items": {"type": "object"}},
-    )
+    target: _Number = Field(None, description="Test metric that measures such as the epochs to a target refer to.")
+    best_over: _Names = Field(None, description="Axes of which tables and statements take the best value.")
+    columns: _Names = Field(None, description="Further measures in the tables of the report.")
+    statements: _Tables = Field(None, description="Claims of a paper, each with a verdict in the report.")
 
     @property
     def given(self) -> Table:

@@ -17,7 +17,7 @@ from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import HostArray
 from hybridnn.training.records import MONITORS, losses_text
 from hybridnn.training.trained_network import Callback
-from hybridnn.utils.checks import require_choice, require_number, require_whole
+from hybridnn.utils.checks import require_choice, require_number, require_type, require_whole, with_advice
 
 if TYPE_CHECKING:
     from hybridnn.training.records import EpochRecord
@@ -54,6 +54,7 @@ class EarlyStopping(Callback):
         Epoch after which the training ended; 0 if it did not end early.
     """
 
+    @with_advice({"mode": "the monitor says whether more is better", "start_from_epoch": "there is no such option"})
     def __init__(
         self,
         monitor: str = "validation_loss",
@@ -62,12 +63,12 @@ class EarlyStopping(Callback):
         *,
         restore_best_weights: bool = True,
     ) -> None:
-        monitor = "train_loss" if monitor == "loss" else re.sub("^val_", "validation_", monitor)
-        require_choice("monitor", monitor, MONITORS)
-        require_whole("patience", patience, 1)
-        require_number("min_delta", min_delta, at_least=0)
-        self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
-        self.restore_best_weights = restore_best_weights
+        if isinstance(monitor, str):
+            monitor = "train_loss" if monitor == "loss" else re.sub("^val_", "validation_", monitor)
+        self.monitor = require_choice("monitor", monitor, MONITORS)
+        self.patience = require_whole("patience", patience, 1)
+        self.min_delta = require_number("min_delta", min_delta, at_least=0)
+        self.restore_best_weights = require_type("restore_best_weights", restore_best_weights, bool)
         self._begin()
 
     def _begin(self) -> None:
@@ -124,8 +125,9 @@ class ProgressBar(Callback):
         Epochs of the training.
     """
 
+    @with_advice({})
     def __init__(self, epochs: int) -> None:
-        self.epochs = epochs
+        self.epochs = require_whole("epochs", epochs, 1)
         self._begin()
 
     def _begin(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -24,8 +26,13 @@ from hybridnn.utils.checks import (
     OneOf,
     Positive,
     Seed,
-    require_choice,
+    as_spelled,
+    instance_of,
+    must_be_one_of,
     require_fields,
+    require_type,
+    type_hints,
+    with_advice,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +42,20 @@ DTYPES = ("float32", "float64")
 DEVICES = ("auto", "cpu", "gpu")
 TRANSPORTS = ("auto", "staging", "mpi", "nccl")
 
+ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("loss", "activation", "residual", "initializer"), "give it to MLP"),
+        **dict.fromkeys(("lr", "learning_rate"), "give it to the optimizer, as in Adam(lr=0.01)"),
+        **dict.fromkeys(("momentum", "weight_decay"), "give it to the optimizer, as in SGD(momentum=0.5)"),
+        **dict.fromkeys(("epochs", "validation", "callbacks", "progress"), "give it to fit"),
+        "validation_data": "give fit validation=(x, y)",
+        "metrics": "epochs have the validation loss, and accuracy or R²",
+    }
+)
+"""What to write in place of arguments of `Trainer` and `TrainConfig` that are none."""
 
+
+@with_advice({})
 @dataclass(frozen=True)
 class DeviceOptions:
     """Settings of the device, ``[device]`` of a settings file.
@@ -79,10 +99,9 @@ def option(section: str, default: Any, help: str, *, of_pipelines: bool = False)
     return field(default=default, metadata={"section": section, "help": help, "of_pipelines": of_pipelines})
 
 
-def _dtype_name(dtype: Any) -> str:
-    name = getattr(dtype, "__name__", str(dtype))
-    require_choice("training.dtype", name, DTYPES)
-    return name
+def _dtype_name(dtype: Any) -> str | None:
+    name = as_spelled(getattr(dtype, "__name__", str(dtype)), DTYPES)
+    return str(name) if name in DTYPES else None
 
 
 def _method_name(name: Any) -> str:
@@ -90,29 +109,42 @@ def _method_name(name: Any) -> str:
 
 
 def _partition(value: Any) -> Any:
-    counts = list(value) if isinstance(value, list | tuple) else []
-    if value in PARTITIONS or (counts and all(type(count) is int and count > 0 for count in counts)):
-        return tuple(counts) or value
-    allowed = f"must be {', '.join(PARTITIONS)} or a list of layer counts, for example [4, 4, 3]"
-    raise SettingError("parallel.partition", value, allowed)
+    if isinstance(value, str):
+        name = as_spelled(value, PARTITIONS)
+        return name if name in PARTITIONS else None
+    try:
+        return require_type("parallel.partition", value, tuple[Count, ...]) or None
+    except SettingError:
+        return None
 
 
+def _schedule(value: Any) -> Any:
+    return None if isinstance(value, type) or not callable(getattr(value, "multiplier", None)) else value
+
+
+@with_advice(ADVICE)
 @dataclass(frozen=True)
 class TrainConfig:
     """All options of a training, the same on every rank; the keyword arguments of `Trainer`.
 
     A settings file has them in the sections that they name, and the command line and the comparison between ranks are
-    derived from this class. With a single stage, all exact pipeline methods are equivalent, the other options of
-    pipelines have no effect, and asynchronous methods are refused.
+    derived from this class. On a single stage all exact pipeline methods are the same training, without effect of the
+    other options of pipelines, and asynchronous methods are refused.
     """
 
-    model: MLP
-    optimizer: Optimizer = field(default_factory=SGD)
-    schedule: LearningRateSchedule = field(default_factory=Constant)
+    model: Annotated[MLP, instance_of(MLP, "an MLP, for example MLP([3, 4, 1])")]
+    optimizer: Annotated[Optimizer, instance_of(Optimizer, "an optimizer, for example SGD(lr=0.1)")] = field(
+        default_factory=SGD
+    )
+    schedule: Annotated[LearningRateSchedule, Checked(_schedule, "a learning-rate schedule, for example Cosine()")] = (
+        field(default_factory=Constant)
+    )
     batch_size: Count = option("training", 100, "Samples of a minibatch, over all ranks.")
     shuffle: bool = option("training", True, "Draw a new order of the samples every epoch.")
     seed: Seed = option("training", 0, "Seed of the initial weights, and of the order and the splits of the samples.")
-    dtype: Annotated[DTypeLike, Checked(_dtype_name)] = option("training", "float32", "Element type of all arrays.")
+    dtype: Annotated[DTypeLike, Checked(_dtype_name, "'float32' or 'float64'")] = option(
+        "training", "float32", "Element type of all arrays."
+    )
     clip_norm: Positive | None = option(
         "training", None, "Scale gradients with a larger global norm down to this norm; none: do not."
     )
@@ -171,7 +203,7 @@ class TrainConfig:
         "Whether the batch ranks of a node share one copy of the weights and of the optimizer state, of which each "
         "rank updates a slice; auto: if a node has several of them. The trained weights are the same.",
     )
-    method: Annotated[str, Checked(_method_name)] = option(
+    method: Annotated[str, Checked(_method_name, must_be_one_of(METHODS).removeprefix("must be "))] = option(
         "parallel", "1f1b", f"Pipeline method: {', '.join(METHODS)}.", of_pipelines=True
     )
     microbatches: Count | None = option(
@@ -184,7 +216,10 @@ class TrainConfig:
     chunks: Count | None = option(
         "parallel", None, "Chunks per stage; none: 2 for `interleaved`, else 1.", of_pipelines=True
     )
-    partition: Annotated[str | tuple[int, ...], Checked(_partition)] = option(
+    partition: Annotated[
+        str | tuple[int, ...],
+        Checked(_partition, "'balanced', 'uniform', 'profile' or a list of layer counts, for example [4, 4, 3]"),
+    ] = option(
         "parallel",
         "balanced",
         "Layers of each stage (of each chunk of each stage, in the order of the layers): `balanced`, by predicted "
@@ -212,32 +247,14 @@ class TrainConfig:
         """The attributes by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
-    def _require_kinds(self) -> None:
-        if not isinstance(self.model, MLP):
-            raise SettingError("model", self.model, "must be an MLP, for example MLP([3, 4, 1])")
-        if not isinstance(self.optimizer, Optimizer):
-            raise SettingError("optimizer", self.optimizer, "must be an optimizer, for example SGD(lr=0.1)")
-        if isinstance(self.schedule, type) or not hasattr(self.schedule, "factor"):
-            raise SettingError("schedule", self.schedule, "must be a learning-rate schedule, for example Cosine()")
-
     def checked(self) -> Self:
-        """A validated copy, with `batch_size` as an int, `dtype` as a NumPy dtype and `partition` as text or a tuple.
-
-        Raises
-        ------
-        SettingError
-            For a model, an optimizer or a schedule of another type, or the first option that is not allowed.
-        """
-        self._require_kinds()
-        for name, section in OPTION_SECTIONS.items():
-            require_fields(section, self, (name,))
-        return replace(
-            self,
-            batch_size=int(self.batch_size),
-            dtype=np.dtype(self.dtype),
-            method=_method_name(self.method),
-            partition=_partition(self.partition),
-        )
+        """A copy with the values as they are used, `dtype` as one of NumPy; `SettingError` for the first wrong one."""
+        kinds = type_hints(TrainConfig)
+        used = {
+            name: require_type(SETTING_NAMES.get(name, name), value, kinds[name])
+            for name, value in self.items().items()
+        }
+        return replace(self, **used | {"dtype": np.dtype(used["dtype"])})
 
 
 OPTIONS = {item.name: item for item in fields(TrainConfig) if "section" in item.metadata}

@@ -10,17 +10,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.utils.checks import Range
+from hybridnn.utils.checks import Count, Seed
 from hybridnn.utils.text import figure_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from hybridnn.drawing.shapes import Picture
-
-
-Number = Annotated[int, Range(at_least=0, below=2**63)]
-Positive = Annotated[int, Range(at_least=1, below=2**63)]
 
 
 @dataclass(frozen=True)
@@ -42,11 +38,11 @@ class Progress:
     # Not pydantic's type of it: that takes longer to load than all else that a `Trainer` needs.
     __pydantic_config__: ClassVar[Mapping[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
-    step: Number = 0
-    epoch: Positive = 1
-    minibatches: Number = 0
+    step: Seed = 0
+    epoch: Count = 1
+    minibatches: Seed = 0
     loss_sum: float = 0.0
-    samples: Number = 0
+    samples: Seed = 0
 
     def next_epoch(self) -> Progress:
         """The same step as the beginning of the next epoch."""

@@ -22,7 +22,7 @@ from hybridnn.nn.optimizer_names import find_optimizer
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
-from hybridnn.training.config import OPTIONS, DeviceOptions, TrainConfig
+from hybridnn.training.config import ADVICE, OPTIONS, DeviceOptions, TrainConfig
 from hybridnn.training.data_split import (
     DataSplit,
     balanced_weights,
@@ -37,7 +37,7 @@ from hybridnn.training.epoch import EpochResult, Event, train_epochs
 from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.records import EpochRecord, EvaluationRecord, History, Progress, StepPosition, StepRecord
 from hybridnn.training.trained_network import Callback, TrainedNetwork
-from hybridnn.utils.checks import require_fields, require_whole, with_advice
+from hybridnn.utils.checks import AtLeastZero, require_type, require_whole, with_advice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,17 +47,6 @@ if TYPE_CHECKING:
     from hybridnn.parallel.model_chunk import ModelChunk
 
 
-ADVICE: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("loss", "activation", "residual", "initializer"), "give it to MLP"),
-        **dict.fromkeys(("lr", "learning_rate"), "give it to the optimizer, as in Adam(lr=0.01)"),
-        **dict.fromkeys(("momentum", "weight_decay"), "give it to the optimizer, as in SGD(momentum=0.5)"),
-        **dict.fromkeys(("epochs", "validation", "callbacks", "progress"), "give it to fit"),
-        "validation_data": "give fit validation=(x, y)",
-        "metrics": "epochs have the validation loss, and accuracy or R²",
-    }
-)
-"""What to write in place of arguments of `Trainer` that are none."""
 ADVICE_ON_FIT: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"give it to Trainer, as in Trainer(model, {name}=…)" for name in OPTIONS},
@@ -121,13 +110,13 @@ class Trainer(TrainedNetwork):
     ) -> None:
         rule = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
         config = TrainConfig(model, SGD() if rule is None else rule, **options)
-        require_fields("output", config, ("stall_seconds",))
+        stall_seconds = require_type("output.stall_seconds", config.stall_seconds, AtLeastZero)
         grid = grid if grid is not None else ProcessGrid()
         if not isinstance(grid, ProcessGrid):
             raise SettingError("grid", grid, "must be a ProcessGrid, for example ProcessGrid(batch=2)")
         require_communicator(grid.node_comm)
         watch = grid.stall_watchdog
-        self._end_watch = None if watch is None else watch.start(self, config.stall_seconds)
+        self._end_watch = None if watch is None else watch.start(self, stall_seconds)
         if grid.size > 1:  # a single rank has nothing to compare
             from hybridnn.training.rank_comparison import require_same_settings, software, trainer_facts
 
@@ -214,7 +203,7 @@ class Trainer(TrainedNetwork):
             allowed = "must be samples and targets, (x, y), or rows of a data set: split them off first"
             raise SettingError("validation", validation, allowed)
         self._require_same_fit(epochs, callbacks, progress)
-        require_whole("training.epochs", epochs, 1)
+        epochs = require_whole("training.epochs", epochs, 1)
         asks = progress is None and "IPython" in sys.modules and self.grid.size == 1 and not is_in_process()
         if progress or asks:
             from hybridnn.training.callbacks import ProgressBar, in_notebook
@@ -347,7 +336,7 @@ class Trainer(TrainedNetwork):
         order = epoch_order(train.samples, self.seed, start.epoch, self.shuffle)
         batches = list(minibatches(order, self.batch_size))[start.minibatches :]
         steps = range(start.step, start.step + len(batches))
-        rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, self.last_step) for step in steps]
+        rates = [self.optimizer.lr * self.schedule.multiplier(step, per_epoch, self.last_step) for step in steps]
         return self.engine.make_minibatches(train, batches, rates, first=start.step)
 
     def free(self) -> None:

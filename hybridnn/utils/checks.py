@@ -1,20 +1,21 @@
 """Checks of values that a user gives: types that say what is allowed, in a settings file and in Python alike.
 
-pydantic checks the types of the sections of a file, and `require_fields` those of other dataclasses. Each error names
-the setting, the value and what is allowed.
+The annotation of a field is the only description of its values: `require_type` checks them by it, also for the
+pydantic models of files, and `allowed_text` has the text for refusals and for the reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import Field, fields
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Parameter, signature
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from hybridnn.errors import SettingError
 
@@ -23,8 +24,26 @@ if TYPE_CHECKING:
 
 Called = TypeVar("Called", bound=Callable[..., Any])
 
+MOST = 2**63 - 1  # largest whole number, that of NumPy's int64
 
-class Range(NamedTuple):
+
+class _Limits:
+    """Base of annotations; as metadata of a field of a pydantic model, its values are checked by `require_type`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: object) -> Any:
+        kind = Annotated[source, self]
+
+        def check(value: Any) -> Any:
+            try:
+                return require_type("", value, kind)
+            except SettingError as error:
+                raise refused("", value, error.allowed) from None
+
+        return {"type": "function-plain", "function": {"type": "no-info", "function": check}}
+
+
+@dataclass(frozen=True)
+class Range(_Limits):
     """Annotation of numbers: the ends of their range."""
 
     above: float | None = None
@@ -32,25 +51,34 @@ class Range(NamedTuple):
     below: float | None = None
     at_most: float | None = None
 
-    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> Any:
-        """The schema of `source` with these limits."""
-        limits = zip(("gt", "ge", "lt", "le"), self, strict=True)
-        return handler(source) | {name: limit for name, limit in limits if limit is not None}
+    def __contains__(self, number: float) -> bool:
+        return all(fits(number, limit) for fits, _, limit in self._limits())
+
+    def __str__(self) -> str:
+        texts = [f"{words} {limit:{',' if isinstance(limit, int) else 'g'}}" for _, words, limit in self._limits()]
+        between = re.fullmatch("at least (.*), at most (.*)", ", ".join(texts))
+        return f" from {between[1]} to {between[2]}" if between else "".join(f", {text}" for text in texts)
+
+    def _limits(self) -> Iterator[tuple[Callable[[float, float], bool], str, float]]:
+        words = (gt, "greater than"), (ge, "at least"), (lt, "less than"), (le, "at most")
+        for (fits, text), limit in zip(words, astuple(self), strict=True):
+            if limit is not None:
+                yield fits, text, limit
 
 
-class OneOf(NamedTuple):
-    """Annotation of text that is one of `choices`."""
+@dataclass(frozen=True, eq=False)
+class OneOf(_Limits):
+    """Annotation of text that is one of `choices`, in capitals or not; these may be a mapping to which others add."""
 
-    choices: tuple[str, ...]
+    choices: Collection[str]
 
-    def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:
-        """The schema of a `Literal`, which takes capitals as they are typed."""
-        spelled = {"type": "no-info", "function": lambda value: as_spelled(value, self.choices)}
-        return {
-            "type": "function-before",
-            "function": spelled,
-            "schema": {"type": "literal", "expected": [*self.choices]},
-        }
+
+@dataclass(frozen=True)
+class Checked(_Limits):
+    """Annotation of a value that `used` returns as it is used; None if it is not `allowed`, a text."""
+
+    used: Callable[[Any], Any]
+    allowed: str
 
 
 OTHER_NAMES = {"cuda": "gpu"}
@@ -76,147 +104,159 @@ def refused(key: str, value: object, allowed: str) -> PydanticCustomError:
     return PydanticCustomError(REFUSED, "{allowed}", {"key": key, "value": value, "allowed": allowed})
 
 
-class Checked(NamedTuple):
-    """Annotation of a value that `check` returns as it is used, or refuses by a `SettingError`."""
-
-    check: Callable[[Any], Any]
-
-    def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:
-        """The schema of a value that only `check` validates."""
-
-        def validate(value: Any) -> Any:
-            try:
-                return self.check(value)
-            except SettingError as error:
-                raise refused("", value, error.allowed) from None
-
-        return {"type": "function-plain", "function": {"type": "no-info", "function": validate}}
+def instance_of(kind: type[Any], allowed: str) -> Checked:
+    """Annotation of instances of a class."""
+    return Checked(lambda value: value if isinstance(value, kind) else None, allowed)
 
 
-def _auto_or_boolean(value: object) -> object:
-    if not isinstance(value, bool) and value != "auto":
-        raise SettingError("", value, "must be 'auto', true or false")
-    return value
+def _auto_or_boolean(value: Any) -> Any:
+    value = as_spelled(plain(value), ("auto",))
+    return value if isinstance(value, bool) or (isinstance(value, str) and value == "auto") else None
 
 
-AutoOrBool = Annotated[bool | str, Checked(_auto_or_boolean)]
+AutoOrBool = Annotated[bool | str, Checked(_auto_or_boolean, "'auto', true or false")]
 Count = Annotated[int, Range(at_least=1)]
-Seed = Annotated[int, Range(at_least=0, below=2**63)]
+Seed = Annotated[int, Range(at_least=0)]
 Positive = Annotated[float, Range(above=0)]
 AtLeastZero = Annotated[float, Range(at_least=0)]
 BelowOne = Annotated[float, Range(at_least=0, below=1)]
 Fraction = Annotated[float, Range(at_least=0, at_most=1)]
 
 
-def require_fields(section: str, instance: Any, names: Collection[str] = ()) -> None:
-    """Refuse, by a `SettingError`, a dataclass with a value that the type of its field does not allow.
+def require_fields(section: str, instance: Any) -> None:
+    """Set the fields of a frozen dataclass to their values as they are used: see `require_type`.
 
-    Parameters
-    ----------
-    section : str
-        Section of the settings whose keys are the fields; empty for arguments that no settings file has.
-    names : collection of str
-        The fields to check; by default all.
+    `section` is that of the settings whose keys are the fields; empty for arguments that no settings file has.
     """
     kind: Any = type(instance)
-    hints = _type_hints(kind)
-    for key, item in fields_by_key(kind).items():
-        if names and item.name not in names:
-            continue
-        require_type(f"{section}.{key}".removeprefix("."), getattr(instance, item.name), hints[item.name])
-
-
-def fields_by_key(kind: Any) -> dict[str, Field[Any]]:
-    """The fields of a dataclass by their keys in a settings file: the name, or ``alias`` in a field's metadata."""
-    return {item.metadata.get("alias", item.name): item for item in fields(kind)}
+    hints = type_hints(kind)
+    for item in fields(kind):
+        name = f"{section}.{item.name}".removeprefix(".")
+        used = require_type(name, getattr(instance, item.name), hints[item.name])
+        object.__setattr__(instance, item.name, used)
 
 
 @cache
-def _type_hints(kind: Any) -> dict[str, Any]:
+def type_hints(kind: Any) -> dict[str, Any]:
+    """The annotations of the fields of a class, by name."""
     return get_type_hints(kind, include_extras=True)
 
 
-def require_type(name: str, value: Any, kind: Any) -> None:
-    """Refuse, by a `SettingError`, a value that is not of a type.
+def plain(value: Any) -> Any:
+    """Scalars and arrays of NumPy and of other libraries as numbers and lists of Python; other values as they are."""
+    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, type) else value
 
-    Types are bool, float, float and int with a `Range`, `OneOf`, `Checked`, tuples of such types, and one of them or
-    None.
-    """
+
+def _parts(kind: Any) -> tuple[Any, Any]:
+    """The type and the limits of an annotation; without None, and without limits of pydantic."""
     if type(None) in get_args(kind):
-        if value is None:
-            return
         kind = next(other for other in get_args(kind) if other is not type(None))
-    kind, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
-    if limits and isinstance(limits[0], Checked):
-        try:
-            limits[0].check(value)
-        except SettingError as error:
-            if error.setting:
-                raise
-            raise SettingError(name, value, error.allowed) from None
-    elif get_origin(kind) is tuple:
-        _require_tuple(name, value, get_args(kind))
-    elif kind is bool:
-        if not isinstance(value, bool):
-            raise SettingError(name, value, "must be true or false")
-    elif kind is float:
-        require_number(name, value, **(limits[0] if limits else Range())._asdict())
-    elif kind is int:
-        require_whole(name, value, limits[0].at_least)
-    else:
-        require_choice(name, value, limits[0].choices)
+    base, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    if get_origin(base) is Literal:
+        return str, OneOf(get_args(base))
+    return base, next((item for item in limits if isinstance(item, _Limits)), Range())
 
 
-def _require_tuple(name: str, values: Sequence[Any], kinds: tuple[Any, ...]) -> None:
-    if kinds[-1] is Ellipsis:
-        kinds = kinds[:1] * len(values)
-    if len(values) != len(kinds):
-        raise SettingError(name, list(values), f"must be {len(kinds)} numbers")
-    for index, (value, kind) in enumerate(zip(values, kinds, strict=True)):
-        require_type(f"{name}[{index}]", value, kind)
+def allowed_text(kind: Any) -> str:
+    """What an annotation allows: ``a whole number, at least 1``, or ``'a' or 'b'``."""
+    base, limits = _parts(kind)
+    if isinstance(limits, Checked):
+        return limits.allowed
+    if isinstance(limits, OneOf):
+        return must_be_one_of(limits.choices).removeprefix("must be ")
+    if get_origin(base) is tuple:
+        first, *others = get_args(base)
+        count = "" if Ellipsis in others else f"{1 + len(others)} "
+        return f"a list of {count}values, each {allowed_text(first)}"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text in quotes"}
+    return words.get(base, "a table") + str(limits)
 
 
-def require_whole(name: str, value: object, minimum: int, below: int = 2**63) -> None:
-    """Refuse, by a `SettingError`, a value that is not an integer with ``minimum <= value < below``."""
-    if isinstance(value, Integral) and below == 2**63 <= int(value):
-        raise SettingError(name, value, f"must be at most {below - 1:,}")
-    if not isinstance(value, Integral) or isinstance(value, bool) or not minimum <= int(value) < below:
-        allowed = f", {minimum} or more" if below == 2**63 else f" from {minimum} to {below - 1:,}"
-        raise SettingError(name, value, f"a whole number{allowed}")
+def base_type(kind: Any) -> Any:
+    """The type of an annotation, without limits and None."""
+    return _parts(kind)[0]
 
 
-def require_number(
-    name: str,
-    value: object,
-    *,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-    allowed: str = "",
-) -> None:
-    """Refuse, by a `SettingError`, a value that is not a finite number in the range.
+def require_type(name: str, value: Any, kind: Any) -> Any:
+    """Check a value by an annotation.
 
-    Parameters
-    ----------
-    allowed : str
-        What is allowed, for the message; by default the end of the range that the value exceeds.
+    Types are bool, int, float, str, tuples of such types, and one of them or None, with `Range`, `OneOf` or `Checked`.
+    Values of other types are not checked.
+
+    Returns
+    -------
+    Any
+        The value as it is used: numbers and lists of NumPy as those of Python, lists as tuples, whole numbers as
+        floats, and choices as they are spelled.
+
+    Raises
+    ------
+    SettingError
+        If the type does not allow the value.
     """
-    limits = (above, gt, "greater than"), (at_least, ge, "at least"), (below, lt, "less than"), (at_most, le, "at most")
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise SettingError(name, value, allowed or "must be a number")
-    if not isfinite(number := float(value)):
-        raise SettingError(name, value, allowed or "must be a finite number")
-    for limit, fits, what in limits:
-        if limit is not None and not fits(number, limit):
-            raise SettingError(name, value, allowed or f"must be {what} {limit:g}")
+    base, limits = _parts(kind)
+    given, allowed = plain(value), f"must be {allowed_text(kind)}"
+    if given is None and type(None) in get_args(kind):
+        return None
+    if isinstance(limits, Checked):
+        if (used := limits.used(value)) is not None:
+            return used
+    elif get_origin(base) is tuple:
+        if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+            kinds = get_args(base)
+            kinds = kinds[:1] * len(given) if kinds[-1] is Ellipsis else kinds
+            if len(given) == len(kinds):
+                pairs = enumerate(zip(given, kinds, strict=True))
+                return tuple(require_type(f"{name}[{index}]", item, of_item) for index, (item, of_item) in pairs)
+            value = list(given)
+    elif isinstance(limits, OneOf):
+        if isinstance(used := as_spelled(given, limits.choices), str) and used in limits.choices:
+            return used
+    elif base in (bool, str) and isinstance(given, base):
+        return given
+    elif base in (int, float) and isinstance(given, Integral if base is int else Real) and not isinstance(given, bool):
+        return _require_range(name, given, base, limits, allowed)
+    elif base not in (bool, str, int, float):
+        return value
+    raise SettingError(name, value, allowed)
 
 
-def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Refuse, by a `SettingError`, a value that is not one of `choices`."""
-    choices = list(choices)
-    if value not in choices:
-        raise SettingError(name, value, must_be_one_of(choices))
+def _require_range(name: str, given: Any, kind: Any, limits: Range, allowed: str) -> Any:
+    try:
+        number = kind(given)
+    except OverflowError:
+        number = inf
+    if kind is float and not isfinite(number):
+        raise SettingError(name, given, allowed.replace("a number", "a finite number"))
+    if number not in limits:
+        raise SettingError(name, given, allowed)
+    if kind is int and number > MOST:
+        raise SettingError(name, given, f"must be at most {MOST:,}")
+    return number
+
+
+def require_whole(name: str, value: object, minimum: int, maximum: int | None = None, allowed: str = "") -> int:
+    """The value as an int from `minimum` to `maximum`, or a `SettingError`, which says what is `allowed`."""
+    number: int = _require(name, value, Annotated[int, Range(at_least=minimum, at_most=maximum)], allowed)
+    return number
+
+
+def require_number(name: str, value: object, *, allowed: str = "", **limits: float) -> float:
+    """The value as a finite float in a `Range` of `limits`, or a `SettingError`, which says what is `allowed`."""
+    number: float = _require(name, value, Annotated[float, Range(**limits)], allowed)
+    return number
+
+
+def require_choice(name: str, value: object, choices: Iterable[str]) -> Any:
+    """The one of `choices` that a text is but for capitals, or a `SettingError`."""
+    return require_type(name, value, Annotated[str, OneOf(tuple(choices))])
+
+
+def _require(name: str, value: object, kind: Any, allowed: str) -> Any:
+    try:
+        return require_type(name, value, kind)
+    except SettingError as error:
+        raise SettingError(name, value, allowed or error.allowed) from None
 
 
 def must_be_one_of(choices: Iterable[str]) -> str:
@@ -226,30 +266,42 @@ def must_be_one_of(choices: Iterable[str]) -> str:
 
 
 def with_advice(advice: Mapping[str, str], more: Collection[str] = ()) -> Callable[[Called], Called]:
-    """Decorator of a function or of a dataclass, which refuses unknown and missing keywords by a `SettingError`.
+    """Decorator of a function or of a class, whose wrong arguments are refused by a `SettingError`.
+
+    These are unknown and missing names, names that are given twice, and too many values without names.
 
     Parameters
     ----------
     advice : mapping
-        What to write in place of keywords that are likely to be tried.
+        What to write in place of keywords that are likely to be tried; ``"*"``: of too many values without names.
     more : collection of str
         Keywords that it takes beside those in its signature.
     """
 
     def decorate(target: Called) -> Called:
         called: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
-        _, *taken = signature(called).parameters.values()  # after `self`
-        needed = [item.name for item in taken if (item.kind, item.default) == (Parameter.KEYWORD_ONLY, Parameter.empty)]
-        known = [*(item.name for item in taken if item.kind != Parameter.VAR_KEYWORD), *more]
+        taken = [item for item in signature(called).parameters.values() if item.name != "self"]
+        start = len(signature(called).parameters) - len(taken)
+        needed = [item.name for item in taken if item.default is Parameter.empty and item.kind.name[:3] != "VAR"]
+        unnamed = [item.name for item in taken if item.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        takes_all = any(item.kind is Parameter.VAR_POSITIONAL for item in taken)
+        known = [*(item.name for item in taken if item.kind.name[:3] != "VAR"), *more]
 
         @wraps(called)
         def checked(*values: Any, **given: Any) -> Any:
             name = type(values[0]).__name__ if called.__name__ == "__init__" else target.__qualname__
-            for keyword in (keyword for keyword in given if keyword not in known):
-                hint = advice.get(keyword) or nearest(keyword, known) or f"it takes {', '.join(known)}"
-                raise SettingError(keyword, given[keyword], hint, f"{name} takes no argument {keyword!r}: {hint}")
+            without = unnamed[: len(values) - start]
+            if len(values) - start > len(unnamed) and not takes_all:
+                hint = advice.get("*") or f"without names it takes {', '.join(unnamed) or 'none'}"
+                raise SettingError(name, values[start:], hint, f"{name} takes fewer values without names: {hint}")
+            for keyword in given:
+                if keyword in without:
+                    raise SettingError(keyword, given[keyword], "is given twice", f"{name} gets {keyword} twice")
+                if keyword not in known:
+                    hint = advice.get(keyword) or nearest(keyword, known) or f"it takes {', '.join(known)}"
+                    raise SettingError(keyword, given[keyword], hint, f"{name} takes no argument {keyword!r}: {hint}")
             for keyword in needed:
-                if keyword not in given:
+                if keyword not in given and keyword not in without:
                     raise SettingError(keyword, None, "is needed", f"{name} needs the argument {keyword}")
             return called(*values, **given)
 

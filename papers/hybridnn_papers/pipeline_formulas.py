@@ -63,7 +63,7 @@ def stored_states(method: str, stage: int, stages: int) -> StoredStates:
     the minibatch in work.
     """
     _require_method(method, stages)
-    require_whole("stage", stage, 1, stages + 1)
+    require_whole("stage", stage, 1, stages)
     delayed = stages - stage + 1
     if method == "sequential":
         return StoredStates(1, 1, 1)

@@ -327,7 +327,7 @@ def test_values_of_the_full_form_are_missing_in_the_short_one(tmp_path: Path) ->
         (BOUND_LINE, 'at_least = 0.5\nagainst = {quantity = "x"}', r"statements\[0\]\.against\.quantity = 'x'"),
         (BOUND_LINE, 'at_least = 0\nagainst = {method = "sequential"}\nby = "sd"', r"statements\[0\]\.by = 'sd'"),
         (BOUND_LINE, 'at_least = 0\nabout = "me"', r"statements\[0\]\.about = 'me'"),
-        ("target = 0.5", "target = 2", r"target = 2: must be at most 1"),
+        ("target = 0.5", "target = 2", r"target = 2: must be a number, at most 1"),
         ("target = 0.5", 'columns = ["seconds_to_target"]', r"columns = 'seconds_to_target': needs target"),
         ("target = 0.5", 'best_over = ["optimizer.lr"]', r"best_over = 'optimizer.lr': not an axis"),
     ],

@@ -197,7 +197,7 @@ def test_other_commands_read_the_run(run_hybridnn: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("train", "--in-process", "0"), "--in-process = 0: a whole number from 1 to 1,024"),
+        (("train", "--in-process", "0"), "--in-process = 0: must be a whole number from 1 to 1,024"),
         (("train", "--in-process", "two"), "Invalid value for '--in-process': "),
         (("train", "--in-process", "3", "--batch", "2"), "the process grid batch 2 x model 1 does not fit 3 ranks: "),
         (("train", "--in-process", "2", "--set", "device.name=gpu"), "device.name = 'gpu': "),

@@ -182,7 +182,7 @@ def test_data_lists_shows_and_fetches_data_sets(run_hybridnn: Run) -> None:
 
 
 COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
-    ("train", "--epochs", "0"): (2, "Error: training.epochs = 0: must be at least 1"),
+    ("train", "--epochs", "0"): (2, "Error: training.epochs = 0: must be a whole number, at least 1"),
     ("train", "--file", "labels.npz"): (2, "Error: labels.npz: y_train: label -1 in row 0"),
     ("train", "--out", "/proc/no-folder"): (2, "Error: output.folder = '/proc/no-folder'"),
     ("train", "-n", "2"): (2, "Error: -n 2 starts the ranks itself: call it without mpirun or srun"),

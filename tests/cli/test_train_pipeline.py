@@ -136,10 +136,10 @@ def test_a_method_alone_makes_all_ranks_stages_and_a_resumed_run_may_have_anothe
 
 PIPELINE = ["--pipeline", "2"]
 WRONG: dict[str, tuple[int, list[str], list[str]]] = {
-    "an exact method on one rank": (
+    "a stale method on one rank": (
         1,
-        ["--method", "gpipe"],
-        ["parallel.method = 'gpipe': needs a pipeline of at least 2 stages"],
+        ["--method", "pipedream"],
+        ["parallel.method = 'pipedream': needs a pipeline of at least 2 stages"],
     ),
     "a stale method on one stage": (1, ["--method", "fr", "--pipeline", "1"], ["parallel.method = 'fr'", "-n 2"]),
     "an unknown method": (2, [*PIPELINE, "--method", "pipedreem"], ["'pipedreem'", "did you mean pipedream?"]),
@@ -157,7 +157,7 @@ WRONG: dict[str, tuple[int, list[str], list[str]]] = {
     "a partition of nothing known": (
         2,
         [*PIPELINE, "--set", "parallel.partition=even"],
-        ["parallel.partition = 'even'", "uniform, profile or a list"],
+        ["parallel.partition = 'even'", "'uniform', 'profile' or a list"],
     ),
     "spectrain without momentum": (
         2,

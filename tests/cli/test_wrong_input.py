@@ -78,7 +78,7 @@ CASES: dict[str, Case] = {
     "a width of 70 bits": (["--hidden", f"8,{2**70}"], ["the largest is 9,223,372,036,854,775,807"]),
     "unknown key": (["--set", "training.epoch=3"], ["training.epoch", "training.epochs"]),
     "unknown section": (["--set", "trainig.epochs=3"], ["trainig", "training"]),
-    "zero epochs": (["--epochs", "0"], ["training.epochs = 0: must be at least 1"]),
+    "zero epochs": (["--epochs", "0"], ["training.epochs = 0: must be a whole number, at least 1"]),
     "unknown split": (
         ["--set", "parallel.model_split=rows"],
         ["parallel.model_split = 'rows': must be 'columns' or 'alternating'"],

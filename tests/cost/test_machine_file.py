@@ -114,7 +114,7 @@ WRONG = {
     "ranks_per_node is missing": {name: value for name, value in values().items() if name != "ranks_per_node"},
     "inside_node.segments[0].beta_seconds_per_byte is missing": with_segments({"alpha_seconds": 1.0}),
     "compute[0].forward.multiply_add_seconds is missing": with_compute(forward={}),
-    "inside_node.segments[0].alpha_seconds = -1e-06: must be at least 0": with_segments(
+    "inside_node.segments[0].alpha_seconds = -1e-06: must be a number, at least 0": with_segments(
         GOOD | {"alpha_seconds": -1e-6}
     ),
     f"{UPDATE}.number_seconds = -1.0": with_compute(updates={"sgd": {"number_seconds": -1.0}}),

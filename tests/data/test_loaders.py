@@ -182,7 +182,7 @@ def test_rows_keeps_the_first_training_samples(all_of: AllOf) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rows": 0}, r"data.rows = 0: must be at least 1"),
+        ({"rows": 0}, r"data.rows = 0: must be a whole number, at least 1"),
         ({"rows": 1798}, r"data.rows = 1798: digits has 1797"),
         ({"synthetic": SyntheticSpec()}, r"data.name = 'digits'"),
     ],

@@ -107,10 +107,10 @@ def test_clusters_are_learnable_but_not_trivial(all_of: AllOf) -> None:
     ("options", "message"),
     [
         ({"task": "clustering"}, "synthetic.task = 'clustering': must be 'regression' or 'classification'"),
-        ({"test_samples": -1}, "synthetic.test_samples = -1: a whole number, 0 or more"),
+        ({"test_samples": -1}, "synthetic.test_samples = -1: must be a whole number, at least 0"),
         ({"inputs": -3}, "synthetic.inputs = -3"),
-        ({"outputs": 0}, "synthetic.outputs = 0: a whole number, 1 or more"),
-        ({"outputs": 1, "task": "classification"}, "synthetic.outputs = 1: a whole number, 2 or more"),
+        ({"outputs": 0}, "synthetic.outputs = 0: must be a whole number, at least 1"),
+        ({"outputs": 1, "task": "classification"}, "synthetic.outputs = 1: must be a whole number, at least 2"),
     ],
 )
 def test_values_that_are_not_allowed(options: dict[str, Any], message: str) -> None:

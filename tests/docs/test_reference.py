@@ -44,7 +44,7 @@ def test_every_setting_key_and_axis_is_described() -> None:
         ("training.epochs", "a whole number, at least 1", "`10`"),
         ("training.checkpoint_every", "a whole number of steps, at least 1, or seconds in quotes, as `90 s`", ""),
         ("optimizer.weight_decay", "a number, at least 0", "`0.0`; adamw: `0.01`"),
-        ("model.hidden", "a list; each element a whole number, at least 1", "`[256, 256]`"),
+        ("model.hidden", "a list of values, each a whole number, at least 1", "`[256, 256]`"),
         ("parallel.overlap", "`auto`, true or false", '`"auto"`'),
     ],
 )
@@ -100,7 +100,7 @@ def test_the_settings_file_of_the_page_has_every_default() -> None:
 def test_keys_of_a_study_file() -> None:
     rows = {row.name: (row.default, row.allowed) for row in reference_pages.study_keys()}
     assert {"machine", "axes", "reduced.base", "reduced.axes"} <= set(rows)
-    assert rows["name"] == ("required", "text")
+    assert rows["name"] == ("required", "text in quotes")
     assert rows["threads"] == ("`1`", "a whole number, at least 1")
 
 

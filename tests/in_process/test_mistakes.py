@@ -395,5 +395,5 @@ def test_wrong_settings_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match=next(iter(wrong))):
         run_ranks(2, ring, **wrong)
     for ranks in (0, 5000):
-        with pytest.raises(SettingError, match=r"ranks = .*: a whole number from 1 to "):
+        with pytest.raises(SettingError, match=r"ranks = .*: must be a whole number from 1 to "):
             run_ranks(ranks, ring)

@@ -27,18 +27,18 @@ PAIRS = [
 @pytest.mark.parametrize(("schedule", "expected"), PAIRS)
 def test_closed_forms(schedule: Any, expected: Schedule) -> None:
     for update in range(UPDATES):
-        factor = schedule.factor(update, PER_EPOCH, UPDATES)
+        factor = schedule.multiplier(update, PER_EPOCH, UPDATES)
         assert factor == pytest.approx(expected.at(update, PER_EPOCH, UPDATES), rel=1e-13), update
 
 
 def test_step_changes_at_the_first_update_after_a_milestone() -> None:
     schedule = Step((1, 3), 0.5)
-    assert [schedule.factor(u, 7, 35) for u in (0, 6, 7, 20, 21, 34)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    assert [schedule.multiplier(u, 7, 35) for u in (0, 6, 7, 20, 21, 34)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
 
 
 @pytest.mark.parametrize("schedule", [WarmupLinear(2), Cosine(2)])
 def test_warm_up_rises_to_one_and_the_rate_of_the_last_update_is_zero(schedule: Any) -> None:
-    factors = [schedule.factor(u, PER_EPOCH, UPDATES) for u in range(UPDATES)]
+    factors = [schedule.multiplier(u, PER_EPOCH, UPDATES) for u in range(UPDATES)]
     assert 0 < factors[0] < 0.1
     assert factors[:15] == sorted(factors[:15])
     assert factors[14] == 1.0
@@ -47,15 +47,15 @@ def test_warm_up_rises_to_one_and_the_rate_of_the_last_update_is_zero(schedule: 
 
 
 def test_cosine_is_half_way_down_in_the_middle() -> None:
-    assert Cosine(0).factor(17, PER_EPOCH, UPDATES) == pytest.approx(0.5, rel=1e-14)
+    assert Cosine(0).multiplier(17, PER_EPOCH, UPDATES) == pytest.approx(0.5, rel=1e-14)
 
 
 @pytest.mark.parametrize("schedule", [WarmupLinear(0), Cosine(0), WarmupLinear(9), Cosine(9)])
 @pytest.mark.parametrize("updates", [1, 2])
 def test_runs_of_one_or_two_updates_have_rates(schedule: Any, updates: int) -> None:
     for update in range(updates):
-        assert 0 <= schedule.factor(update, 1, updates) <= 1
-    assert schedule.factor(0, 1, updates) > 0
+        assert 0 <= schedule.multiplier(update, 1, updates) <= 1
+    assert schedule.multiplier(0, 1, updates) > 0
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_grid_that_does_not_fit_is_refused_with_grids_that_fit(ranks: int, bat
     ("batch", "model", "named"), [(0, 1, "batch = 0"), (4, 0, "model = 0"), (1.0, 1, "batch = 1.0")]
 )
 def test_axes_must_be_positive_integers(batch: int, model: int, named: str) -> None:
-    with pytest.raises(SettingError, match=rf"parallel\.{named}: a whole number, 1 or more"):
+    with pytest.raises(SettingError, match=rf"parallel\.{named}: must be a whole number, at least 1"):
         resolve_axes(4, 1, batch, model)
 
 

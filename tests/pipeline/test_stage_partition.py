@@ -46,7 +46,7 @@ def test_wrong_partitions_are_refused(counts: tuple[int, ...]) -> None:
     [
         (lambda: uniform_partition(3, 4), "parallel.pipeline = 4: at most 3, the number of layers"),
         (lambda: check_partition((1, 1, 1, 0), 3, 4), "parallel.pipeline = 4: at most 3"),
-        (lambda: uniform_partition(3, 0), "parallel.pipeline = 0: a whole number, 1 or more"),
+        (lambda: uniform_partition(3, 0), "parallel.pipeline = 0: must be a whole number, at least 1"),
     ],
 )
 def test_wrong_numbers_are_refused(action: Callable[[], object], message: str) -> None:

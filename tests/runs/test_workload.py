@@ -68,7 +68,7 @@ def check(comm: MPI.Intracomm, folder: Path, *changes: str) -> None:
 def test_one_rank(comm: MPI.Intracomm, tmp_path: Path) -> None:
     check(comm, tmp_path / "plain", "optimizer.name=adam")
     # Exact methods are all the same on one stage.
-    gpipe = ("parallel.pipeline=1", "parallel.method=gpipe", "parallel.microbatches=4", "optimizer.momentum=0.0")
+    gpipe = ("parallel.method=gpipe", "parallel.microbatches=4", "optimizer.momentum=0.0")
     check(comm, tmp_path / "ignored", *gpipe)
     check(comm, tmp_path / "digits", "data.name=digits", "data.rows=100", "training.dtype=float64")
     if comm.rank == 0:
@@ -133,7 +133,7 @@ REFUSED: list[tuple[list[str], int, type[HybridnnError], str]] = [
     (["data.name=digits", "data.rows=1798"], 1, SettingError, "digits has 1797"),
     (["data.name=digits", "model.loss=mse"], 1, SettingError, "classification data takes cross_entropy"),
     (["parallel.batch=3"], 4, GridError, "does not fit 4 ranks"),
-    (["parallel.method=gpipe"], 1, SettingError, "needs a pipeline of at least 2 stages"),
+    (["parallel.method=pipedream"], 1, SettingError, "needs a pipeline of at least 2 stages"),
     (["parallel.pipeline=1", "parallel.method=fr"], 4, SettingError, "needs a pipeline of at least 2 stages"),
     (["parallel.stages=[{batch=3},{}]"], 2, GridError, "are 4 in all, the job has 2"),
     (["parallel.pipeline=7"], 7, SettingError, "at most 6, the number of layers"),

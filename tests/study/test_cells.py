@@ -80,7 +80,7 @@ def test_studies_that_compare_times_are_repeated(plan_of: PlanOf, text: str, rep
     [
         ("{colour = 1}", r"baseline\.colour = 1: not an axis of this study"),
         ('{method = "fr"}', r"baseline\.method = 'fr': not a value of this axis: sequential, ddg, -"),
-        ("{ranks = true}", r"axes\.ranks = True: a whole number"),
+        ("{ranks = true}", r"axes\.ranks = True: must be a whole number"),
         ('{grid = "1x1", method = "ddg"}', r"baseline = 'grid = 1x1, method = ddg': no cell of this study"),
         ('{grid = "model", ranks = 2}', r"no cell of this study has these values"),
         ("3", r"baseline = 3"),
@@ -329,10 +329,10 @@ def test_impossible_cells_are_skipped_with_the_reason(plan_of: PlanOf, text: str
     [
         ("axes = {width = [1]}", r"not an axis; known are ranks, nodes, ranks_per_node, layouts, depths"),
         ('axes = {"optimizer.lrr" = [1.0]}', r"unknown setting optimizer\.lrr; did you mean optimizer\.lr\?"),
-        ('axes = {widths = [8, "a"]}', r"axes\.widths = 'a': a whole number, 1 or more"),
+        ('axes = {widths = [8, "a"]}', r"axes\.widths = 'a': must be a whole number, at least 1"),
         ("axes = {widths = 8}", r"axes\.widths = 8: must be a list"),
-        ("axes = {repeats = [1, 2]}", r"axes\.repeats = \[1, 2\]: a whole number"),
-        ("axes = {repeats = 9_000_000_000}", r"axes\.repeats = 9000000000: a whole number from 1 to 1,000"),
+        ("axes = {repeats = [1, 2]}", r"axes\.repeats = \[1, 2\]: must be a whole number"),
+        ("axes = {repeats = 9_000_000_000}", r"axes\.repeats = 9000000000: must be a whole number from 1 to 1,000"),
         ('axes = {binding = ["cores"]}', r"axes\.binding = 'cores': must be 'none', 'core' or 'socket'"),
         ('axes = {layouts = ["all"]}', "needs the axis ranks"),
         ('axes = {"output.folder" = ["a b", "a-b"]}', "two cells have this name"),

@@ -194,7 +194,7 @@ def test_epochs_before_a_loss_that_is_not_finite_are_recorded(comm: MPI.Intracom
 class Rising:
     """Learning rates that diverge from the second epoch on."""
 
-    def factor(self, step: int, steps_per_epoch: int, steps: int) -> float:
+    def multiplier(self, step: int, steps_per_epoch: int, steps: int) -> float:
         return 1.0 if step < steps_per_epoch else np.inf
 
 

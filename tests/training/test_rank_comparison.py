@@ -50,7 +50,7 @@ class Fading:
     def __init__(self, other_from: int | None = None) -> None:
         self._other_from, self.address = other_from, repr(object())
 
-    def factor(self, update: int, per_epoch: int, updates: int) -> float:
+    def multiplier(self, update: int, per_epoch: int, updates: int) -> float:
         """Half the rate every update, and from some update on the whole."""
         return 1.0 if self._other_from is not None and update >= self._other_from else 0.5**update
 

@@ -42,7 +42,7 @@ class Durations:
 
     def __post_init__(self) -> None:
         for name in ("forward", "backward", "weight", "message"):
-            require_number(name, getattr(self, name), at_least=0, allowed="a finite number, 0 or more")
+            object.__setattr__(self, name, require_number(name, getattr(self, name), at_least=0))
         if self.weight > self.backward:
             allowed = f"at most {self.backward}, the whole backward pass"
             raise SettingError("weight", self.weight, allowed)

@@ -28,7 +28,7 @@ from hybridnn.pipeline.schedules.weight_policies import (
     VERTICAL_SYNC,
     WeightPolicy,
 )
-from hybridnn.utils.checks import require_choice, require_whole
+from hybridnn.utils.checks import must_be_one_of, require_choice, require_whole
 
 ActivationBound = Callable[[ScheduleSize, int], int]
 """From (size, stage) to the most microbatches whose activations the stage holds at a time."""
@@ -264,8 +264,8 @@ def find_method(name: object) -> Method:
         if spelled in METHODS:
             return METHODS[spelled]
     close = get_close_matches(str(name).lower(), METHODS, n=1)
-    hint = f"did you mean {close[0]}? Allowed are " if close else "must be one of "
-    raise SettingError("parallel.method", name, hint + ", ".join(METHODS))
+    hint = f"did you mean {close[0]}? It " if close else ""
+    raise SettingError("parallel.method", name, hint + must_be_one_of(METHODS))
 
 
 def too_few_stages(method: str) -> SettingError:

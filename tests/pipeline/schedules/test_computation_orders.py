@@ -229,7 +229,7 @@ def test_without_messages_the_computations_are_the_same(method: str) -> None:
 
 WRONG = [
     ({"method": "pipdream"}, "parallel.method = 'pipdream': did you mean pipedream?"),
-    ({"method": None}, "parallel.method = None: must be one of sequential, gpipe"),
+    ({"method": None}, "parallel.method = None: must be 'sequential', 'gpipe'"),
     ({"method": ["1F1B"]}, "parallel.method = ['1F1B']: did you mean 1f1b?"),
     ({"method": "ddg", "microbatches": 2}, "parallel.microbatches = 2: 1 with ddg, which splits no minibatch"),
     ({"method": "interleaved", "microbatches": 4}, "parallel.chunks = 1: 2 or more with interleaved"),
@@ -237,10 +237,10 @@ WRONG = [
     ({"method": "1f1b", "chunks": 2}, "parallel.chunks = 2: 1 with 1f1b; more only with interleaved"),
     ({"method": "zb-h1", "weight_grad": "merged"}, "weight_grad = 'merged': zb-h1 places"),
     ({"method": "1f1b", "weight_grad": "both"}, "weight_grad = 'both': must be 'per-microbatch' or 'merged'"),
-    ({"method": "1f1b", "stages": 0}, "parallel.pipeline = 0: a whole number, 1 or more"),
-    ({"method": "1f1b", "minibatches": 0}, "minibatches = 0: a whole number, 1 or more"),
-    ({"method": "1f1b", "microbatches": 1.5}, "parallel.microbatches = 1.5: a whole number, 1 or more"),
-    ({"method": "interleaved", "chunks": -1}, "parallel.chunks = -1: a whole number, 1 or more"),
+    ({"method": "1f1b", "stages": 0}, "parallel.pipeline = 0: must be a whole number, at least 1"),
+    ({"method": "1f1b", "minibatches": 0}, "minibatches = 0: must be a whole number, at least 1"),
+    ({"method": "1f1b", "microbatches": 1.5}, "parallel.microbatches = 1.5: must be a whole number, at least 1"),
+    ({"method": "interleaved", "chunks": -1}, "parallel.chunks = -1: must be a whole number, at least 1"),
 ]
 
 
