@@ -169,10 +169,11 @@ def _require_targets_of(trained: str, model: MLP, targets: NDArray[Any]) -> None
     """
     about, shape, task = f"y has dtype {targets.dtype}", targets.shape, trained or TASKS[model.loss]
     if targets.dtype.kind in "biu" and len(shape) == 2 and model.loss != "mse":
-        raise DataError(f"{about} and shape {shape}: labels are (samples,), as y.argmax(axis=1); {REGRESSION}")
-    if targets.dtype.kind != "f" or task == "regression":
+        labels = "y.ravel()" if shape[1] == 1 else "y.argmax(axis=1)"
+        raise DataError(f"{about} and shape {shape}: labels are (samples,), as {labels}; {REGRESSION}")
+    if targets.dtype.kind != "f" or task == "regression" or not targets.size:
         return
-    is_one_hot = len(shape) == 2 and shape[1] > 1 and targets.size > 0 and bool((targets.sum(axis=1) == 1).all())
+    is_one_hot = len(shape) == 2 and shape[1] > 1 and bool((targets.sum(axis=1) == 1).all())
     is_one_hot = is_one_hot and bool(((targets == 0) | (targets == 1)).all())
     labels = "y.argmax(axis=1)" if is_one_hot else "y.astype(int)"
     if task == "classification":
@@ -180,7 +181,7 @@ def _require_targets_of(trained: str, model: MLP, targets: NDArray[Any]) -> None
     if is_one_hot:
         raise DataError(f'{about} and one-hot rows: for classes give {labels}; for a regression MLP takes loss="mse"')
     outputs = model.sizes[-1]
-    if targets.size == len(targets) and outputs > 1 and bool((targets == np.floor(targets)).all()):
+    if shape in ((targets.size,), (targets.size, 1)) and outputs > 1 and bool((targets == np.floor(targets)).all()):
         raise DataError(
             f"{about}, one number per sample, and the model has {outputs} outputs: for classes give {labels}"
         )

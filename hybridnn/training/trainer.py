@@ -227,6 +227,7 @@ class Trainer(TrainedNetwork):
             are later ones, because losses are fetched only when they are logged and at the end of the epoch.
         """
         self._state.require_no_fit("fit")
+        self._state.require_complete_step()
         if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
             raise SettingError("callbacks", callbacks, "must be a list of callbacks, for example [EarlyStopping()]")
         if isinstance(validation, Real) or (isinstance(validation, tuple) and len(validation) != 2):
