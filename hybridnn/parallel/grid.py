@@ -69,6 +69,8 @@ class ProcessGrid:
         Most ranks on a node.
     lock : RLock
         Held by the thread that is in a collective method of a trainer.
+    trainers : int
+        Number of trainers that were made on the grid, if it has several ranks.
     stall_watchdog : StallWatchdog or None
         Ends a job that stalls, from the first training on the grid on; None for one rank.
 
@@ -106,7 +108,7 @@ class ProcessGrid:
         self.pipeline = len(self.stages)
         self._first_of_stage = [0, *accumulate(map(prod, self.stages))]
         self.recorder = recorder if recorder is not None else Recorder()
-        self.lock = RLock()
+        self.lock, self.trainers = RLock(), 0
         node_comm = ranks.Split_type(import_mpi().COMM_TYPE_SHARED)
         position = self._place(ranks, node_comm)
         world = ranks.Split(0, position)

@@ -44,6 +44,7 @@ from hybridnn.training.records import (
     Speed,
     StepPosition,
     StepRecord,
+    TrainingState,
 )
 from hybridnn.training.trained_network import Callback, TrainedNetwork, collective
 from hybridnn.utils.checks import require_fields, require_whole, with_advice
@@ -142,7 +143,10 @@ class Trainer(TrainedNetwork):
             from hybridnn.training.rank_comparison import require_same_settings, software, trainer_facts
 
             given = config.items() | {"initial_weights": initial_weights is not None, "device": device}
-            require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(given))
+            with TrainingState(grid.lock).entered("Trainer"):
+                require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(given))
+            grid.trainers += 1
+        self._number = grid.trainers
         config = config.checked()  # after the comparison, so that all ranks raise an error or none does
         self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, config.batch_size, grid))
         self.device = resolve_device(device, grid)
@@ -339,7 +343,11 @@ class Trainer(TrainedNetwork):
         from hybridnn.training.rank_comparison import require_same_settings, trainer_facts
 
         settings: dict[str, Any] = {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
-        settings |= {"progress": progress, "callbacks": [type(callback).__qualname__ for callback in callbacks]}
+        settings |= {
+            "trainer": self._number,
+            "progress": progress,
+            "callbacks": [type(callback).__qualname__ for callback in callbacks],
+        }
         require_same_settings(self.grid.world, lambda: trainer_facts(settings))
 
     def _until_drained(self, train: DataSplit, per_epoch: int) -> list[list[Minibatch]]:

@@ -17,7 +17,7 @@ from hybridnn import MLP, SGD, Adam, Callback, Cosine, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.data import ArrayRows
-from hybridnn.errors import DataError, NonFiniteLossError, StateError
+from hybridnn.errors import DataError, NonFiniteLossError, SettingError, StateError
 from hybridnn.in_process import CommunicationError, DeadlockError, run_ranks
 from hybridnn.training.trained_network import TrainedNetwork
 from reference.callbacks import Calling
@@ -379,9 +379,13 @@ def test_a_second_fit_and_another_thread_are_refused_while_one_runs(comm: MPI.In
         "predict": lambda: found.predict(X),
         "weights": found.weights,
     }
-    of_grid = {"other fit": lambda: other.fit(X, Y, epochs=1), "other weights": other.weights}
+
+    of_grid: dict[str, Callable[[], object]] = {
+        "other fit": lambda: other.fit(X, Y, epochs=1),
+        "other weights": other.weights,
+    }
     there = {name: call for name, call in (refused | allowed).items()} | (of_grid if comm.size > 1 else {})
-    uses = Uses(refused | allowed | {f"here: {name}": call for name, call in of_grid.items()}, {})
+    uses = Uses(refused | allowed | of_grid | {"make": lambda: trainer_on(grid)}, {})
     found.fit(X, Y, epochs=1, callbacks=[uses])
     assert uses.errors.keys() == refused.keys()
     assert all("fit of this trainer is running; call it afterwards" in text for text in uses.errors.values())
@@ -394,6 +398,13 @@ def test_a_second_fit_and_another_thread_are_refused_while_one_runs(comm: MPI.In
     alone.fit(X, Y, epochs=1)
     assert_arrays_same(found.weights(), expected.weights())
     assert_arrays_same(other.weights(), alone.weights())
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_ranks_that_train_different_trainers_of_a_grid_are_refused(comm: MPI.Intracomm) -> None:
+    trainers = [trainer_on(grid) for grid in 2 * [ProcessGrid(comm)]]
+    with pytest.raises(SettingError, match="^trainer: rank 0 has 1, rank 1 has 2; it must be the same on every rank$"):
+        trainers[comm.rank].fit(X, Y, epochs=1)
 
 
 def test_trainers_in_threads_of_one_process_do_not_disturb_one_another() -> None:
