@@ -55,11 +55,13 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def collective(method: Method) -> Method:
-    """Decorator of a collective method: `StateError` if another thread is in one."""
+    """Decorator of a collective method: `StateError` if another thread is in one, or after `free`."""
 
     @wraps(method)
     def entered(self: TrainedNetwork, *values: Any, **given: Any) -> Any:
         with self._state.entered(method.__name__):
+            if "engine" not in self.__dict__:
+                raise self._freed()
             return method(self, *values, **given)
 
     return entered  # type: ignore[return-value]
@@ -114,7 +116,7 @@ class TrainedNetwork:
     def __getattr__(self, name: str) -> Any:
         """An option of the training."""
         if name == "engine":
-            raise StateError(f"this {type(self).__name__} was freed: make another one")
+            raise self._freed()
         if name in OPTIONS or name == "schedule":
             return getattr(self.config, name)
         hint = OTHER_METHODS.get(name) or ("" if name.startswith("_") else nearest(name, (*OPTIONS, *dir(type(self)))))
@@ -236,12 +238,15 @@ class TrainedNetwork:
         """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
         return self.engine.arrays.collect([chunk.replica.full_gradient() for chunk in self.engine.chunks])
 
-    @collective
     def free(self) -> None:
         """Free shared memory, samples on the device and CUDA graphs; methods that need them raise `StateError` then."""
-        self._state.require_no_fit("free")
-        if "engine" in self.__dict__:
-            self.__dict__.pop("engine").free()
+        with self._state.entered("free"):
+            self._state.require_no_fit("free")
+            if "engine" in self.__dict__:
+                self.__dict__.pop("engine").free()
+
+    def _freed(self) -> StateError:
+        return StateError(f"this {type(self).__name__} was freed: make another one")
 
     @property
     def memory_bytes(self) -> int:

@@ -202,7 +202,7 @@ class Trainer(TrainedNetwork):
         x : array_like, shape (samples, features), or Rows
             Samples, or rows of a data set, which include their targets.
         y : array_like, shape (samples,) or (samples, outputs), optional
-            Integers are class labels; floats are regression targets. Later calls must have the same.
+            Integers are class labels; floats are regression targets. Later targets must be of the same kind.
         epochs : int
             Passes over the samples.
         validation : tuple or Rows, optional
@@ -432,9 +432,8 @@ class Trainer(TrainedNetwork):
     ) -> None:
         """Go on from a checkpoint with its progress, written on any grid; collective.
 
-        Records of later steps leave the history.
         `read`, such as `Checkpoint.read_into`, fills the weights and the optimizer state of this rank; its errors are
-        raised on all ranks.
+        raised on all ranks. Records of later steps leave the history.
         """
         self._require_replaceable("restore")
         self.engine.restore(lambda: read(self.engine.chunks, self.engine.states))

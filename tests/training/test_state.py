@@ -403,7 +403,7 @@ def test_a_second_fit_and_another_thread_are_refused_while_one_runs(comm: MPI.In
 @pytest.mark.in_process(ranks=[2])
 def test_ranks_that_train_different_trainers_of_a_grid_are_refused(comm: MPI.Intracomm) -> None:
     trainers = [trainer_on(grid) for grid in 2 * [ProcessGrid(comm)]]
-    with pytest.raises(SettingError, match="^trainer: rank 0 has 1, rank 1 has 2; it must be the same on every rank$"):
+    with pytest.raises(SettingError, match=r"^trainer: rank 0 has 1, rank 1 has 2; it must be the same on every rank$"):
         trainers[comm.rank].fit(X, Y, epochs=1)
 
 
