@@ -85,6 +85,10 @@ class DataError(HybridnnError):
     """A data set or a file of the user cannot be used as it is."""
 
 
+class StateError(HybridnnError):
+    """A trainer cannot do this now: it was freed, is in use, or was interrupted within a step."""
+
+
 class GridError(HybridnnError):
     """The process grid does not fit the ranks or the model."""
 

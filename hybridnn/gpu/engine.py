@@ -76,7 +76,9 @@ class GpuEngine(Engine):
         self._graphs.begin(split.on_device, minibatches, executor)
         losses.read_from(self._graphs.losses)  # which the device writes
         for minibatch in minibatches:
+            self.is_updating = True  # a captured step is one call
             self._graphs.step(minibatch, lambda captured: self._step(executor, captured, lambda captured, total: None))
+            self.is_updating = False
             yield minibatch
 
     def _forward_size(self, samples: int) -> int:

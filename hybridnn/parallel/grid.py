@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import prod
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,10 @@ class ProcessGrid:
         Number of nodes.
     node_ranks : int
         Most ranks on a node.
+    lock : RLock
+        Held by the thread that is in a collective method of a trainer.
+    trainers : int
+        Number of trainers that were made on the grid, if it has several ranks.
     stall_watchdog : StallWatchdog or None
         Ends a job that stalls, from the first training on the grid on; None for one rank.
 
@@ -109,6 +114,7 @@ class ProcessGrid:
         self.pipeline = len(self.stages)
         self._first_of_stage = [0, *accumulate(map(prod, self.stages))]
         self.recorder = recorder if recorder is not None else Recorder()
+        self.lock, self.trainers = RLock(), 0
         node_comm = ranks.Split_type(import_mpi().COMM_TYPE_SHARED)
         position = self._place(ranks, node_comm)
         world = ranks.Split(0, position)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -107,7 +108,7 @@ class RunReport(Callback):
     def diverge(self, error: NonFiniteLossError) -> None:
         """Write the last record of a run that diverged."""
         if self._folder is not None:
-            self._folder.diverge(error, self._trainer.progress.epoch)
+            self._folder.diverge(error, ceil(error.step / self._minibatches))
 
     def finish(self, weights: dict[str, NDArray[Any]], summary: RunSummary) -> None:
         """Write the results, after the last epoch."""
@@ -121,11 +122,15 @@ class RunReport(Callback):
             run = read_run(self._folder.path)
             self._view.on_end(summary if run.untimed else replace(summary, shares=figures_of(run).shares.parts))
 
+    @property
+    def _minibatches(self) -> int:
+        """Minibatches of an epoch."""
+        return -(-self._data.train_samples // self._trainer.config.batch_size)
+
     def _header(self, folder: Path) -> RunHeader:
         settings, trainer, data = self._settings, self._trainer, self._data
-        minibatches = -(-data.train_samples // settings.training.batch_size)
         left = settings.training.epochs - trainer.progress.epoch + 1
-        minibatches *= max(1, min(settings.training.drain_every, left))
+        minibatches = self._minibatches * max(1, min(settings.training.drain_every, left))
         staleness = trainer.layout.mean_staleness(minibatches)
         return RunHeader(
             ranks=trainer.grid.size,

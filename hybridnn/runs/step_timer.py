@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import RLock
 from time import perf_counter
 
 import numpy as np
@@ -17,7 +18,7 @@ from hybridnn.training.data_split import make_split
 from hybridnn.training.device import TrainingDevice
 from hybridnn.training.engine import Engine
 from hybridnn.training.epoch import train_epochs
-from hybridnn.training.records import Progress
+from hybridnn.training.records import TrainingState
 
 RATE = 1e-9  # learning rate, so small that the training does not diverge
 ROUNDS, STEPS = 3, 6  # number of timed rounds, of which the median is taken, and steps per round
@@ -41,10 +42,12 @@ class TrainingTimer:
         targets = y if case.classification else generator.standard_normal((samples, sizes[-1]))
         split = make_split(self._grid, "local", case.model, x, targets, "random numbers", case.dtype)
 
+        state = TrainingState(RLock())
+
         def train() -> None:
             batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
             minibatches = engine.make_minibatches(split, batches, [RATE] * STEPS, first=engine.updates)
-            train_epochs(engine, self._grid, split, [minibatches], Progress(step=engine.updates), lambda event: False)
+            train_epochs(engine, self._grid, split, [minibatches], state, lambda event: False)
 
         train()  # warm-up
         instructions = len(case.layout.schedule(1).orders[0])

@@ -2,8 +2,8 @@
 
 Slurm sends SIGUSR1 before the time limit (``--signal`` in batch scripts) and SIGTERM for ``scancel`` and preemption;
 Ctrl-C sends SIGINT, replaced by SIGUSR2 where a launcher would end the ranks on SIGINT (`hybridnn.cli.ranks`).
-`Trainer.fit` installs no handlers: there Ctrl-C raises ``KeyboardInterrupt`` as in any Python program. A second signal
-ends the process immediately, unless it follows so soon that a launcher must have sent the first one twice.
+A second signal ends the process immediately, unless it follows so soon that a launcher must have sent the first one
+twice. Without such a context, Ctrl-C raises ``KeyboardInterrupt``, in `Trainer.fit` of a single process after the step.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,11 @@ LARGE_INPUT = 1e3
 """Inputs beyond this size are taken for columns that nobody has standardized."""
 
 LABELS_READ = 2**20  # labels that are read at a time
+
+REGRESSION = 'for a regression give y.astype(float), or MLP loss="mse"'
+
+TASKS = MappingProxyType({"cross_entropy": "classification", "mse": "regression", "auto": ""})
+"""Task of the data by the loss of the model; empty if the data decide."""
 
 LOOKED_AT = 1000  # samples that are looked at for them
 
@@ -53,17 +59,24 @@ class DataSplit:
 
 
 def make_split(
-    grid: ProcessGrid, distribution: str, model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike
+    grid: ProcessGrid,
+    distribution: str,
+    model: MLP,
+    x: Any,
+    y: NDArray[Any] | None,
+    what: str,
+    dtype: DTypeLike,
+    task: str = "",
 ) -> DataSplit:
     """Make a data split: check samples and targets, as of `fit`, against the model and between ranks; collective.
 
-    Arrays are converted to `dtype` once. `x` is None on ranks other than 0 if the distribution is not ``"local"``.
-    Raises `DataError` on every rank: the data do not fit the model, they differ between ranks in the samples that
-    `rows_facts` compares, or rank 0 has none.
+    Arrays are converted to `dtype` once. `task` is that of the training, or empty before it. `x` is None on ranks other
+    than 0 if the distribution is not ``"local"``. Raises `DataError` on every rank: the data do not fit the model or
+    the task, they differ between ranks in the samples that `rows_facts` compares, or rank 0 has none.
     """
     scattered = distribution != "local"
     has_data = not scattered or grid.rank == 0
-    rows = agree(grid.world, lambda: _checked_rows(model, x, y, what, dtype) if has_data else None)
+    rows = agree(grid.world, lambda: _checked_rows(model, x, y, what, dtype, task) if has_data else None)
     facts = np.array([0, 0] if rows is None else [rows.samples, not rows.targets_shape], np.int64)
     if scattered:
         grid.world.broadcast(facts)
@@ -103,14 +116,17 @@ def as_samples(x: Any, features: int, dtype: DTypeLike) -> NDArray[Any]:
     return samples
 
 
-def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike) -> Rows:
+def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike, task: str) -> Rows:
     if x is None:
         raise DataError(f"{what}: this rank was given no samples")
     if hasattr(x, "take") and hasattr(x, "targets_shape"):
         rows: Rows = x
         require_finite_rows(rows, dtype, what)
     else:
-        rows = _rows_of_arrays(model, x, y, what, dtype)
+        rows = _rows_of_arrays(model, x, y, what, dtype, task)
+    if task and (task == "regression") != bool(rows.targets_shape):
+        found = "labels" if task == "regression" else "numbers as targets"
+        raise DataError(f"{what}: the samples have {found}, and this training is a {task}")
     if rows.features != model.sizes[0]:
         raise DataError(f"{what} has {rows.features} features, the model's input has {model.sizes[0]}")
     if rows.targets_shape not in ((), (model.sizes[-1],)):
@@ -120,24 +136,57 @@ def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: 
     return rows
 
 
-def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike) -> ArrayRows:
+def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike, trained: str) -> ArrayRows:
     if y is None:
         hint = ": give x and y as two arguments, and as validation=(x, y)"
         if hasattr(x, "train"):  # as of a `Dataset`
             hint = ": give a part of the data set, such as its train"
         raise DataError(f"{what}: samples came without targets{hint}")
-    task = {"cross_entropy": "classification", "mse": "regression", "auto": None}[model.loss]
     try:
-        checked = as_rows(x, y, task, dtype=dtype)  # type: ignore[arg-type]  # a str, not a Literal
+        given = as_array(y, "y")
+        _require_targets_of(trained, model, given)
+        checked = as_rows(x, y, TASKS[model.loss] or None, dtype=dtype)  # type: ignore[arg-type]  # a str, not a Literal
     except DataError as error:
         raise DataError(f"{what}: {error}") from error
-    if not checked.targets_shape and (largest := int(checked.y.max())) >= model.sizes[-1]:
+    if checked.targets_shape:
+        return checked
+    numbers = f"y has dtype {given.dtype}: {REGRESSION}" if model.sizes[-1] == 1 else ""
+    if trained == "regression":
+        numbers = f"y has dtype {given.dtype}, that of labels, and this training is a regression: give y.astype(float)"
+    if (largest := int(checked.y.max())) >= model.sizes[-1]:
         row = int(checked.y.argmax())
         raise DataError(
             f"{what}: label {largest} in row {row}: the model has {counted(model.sizes[-1], 'output')}, one for each "
-            f"class, so labels are 0 to {model.sizes[-1] - 1}"
+            f"class, so labels are 0 to {model.sizes[-1] - 1}{numbers and '; '}{numbers}"
         )
+    if trained == "regression":
+        raise DataError(f"{what}: {numbers}")
     return checked
+
+
+def _require_targets_of(trained: str, model: MLP, targets: NDArray[Any]) -> None:
+    """Refuse targets whose dtype is not that of their task, and name the conversion.
+
+    `trained` is the task of the training, or empty before it. Raises `DataError`.
+    """
+    about, shape, task = f"y has dtype {targets.dtype}", targets.shape, trained or TASKS[model.loss]
+    if targets.dtype.kind in "biu" and len(shape) == 2 and model.loss != "mse":
+        labels = "y.ravel()" if shape[1] == 1 else "y.argmax(axis=1)"
+        raise DataError(f"{about} and shape {shape}: labels are (samples,), as {labels}; {REGRESSION}")
+    if targets.dtype.kind != "f" or task == "regression" or not targets.size:
+        return
+    is_one_hot = len(shape) == 2 and shape[1] > 1 and bool((targets.sum(axis=1) == 1).all())
+    is_one_hot = is_one_hot and bool(((targets == 0) | (targets == 1)).all())
+    labels = "y.argmax(axis=1)" if is_one_hot else "y.astype(int)"
+    if task == "classification":
+        raise DataError(f"{about}, and this training is a classification, which takes integer labels: give {labels}")
+    if is_one_hot:
+        raise DataError(f'{about} and one-hot rows: for classes give {labels}; for a regression MLP takes loss="mse"')
+    outputs = model.sizes[-1]
+    if shape in ((targets.size,), (targets.size, 1)) and outputs > 1 and bool((targets == np.floor(targets)).all()):
+        raise DataError(
+            f"{about}, one number per sample, and the model has {outputs} outputs: for classes give {labels}"
+        )
 
 
 def without_r2(part: str, task: str, samples: int) -> str:

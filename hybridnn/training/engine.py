@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -42,6 +42,7 @@ from hybridnn.training.metrics import (
 )
 
 if TYPE_CHECKING:
+    from hybridnn.nn.optimizers import OptimizerState
     from hybridnn.parallel.replica_sharing import Sharing
     from hybridnn.training.staleness import StalenessDiagnosis
 
@@ -92,6 +93,7 @@ class Engine:
             stage, every = grid.pipeline_rank, config.log_every
             self.staleness = StalenessDiagnosis(self.chunks, self.arrays, layout, stage, every)
         self._task = ""
+        self.is_updating = False  # whether weights or optimizer state are being changed
         self._training = self._forward = self._executors(plans)
 
     @property
@@ -166,7 +168,9 @@ class Engine:
             self.staleness.note_update(minibatch, self.copy_gradient(), self.copy_weights())
         if self.config.clip_norm is not None:
             self._clip(self.config.clip_norm)
+        self.is_updating = True
         executor.update(minibatch)
+        self.is_updating = False
 
     def copy_weights(self) -> list[Array]:
         """Copies of this rank's weights by chunk, after the last update of its stage; collective over its replicas."""
@@ -399,6 +403,14 @@ class Engine:
         agree(self._grid.world, read if is_leader else lambda: None)
         for chunk, state in zip(self.chunks, self.states, strict=True):
             chunk.replica.synchronize_state(state)
+        self.is_updating = False
+
+    def reset_optimizer(self) -> None:
+        """Set the optimizer state to that before the first update."""
+        for chunk, state in zip(self.chunks, self.states, strict=True):
+            state.updates = state.delay = 0
+            chunk.replica.fill(partial(_set_to_zero, state))
+        self.is_updating = False
 
     def _publish(self) -> None:
         for chunk in self.chunks:
@@ -434,7 +446,8 @@ class Engine:
             what,
             step,
             f"norms of the weights: {layers}. "
-            "Try a lower optimizer.lr, a training.clip_norm, or a warm-up; check the scale of the data",
+            "Try a lower optimizer.lr, a training.clip_norm, or a warm-up; check the scale of the data. "
+            "To train this trainer again, load_weights(weights, reset_optimizer=True) and set_learning_rate",
         )
 
 
@@ -488,6 +501,11 @@ class Executors:
             for runtime in self.runtimes:
                 runtime.expect_targets(labels=task == "classification")
         return self.runtimes
+
+
+def _set_to_zero(state: OptimizerState) -> None:
+    for slot in state.slots.values():
+        slot[...] = 0
 
 
 @lru_cache(1)

@@ -19,10 +19,22 @@ from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGradient, Recompute, Update, WeightGradient
 from hybridnn.training.data_split import DataSplit
 from hybridnn.training.engine import Engine
-from hybridnn.training.records import EvaluationRecord, MeasuredStep, Progress, Speed, StepPosition, StepRecord
+from hybridnn.training.records import (
+    EvaluationRecord,
+    MeasuredStep,
+    Progress,
+    Speed,
+    StepPosition,
+    StepRecord,
+    TrainingState,
+)
 
 KINDS = (*(kind.name for kind in (Forward, Recompute, Backward, InputGradient, WeightGradient, Update)), "loss", "step")
 """Kinds of computation in the recorder, in the same order on all ranks."""
+
+INCOMPLETE = "restore a checkpoint, or begin anew with load_weights(weights, reset_optimizer=True)"
+IN_FLIGHT = "its messages may be in flight; restore a checkpoint with another ProcessGrid and Trainer"
+"""What to do about a step that an exception has interrupted."""
 
 Measurement = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -103,7 +115,7 @@ def train_epochs(
     grid: ProcessGrid,
     split: DataSplit,
     epochs: Sequence[Sequence[Minibatch]],
-    before: Progress,
+    state: TrainingState,
     emit: Callable[[Event], bool],
     test: DataSplit | None = None,
     *,
@@ -119,8 +131,9 @@ def train_epochs(
     ----------
     epochs : sequence of sequence of Minibatch
         At least one, of at least one; of an exact method only one.
-    before : Progress
-        Progress before the first of them.
+    state : TrainingState
+        With the progress before the first of them; counts the steps. While results of epochs are emitted it has the
+        progress after these epochs, and otherwise that after the last update.
     emit : callable
         Called with the `StepRecord` of every logged step, with an `EvaluationRecord` of the samples `test` every
         `evaluate_every_steps` steps, and with an `EpochResult` while the weights are those after the epoch. With
@@ -132,14 +145,20 @@ def train_epochs(
     bool
         Whether `emit` ended the training, after a step or after the last epoch.
     """
-    run, start = _Run(engine, grid, epochs, before, emit, test), perf_counter()
-    try:
-        if run.train(split, pauses=pauses and engine.layout.exact):
-            return True
-        run.fetch_losses()
-    finally:
-        grid.recorder.end_phase("training", start, before.epoch)
-    return run.emit_results()
+    run, start, epoch = _Run(engine, grid, epochs, state, emit, test), perf_counter(), state.progress.epoch
+    with state.steps(run.reached):
+        try:
+            if run.train(split, pauses=pauses and engine.layout.exact):
+                return True
+            run.fetch_losses()
+        except BaseException as error:
+            in_flight = grid.size > 1 or engine.is_updating
+            if state.in_step and in_flight and not isinstance(error, NonFiniteLossError):
+                state.incomplete = IN_FLIGHT if grid.pipeline > 1 else INCOMPLETE
+            raise
+        finally:
+            grid.recorder.end_phase("training", start, epoch)
+        return run.emit_results()
 
 
 class _Run:
@@ -150,11 +169,12 @@ class _Run:
         engine: Engine,
         grid: ProcessGrid,
         epochs: Sequence[Sequence[Minibatch]],
-        before: Progress,
+        state: TrainingState,
         emit: Callable[[Event], bool],
         test: DataSplit | None,
     ) -> None:
-        self._engine, self._epochs, self._before, self._emit, self._test = engine, epochs, before, emit, test
+        self._engine, self._epochs, self._state, self._emit, self._test = engine, epochs, state, emit, test
+        self._before = state.progress
         self._exact, self._clock = engine.layout.exact, StepClock(grid)
         self._minibatches = [minibatch for epoch in epochs for minibatch in epoch]
         self._losses = engine.new_losses(self._minibatches)
@@ -163,16 +183,29 @@ class _Run:
         self._evaluate_every = 0 if test is None else engine.config.evaluate_every_steps
         self._copies: dict[int, list[Array]] = {}  # weights after steps, of an asynchronous method
 
+    def reached(self, done: int) -> Progress:
+        """Progress after so many updates, with the losses that have been fetched; not collective."""
+        progress, first, *others = self._before, *self._epochs
+        for epoch in others:
+            if done <= len(first):
+                break
+            progress, done = self._losses.known_progress(progress, len(first)).next_epoch(), done - len(first)
+            first = epoch
+        return self._losses.known_progress(progress, done)
+
     def train(self, split: DataSplit, *, pauses: bool) -> bool:
         """Do all steps; whether the training was ended between two of them.
 
         The pipeline of an exact method is empty between steps: records and evaluations are emitted there. With an
         asynchronous method the weights after epochs, and after steps to be evaluated, are copied.
         """
-        losses, before, last = self._losses, self._before, self._minibatches[-1].number + 1
+        losses, before, last, state = self._losses, self._before, self._minibatches[-1].number + 1, self._state
         ends = {epoch[-1].number + 1 for epoch in self._epochs[:-1]}
         examined = ends.union(self._evaluated(self._minibatches[0].number + 1, last))
+        state.in_step = True
         for done, minibatch in enumerate(self._engine.train(split, self._minibatches, losses), 1):
+            # The steps of an asynchronous method overlap.
+            state.done, state.in_step = done, not self._exact
             step = minibatch.number + 1
             self._clock.samples += minibatch.size
             if step % self._log_every == 0:
@@ -195,6 +228,10 @@ class _Run:
                 with self._clock.paused():
                     if self._emit(StepPosition(step, before.minibatches + done, minibatch.rate, progress)):
                         return True
+            if self._exact:
+                state.end_step()
+            state.in_step = True
+        state.end_step()
         return False
 
     def fetch_losses(self) -> None:
@@ -222,7 +259,7 @@ class _Run:
                 for step in self._evaluated(first + 1, end):
                     self._emit(self._evaluation(step, progress.epoch))
             times = self._clock.read(EPOCH), replace(measured, epoch=progress.epoch)
-            with self._engine.other_weights(self._copies.get(end)):
+            with self._engine.other_weights(self._copies.get(end)), self._state.shown_as_of(end):
                 stops = self._emit(EpochResult(progress, epoch[-1].rate, *times))
             progress = progress.next_epoch()
         return stops

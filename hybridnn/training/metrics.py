@@ -79,19 +79,17 @@ class MinibatchLosses:
 
     def progress(self, before: Progress, count: int) -> Progress:
         """Progress `count` minibatches after `before`, which is at the first one or later; calls `fetch`."""
-        first = before.step - self._first
-        self.fetch(first + count)
-        sizes = [minibatch.size for minibatch in self._minibatches[first : first + count]]
-        loss_sum = before.loss_sum
-        for mean, size in zip(self.means[first : first + count], sizes, strict=True):
-            loss_sum += mean * size
-        return Progress(
-            step=before.step + count,
-            epoch=before.epoch,
-            minibatches=before.minibatches + count,
-            loss_sum=loss_sum,
-            samples=before.samples + sum(sizes),
-        )
+        self.fetch(before.step - self._first + count)
+        return self.known_progress(before, count)
+
+    def known_progress(self, before: Progress, count: int) -> Progress:
+        """As `progress`, with the losses that have been fetched; not collective."""
+        first, loss_sum, samples = before.step - self._first, before.loss_sum, before.samples
+        done = slice(first, first + count)
+        for minibatch, mean in zip(self._minibatches[done], self.means[done], strict=False):
+            loss_sum += mean * minibatch.size
+            samples += minibatch.size
+        return Progress(before.step + count, before.epoch, before.minibatches + count, loss_sum, samples)
 
 
 @dataclass(frozen=True)

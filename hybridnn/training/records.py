@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from math import nan
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError, SettingError, StateError
 from hybridnn.utils.checks import Count, Seed
 from hybridnn.utils.text import figure_text
 
@@ -29,8 +32,11 @@ class Progress:
         Updates done.
     epoch : int
         The current epoch, from 1; about to begin if `minibatches` is 0.
-    minibatches, samples : int
+    minibatches : int
         Done in this epoch.
+    samples : int
+        Samples of these minibatches whose losses are known: all of them, unless an error ended `fit` on a GPU or in an
+        asynchronous pipeline, which fetch losses later.
     loss_sum : float
         Sum of the losses of these samples, each before its update.
     """
@@ -47,6 +53,141 @@ class Progress:
     def next_epoch(self) -> Progress:
         """The same step as the beginning of the next epoch."""
         return Progress(step=self.step, epoch=self.epoch + 1)
+
+
+class TrainingState:
+    """State of a trainer, true after every step, also where an exception ends `fit`; no method is collective.
+
+    Parameters
+    ----------
+    lock : RLock
+        Held by the thread that is in a collective method: of this trainer, or of those of a grid with several ranks.
+
+    Attributes
+    ----------
+    done : int
+        Updates of the running steps, which `progress` counts too.
+    in_step : bool
+        Whether a step is running, which Ctrl-C does not interrupt.
+    samples : int
+        Samples of the current epoch; 0 if they are not known.
+    incomplete : str
+        What to do about a step that an exception interrupted; empty if there is none.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock, self._progress, self._task = lock, Progress(), ""
+        self._reached: Callable[[int], Progress] = self._no_step
+        self.is_fitting = self.in_step = self._interrupted = False
+        self.done = self.samples = 0
+        self.incomplete = ""
+
+    # -- progress ------------------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+        return self._progress.step + self.done
+
+    @property
+    def progress(self) -> Progress:
+        """Progress after the last update."""
+        return self._reached(self.done) if self.done else self._progress
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self._progress, self.done = progress, 0
+
+    @property
+    def task(self) -> str:
+        """Task of the training; empty before the first step, when data of any task may follow."""
+        return self._task if self.is_fitting or self.step else ""
+
+    def restart(self, progress: Progress) -> None:
+        """Set the progress together with weights and optimizer state."""
+        self.progress, self.samples, self.incomplete = progress, 0, ""
+        self._task = self._task if progress.step else ""
+
+    @contextmanager
+    def steps(self, reached: Callable[[int], Progress]) -> Iterator[None]:
+        """Context of steps that count in `done`; `reached` returns the progress after so many of them."""
+        self._reached = reached
+        try:
+            yield
+        finally:
+            self.progress, self._reached = self.progress, self._no_step
+
+    @contextmanager
+    def shown_as_of(self, step: int) -> Iterator[None]:
+        """Context in which callbacks see the weights after a step, and set the progress to that after it."""
+        true = self.progress
+        try:
+            yield
+        finally:
+            if step < true.step:
+                self.progress = true
+
+    def _no_step(self, done: int) -> Progress:
+        return self._progress
+
+    # -- what may be called now ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def entered(self, method: str) -> Iterator[None]:
+        """Context of a collective method; `StateError` if another thread is in one."""
+        if not self._lock.acquire(blocking=False):
+            raise StateError(f"{method}: another thread is using this trainer or its process grid; call it afterwards")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def require_no_fit(self, method: str) -> None:
+        """Raise `StateError` in a callback of `fit`."""
+        if self.is_fitting:
+            raise StateError(f"{method}: fit of this trainer is running; call it afterwards")
+
+    def require_complete_step(self) -> None:
+        """Raise `StateError` if the weights are those of no step."""
+        if self.incomplete:
+            raise StateError(f"step {self.step + 1} was interrupted before its end: {self.incomplete}")
+
+    # -- fit -----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def fitting(self, task: str, samples: int, *, defers_interrupts: bool) -> Iterator[None]:
+        """Context of `fit`.
+
+        With `defers_interrupts`, in the main thread and with Python's handler of SIGINT, Ctrl-C within a step raises
+        `KeyboardInterrupt` after it, and Ctrl-C again at once.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        defers_interrupts &= threading.current_thread() is threading.main_thread()
+        # An outer handler is that of a trainer whose callback trains this one.
+        is_usual = before is signal.default_int_handler or isinstance(getattr(before, "__self__", None), TrainingState)
+        installs = defers_interrupts and is_usual
+        self.is_fitting, self._task, self.samples, self._interrupted = True, task, samples, False
+        try:
+            if installs:
+                signal.signal(signal.SIGINT, self._interrupt)
+            yield
+        finally:
+            if installs:
+                signal.signal(signal.SIGINT, before)
+            self.is_fitting = self.in_step = False
+            self._task = self.task
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._interrupted or not self.in_step:
+            raise KeyboardInterrupt
+        self._interrupted = True
+
+    def end_step(self) -> None:
+        """Raise `KeyboardInterrupt` after a step that Ctrl-C has not interrupted."""
+        self.in_step = False
+        if self._interrupted:
+            self._interrupted = False
+            raise KeyboardInterrupt
 
 
 class StepPosition(NamedTuple):
@@ -302,6 +443,16 @@ class History:
         if not self.epochs:
             return f"<History: no epochs, {len(self.steps)} logged steps>"
         return f"<History: {len(self.epochs)} epochs; {losses_text(self.epochs[-1])}>"
+
+    def before(self, progress: Progress) -> History:
+        """The records of the steps and epochs that are complete at a progress."""
+        step, epoch = progress.step, progress.epoch
+        return History(
+            [record for record in self.steps if record.step <= step],
+            [record for record in self.epochs if record.epoch < epoch],
+            [record for record in self.measured if record.epoch < epoch],
+            [record for record in self.evaluations if record.step <= step],
+        )
 
     def plot(self, path: str | Path | None = None) -> Picture:
         """The learning curve, a picture that notebooks show.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from threading import RLock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from hybridnn.comm.agreement import agree
+from hybridnn.errors import SettingError, StateError
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP, resolve_loss
 from hybridnn.nn.optimizers import Optimizer
@@ -17,7 +19,15 @@ from hybridnn.training.config import OPTIONS, TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
-from hybridnn.training.records import EpochRecord, EvaluationRecord, History, Progress, StepPosition, StepRecord
+from hybridnn.training.records import (
+    EpochRecord,
+    EvaluationRecord,
+    History,
+    Progress,
+    StepPosition,
+    StepRecord,
+    TrainingState,
+)
 from hybridnn.utils.checks import nearest
 
 if TYPE_CHECKING:
@@ -41,6 +51,22 @@ MADE = frozenset(("config", "grid", "engine", "layout", "device", "threads"))
 """Attributes that are set once, by the constructor."""
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def collective(method: Method) -> Method:
+    """Decorator of a collective method: `StateError` if another thread is in one, or after `free`."""
+
+    @wraps(method)
+    def entered(self: TrainedNetwork, *values: Any, **given: Any) -> Any:
+        with self._state.entered(method.__name__):
+            if "engine" not in self.__dict__:
+                raise self._freed()
+            return method(self, *values, **given)
+
+    return entered  # type: ignore[return-value]
+
+
 class TrainedNetwork:
     """A network on a process grid; every method is collective.
 
@@ -50,10 +76,8 @@ class TrainedNetwork:
         Model, optimizer and options. Each is an attribute of the network too, which cannot be set.
     history : History
         Records of the training.
-    progress : Progress
-        Progress of the training at the end of the last epoch, or where `fit` was ended.
     engine : Engine
-        Weights and optimizer state of this rank.
+        Weights and optimizer state of this rank; until `free`.
     stop_training : bool
         A callback of `Trainer.fit` sets it to end the training after the epoch.
     last_epoch, last_step : int
@@ -64,9 +88,20 @@ class TrainedNetwork:
 
     def __init__(self, config: TrainConfig, grid: ProcessGrid, engine: Engine) -> None:
         self.config, self.grid, self.engine = config, grid, engine
-        self.history, self.progress = History(), Progress()
+        self.history = History()
+        self._state = TrainingState(grid.lock if grid.size > 1 else RLock())
         self.stop_training = self.has_validation = False
         self.last_epoch = self.last_step = 0
+
+    @property
+    def progress(self) -> Progress:
+        """Progress of the training, after every step; in callbacks after a drain, that of the weights they see."""
+        return self._state.progress
+
+    @property
+    def step(self) -> int:
+        """Updates done so far: ``progress.step``."""
+        return self._state.step
 
     @property
     def model(self) -> MLP:
@@ -80,6 +115,8 @@ class TrainedNetwork:
 
     def __getattr__(self, name: str) -> Any:
         """An option of the training."""
+        if name == "engine":
+            raise self._freed()
         if name in OPTIONS or name == "schedule":
             return getattr(self.config, name)
         hint = OTHER_METHODS.get(name) or ("" if name.startswith("_") else nearest(name, (*OPTIONS, *dir(type(self)))))
@@ -95,10 +132,15 @@ class TrainedNetwork:
         how = "save weights(), and give them to load_weights() or to initial_weights of another one"
         raise TypeError(f"a {type(self).__name__} with its ranks cannot be pickled or copied: {how}")
 
+    @collective
     def evaluate(self, x: Any, y: HostArray | None = None) -> Metrics:
-        """Loss and accuracy or R² on samples, given as for `fit`; every sample counts once."""
-        return self.engine.evaluate(self._split(x, y, "data", cache=False))
+        """Loss and accuracy or R² on samples, given as for `fit`; every sample counts once.
 
+        Raises `DataError` as `fit`: after a training, the targets must be of its task.
+        """
+        return self.engine.evaluate(self._split(x, y, "data", self._state.task, cache=False))
+
+    @collective
     def predict(self, x: HostArray) -> HostArray:
         """Outputs of the network.
 
@@ -117,10 +159,12 @@ class TrainedNetwork:
         DataError
             On every rank: `x` does not fit the model, or differs between ranks.
         """
+        self._state.require_complete_step()
         samples = agree(self.grid.world, lambda: as_samples(x, self.model.sizes[0], self.engine.dtype))
         self._require_same_arrays("predict", {"samples": samples})
         return self.engine.predict(samples)
 
+    @collective
     def predict_proba(self, x: HostArray) -> HostArray:
         """Probabilities of the classes, shape (samples, classes), on every rank: the softmax of `predict`.
 
@@ -132,15 +176,20 @@ class TrainedNetwork:
             As for `predict`.
         """
         resolve_loss(self.model, "classification")
+        if self._state.task == "regression":
+            allowed = "the training is a regression, which has no probabilities; classes have integer labels"
+            raise SettingError("model.loss", self.model.loss, f"{allowed}, as y.astype(int)")
         from scipy.special import softmax
 
         probabilities: HostArray = softmax(self.predict(x), axis=1)
         return probabilities
 
+    @collective
     def weights(self) -> dict[str, HostArray]:
         """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, on every rank."""
         return self.engine.arrays.collect([chunk.weights for chunk in self.engine.chunks])
 
+    @collective
     def optimizer_slots(self) -> dict[str, dict[str, HostArray]]:
         """Optimizer state by slot name, each slot as global arrays by name of parameter, on every rank."""
         return {
@@ -148,43 +197,72 @@ class TrainedNetwork:
             for name in self.optimizer.slot_names
         }
 
-    def load_weights(self, weights: Mapping[str, HostArray]) -> None:
+    @collective
+    def load_weights(self, weights: Mapping[str, HostArray], *, reset_optimizer: bool = False) -> None:
         """Set the weights from global arrays, which must be the same on every rank.
+
+        Parameters
+        ----------
+        weights : mapping
+            As returned by `weights`.
+        reset_optimizer : bool
+            Begin the training anew: with the optimizer state of a new trainer, at step 0 of epoch 1, with an empty
+            history and for data of any task. By default only the weights change.
 
         Raises
         ------
         DataError
             On every rank: an array is missing, does not fit the model, or differs between ranks.
+        StateError
+            With `reset_optimizer`, if `fit` is running.
         """
+        if reset_optimizer:
+            self._require_replaceable("load_weights(weights, reset_optimizer=True)")
+        else:
+            self._state.require_complete_step()
         agree(self.grid.world, lambda: check_weights(self.model, weights, "initial weights"))
         self._require_same_arrays("initial weights", {name: weights[name] for name in parameter_shapes(self.model)})
         self.engine.arrays.load(weights)
+        if reset_optimizer:
+            self.engine.reset_optimizer()
+            self._state.restart(Progress())
+            self.history = History()
 
+    @collective
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, after clipping, every parameter counted once."""
         return self.engine.gradient_norm()
 
+    @collective
     def gradients(self) -> dict[str, HostArray]:
         """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
         return self.engine.arrays.collect([chunk.replica.full_gradient() for chunk in self.engine.chunks])
 
-    @property
-    def step(self) -> int:
-        """Updates done so far."""
-        return self.engine.updates
-
     def free(self) -> None:
-        """Free shared memory, samples on the device and CUDA graphs; the object is unusable afterwards."""
-        self.engine.free()
+        """Free shared memory, samples on the device and CUDA graphs; methods that need them raise `StateError` then."""
+        with self._state.entered("free"):
+            self._state.require_no_fit("free")
+            if "engine" in self.__dict__:
+                self.__dict__.pop("engine").free()
+
+    def _freed(self) -> StateError:
+        return StateError(f"this {type(self).__name__} was freed: make another one")
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of parameters, gradients, optimizer state and activations on this rank."""
         return self.engine.memory_bytes
 
+    @collective
     def stage_memory(self, task: str) -> tuple[MemoryBreakdown, ...]:
         """Memory for training on data of `task`, as maxima over the ranks of every stage; collective."""
         return self.engine.memory(task).largest_of_stages(self.grid)
+
+    def _require_replaceable(self, method: str) -> None:
+        """Raise `StateError` where `method` cannot replace weights and optimizer state."""
+        self._state.require_no_fit(method)
+        if self.grid.pipeline > 1:  # messages of an interrupted step would be taken for those of the next
+            self._state.require_complete_step()
 
     def _require_same_arrays(self, what: str, arrays: Mapping[str, HostArray]) -> None:
         if self.grid.size == 1:
@@ -198,14 +276,16 @@ class TrainedNetwork:
         self, x: Any, y: HostArray | None, validation: tuple[Any, HostArray | None] | Rows | None
     ) -> tuple[DataSplit, DataSplit | None]:
         """The training split, and the validation split or None."""
-        train = self._split(x, y, "training data")
+        train = self._split(x, y, "training data", self._state.task)
         if not has_validation(self.grid, self.config.distribution, validation is not None):
             return train, None
         samples, targets = validation if isinstance(validation, (tuple, list)) else (validation, None)
-        return train, self._split(samples, targets, "validation data")
+        return train, self._split(samples, targets, "validation data", train.task)
 
-    def _split(self, x: Any, y: HostArray | None, what: str, *, cache: bool = True) -> DataSplit:
-        split = make_split(self.grid, self.config.distribution, self.model, x, y, what, self.engine.dtype)
+    def _split(self, x: Any, y: HostArray | None, what: str, task: str, *, cache: bool = True) -> DataSplit:
+        self._state.require_complete_step()
+        how = (self.grid, self.config.distribution, self.model)
+        split = make_split(*how, x, y, what, self.engine.dtype, task)
         resolve_loss(self.model, split.task)  # raises before the first step if the loss does not fit the data
         return self.engine.place(split, x, what if cache else None)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from math import ceil
+from math import ceil, nan
 from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridnn.comm.mpi import is_in_process, require_communicator
 from hybridnn.comm.threads import limit_blas_threads
-from hybridnn.errors import SettingError, warn_caller
+from hybridnn.errors import DataError, SettingError, warn_caller
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizer_names import find_optimizer
@@ -35,9 +35,20 @@ from hybridnn.training.data_split import (
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.epoch import EpochResult, Event, train_epochs
 from hybridnn.training.layout_choice import choose_layout
-from hybridnn.training.records import EpochRecord, EvaluationRecord, History, Progress, StepPosition, StepRecord
-from hybridnn.training.trained_network import Callback, TrainedNetwork
+from hybridnn.training.records import (
+    EpochRecord,
+    EvaluationRecord,
+    History,
+    MeasuredStep,
+    Progress,
+    Speed,
+    StepPosition,
+    StepRecord,
+    TrainingState,
+)
+from hybridnn.training.trained_network import Callback, TrainedNetwork, collective
 from hybridnn.utils.checks import AtLeastZero, require_type, require_whole, with_advice
+from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -121,7 +132,10 @@ class Trainer(TrainedNetwork):
             from hybridnn.training.rank_comparison import require_same_settings, software, trainer_facts
 
             given = config.items() | {"initial_weights": initial_weights is not None, "device": device}
-            require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(given))
+            with TrainingState(grid.lock).entered("Trainer"):
+                require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(given))
+            grid.trainers += 1
+        self._number = grid.trainers
         config = config.checked()  # after the comparison, so that all ranks raise an error or none does
         self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, config.batch_size, grid))
         self.device = resolve_device(device, grid)
@@ -146,14 +160,16 @@ class Trainer(TrainedNetwork):
         return f"<Trainer of {self.model!r} with {self.optimizer!r} on {self.grid!r}, step {self.step}>"
 
     def set_learning_rate(self, lr: float) -> None:
-        """Train with another base learning rate from the next call of `fit` on; call it on every rank.
+        """Train with another base learning rate; call it on every rank.
 
-        The state of the optimizer stays. Raises `SettingError` for a rate that is not above 0.
+        In a callback of `fit` it takes effect in the next epoch, or after the next drain of the pipeline. The state of
+        the optimizer stays. Raises `SettingError` for a rate that is not above 0.
         """
         optimizer = replace(self.optimizer, lr=lr)  # type: ignore[type-var]  # every optimizer is a dataclass
         self.__dict__["config"] = replace(self.config, optimizer=optimizer)
 
     @with_advice(ADVICE_ON_FIT)
+    @collective
     def fit(
         self,
         x: Any,
@@ -166,12 +182,16 @@ class Trainer(TrainedNetwork):
     ) -> History:
         """Train for a number of epochs; an incomplete epoch is completed first and counts as one of them.
 
+        If an exception or Ctrl-C ends it, `progress` has the steps that were done, and the next call goes on from
+        there. In the main thread of a single process, Ctrl-C takes effect after the current step, and a second one at
+        once.
+
         Parameters
         ----------
         x : array_like or sparse, shape (samples, features), or Rows
             Samples, or rows of a data set, which include their targets.
         y : array_like, shape (samples,) or (samples, outputs), optional
-            Integers are class labels; floats are regression targets.
+            Integers are class labels; floats are regression targets. Later targets must be of the same kind.
         epochs : int
             Passes over the samples.
         validation : tuple or Rows, optional
@@ -189,14 +209,20 @@ class Trainer(TrainedNetwork):
         Raises
         ------
         DataError
-            If the data do not fit the model, or have elements that are masked or not finite in the dtype.
+            If the data do not fit the model, are of another task than before, have elements that are masked or not
+            finite in the dtype, or are not as many samples as those of an incomplete epoch.
         SettingError
             If the training does not fit the memory that is free.
+        StateError
+            If a `fit` of this trainer is running, another thread uses its grid, a step was interrupted before its end,
+            or the trainer was freed.
         NonFiniteLossError
             If the loss becomes infinite or NaN, or, after an epoch, the weights or the validation loss. The weights are
             then those before that step, or, with an asynchronous pipeline method, those after the drain; on a GPU they
             are later ones, because losses are fetched only when they are logged and at the end of the epoch.
         """
+        self._state.require_no_fit("fit")
+        self._state.require_complete_step()
         if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
             raise SettingError("callbacks", callbacks, "must be a list of callbacks, for example [EarlyStopping()]")
         if isinstance(validation, Real) or (isinstance(validation, tuple) and len(validation) != 2):
@@ -219,18 +245,34 @@ class Trainer(TrainedNetwork):
                 warn_caller(doubt)
         if self.class_weight is not None:
             self.engine.class_weights = self._class_weights(train)
-        per_epoch = ceil(train.samples / self.batch_size)
+        per_epoch = self._steps_per_epoch(train)
         self.last_epoch = self.progress.epoch + epochs - 1
         self.last_step = self.step - self.progress.minibatches + epochs * per_epoch
         self.stop_training, self.has_validation = False, test is not None
-        for callback in callbacks:
-            callback.on_train_begin(self)
-        stops = False
-        while self.progress.epoch <= self.last_epoch and not stops:
-            stops = self._train_until_drained(train, test, per_epoch, callbacks)
-        for callback in callbacks:
-            callback.on_train_end(self)
+        alone = self.grid.size == 1 and not is_in_process()  # ranks of this process end their trainings in any order
+        with self._state.fitting(train.task, train.samples, defers_interrupts=alone):
+            for callback in callbacks:
+                callback.on_train_begin(self)
+            stops = self.progress.minibatches == per_epoch and self._end_complete_epoch(per_epoch, test, callbacks)
+            while self.progress.epoch <= self.last_epoch and not stops:
+                stops = self._train_until_drained(train, test, per_epoch, callbacks)
+            for callback in callbacks:
+                callback.on_train_end(self)
         return self.history
+
+    def _steps_per_epoch(self, train: DataSplit) -> int:
+        """Steps of an epoch; `DataError` if an incomplete one was begun with other samples."""
+        progress, begun_with = self.progress, self._state.samples
+        per_epoch: int = ceil(train.samples / self.batch_size)
+        if progress.minibatches and (
+            begun_with not in (0, train.samples) or progress.samples > train.samples or progress.minibatches > per_epoch
+        ):
+            raise DataError(
+                f"training data: {counted(train.samples, 'sample')}, but epoch {progress.epoch} was begun with "
+                f"{begun_with or 'others'} and is not complete: complete it with the same samples, "
+                "or begin anew with load_weights(weights, reset_optimizer=True)"
+            )
+        return per_epoch
 
     def _train_until_drained(
         self, train: DataSplit, test: DataSplit | None, per_epoch: int, callbacks: Sequence[Callback]
@@ -260,7 +302,7 @@ class Trainer(TrainedNetwork):
             elif isinstance(event, StepPosition):
                 stops = self._pause(event, pausing)
                 if stops:
-                    self.progress = event.progress()
+                    self._state.progress = event.progress()
             else:
                 stops = self._end_epoch(event, test, callbacks)
                 if self.progress.epoch < drained:
@@ -270,7 +312,7 @@ class Trainer(TrainedNetwork):
 
         # A diverging loss raises `NonFiniteLossError` in the step.
         with np.errstate(over="ignore", invalid="ignore"):
-            stops = train_epochs(self.engine, self.grid, train, loaded, self.progress, take, test, pauses=bool(pausing))
+            stops = train_epochs(self.engine, self.grid, train, loaded, self._state, take, test, pauses=bool(pausing))
         if stops:
             return True
         rate = self.history.epochs[-1].learning_rate
@@ -293,7 +335,11 @@ class Trainer(TrainedNetwork):
         from hybridnn.training.rank_comparison import require_same_settings, trainer_facts
 
         settings: dict[str, Any] = {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
-        settings |= {"progress": progress, "callbacks": [type(callback).__qualname__ for callback in callbacks]}
+        settings |= {
+            "trainer": self._number,
+            "progress": progress,
+            "callbacks": [type(callback).__qualname__ for callback in callbacks],
+        }
         require_same_settings(self.grid.world, lambda: trainer_facts(settings))
 
     def _until_drained(self, train: DataSplit, per_epoch: int) -> list[list[Minibatch]]:
@@ -316,20 +362,28 @@ class Trainer(TrainedNetwork):
         progress, metrics = result.progress, None
         if test is not None and (progress.epoch % self.evaluate_every == 0 or progress.epoch == self.last_epoch):
             metrics = self.engine.evaluate(test)
-        self.history.measured.append(result.measured)
         self.engine.require_finite(metrics, progress.step)
-        self.progress = progress.next_epoch()
         names = ("loss", "accuracy", "r2", "roc_auc", "average_precision")
         found: dict[str, Any] = {f"validation_{name}": getattr(metrics, name, None) for name in names}
-        loss, rate = progress.loss_sum / progress.samples, result.learning_rate
-        record = EpochRecord(progress.step, progress.epoch, loss, rate, **found, **asdict(result.speed))
+        loss = progress.loss_sum / progress.samples if progress.samples else nan
+        record = EpochRecord(progress.step, progress.epoch, loss, result.learning_rate, **found, **asdict(result.speed))
+        self._state.in_step = True  # not interrupted between these lines
+        self.history.measured.append(result.measured)
         self.history.epochs.append(record)
+        self._state.progress = progress.next_epoch()
+        self._state.end_step()
         for callback in callbacks:
             callback.on_epoch_end(self, record)
         stops = np.array([self.stop_training], np.int64)
         if callbacks:
             self.grid.world.allreduce(stops, "max")
         return bool(stops[0])
+
+    def _end_complete_epoch(self, per_epoch: int, test: DataSplit | None, callbacks: Sequence[Callback]) -> bool:
+        """As `_end_epoch`, where an exception ended `fit` after the last step of an epoch and before its record."""
+        rate = self.optimizer.lr * self.schedule.factor(self.step - 1, per_epoch, self.last_step)
+        nothing = Speed(0.0, 0.0, 0.0, 0, 0.0), MeasuredStep(self.progress.epoch, 0.0, {}, 0.0, 0.0)
+        return self._end_epoch(EpochResult(self.progress, rate, *nothing), test, callbacks)
 
     def _minibatches(self, train: DataSplit, start: Progress, per_epoch: int) -> list[Minibatch]:
         """The minibatches of the rest of an epoch, from `start` on."""
@@ -364,16 +418,19 @@ class Trainer(TrainedNetwork):
         watch = self.grid.stall_watchdog
         return nullcontext() if watch is None else watch.busy(what, at_most)
 
+    @collective
     def restore(
         self, read: Callable[[Sequence[ModelChunk], Sequence[OptimizerState]], None], progress: Progress
     ) -> None:
         """Go on from a checkpoint with its progress, written on any grid; collective.
 
         `read`, such as `Checkpoint.read_into`, fills the weights and the optimizer state of this rank; its errors are
-        raised on all ranks.
+        raised on all ranks. Records of later steps leave the history.
         """
+        self._require_replaceable("restore")
         self.engine.restore(lambda: read(self.engine.chunks, self.engine.states))
-        self.progress = progress
+        self._state.restart(progress)
+        self.history = self.history.before(progress)
 
 
 def _largest_product(model: MLP, batch_size: int, grid: ProcessGrid) -> int:

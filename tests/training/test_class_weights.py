@@ -68,4 +68,4 @@ def test_what_has_no_classes_is_refused() -> None:
     with pytest.raises(
         SettingError, match=r"^training.class_weight = 'balanced': needs classes, and this is a regression$"
     ):
-        trained(y=np.eye(3)[Y])
+        Trainer(MLP(NETWORK.sizes), class_weight="balanced").fit(X, 2.0 * np.eye(3)[Y], epochs=1)

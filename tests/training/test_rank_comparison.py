@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SAMPLES = 1000  # of which not all are looked at
 X = np.random.default_rng(0).normal(size=(SAMPLES, 4)).astype(np.float32)
 Y = np.arange(SAMPLES) % 3
+NUMBERS = 2.0 * np.eye(3)[Y]  # as targets of a regression
 UNSEEN = 9
 """A sample between those whose inputs are compared, such as 0 and 15."""
 
@@ -168,7 +169,7 @@ def test_what_differs_later_is_refused_before_anything_changes(comm: MPI.Intraco
         "training.epochs: " + LAST.format(0, 1): fit(epochs=0),
         "validation data: samples: " + LAST.format("some", "none"): fit(validation=(X, Y)),
         "training data: number of samples: " + LAST.format(999, 1000): fit(X[:999], Y[:999]),
-        "training data: target of a sample: " + LAST.format("3 numbers", "a label"): fit(X, np.eye(3)[Y]),
+        "training data: target of a sample: " + LAST.format("3 numbers", "a label"): fit(X, NUMBERS),
         "training data: inputs of sample 0: rank 2 has [1.5, ": fit(changed(X, (0, 0), 1.5)),
         "training data: inputs of sample 999: rank 2 has [": fit(changed(X, (999, 3), 1.5)),
         "training data: inputs of sample 0: rank 2 has [": fit(X[::-1]),
@@ -177,7 +178,7 @@ def test_what_differs_later_is_refused_before_anything_changes(comm: MPI.Intraco
     for start, action in ours.items():
         message = refusal(comm, HybridnnError, action if is_last else fit())
         assert message.startswith(start), message
-    numbers = fit(X, changed(np.eye(3)[Y], UNSEEN, 0.5) if is_last else np.eye(3)[Y])
+    numbers = fit(X, changed(NUMBERS, UNSEEN, 0.5) if is_last else NUMBERS)
     assert f"target of sample {UNSEEN}: rank 2 has [0.5 0.5 0.5]" in refusal(comm, DataError, numbers)
     test = fit(validation=(X, changed(Y, 5, 0) if is_last else Y))
     assert refusal(comm, DataError, test).startswith(f"validation data: target of sample 5: {LAST.format(0, 2)}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.records import EpochRecord, StepRecord
 from hybridnn.training.trainer import _largest_product
 from reference.callbacks import Calling
+from reference.cases import assert_arrays_same
 from reference.network import Array
 
 if TYPE_CHECKING:
@@ -269,21 +272,76 @@ def test_wrong_data_are_refused_before_the_first_step(case: str) -> None:
     assert np.array_equal(it.weights()["layers.0.weight"], before["layers.0.weight"])
 
 
-def test_data_of_the_other_task_are_judged_by_that_tasks_metrics() -> None:
-    # With loss = "auto" the data decide, each time; the training goes on as if nobody had asked.
-    for first, second in ((Y, LABELS), (LABELS, Y)):
-        it, plain = trainer(), trainer()
+ONE_HOT = np.eye(2)[LABELS]
+TO_INTEGERS = "y has dtype float64, and this training is a classification, which takes integer labels: give y."
+TO_FLOATS = "y has dtype int64, that of labels, and this training is a regression: give y.astype(float)"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (LABELS, LABELS.astype(float), TO_INTEGERS + "astype(int)"),
+        (LABELS, ONE_HOT, TO_INTEGERS + "argmax(axis=1)"),
+        (LABELS, Y, TO_INTEGERS),
+        (Y, LABELS, TO_FLOATS),
+        (Y, LABELS + 7, TO_FLOATS),
+    ],
+)
+def test_a_trainer_remembers_its_task(first: Array, second: Array, words: str) -> None:
+    plain, it = (Trainer(MLP([3, 16, 2], "tanh"), SGD(lr=0.05), batch_size=10) for _ in range(2))
+    of_classes = first is LABELS
+    assert {it.evaluate(X, y).accuracy is None for y in (Y, LABELS)} == {False, True}, (
+        "before the training, data decide"
+    )
+    with pytest.raises(DataError, match=re.escape(words)):
         it.fit(X, first, epochs=1, validation=(X, second))
-        it.evaluate(X, second)
-        it.fit(X, first, epochs=1)
-        plain.fit(X, first, epochs=2)
-        assert np.array_equal(it.weights()["layers.0.weight"], plain.weights()["layers.0.weight"])
-        assert (it.history.epochs[0].validation_accuracy is None) == (second is Y)
-        assert (it.history.epochs[0].validation_r2 is None) == (second is LABELS)
-        outputs = it.predict(X)
-        expected = np.mean((outputs - Y) ** 2) if second is Y else np.mean(outputs.argmax(axis=1) == LABELS)
-        found = it.evaluate(X, second)
-        assert (found.loss if second is Y else found.accuracy) == pytest.approx(expected, rel=1e-5)
+    assert it.step == 0
+    it.fit(X, first, epochs=1)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: it.evaluate(X, second),
+        lambda: it.fit(X, second, epochs=1),
+        lambda: it.fit(X, first, epochs=1, validation=(X, second)),
+    )
+    it.load_weights(it.weights())  # the task stays
+    for call in calls:
+        with pytest.raises(DataError, match=re.escape(words)) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    if of_classes:
+        it.predict_proba(X)
+    else:
+        with pytest.raises(SettingError, match=r"a regression, which has no probabilities; .*y\.astype\(int\)"):
+            it.predict_proba(X)
+    it.fit(X, first, epochs=1)
+    plain.fit(X, first, epochs=2)
+    assert_arrays_same(it.weights(), plain.weights())
+    it.load_weights(it.weights(), reset_optimizer=True)
+    it.fit(X, Y if of_classes else LABELS, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "loss", "y", "words"),
+    [
+        (2, "auto", LABELS.astype(float), "dtype float64, one number per sample, .* 2 outputs: .*astype.int"),
+        (2, "cross_entropy", LABELS.astype("f4"), "dtype float32, .*y.astype.int"),
+        (2, "auto", ONE_HOT, 'dtype float64 and one-hot rows: .*y.argmax.axis=1.; .* MLP takes loss="mse"'),
+        (2, "auto", ONE_HOT.astype(int), r"dtype int64 and shape \(60, 2\): .*y.argmax.axis=1.;"),
+        (2, "auto", LABELS[:, None], r"dtype int64 and shape \(60, 1\): .*y.ravel..;"),
+        (1, "auto", np.arange(60, dtype="i2"), 'label 59 .*dtype int16: .* y.astype.float., or MLP loss="mse"'),
+    ],
+)
+def test_targets_of_the_wrong_dtype_come_with_the_conversion(outputs: int, loss: str, y: Array, words: str) -> None:
+    it = Trainer(MLP([3, 4, outputs], loss=loss))
+    for attempt in (it.evaluate, partial(it.fit, epochs=1)):
+        with pytest.raises(DataError, match=words) as caught:
+            attempt(X, y)
+        assert "\n" not in str(caught.value)
+
+
+def test_one_hot_numbers_are_targets_where_the_loss_says_so() -> None:
+    it = Trainer(MLP([3, 4, 2], loss="mse"))
+    it.fit(X, ONE_HOT, epochs=1, validation=(X, ONE_HOT.astype(int)))
+    assert it.history.epochs[0].validation_r2 is not None
 
 
 def test_a_stated_loss_takes_data_of_its_task_alone() -> None:
