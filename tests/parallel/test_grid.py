@@ -73,7 +73,7 @@ def test_an_error_on_one_rank_is_raised_on_all(comm: MPI.Intracomm) -> None:
 @pytest.mark.mpi(ranks=[3])
 def test_node_memory_is_shared_by_all_ranks_of_the_node(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
-    memory = NodeMemory(grid.node_group, grid.node_comm)
+    memory = NodeMemory(grid.node_group)
     shared, empty = memory.allocate((comm.size, 4), "float32"), memory.allocate((0, 4), "float64")
     assert shared.dtype == np.float32
     assert empty.shape == (0, 4)
