@@ -8,7 +8,7 @@ most MPI libraries count elements in 32-bit integers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import count
 from math import prod
@@ -124,7 +124,7 @@ class Group:
         self._channel = recorder.open_channel(axis, tuple(members))
         self._comm: Any = comm
         self._process = getpid()
-        self._parts: dict[tuple[str, int], Group] = {}
+        self._parts: dict[tuple[str, Hashable], Group] = {}
         self._limit = message_limit
         self._mpi: Any = None if comm is None else import_mpi()
         self._transport = Transport(comm, message_limit)
@@ -167,20 +167,20 @@ class Group:
         """
         self._transport.disconnect()
 
-    def split(self, color: int, axis: str, number: int = 0) -> Group:
+    def split(self, color: int, axis: str, key: Hashable = None) -> Group:
         """The group of the ranks with the same `color`, in the same order. Collective.
 
-        The same `axis` and `number` return the same group, and its communicator is kept with that of this group. It
-        accepts arrays of the device if this group does, but has no NCCL connection.
+        An equal `axis` and `key`, which are the same on all ranks, stand for the same colors and return the same group:
+        its communicator is kept. It accepts arrays of the device if this group does, but has no NCCL connection.
         """
-        part = self._parts.get((axis, number))
+        part = self._parts.get((axis, key))
         if part is None:
             comm, members = None, [self.members[self.rank]]
             if self.size > 1:
-                comm = kept(self._comm, (axis, number), lambda: split(self._comm, color, self.rank))
+                comm = kept(self._comm, (axis, key), lambda: split(self._comm, color, self.rank))
             if comm is not None:
                 members = [self.members[rank] for rank in ranks_within(comm, self._comm)]
-            part = self._parts[axis, number] = Group(comm, axis, self.recorder, self._limit, members)
+            part = self._parts[axis, key] = Group(comm, axis, self.recorder, self._limit, members)
         transports = None if self._transports is None else self._transports.of_parts()
         if transports is not None and part._transports != transports:
             part.attach_device(transports)

@@ -198,7 +198,8 @@ def _end_without_grid(world: Any, others: Sequence[int], waited: float) -> NoRet
     """End the job because not all ranks make the process grid; the lowest waiting rank prints the message."""
     waiting = sorted({world.Get_rank(), *_announced_ranks(world, others)})
     missing = [rank for rank in others if rank not in waiting]
-    time.sleep(2 * FORWARDING_SECONDS * waiting.index(world.Get_rank()))
+    if waiting[0] != world.Get_rank():
+        time.sleep(LAST_RESORT_SECONDS)
     end_job(
         f"\n=== the job cannot go on: {_ranks(waiting)} waited {waited:.0f} s for {_ranks(missing)}; the job was ended "
         "===\n* all ranks of a communicator make a process grid, or a Trainer without one, together; a rank that works "

@@ -20,6 +20,7 @@ from hybridnn.comm.agreement import unequal_values
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
 from hybridnn.comm.mpi import (
     detect_launch,
+    free_unused,
     import_mpi,
     is_child,
     kept,
@@ -113,6 +114,8 @@ class ProcessGrid:
         _require_equal(all_ranks_group(comm, stall_seconds), arguments | {"message_limit": message_limit})
         self.comm: Any = comm if comm is not None else import_mpi().COMM_WORLD
         size = self.comm.Get_size()
+        if size > 1:
+            free_unused(self.comm)
         if stages is None:
             pipeline, batch, model = resolve_axes(size, pipeline, batch, model)
             self.stages: StageShapes = ((batch, model),) * pipeline

@@ -74,7 +74,7 @@ class NodeMemory:
     def __init__(self, group: Group, alternative: str = "") -> None:
         self.group, self._alternative = group, alternative
         self._windows: list[tuple[Any, NDArray[Any]]] = []
-        if group.size > 1:
+        if group.comm is not None:
             self._all = kept(group.comm, "windows", SharedWindows)
             self._all.free_unused(group.comm)
 
