@@ -46,7 +46,7 @@ LAUNCH_VARIABLES = (
     *("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_SIZE", "PMI_ID", "PMI_PORT"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
 )
-"""Variables in which ranks of different launches differ, with `_launcher_socket` for MPICH's."""
+"""Variables in which ranks of different launches differ; for MPICH's see `_launch_identity`."""
 
 COLLECT_EVERY = 16  # freed communicators whose parts are still used, before objects in cycles are collected
 
@@ -87,12 +87,13 @@ def is_child() -> bool:
     module = sys.modules.get("multiprocessing.process")  # loaded in every such process
     if module is not None and module.parent_process() is not None:
         return True
-    process, *rank_launch = os.environ.get(RANK_PROCESS, "").split(" ", 2)
+    process, _, identity = os.environ.get(RANK_PROCESS, "").partition(" ")
     if process in ("", str(os.getpid())):
         return False
+    rank_socket, _, rank_launch = identity.partition(" ")
     socket, launch = _launch_identity(os.environ)
     # A child that was not forked has none of the rank's open files.
-    return launch == rank_launch[-1] and socket in ("", rank_launch[0])
+    return launch == rank_launch and socket in ("", rank_socket)
 
 
 def _launch_identity(environment: Mapping[str, str]) -> tuple[str, str]:
