@@ -157,7 +157,6 @@ def test_the_connection_to_mpichs_launcher_tells_its_ranks_apart(monkeypatch: py
 CHILDREN = """
 import os, subprocess, sys
 import numpy as np
-from mpi4py import MPI
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.launcher import find_mpirun
 
@@ -175,7 +174,7 @@ if len(sys.argv) == 1:
     if os.fork() == 0:
         train()
         again = lambda: Trainer(MLP([4, 1]), grid=trainer.grid)
-        for use in (lambda: trainer.predict(x), again, lambda: ProcessGrid(MPI.COMM_WORLD)):
+        for use in (lambda: trainer.predict(x), again, lambda: ProcessGrid(trainer.grid.comm)):
             try:
                 use()
             except Exception as error:
