@@ -305,17 +305,17 @@ class CheckpointWriter:
         self.history: Path | None = None  # records of the training, synced on rank 0 before a checkpoint has its name
         self._unsynced: list[Path] = []  # on rank 0, folders in which the first checkpoint makes a folder
         self._chunks, self._states = chunks, states
-        self._group = grid.world.split(0, "checkpoint")
+        self._group = grid.world
         self._slots = tuple(states[0].slots)
         self._files = ArrayFiles(array_shapes(model, self._slots), chunks[0].weights.dtype)
         shards = local_shards(chunks, states)
         self._assignments = assign_writes(shards, grid)
-        self._model_group = grid.model_group.split(0, "checkpoint")
+        self._model_group = grid.model_group
         self._files_to_hash = files_to_hash(shards, grid, self._files.nbytes)
         # Ranks of one node can read files of each other before fsync, those of other nodes perhaps not.
         self._syncs_late = grid.model > 1 and grid.nodes == 1
         self._buffers: dict[int, NDArray[Any]] = {}
-        self._work: tuple[PendingCheckpoint, CollectivePhases] | None = None
+        self._work: tuple[PendingCheckpoint, CollectivePhases, Callable[[], None]] | None = None
         self._on_all_ranks(f"checkpoint folder {folder} cannot be written", self._prepare_folder)
         if hosts := nodes_without(folder, self._group, grid.node_group):
             raise EnvironmentProblem(f"checkpoint folder {folder}: {NOT_SHARED} {name_hosts(hosts)}")
@@ -356,10 +356,11 @@ class CheckpointWriter:
         """
         if self._work is None:
             raise RuntimeError("no checkpoint was begun")
-        pending, phases = self._work
+        pending, phases, release_group = self._work
         while not phases.advance():
             sleep(POLL_SECONDS)
         self._work = None
+        release_group()
         if phases.failed:
             self._abandon(pending, phases.error)
         return pending.finished
@@ -397,7 +398,8 @@ class CheckpointWriter:
             [pending.sync, hash_files] if self._syncs_late else [hash_files],
             [publish] if is_first else [],
         ]
-        self._work = pending, CollectivePhases(self._group, pending.buffer.reshape(-1), phases)
+        group, release_group = self._group.reserve("checkpoint")  # another writer may be busy too
+        self._work = pending, CollectivePhases(group, pending.buffer.reshape(-1), phases), release_group
 
     def _snapshot(self, progress: Progress, copies: bool) -> PendingCheckpoint:
         """The current state as a pending checkpoint: with `copies`, or with views of host memory."""

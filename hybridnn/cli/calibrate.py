@@ -50,7 +50,7 @@ def calibrate(
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.step_timer import TrainingTimer
 
-    grid = ProcessGrid()
+    grid = ProcessGrid(stall_seconds=0)
 
     def on_first_rank(action: Callable[[], None]) -> None:
         agree(grid.world, action if grid.rank == 0 else lambda: None)

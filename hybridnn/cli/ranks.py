@@ -30,7 +30,7 @@ import typer
 
 from hybridnn.cli.options import count
 from hybridnn.comm.launcher import launched_rank
-from hybridnn.comm.mpi import INTERACTIVE_STEP, STEP_SIZE
+from hybridnn.comm.mpi import INTERACTIVE_STEP, STEP_SIZE, is_child
 from hybridnn.diagnostics.failsafe import (
     BEGUN,
     ENDED,
@@ -84,7 +84,9 @@ Result = TypeVar("Result")
 
 
 def launch_rank() -> int | None:
-    """Rank of this process as its launcher numbered it; None without a launcher. Loads nothing."""
+    """Rank of this process as its launcher numbered it; None without a launcher, or if a rank started it."""
+    if is_child():
+        return None
     # A batch script and the shell of `srun --pty` are no ranks; only a step has several tasks.
     by_srun = os.environ.get(STEP_SIZE, "1") != "1" and os.environ.get("SLURM_STEP_ID") != INTERACTIVE_STEP
     return launched_rank(os.environ, in_step=by_srun)

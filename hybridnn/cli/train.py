@@ -219,7 +219,7 @@ def train(
         return resolve_request(settings, resume, changes, forced=force)
 
     def train_rank() -> RunSummary | None:
-        request = resolved() if resume is None else agree(all_ranks_group(), resolved, names_nodes=True)
+        request = resolved() if resume is None else agree(all_ranks_group(stall_seconds=0), resolved, names_nodes=True)
         if request is None:
             return None
         run_settings, start = request

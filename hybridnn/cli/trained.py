@@ -181,7 +181,7 @@ def _make_grid(model: int | None) -> ProcessGrid:
     """Arrange all ranks of the job: `model` ranks along the model axis, by default one; the others are batch ranks."""
     from hybridnn.parallel.grid import ProcessGrid
 
-    return ProcessGrid(model=model or 1)
+    return ProcessGrid(model=model or 1, stall_seconds=0)
 
 
 def _require_result(name: str, path: Path, suffixes: Sequence[str], *, replace: bool) -> None:

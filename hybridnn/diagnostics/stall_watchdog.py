@@ -102,12 +102,12 @@ class StallWatchdog:
         self._write_departure = finalize(recorder, self._departure.write)
 
     @classmethod
-    def for_grid(cls, recorder: Recorder, world: MPI.Intracomm, node: MPI.Intracomm) -> StallWatchdog | None:
-        """The watchdog of a grid, of which the ranks of `node` are on this node; collective.
+    def for_grid(cls, recorder: Recorder, world: MPI.Intracomm, node: MPI.Intracomm | None) -> StallWatchdog | None:
+        """The watchdog of a grid of several ranks; the ranks of `node`, None for one, are on this node. Collective.
 
-        None for one rank, and for ranks of one process, where a deadlock is reported at once.
+        None for ranks of one process, where a deadlock is reported at once.
         """
-        if world.Get_size() == 1 or is_in_process():
+        if is_in_process():
             return None
         shared = create_shared_folder(world, node)
         return cls(recorder, shared, world.Get_rank(), world.Get_size(), processes_of(world))

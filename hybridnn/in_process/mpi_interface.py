@@ -104,6 +104,7 @@ class Comm:
 
     def __init__(self, engine: MessageEngine, context: Context, rank: int) -> None:
         self._engine, self._context, self._rank = engine, context, rank
+        self._attributes: dict[object, Any] = {}
 
     @property
     def engine(self) -> MessageEngine:
@@ -134,6 +135,19 @@ class Comm:
 
     def Free(self) -> None:
         """Do nothing."""
+
+    @staticmethod
+    def Create_keyval(copy_fn: object = None, delete_fn: object = None, nopython: bool = False) -> object:
+        """A key for attributes; `delete_fn` is never called, as communicators are never freed."""
+        return object()
+
+    def Get_attr(self, keyval: object) -> Any:
+        """The attribute of this rank; None if there is none."""
+        return self._attributes.get(keyval)
+
+    def Set_attr(self, keyval: object, attrval: Any) -> None:
+        """Set the attribute of this rank."""
+        self._attributes[keyval] = attrval
 
     def __getattr__(self, name: str) -> Any:
         """Refuse other methods, with the name of the upper-case one if there is one."""

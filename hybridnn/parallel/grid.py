@@ -19,11 +19,20 @@ import numpy as np
 
 from hybridnn.comm.agreement import unequal_values
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
-from hybridnn.comm.mpi import detect_launch, import_mpi, is_child, ranks_within, require_communicator
+from hybridnn.comm.mpi import (
+    detect_launch,
+    free_unused,
+    import_mpi,
+    is_child,
+    kept,
+    ranks_within,
+    require_communicator,
+    split,
+)
 from hybridnn.comm.recorder import Recorder
 from hybridnn.errors import GridError, SettingError
 from hybridnn.parallel.places import StageShapes, place_ranks
-from hybridnn.utils.checks import require_whole, with_advice
+from hybridnn.utils.checks import require_number, require_whole, with_advice
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
     from hybridnn.gpu.setup import TransportFactory
 
 AXES_BY_NAME = "name the axes, as in ProcessGrid(pipeline=2, batch=2)"
+STALL_SECONDS = 60.0  # of `TrainConfig`, too
 
 
 class ProcessGrid:
@@ -41,7 +51,8 @@ class ProcessGrid:
     Parameters
     ----------
     comm : MPI.Intracomm, optional
-        The ranks to arrange; all of the job's (``COMM_WORLD``) by default. Collective over it.
+        The ranks to arrange; all of the job's (``COMM_WORLD``) by default. Collective over it. Grids of one shape share
+        communicators, which are kept with `comm`: to train in several threads, give each grid one of its own.
     pipeline : int
         Stages of the layer pipeline.
     batch : int, optional
@@ -54,9 +65,13 @@ class ProcessGrid:
         Receives every call; a new one by default.
     message_limit : int
         Bytes above which an array is sent in pieces.
+    stall_seconds : float
+        The job ends if not all ranks of `comm` make the grid within this time; 0 for no limit.
 
     Attributes
     ----------
+    comm : MPI.Intracomm
+        As given.
     world, pipeline_group, batch_group, model_group, node_group : Group
         All ranks, this rank's three groups, and the ranks of this rank's node.
     pipeline_rank, batch_rank, model_rank : int
@@ -70,7 +85,7 @@ class ProcessGrid:
     node_ranks : int
         Most ranks on a node.
     lock : RLock
-        Held by the thread that is in a collective method of a trainer.
+        Held by the thread that is in a collective method of a trainer; grids of one communicator share it.
     trainers : int
         Number of trainers that were made on the grid, if it has several ranks.
     stall_watchdog : StallWatchdog or None
@@ -99,59 +114,65 @@ class ProcessGrid:
         stages: Sequence[tuple[int, int]] | None = None,
         recorder: Recorder | None = None,
         message_limit: int = MESSAGE_LIMIT,
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
+        require_number("stall_seconds", stall_seconds, at_least=0)
         arguments = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
-        _require_equal(comm, arguments | {"message_limit": message_limit})
+        _require_equal(all_ranks_group(comm, stall_seconds), arguments | {"message_limit": message_limit})
+        self.comm: Any = comm if comm is not None else import_mpi().COMM_WORLD
+        size = self.comm.Get_size()
+        if size > 1:
+            free_unused(self.comm)
         message_limit = require_whole("message_limit", message_limit, 1)
         if not isinstance(recorder, Recorder | None):
             raise SettingError("recorder", recorder, "must be a Recorder")
-        ranks: Any = comm if comm is not None else import_mpi().COMM_WORLD
         if stages is None:
-            pipeline, batch, model = resolve_axes(ranks.Get_size(), pipeline, batch, model)
+            pipeline, batch, model = resolve_axes(size, pipeline, batch, model)
             self.stages: StageShapes = ((batch, model),) * pipeline
         else:
-            self.stages = resolve_stages(ranks.Get_size(), stages)
+            self.stages = resolve_stages(size, stages)
         self.pipeline = len(self.stages)
         self._first_of_stage = [0, *accumulate(map(prod, self.stages))]
         self.recorder = recorder if recorder is not None else Recorder()
-        self.lock, self.trainers = RLock(), 0
-        node_comm = ranks.Split_type(import_mpi().COMM_TYPE_SHARED)
-        position = self._place(ranks, node_comm)
-        world = ranks.Split(0, position)
-        # Ordered by position, so that rank 0 of the grid is also rank 0 of its node.
-        self.node_comm = node_comm.Split(0, position)
-        self._make_groups(ranks, world, message_limit)
+        self.lock = RLock() if size == 1 else kept(self.comm, "lock", RLock)  # grids share communicators
+        self.trainers = 0
+        self._make_groups(*self._place(), message_limit)
         self.stall_watchdog: StallWatchdog | None = None
         if self.size > 1:
             from hybridnn.diagnostics.stall_watchdog import StallWatchdog
 
             # Made here although a training starts it: a rank that leaves before that is named too.
-            self.stall_watchdog = StallWatchdog.for_grid(self.recorder, world, self.node_comm)
+            self.stall_watchdog = StallWatchdog.for_grid(self.recorder, self.world.comm, self.node_group.comm)
 
-    def _place(self, ranks: Any, node_comm: Any) -> int:
-        """Find nodes and this rank's coordinates; return its position. Collective."""
-        nodes = _node_of_every_rank(ranks, node_comm)
+    def _place(self) -> tuple[int, int]:
+        """Find nodes and this rank's coordinates; return its position and its node. Collective."""
+        nodes = kept(self.comm, "nodes", lambda: _node_of_every_rank(self.comm)) if self.comm.Get_size() > 1 else [0]
         self.nodes, self.node_ranks = len(set(nodes)), max(Counter(nodes).values())
-        position = place_ranks(nodes, max(model for _, model in self.stages)).index(ranks.Get_rank())
+        rank = self.comm.Get_rank()
+        position = place_ranks(nodes, max(model for _, model in self.stages)).index(rank)
         self.pipeline_rank = bisect_right(self._first_of_stage, position) - 1
         self.batch, self.model = self.stages[self.pipeline_rank]
         self.shape = self.pipeline, self.batch, self.model
         self.batch_rank, self.model_rank = divmod(position - self._first_of_stage[self.pipeline_rank], self.model)
-        return position
+        return position, nodes[rank]
 
-    def _make_groups(self, ranks: Any, world: Any, message_limit: int) -> None:
+    def _make_groups(self, position: int, node: int, message_limit: int) -> None:
         """Split the ranks along the axes. Collective."""
 
-        def group(axis: str, comm: Any) -> Group:
-            return Group(comm, axis, self.recorder, message_limit, ranks_within(comm, world))
+        def group(axis: str, color: int, longest: int) -> Group:
+            comm, members = None, [position]
+            if longest > 1:
+                comm = kept(self.comm, (axis, self.stages), lambda: split(self.comm, color, position))
+            if comm is not None:
+                members = ranks_within(comm, comm if axis == "world" else self.world.comm)
+            return Group(comm, axis, self.recorder, message_limit, members)
 
-        first = self._first_of_stage[self.pipeline_rank]
-        self.world = Group(world, "world", self.recorder, message_limit)
-        self.model_group = group("model", ranks.Split(first + self.batch_rank, self.model_rank))
-        self.batch_group = group("batch", ranks.Split(first + self.model_rank, self.batch_rank))
-        color = self.batch_rank * self.size + self.model_rank
-        self.pipeline_group = group("pipeline", ranks.Split(color, self.pipeline_rank))
-        self.node_group = group("node", self.node_comm)
+        first, ranks = self._first_of_stage[self.pipeline_rank], self.comm.Get_size()
+        self.world = group("world", 0, ranks)
+        self.model_group = group("model", first + self.batch_rank, max(model for _, model in self.stages))
+        self.batch_group = group("batch", first + self.model_rank, max(batch for batch, _ in self.stages))
+        self.pipeline_group = group("pipeline", self.batch_rank * ranks + self.model_rank, self.pipeline)
+        self.node_group = group("node", node, self.node_ranks)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -196,10 +217,11 @@ class ProcessGrid:
         )
 
 
-def all_ranks_group(comm: MPI.Intracomm | None = None) -> Group:
+def all_ranks_group(comm: MPI.Intracomm | None = None, stall_seconds: float = STALL_SECONDS) -> Group:
     """Group of the ranks of `comm`, by default all of the job, before they are arranged as a grid; collective.
 
-    A rank that exits instead ends the job: see `hybridnn.diagnostics.failsafe.wait_for_ranks`.
+    A rank that exits instead, or does not call this within `stall_seconds` (0 for no limit), ends the job: see
+    `hybridnn.diagnostics.failsafe.wait_for_ranks`.
 
     Raises
     ------
@@ -218,22 +240,25 @@ def all_ranks_group(comm: MPI.Intracomm | None = None) -> Group:
     if ranks.Get_size() > 1:
         from hybridnn.diagnostics.failsafe import wait_for_ranks
 
-        wait_for_ranks(ranks)
+        wait_for_ranks(ranks, stall_seconds)
     return Group(ranks, "world", Recorder())
 
 
-def _require_equal(comm: MPI.Intracomm | None, arguments: Mapping[str, object]) -> None:
+def _require_equal(group: Group, arguments: Mapping[str, object]) -> None:
     """Raise a `GridError` on every rank if the ranks have different arguments; collective."""
-    unequal = unequal_values(all_ranks_group(comm), lambda: {name: repr(value) for name, value in arguments.items()})
+    unequal = unequal_values(group, lambda: {name: repr(value) for name, value in arguments.items()})
     if unequal:
         texts = "; ".join(difference.text for difference in unequal)
         raise GridError(f"process grid: {texts}; it must be the same on every rank")
 
 
-def _node_of_every_rank(comm: MPI.Intracomm, node_comm: MPI.Intracomm) -> list[int]:
+def _node_of_every_rank(comm: MPI.Intracomm) -> list[int]:
     """Node of every rank, identified by its lowest rank."""
+    mpi: Any = import_mpi()
     lowest = np.array([comm.Get_rank()], np.int64)
-    node_comm.Allreduce(import_mpi().IN_PLACE, lowest, import_mpi().MIN)
+    node_comm = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    node_comm.Allreduce(mpi.IN_PLACE, lowest, mpi.MIN)
+    node_comm.Free()
     nodes = np.empty(comm.Get_size(), np.int64)
     comm.Allgather(lowest, nodes)
     return nodes.tolist()

@@ -2,40 +2,81 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.comm.mpi import import_mpi
+from hybridnn.comm.mpi import import_mpi, kept
 from hybridnn.errors import EnvironmentProblem
 
 SHARED_MEMORY = "/dev/shm"  # folder in which MPI libraries create windows on Linux
+
+UNCOLLECTED_WINDOWS = 64  # with more, objects that hold windows and one another are collected first
+
+
+class SharedWindows:
+    """The windows of a communicator's ranks in the order of their creation, the same on every rank.
+
+    A window is freed by the memory that allocated it, or when its array no longer exists on any rank: freeing is
+    collective, and ranks drop their arrays at different times.
+    """
+
+    def __init__(self) -> None:
+        self._windows: list[tuple[Any, ref[NDArray[Any]]]] = []
+        self._most = UNCOLLECTED_WINDOWS
+
+    def add(self, window: Any, array: NDArray[Any]) -> None:
+        """Add a window; all views of its memory reference `array`."""
+        self._windows.append((window, ref(array)))
+
+    def free(self, windows: Sequence[Any]) -> None:
+        """Free some windows; collective."""
+        self._windows = [(window, array) for window, array in self._windows if window not in windows]
+        for window in windows:
+            window.Unlock_all()
+            window.Free()
+
+    def free_unused(self, comm: Any) -> None:
+        """Free the windows whose arrays no longer exist; collective over `comm`."""
+        if not self._windows:
+            return
+        if len(self._windows) > self._most:
+            gc.collect()
+        mpi = import_mpi()
+        unused = np.array([array() is None for _, array in self._windows], np.uint8)
+        comm.Allreduce(mpi.IN_PLACE, unused, mpi.MIN)
+        self.free([window for (window, _), is_unused in zip(self._windows, unused, strict=True) if is_unused])
+        self._most = max(UNCOLLECTED_WINDOWS, 2 * len(self._windows))
 
 
 class NodeMemory:
     """Allocates shared-memory windows of ranks of a node, and frees them together; a single rank gets private memory.
 
-    All methods are collective over the ranks that share.
+    The constructor and all methods are collective over the ranks that share. The constructor frees windows of these
+    ranks that were dropped.
 
     Parameters
     ----------
     group : Group
         The ranks that share.
-    comm : MPI.Intracomm, optional
-        Their communicator; not for a single rank.
     alternative : str
         Setting that avoids shared memory, for the error if there is not enough.
     """
 
-    def __init__(self, group: Group, comm: Any = None, alternative: str = "") -> None:
-        self.group, self._comm, self._alternative = group, comm, alternative
-        self._windows: list[Any] = []
+    def __init__(self, group: Group, alternative: str = "") -> None:
+        self.group, self._alternative = group, alternative
+        self._windows: list[tuple[Any, NDArray[Any]]] = []
+        if group.comm is not None:
+            self._all = kept(group.comm, "windows", SharedWindows)
+            self._all.free_unused(group.comm)
 
     @property
     def is_leader(self) -> bool:
@@ -54,7 +95,7 @@ class NodeMemory:
         nbytes = int(np.prod(shape, dtype=np.int64)) * item
         try:
             # At least one element: a window of zero bytes has no address.
-            window = mpi.Win.Allocate_shared(max(nbytes, item) if self.is_leader else 0, item, comm=self._comm)
+            window = mpi.Win.Allocate_shared(max(nbytes, item) if self.is_leader else 0, item, comm=self.group.comm)
         except mpi.Exception as error:
             raise EnvironmentProblem(
                 f"the node's shared memory has no room for {nbytes:,} bytes ({error}); enlarge {SHARED_MEMORY}, "
@@ -62,9 +103,11 @@ class NodeMemory:
             ) from error
         # MPI allows the Sync of `publish` only between Lock_all and Unlock_all; MPICH checks it.
         window.Lock_all(mpi.MODE_NOCHECK)
-        self._windows.append(window)
         memory, _ = window.Shared_query(0)
-        return np.ndarray(shape, dtype, buffer=memory)
+        array: NDArray[Any] = np.ndarray(shape, dtype, buffer=memory)
+        self._windows.append((window, array))
+        self._all.add(window, array)
+        return array
 
     def publish(self, synchronize: Callable[[], None] | None = None) -> None:
         """Synchronize the ranks that share and make all earlier writes visible to them.
@@ -74,18 +117,17 @@ class NodeMemory:
         synchronize : callable, optional
             A collective that completes on no rank before all have started it; a barrier by default.
         """
-        for window in self._windows:
+        for window, _ in self._windows:
             window.Sync()
         (synchronize or self.group.barrier)()
-        for window in self._windows:
+        for window, _ in self._windows:
             window.Sync()
 
     def free(self) -> None:
         """Free the windows; the arrays must not be used afterwards."""
-        for window in self._windows:
-            window.Unlock_all()
-            window.Free()
-        self._windows = []
+        if self._windows:
+            self._all.free([window for window, _ in self._windows])
+            self._windows = []
 
 
 def free_shared_memory() -> float:

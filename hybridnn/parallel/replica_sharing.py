@@ -15,7 +15,6 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Group
-from hybridnn.comm.mpi import ranks_within
 from hybridnn.nn.kernels import NUMPY, SLICE_UNIT, Array, Kernels
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
@@ -63,7 +62,8 @@ def share_replicas(grid: ProcessGrid) -> Sharing | None:
     grid.world.allreduce(most, "max")
     if most[0] == 1:
         return None
-    memory = _replica_memory(grid)
+    # The ranks that share a node and a batch group, and so the weights.
+    memory = NodeMemory(grid.node_group.split(batch.members[0], "batch"), "parallel.shared_replicas = false")
     if slices == 1:
         return None
     own = [number for number in range(slices) if number * sharers // slices == memory.group.rank]
@@ -74,20 +74,11 @@ def share_replicas(grid: ProcessGrid) -> Sharing | None:
     owned = []
     for remainder in range(splits):
         number = next((number for number in own if number % splits == remainder), None)
-        group = batch.split(slices if number is None else number, "batch")
+        group = batch.split(slices if number is None else number, "batch", remainder)
         if number is not None:
             owned.append(OwnedSlice(number, group))
     # All owners reduce their slices in the order of the numbers, which avoids deadlocks.
     return Sharing(memory, batch, slices, tuple(sorted(owned, key=lambda item: item.number)))
-
-
-def _replica_memory(grid: ProcessGrid) -> NodeMemory:
-    """Memory of the ranks that share a node and a batch group, and so the weights; collective over the node."""
-    node = grid.node_group
-    comm = grid.node_comm.Split(grid.batch_group.members[0], node.rank)
-    members = [node.members[number] for number in ranks_within(comm, grid.node_comm)]
-    group = Group(comm, "batch", grid.recorder, members=members)
-    return NodeMemory(group, comm, "parallel.shared_replicas = false")
 
 
 def slice_bounds(size: int, slices: int, number: int) -> tuple[int, int]:

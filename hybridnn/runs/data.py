@@ -112,7 +112,7 @@ def place_data(
     validation_fraction : float
         Share of the remaining training samples for the validation split, chosen by `seed` too.
     """
-    memory = NodeMemory(grid.node_group, grid.node_comm, "data.distribution = 'scatter'")
+    memory = NodeMemory(grid.node_group, "data.distribution = 'scatter'")
     is_local = distribution == "local"
     loads = (generated or memory.is_leader) if is_local else grid.rank == 0
     own_facts = _Facts()

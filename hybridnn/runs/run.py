@@ -69,7 +69,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         The same on every rank, except for seconds.
     """
     options = settings.model_dump() | {"--resume": start, "--force": forced}
-    require_same_settings(all_ranks_group(), lambda: describe_value("", options))
+    require_same_settings(all_ranks_group(stall_seconds=0), lambda: describe_value("", options))
     meter = LoadMeter()
     parallel = settings.parallel
     chooses = parallel.microbatches is None and not parallel.auto
@@ -184,7 +184,7 @@ def _make_grid(settings: Settings) -> ProcessGrid:
     axes: dict[str, Any] = {"pipeline": parallel.pipeline, "batch": parallel.batch, "model": parallel.model}
     if parallel.stages:
         axes = {"stages": [(stage.batch, stage.model) for stage in parallel.stages]}
-    return ProcessGrid(**axes, recorder=recorder)
+    return ProcessGrid(**axes, recorder=recorder, stall_seconds=settings.output.stall_seconds)
 
 
 def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:

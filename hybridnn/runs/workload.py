@@ -222,7 +222,7 @@ def choose_parallel_settings(settings: Settings) -> Settings:
     """
     if not settings.parallel.auto:
         return settings.model_copy(update={"parallel": with_stages(settings.parallel, running_ranks())})
-    world = ProcessGrid().world
+    world = ProcessGrid(stall_seconds=settings.output.stall_seconds).world
     chosen = value_of_first(world, lambda: _choose(settings, world.size))
     return settings.model_copy(update={"parallel": ParallelSettings.model_validate(chosen)})
 

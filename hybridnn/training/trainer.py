@@ -122,10 +122,10 @@ class Trainer(TrainedNetwork):
         rule = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
         config = TrainConfig(model, SGD() if rule is None else rule, **options)
         stall_seconds = require_type("output.stall_seconds", config.stall_seconds, AtLeastZero)
-        grid = grid if grid is not None else ProcessGrid()
+        grid = grid if grid is not None else ProcessGrid(stall_seconds=stall_seconds)
         if not isinstance(grid, ProcessGrid):
             raise SettingError("grid", grid, "must be a ProcessGrid, for example ProcessGrid(batch=2)")
-        require_communicator(grid.node_comm)
+        require_communicator(grid.comm)
         watch = grid.stall_watchdog
         self._end_watch = None if watch is None else watch.start(self, stall_seconds)
         if grid.size > 1:  # a single rank has nothing to compare

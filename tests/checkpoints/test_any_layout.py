@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -105,6 +106,26 @@ def test_a_background_write_has_the_state_of_its_beginning(comm: MPI.Intracomm, 
             assert path == mpi_tmp_path / f"{number}" / f"step-{step:08d}"
             if comm.rank == 0:
                 check_files(path, "momentum", "float64", shift)
+            comm.Barrier()
+
+
+@pytest.mark.in_process(ranks=[4], order=3)
+def test_two_writers_on_grids_of_one_shape_are_busy_at_once(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    """The grids share their communicators; what one writer agrees on must not meet what the other does."""
+    for layout in layouts(comm.size):
+        locals_ = [LocalArrays.of(comm, layout, "momentum", "float64") for _ in range(2)]
+        writers = [local.writer(mpi_tmp_path / f"{layout.stages}-{number}") for number, local in enumerate(locals_)]
+        for step in (10, 20):
+            for number, (local, writer) in enumerate(zip(locals_, writers, strict=True)):
+                local.fill(step + number)
+                writer.begin(progress_at(step))
+            for writer in writers if comm.rank % 2 else reversed(writers):  # they begin phases in another order
+                for _ in range(20):
+                    writer.is_done()
+                    sleep(0.001)
+            paths = [writer.finish() for writer in writers]
+            for number, path in enumerate(paths if comm.rank == 0 else []):
+                check_files(path, "momentum", "float64", step + number)
             comm.Barrier()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -10,8 +13,8 @@ import pytest
 
 from hybridnn.comm import launch_check, mpi
 from hybridnn.comm.launch_check import launch_problem
-from hybridnn.comm.mpi import detect_launch, srun_option
-from mpi_runner.launch import run_job
+from hybridnn.comm.mpi import RANK_PROCESS, detect_launch, is_child, srun_option
+from mpi_runner.launch import run_job, run_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -106,3 +109,92 @@ def test_process_that_mpi_leaves_alone_is_refused() -> None:
 def test_the_version_of_a_library_is_one_short_line(text: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "import_mpi", lambda: SimpleNamespace(Get_library_version=lambda: text))
     assert mpi.library_version() == version
+
+
+def describe(monkeypatch: pytest.MonkeyPatch, process: int, variables: dict[str, str]) -> None:
+    """Describe a rank with these variables in the environment."""
+    for name in (*mpi.LAUNCH_VARIABLES, "PMI_FD"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(RANK_PROCESS, " ".join((str(process), *mpi._launch_identity(os.environ))))
+
+
+@pytest.mark.parametrize(
+    ("rank", "own"),
+    [
+        ({"PMIX_NAMESPACE": "job@1", "PMIX_RANK": "0"}, {"PMIX_NAMESPACE": "job@2"}),  # mpirun in a rank; Spawn
+        ({"PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_RANK": "1"}, {"PMIX_NAMESPACE": "slurm.pmix.7.1"}),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, {"PMI_RANK": "0"}),
+        ({"PMI_PORT": "node:1", "PMI_ID": "0"}, {"PMI_PORT": "node:2"}),
+        ({"PMI_RANK": "0", "SLURM_STEP_ID": "0"}, {"SLURM_STEP_ID": "1"}),
+        ({"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}, {"SLURM_JOB_ID": "2"}),  # sbatch in a rank
+    ],
+)
+def test_what_a_rank_starts_is_its_child_unless_a_launcher_starts_it(
+    monkeypatch: pytest.MonkeyPatch, rank: dict[str, str], own: dict[str, str]
+) -> None:
+    describe(monkeypatch, os.getpid(), rank)
+    assert not is_child(), "the rank itself"
+    describe(monkeypatch, os.getppid(), rank)
+    assert is_child()
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    assert not is_child()
+
+
+def test_the_connection_to_mpichs_launcher_tells_its_ranks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nested mpiexec gives its rank the same variables, with another socket."""
+    (ours, launcher), (other, nested) = socket.socketpair(), socket.socketpair()
+    with ours, launcher, other, nested:
+        describe(monkeypatch, os.getppid(), {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": str(ours.fileno())})
+        assert is_child(), "forked: the same socket"
+        monkeypatch.setenv("PMI_FD", str(other.fileno()))
+        assert not is_child()
+    assert is_child(), "the descriptor is closed"
+
+
+CHILDREN = """
+import os, subprocess, sys
+import numpy as np
+from hybridnn import MLP, ProcessGrid, Trainer
+from hybridnn.comm.launcher import find_mpirun
+
+def train():
+    x = np.random.default_rng(0).normal(size=(40, 4))
+    trainer = Trainer(MLP([4, 1]), batch_size=20)
+    trainer.fit(x, x[:, 0], epochs=1)
+    return trainer, x
+
+trainer, x = train()
+if len(sys.argv) == 1:
+    for start in ([], [find_mpirun(os.environ), "-n", "2"]):
+        command = [*start, sys.executable, sys.argv[0], "child"]
+        subprocess.run(command, check=True, timeout=1000)
+    if os.fork() == 0:
+        train()
+        again = lambda: Trainer(MLP([4, 1]), grid=trainer.grid)
+        for use in (lambda: trainer.predict(x), again, lambda: ProcessGrid(trainer.grid.comm)):
+            try:
+                use()
+            except Exception as error:
+                print(f"{type(error).__name__}: {error}\\n", end="", flush=True)
+        os._exit(0)
+    os.wait()
+    trainer.predict(x)
+    assert trainer.grid.size == 2
+else:
+    print(f"a child of {trainer.grid.size}\\n", end="", flush=True)
+"""
+
+
+def test_children_of_ranks_train_alone_or_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "children.py").write_text(CHILDREN)
+    result = run_mpi(2, [sys.executable, "children.py"], timeout=60, cwd=tmp_path)
+    assert not result.timed_out
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines.count("a child of 1") == 2
+    assert lines.count("a child of 2") == 4, "two ranks of a nested mpirun in each rank"
+    assert len([line for line in lines if line.startswith("GridError: the world group belongs to a rank, and")]) == 2
+    assert len([line for line in lines if line.startswith("GridError: the communicator belongs to a rank, and")]) == 4

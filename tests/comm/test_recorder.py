@@ -125,7 +125,8 @@ def test_members_of_groups_are_ranks_in_the_grid(comm: MPI.Intracomm) -> None:
     assert grid.node_group.members == (0, 1, 2, 3)
     halves = grid.world.split(grid.rank // 2, "half")
     assert halves.members == ((0, 1) if grid.rank < 2 else (2, 3))
-    again = grid.world.split(grid.rank // 2, "half")
+    assert grid.world.split(grid.rank // 2, "half") is halves
+    again = grid.world.split(grid.rank // 2, "half", "again")
     channels = [(channel.axis, channel.members, channel.ordinal) for channel in grid.recorder.channels]
     assert channels[-2:] == [("half", halves.members, 0), ("half", again.members, 1)]
 

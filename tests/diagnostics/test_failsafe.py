@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -127,6 +129,68 @@ def test_the_hooks_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYBRIDNN_NO_ABORT", "1")
     failsafe.install()
     assert sys.excepthook is sys.__excepthook__
+
+
+MISSING = """
+from mpi4py import MPI
+from hybridnn import MLP, Trainer
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank != 1:
+    Trainer(MLP([4, 3]), stall_seconds=5)
+MPI.COMM_WORLD.Barrier()
+"""
+
+LATE = """
+import time
+from mpi4py import MPI
+from hybridnn import MLP, ProcessGrid, Trainer
+from hybridnn.diagnostics.failsafe import WAITING_TAG
+if MPI.COMM_WORLD.rank == 1:
+    while not MPI.COMM_WORLD.Iprobe(0, WAITING_TAG):  # after half of the limit
+        time.sleep(0.01)
+ProcessGrid(stall_seconds=24)
+Trainer(MLP([4, 3])).evaluate([[1.0] * 4], [1])
+print(any(MPI.COMM_WORLD.Iprobe(rank, MPI.ANY_TAG) for rank in range(3)))
+"""
+
+WORKERS = """
+def train(number):
+    from mpi4py import MPI
+    from hybridnn import MLP, ProcessGrid, Trainer
+    grid = ProcessGrid(MPI.COMM_SELF) if number < 0 else None
+    return Trainer(MLP([4, 3]), grid=grid, stall_seconds=2).grid.size
+
+if __name__ == "__main__":
+    from mpi4py.futures import MPIPoolExecutor
+    with MPIPoolExecutor() as executor:
+        print(list(executor.map(train, [-1, -2])), flush=True)
+        list(executor.map(train, [1, 2]))
+"""
+
+
+def test_a_grid_that_one_rank_does_not_make_ends_the_job() -> None:
+    result = run_mpi(3, MISSING, timeout=30)
+    assert not result.timed_out
+    assert result.returncode != 0
+    assert "the job cannot go on: ranks 0, 2 waited 5 s for rank 1; the job was ended" in result.stderr
+    assert "takes ProcessGrid(MPI.COMM_SELF)" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_late_delays_the_grid_and_leaves_no_message() -> None:
+    result = run_mpi(3, LATE, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("False") == 3, result.stdout
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_pool_has_a_grid_of_its_own_or_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "workers.py").write_text(WORKERS)
+    result = run_mpi(3, [sys.executable, "-m", "mpi4py.futures", "workers.py"], timeout=60, cwd=tmp_path)
+    assert not result.timed_out
+    assert result.returncode != 0
+    assert result.stdout.startswith("[1, 1]")
+    assert re.search(r"ranks? [12].* waited 2 s for ranks? 0", result.stderr)
 
 
 @pytest.mark.mpi(ranks=[3])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from hybridnn.comm import mpi
 from hybridnn.comm.agreement import agree
 from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
 from hybridnn.parallel.grid import ProcessGrid, fitting_grids
@@ -73,7 +74,7 @@ def test_an_error_on_one_rank_is_raised_on_all(comm: MPI.Intracomm) -> None:
 @pytest.mark.mpi(ranks=[3])
 def test_node_memory_is_shared_by_all_ranks_of_the_node(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
-    memory = NodeMemory(grid.node_group, grid.node_comm)
+    memory = NodeMemory(grid.node_group)
     shared, empty = memory.allocate((comm.size, 4), "float32"), memory.allocate((0, 4), "float64")
     assert shared.dtype == np.float32
     assert empty.shape == (0, 4)
@@ -82,6 +83,35 @@ def test_node_memory_is_shared_by_all_ranks_of_the_node(comm: MPI.Intracomm) -> 
     np.testing.assert_array_equal(shared, np.repeat(np.arange(comm.size), 4).reshape(-1, 4))
     memory.publish()
     memory.free()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_grid_outlives_its_communicator_whose_parts_the_next_one_frees(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[object] = []
+    free = mpi._free_with_parts
+    monkeypatch.setattr(mpi, "_free_with_parts", lambda part: [freed.append(part), free(part)])
+
+    def total(grid: ProcessGrid) -> float:
+        values = np.ones(1)
+        grid.batch_group.allreduce(values)
+        return float(values[0])
+
+    parent = comm.Dup()
+    grid = ProcessGrid(parent)
+    parent.Free()
+    ProcessGrid(comm)
+    assert total(grid) == 2
+    kept = grid if comm.rank == 0 else None
+    del grid
+    next_parent = comm.Dup()
+    ProcessGrid(next_parent)
+    assert freed == [], "rank 0 still uses them"
+    del kept
+    assert total(ProcessGrid(next_parent)) == 2
+    assert len(freed) == 3, "of all ranks, of the batch ranks, and of the node"
+    next_parent.Free()
 
 
 @pytest.mark.in_process(ranks=[4, 6])

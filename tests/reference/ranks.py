@@ -47,7 +47,8 @@ def on_nodes(comm: MPI.Intracomm, nodes: Sequence[int]) -> MPI.Intracomm:
         def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> MPI.Intracomm:  # noqa: N802
             return comm.Split(nodes[comm.rank], key)
 
-    if is_in_process():  # shares the count of collectives with `comm`
+    comm = comm.Dup()  # what grids keep with `comm` are other nodes
+    if is_in_process():
         result: MPI.Intracomm = OnNodes.__new__(OnNodes)
         result.__dict__ = comm.__dict__
         return result

@@ -246,8 +246,11 @@ def test_memory_that_ranks_share_is_told_truly(comm: MPI.Intracomm) -> None:
     model, grid = MLP([16, *[768] * 4, 2]), ProcessGrid(comm)
     x, y = samples_of(model, 64 * comm.size, True)
     optimizers, told = (SGD(momentum=0.9, nesterov=True), SGD(momentum=0.9)), []
+    gc.collect()  # the next trainer frees what other tests have dropped
     for optimizer in optimizers:  # the first training of each kind imports modules, which take memory too
-        Trainer(MLP([16, 256, 256, 2]), optimizer, grid=grid, overlap=False).fit(x[:2], y[:2], epochs=1)
+        first = Trainer(MLP([16, 256, 256, 2]), optimizer, grid=grid, overlap=False)
+        first.fit(x[:2], y[:2], epochs=1)
+        first.free()
     for optimizer in optimizers:
         gc.collect()
         tracemalloc.start()

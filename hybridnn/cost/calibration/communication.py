@@ -158,7 +158,7 @@ def measure_communication(
         generator = np.random.default_rng([seed, index])  # the same on every rank
         ranks, spans = len(measured.members), measured.spans_nodes
         is_member = grid.rank in measured.members
-        group = grid.world.split(int(is_member), "calibration")
+        group = grid.world.split(int(is_member), "calibration", measured.members)
         where = "on several nodes" if spans else "of a node"
         report(f"messages and collectives among {ranks} ranks {where}")
         trial = np.array([_seconds_of_trial(group) if is_member else 0.0])
@@ -330,7 +330,7 @@ def measure_overhead(grid: ProcessGrid, seconds: float) -> list[tuple[int, float
     (pair,) = (
         group for group in measured_groups(_nodes_of_ranks(grid)) if group.spans_nodes and len(group.members) == 2
     )
-    group = grid.world.split(int(grid.rank in pair.members), "calibration")
+    group = grid.world.split(int(grid.rank in pair.members), "calibration", pair.members)
     found = np.zeros(len(OVERHEAD_BYTES))
     if grid.rank in pair.members:
         found[:] = _OverheadTrial(group).measure(seconds)

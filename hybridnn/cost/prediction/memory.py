@@ -5,7 +5,7 @@ The objects of a rank are made by their constructors on arrays that take no memo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple, cast
@@ -124,7 +124,7 @@ class DryGroup(Group):
     def __init__(self, axis: str, ranks: int, recorder: Recorder) -> None:
         super().__init__(None, axis, recorder, members=range(ranks))
 
-    def split(self, color: int, axis: str) -> DryGroup:
+    def split(self, color: int, axis: str, key: Hashable = None) -> DryGroup:
         """The same ranks."""
         return self
 
