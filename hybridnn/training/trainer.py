@@ -381,7 +381,7 @@ class Trainer(TrainedNetwork):
 
     def _end_complete_epoch(self, per_epoch: int, test: DataSplit | None, callbacks: Sequence[Callback]) -> bool:
         """As `_end_epoch`, where an exception ended `fit` after the last step of an epoch and before its record."""
-        rate = self.optimizer.lr * self.schedule.factor(self.step - 1, per_epoch, self.last_step)
+        rate = self.optimizer.lr * self.schedule.multiplier(self.step - 1, per_epoch, self.last_step)
         nothing = Speed(0.0, 0.0, 0.0, 0, 0.0), MeasuredStep(self.progress.epoch, 0.0, {}, 0.0, 0.0)
         return self._end_epoch(EpochResult(self.progress, rate, *nothing), test, callbacks)
 

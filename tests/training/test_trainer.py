@@ -381,18 +381,12 @@ def test_sparse_samples_train_as_dense_ones(comm: MPI.Intracomm) -> None:
     np.testing.assert_array_equal(found.predict(sparse.csr_array(x)), expected.predict(x))
 
 
-@pytest.mark.parametrize("call", ["evaluate", "fit"])
-def test_data_of_another_task_and_size_follow_one_another(call: str) -> None:
-    it = trainer(batch_size=100, dtype="float64")
-
-    def use(it: Trainer, samples: int, kind: Any) -> Any:
-        x, y = kind(samples)
-        return it.evaluate(x, y) if call == "evaluate" else it.fit(x, y, epochs=1).epochs[-1].train_loss
-
-    uses = [(150, classification), (160, regression), (170, classification), (40, regression)]
-    found = [use(it, *arguments) for arguments in uses]
-    if call == "evaluate":
-        assert found == [use(trainer(batch_size=100, dtype="float64"), *arguments) for arguments in uses]
+def test_data_of_another_task_and_size_follow_one_another() -> None:
+    it, uses = trainer(batch_size=100, dtype="float64"), (150, 160, 170, 40)
+    for samples, kind in zip(uses, (classification, regression) * 2, strict=True):
+        assert it.evaluate(*kind(samples)) == trainer(batch_size=100, dtype="float64").evaluate(*kind(samples))
+    for samples in uses:
+        assert np.isfinite(it.fit(*classification(samples), epochs=1).epochs[-1].train_loss)
     assert np.isfinite(it.predict(X)).all()
 
 
