@@ -12,7 +12,7 @@ from pathlib import Path
 from hybridnn.comm.agreement import gather_texts
 from hybridnn.doctor.job_checks import RankFacts, check_all_reduce, check_common_folder, check_job, gather_facts
 from hybridnn.doctor.node_checks import NODE_LIMITS, NodeFacts, check_allocation
-from hybridnn.doctor.process_checks import check_process, check_start
+from hybridnn.doctor.process_checks import GPU_SECONDS, check_process, check_start
 from hybridnn.doctor.report import DoctorReport, Finding, merge_reports
 from hybridnn.parallel.grid import ProcessGrid
 
@@ -42,7 +42,7 @@ def _examine_ranks(environment: dict[str, str], limit: float, print_report: Call
     grid = ProcessGrid()
     faulthandler.cancel_dump_traceback_later()
     if grid.stall_watchdog is not None:
-        grid.stall_watchdog.start(grid, NODE_LIMITS * limit)
+        grid.stall_watchdog.start(grid, NODE_LIMITS * limit + GPU_SECONDS)  # others wait for the checks of a rank
     world = grid.world
     findings = check_process(environment, limit)
     # Without `run_check`: a rank that fails in a collective ends the job.
