@@ -31,7 +31,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.utils.text import counted, format_bytes, format_seconds, name_numbers
 
 SIZES = (8, 64 << 10, 4 << 20)  # bytes of all-reduces: the first shows the latency, the last the bandwidth
-ROUNDS, ROUND_BYTES, MOST_REPEATS = 5, 1 << 22, 200  # the fastest round counts
+ROUNDS, ROUND_BYTES, MOST_REPEATS = 5, 1 << 22, 20  # the fastest round counts
 
 SLOW_SECONDS = 2e-3  # of a small all-reduce above which something is wrong; Python takes some 2 us of it
 SLOW_BANDWIDTH = 1e8  # bytes per second and rank below which something is wrong: a slow network is ten times as fast
