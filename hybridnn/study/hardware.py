@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridnn.comm.hosts import processor_name
+from hybridnn.cost import find_machine
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.cost.machine_lookup import find_machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.runs.records import RunHeader, crowding_text
