@@ -30,7 +30,7 @@ def examine(limit: float, print_report: Callable[[DoctorReport], None], *, launc
         return _examine_ranks(environment, limit, print_report)
     findings = check_process(environment, limit)
     if any(finding.name == "MPI library" and finding.verdict == "ok" for finding in findings):
-        findings += check_start(environment, limit)
+        findings += check_start(environment, NODE_LIMITS * limit)
     findings += check_allocation(environment, limit)
     report = merge_reports([findings], check_job([gather_facts(0, environment)]))
     print_report(report)

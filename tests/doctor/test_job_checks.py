@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
+from hybridnn.doctor import job_checks
 from hybridnn.doctor.job_checks import (
     SIZES,
     JobNode,
     RankFacts,
     check_all_reduce,
+    check_common_folder,
     check_cores,
     check_job,
     check_threads,
@@ -23,6 +26,7 @@ from hybridnn.doctor.job_checks import (
 )
 from hybridnn.doctor.node_checks import NodeFacts
 from hybridnn.in_process import run_ranks
+from hybridnn.parallel.grid import ProcessGrid
 from reference.findings import expect
 
 NODE = NodeFacts({"numpy": "2.1.0"}, "Xeon", 4, 256 << 30)
@@ -115,6 +119,16 @@ def test_sums_of_all_ranks_are_checked() -> None:
         for finding in found.results:
             assert text in finding.what
             assert finding.verdict == verdict or not verdict
+
+
+def test_a_folder_that_a_node_does_not_see_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    grid = ProcessGrid()
+    for missing, verdict, what in (
+        ([], "ok", "all nodes see"),
+        (["n2"], "failure", "a file of rank 0 is not there on n2"),
+    ):
+        monkeypatch.setattr(job_checks, "nodes_without", lambda *arguments, missing=missing: missing)
+        expect(check_common_folder(grid, tmp_path), verdict, what)
 
 
 def test_nodes_of_ranks_are_compared() -> None:
