@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hybridnn.comm.launcher import has_plugin, offered_plugins
-from hybridnn.utils.files import replace_atomically, shipped_folder
 from hybridnn.utils.processes import ChildResult, run_child
 
 # -- launcher ----------------------------------------------------------------------------------------------------------
@@ -96,6 +95,8 @@ def _stored(file: Path) -> str:
 
 def _store(file: Path, launcher: str) -> None:
     """Store the launcher; if this fails, the next call searches again."""
+    from hybridnn.utils.files import replace_atomically  # loads NumPy: see `run_step`
+
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_atomically(file, lambda opened: opened.write(f"{launcher}\n".encode()), exclusive=False)
@@ -139,6 +140,8 @@ def run_step(command: Sequence[str]) -> int:
 
     Signals that the parent process sends are forwarded. Those of others, such as Slurm's to all processes of a job, are
     not, because the command receives them as well.
+
+    Other threads, such as those of BLAS, would receive signals that this one blocks: this module does not load NumPy.
     """
     signals = FORWARDED | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -222,6 +225,8 @@ def main(program: str = "", *arguments: str) -> int:
     if program:
         print(f"there is no program {program}: launcher, run_step or lost_node", file=sys.stderr)
         return 2
+    from hybridnn.utils.files import shipped_folder  # loads NumPy: see `run_step`
+
     print(shipped_folder("hpc_jobs"))
     return 0
 

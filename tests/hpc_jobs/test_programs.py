@@ -71,6 +71,13 @@ esac
 """
 
 
+def test_the_process_that_forwards_signals_has_one_thread() -> None:
+    """Another thread could receive a signal, and the end of the command, in its place."""
+    program = "import os; from hybridnn.batch_jobs import run_step; print(len(os.listdir('/proc/self/task')))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "1\n"
+
+
 @pytest.mark.parametrize(
     ("plugins", "programs", "expected"),
     [
