@@ -12,19 +12,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from hybridnn import ProcessGrid, Trainer
 
-__all__ = [
-    "CASES",
-    "GPU_CASES",
-    "LARGE_BATCH",
-    "MICROBATCHES",
-    "Case",
-    "make_data",
-    "our_run",
-    "sklearn_run",
-    "torch_model",
-    "torch_run",
-]
-
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from hybridnn.drawing.figures import COLORS, COLUMN, MUTED, figure_bytes, legend_above, new_figure, tidy, write_picture
 
-__all__ = ["draw_chart", "main"]
-
 Row = Mapping[str, Any]
 
 PEERS = "serial", "batch", "model", "pipeline"

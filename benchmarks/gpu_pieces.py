@@ -21,8 +21,6 @@ from time import monotonic
 from typing import IO, Any
 from xml.etree import ElementTree
 
-__all__ = ["GRACE", "Piece", "now", "run_piece"]
-
 GRACE = 10.0
 """Seconds that a program has to end after a signal, before the next one."""
 

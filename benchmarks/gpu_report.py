@@ -11,18 +11,6 @@ from typing import Any
 from benchmarks.cases import GPU_CASES
 from benchmarks.chart import draw_chart
 
-__all__ = [
-    "MEANT_FOR",
-    "NOT_MEASURED",
-    "TARGETS",
-    "TRAINING",
-    "Target",
-    "Verdict",
-    "draw_if_possible",
-    "verdicts_of",
-    "write_report",
-]
-
 Row = Mapping[str, Any]
 Pieces = Mapping[str, Mapping[str, Any]]
 """Results of the pieces of one device by name."""

@@ -19,8 +19,6 @@ from typing import Any
 from benchmarks.cases import Case
 from hybridnn.comm.launcher import RankLauncher
 
-__all__ = ["Choice", "Comparison", "Run", "alternate", "in_turn", "read_choice", "run_lines", "seconds_of"]
-
 # -- options -----------------------------------------------------------------------------------------------------------
 
 

@@ -15,15 +15,6 @@ from benchmarks.harness import Run, alternate, seconds_of
 from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.parallel.workspace import NARROW
 
-__all__ = [
-    "compare_with_limits",
-    "copy_bandwidth",
-    "products_in",
-    "products_of",
-    "torch_products_of",
-    "update_bytes",
-]
-
 COPIED = 1 << 26
 """Bytes of the copied array, far more than any cache."""
 

@@ -17,8 +17,6 @@ from typing import Any
 from benchmarks.cases import CASES, MICROBATCHES, Case
 from benchmarks.harness import run_lines
 
-__all__ = ["grown_bytes"]
-
 SMALL = Case("small", (4, 4, 4, 4), 2 * MICROBATCHES, "regression", 1, 1, stages=(2, 1))
 """Trained first, so that all libraries are loaded."""
 

@@ -11,8 +11,6 @@ from benchmarks.harness import run_lines
 from benchmarks.memory import grown_bytes
 from benchmarks.tables import Sheet
 
-__all__ = ["PARTS", "Part"]
-
 
 @dataclass(frozen=True)
 class Part:

@@ -12,8 +12,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-__all__ = ["WORLD", "gloo", "idle_barrier", "print_row"]
-
 WORLD = MPI.COMM_WORLD
 
 POLL_SECONDS = 0.001

@@ -11,8 +11,6 @@ from rich.table import Table
 
 from benchmarks.cases import MICROBATCHES
 
-__all__ = ["BATCH", "METHODS", "MODEL", "PARTITION", "PIPELINE", "SERIAL", "SHARED", "Sheet"]
-
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
 

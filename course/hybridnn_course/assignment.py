@@ -13,7 +13,7 @@ from hybridnn.errors import SettingError
 from hybridnn_course.answers import Answer, Values
 
 if TYPE_CHECKING:
-    from hybridnn.drawing.drawn_object import DrawnObject
+    from hybridnn.drawing import DrawnObject
 
 Variant = Mapping[str, str]
 """The choice of every axis."""

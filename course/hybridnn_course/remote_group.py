@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.diagnostics.locations import code_location
+from hybridnn.diagnostics.failsafe import code_location
 from hybridnn.in_process.communication_errors import CommunicationError
 
 Exchange = Callable[[dict[str, Any]], dict[str, Any]]

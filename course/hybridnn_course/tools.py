@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hybridnn.drawing.drawn_object import DrawnObject
+from hybridnn.drawing import DrawnObject
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.in_process import DeadlockError, run_ranks
 from hybridnn_course.answers import Values

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridnn.cli.options import Format, OutputFormat, Ranks, option
-from hybridnn.cli.output import make_console
-from hybridnn.cli.ranks import start_ranks
+from hybridnn.cli.output import make_console, write_json
+from hybridnn.cli.ranks import launch_rank, start_ranks
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from hybridnn.doctor.report import DoctorReport, Verdict
 
 
@@ -24,7 +22,7 @@ VERDICT_WIDTH = len("warning")
 
 
 def doctor(
-    limit: Annotated[float, option("Time for each check with other ranks.", "SECONDS")] = 15.0,
+    limit: Annotated[float, option("Time for each check.", "SECONDS")] = 15.0,
     output_format: OutputFormat = Format.text,
     ranks: Ranks = None,
 ) -> None:
@@ -37,24 +35,16 @@ def doctor(
     # Only now, so that a wrong option is reported without waiting for the rest to load.
     from hybridnn.doctor.examine import examine
 
-    if output_format is Format.json:
-        code = examine(limit, format_report=_json, print_report=_print_json)
-    else:
-        code = examine(limit, format_report=lambda report: _text(report).plain, print_report=_print_text)
-    raise typer.Exit(code)
+    print_report = _print_json if output_format is Format.json else _print_text
+    raise typer.Exit(examine(limit, print_report, launched=launch_rank() is not None))
 
 
 def _print_json(report: DoctorReport) -> None:
-    print(_json(report), flush=True)
+    findings = [asdict(finding) for finding in report.findings]
+    write_json({"verdict": report.verdict, "ranks": report.ranks, "findings": findings})
 
 
 def _print_text(report: DoctorReport) -> None:
-    make_console().print(_text(report), soft_wrap=True)  # a line stays a line, for grep
-    sys.stdout.flush()
-
-
-def _text(report: DoctorReport) -> Text:
-    """The report with colours; its attribute `plain` is without them."""
     from rich.text import Text
 
     from hybridnn.utils.text import counted, name_numbers
@@ -67,11 +57,6 @@ def _text(report: DoctorReport) -> Text:
         text.append(f"{finding.verdict:{VERDICT_WIDTH}}", STYLES[finding.verdict])
         text.append(f"  {finding.name:{width}}  {ranks}{finding.what}{advice}\n")
     warnings, failures = counted(report.count("warning"), "warning"), counted(report.count("failure"), "failure")
-    return text.append(f"{counted(report.ranks, 'rank')}: {report.count('ok')} ok, {warnings}, {failures}")
-
-
-def _json(report: DoctorReport) -> str:
-    from hybridnn.utils.text import to_json
-
-    findings = [asdict(finding) for finding in report.findings]
-    return to_json({"verdict": report.verdict, "ranks": report.ranks, "findings": findings}, indent=2)
+    text.append(f"{counted(report.ranks, 'rank')}: {report.count('ok')} ok, {warnings}, {failures}")
+    make_console().print(text, soft_wrap=True)  # a line stays a line, for grep
+    sys.stdout.flush()

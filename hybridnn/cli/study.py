@@ -138,7 +138,7 @@ def run(
 
     from hybridnn.cli.study_view import StudyProgress
     from hybridnn.comm.launcher import in_job
-    from hybridnn.study.prices import require_own_processor
+    from hybridnn.study.hardware import require_own_processor
     from hybridnn.study.runner import default_folder, plan_study, run_study
     from hybridnn.study.study_folder import FAILURES
 
@@ -240,7 +240,7 @@ def report(
 
 def _print_plan(run: StudyRun, *, commands: bool) -> None:
     """Print a table of the chosen cells with states and prices, or their commands, and what was left out."""
-    from hybridnn.study.prices import CellPrice, price_cells, price_warnings
+    from hybridnn.study.hardware import CellPrice, price_cells, price_warnings
 
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
     missing = [cell for cell in run.chosen if not run.folder.has_ended(cell.id)]

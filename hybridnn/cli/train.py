@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from hybridnn.cli.main import paused_collector
 from hybridnn.cli.options import (
     Config,
     Format,
@@ -26,7 +27,6 @@ from hybridnn.cli.options import (
 )
 from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError, one_line
-from hybridnn.utils.collector import paused_collector
 
 with paused_collector():
     from hybridnn.config.settings import Settings, load_settings

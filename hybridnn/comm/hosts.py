@@ -1,4 +1,4 @@
-"""Hosts of a job: names, processors, cores, binding of the ranks, launcher and BLAS, for the record of a run."""
+"""Hosts of a job, for the record of a run: what they are, and how far processes of others disturb the ranks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 from hybridnn.comm.agreement import gather_texts
 from hybridnn.comm.group import Group
 from hybridnn.comm.mpi import detect_launch, is_in_process
+from hybridnn.comm.threads import own_cores
 from hybridnn.utils.files import memory_bytes
 from hybridnn.utils.text import format_numbers
 
@@ -31,6 +33,13 @@ GROUP_FILES: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 )
 """Files with the limit and the use of a control group, and what precedes kinds of memory in its statistics."""
 MOST_MASKS = 8  # cores of different ranks that are listed one by one
+
+CPU_COUNTERS = Path("/proc/stat")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7
+"""Columns of busy time. Interrupts are left out: those of a network belong to the messages of the job."""
+
+MOST_DISTURBANCE = 0.1  # share of the cores in use; times of a run with more of it are disturbed
 
 
 @dataclass(frozen=True)
@@ -149,3 +158,123 @@ def blas_library() -> str:
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
+
+
+# -- load by processes of others ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeLoad:
+    """Load of a node over some time, of the cores that its ranks may use; nodes that share a kernel are one."""
+
+    others: float  # cores that processes other than the ranks kept busy, on average
+    cores: int
+    threads: int  # of all ranks
+
+    @property
+    def disturbance(self) -> float:
+        """Cores that the others took beyond those that the ranks leave free, as a share of the cores in use."""
+        free = max(0, self.cores - self.threads)
+        return max(0.0, self.others - free) / min(self.threads, self.cores)
+
+
+def disturbance_text(share: float) -> str:
+    """A disturbance in words."""
+    return f"disturbed: processes of others took {share:.0%} of the cores in use"
+
+
+def node_loads(world: Group, node_group: Group, meter: LoadMeter, threads: int) -> tuple[NodeLoad, ...]:
+    """Load of every node since the last reading of the meter; collective, with one small message of each rank.
+
+    Parameters
+    ----------
+    node_group : Group
+        Ranks of this node.
+    meter : LoadMeter
+        Read on every rank.
+    threads : int
+        Of a rank.
+
+    Returns
+    -------
+    tuple of NodeLoad
+        In the order of their lowest rank, one for all nodes that share a kernel, whose counters are the same; empty for
+        ranks in one process and where a system does not count the time of its cores.
+    """
+    busy, own = meter.read()
+    if is_in_process():
+        return ()
+    facts = {"counters": counters_id(), "own": own, "cores": sorted(own_cores()), "threads": threads}
+    facts["busy"] = busy if node_group.rank == 0 else {}
+    return loads_of(list(map(json.loads, gather_texts(world, json.dumps(facts)))))
+
+
+def loads_of(ranks: Sequence[dict[str, Any]]) -> tuple[NodeLoad, ...]:
+    """The loads of the nodes, from what `node_loads` gathers of every rank; empty if a node does not know its own."""
+    ranks_by_counters: dict[str, list[dict[str, Any]]] = {}
+    for facts in ranks:
+        ranks_by_counters.setdefault(facts["counters"], []).append(facts)
+    found = []
+    for members in ranks_by_counters.values():
+        busy: dict[str, float] = next((facts["busy"] for facts in members if facts["busy"]), {})
+        cores = {core for facts in members for core in facts["cores"] if str(core) in busy}
+        if not cores:
+            return ()
+        others = sum(busy[str(core)] for core in cores) - sum(facts["own"] for facts in members)
+        found.append(NodeLoad(max(0.0, others), len(cores), sum(facts["threads"] for facts in members)))
+    return tuple(found)
+
+
+def busy_seconds(text: str, ticks: int) -> dict[int, float]:
+    """Seconds since the start of the system in which each core was busy, or taken by another virtual machine.
+
+    Parameters
+    ----------
+    text : str
+        Content of ``/proc/stat`` (proc_stat(5)); lines that are not those of a core are skipped.
+    ticks : int
+        Units of its times in a second.
+    """
+    found = {}
+    for line in text.splitlines():
+        name, *columns = line.split() or [""]
+        if name.startswith("cpu") and name[3:].isdigit() and len(columns) > STEAL:
+            found[int(name[3:])] = sum(int(columns[column]) for column in (USER, NICE, SYSTEM, STEAL)) / ticks
+    return found
+
+
+def counters_id() -> str:
+    """Identity of the counters of this node: nodes made of namespaces, such as containers, share those of a kernel."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+class LoadMeter:
+    """Busy cores of this node, and those that this process keeps busy, since it was made or last read."""
+
+    def __init__(self) -> None:
+        self._before = self._read()
+
+    def read(self) -> tuple[dict[int, float], float]:
+        """Least share of the time in which each core was busy, by its number, and that of this process in cores.
+
+        The counters are exact to one unit, which is subtracted: a core was busy for at least the rest. Cores are
+        missing where the system does not count their time.
+        """
+        (start, own, busy), self._before = self._before, self._read()
+        end, own_now, busy_now = self._before
+        seconds, unit = max(end - start, 1e-9), 1 / os.sysconf("SC_CLK_TCK")
+        cores = busy_now.keys() & busy.keys()
+        shares = {core: max(0.0, busy_now[core] - busy[core] - unit) / seconds for core in cores}
+        return shares, (own_now - own) / seconds
+
+    @staticmethod
+    def _read() -> tuple[float, float, dict[int, float]]:
+        try:
+            text = CPU_COUNTERS.read_text(encoding="ascii", errors="replace")
+        except OSError:
+            text = ""
+        counted = busy_seconds(text, os.sysconf("SC_CLK_TCK")) if text else {}
+        return time.perf_counter(), time.process_time(), counted

@@ -11,8 +11,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from hybridnn.cost import MACHINE_FILE, MACHINE_VARIABLE, find_machine
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.machine_lookup import MACHINE_FILE, MACHINE_VARIABLE, find_machine
 from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.utils.files import FileError, parse_toml, read_toml, shipped_folder, write_atomically
 from hybridnn.utils.settings_models import setting_error

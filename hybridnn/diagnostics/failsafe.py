@@ -17,11 +17,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from hybridnn.comm.mpi import is_child, is_in_process, ranks_within
-from hybridnn.diagnostics.locations import frame_location
 from hybridnn.utils.text import format_ranks
 
 FORWARDING_SECONDS = 0.5  # time for the launcher to forward the last output of a rank
@@ -40,6 +39,13 @@ PROGRESS_FILE = "HYBRIDNN_PROGRESS_FILE"
 """Environment variable: the file in which ranks report to the process that started their launcher how far they are."""
 
 BEGUN, ENDED, FAILED = b"begun", b"ended", b"failed"  # what they write; an exit code follows the last
+
+PACKAGE = f"{Path(__file__).parents[1]}/"  # as in stack frames: links are not resolved
+
+COMMUNICATION_FILES = tuple(
+    PACKAGE + name for name in ("comm/", "diagnostics/failsafe.py", "parallel/grid.py", "parallel/node_memory.py")
+)
+"""Beginnings of the paths of files that communicate."""
 
 
 def running_world() -> Any:
@@ -342,3 +348,14 @@ class _AnnouncedExit:
             with contextlib.suppress(OSError):
                 os.write(2, message.encode(errors="replace"))
         exit_now(status)
+
+
+def code_location(file: str, line: int, function: str) -> str:
+    """``file.py:12 in function``, with the path below ``hybridnn/`` for files of this package."""
+    name = f"hybridnn/{file.removeprefix(PACKAGE)}" if file.startswith(PACKAGE) else file.rpartition("/")[2]
+    return f"{name}:{line} in {function}"
+
+
+def frame_location(frame: FrameType) -> str:
+    """`code_location` of a frame."""
+    return code_location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

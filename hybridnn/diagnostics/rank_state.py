@@ -20,8 +20,7 @@ from types import FrameType
 from typing import Any
 
 from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Event, Recorder, purpose
-from hybridnn.diagnostics.failsafe import streams_are_open
-from hybridnn.diagnostics.locations import COMMUNICATION_FILES, PACKAGE, code_location, frame_location
+from hybridnn.diagnostics.failsafe import COMMUNICATION_FILES, PACKAGE, code_location, frame_location, streams_are_open
 from hybridnn.utils.connections import open_connections
 from hybridnn.utils.text import format_ranks
 

@@ -78,7 +78,8 @@ class NamedFacts:
 
 def gather_node_facts(environment: Mapping[str, str]) -> NodeFacts:
     """Facts about the node of this process; loads NumPy and the MPI library, without starting MPI."""
-    return NodeFacts(software_versions(), processor_name(), usable_cores(environment), memory_bytes())
+    cores = min(filter(None, (len(own_cores()), cpu_limit(environment, CPU_QUOTA))))
+    return NodeFacts(software_versions(), processor_name(), cores, memory_bytes())
 
 
 def software_versions() -> dict[str, str]:
@@ -114,11 +115,6 @@ def package_versions(version_of: Callable[[str], str] = metadata.version) -> dic
     return found
 
 
-def usable_cores(environment: Mapping[str, str]) -> float:
-    """Cores that this process may use, as far as affinity, container and allocation limit them."""
-    return min(filter(None, (len(own_cores()), cpu_limit(environment, CPU_QUOTA))))
-
-
 def cpu_limit(environment: Mapping[str, str], quota: Path) -> float | None:
     """Processors of this node that may be used at a time; None without a limit.
 
@@ -139,6 +135,12 @@ def cpu_limit(environment: Mapping[str, str], quota: Path) -> float | None:
 
 
 # -- comparison --------------------------------------------------------------------------------------------------------
+
+
+def compare_nodes(nodes: Sequence[NamedFacts]) -> list[Finding]:
+    """Findings of the comparison of nodes; empty for a single one."""
+    checks = {"same software": check_software, "same hardware": check_hardware} if len(nodes) > 1 else {}
+    return run_checks((name, partial(check, nodes)) for name, check in checks.items())
 
 
 def check_software(nodes: Sequence[NamedFacts]) -> Finding:
@@ -201,15 +203,6 @@ def listed(names: Sequence[str]) -> str:
 # -- nodes of an allocation --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Answers of the nodes of an allocation."""
-
-    facts: Mapping[str, NodeFacts]  # of the nodes where hybridnn works
-    problems: Mapping[str, str]  # of those where it does not
-    silent: Sequence[str]  # the others
-
-
 def check_allocation(environment: Mapping[str, str], limit: float) -> list[Finding]:
     """Findings about the nodes of the allocation of this process; empty where it has no other node.
 
@@ -227,16 +220,13 @@ def check_allocation(environment: Mapping[str, str], limit: float) -> list[Findi
             advice = "start a process on each: srun --ntasks-per-node=1, or mpirun, with hybridnn doctor"
             return warning(f"the other nodes are not asked: {error}", advice)
         end = run_child(command, LAUNCH_LIMITS * limit, {**environment, **settings})
-        answers = read_answers(end.output, [*ranks])
-        alike.extend(NamedFacts(name, facts, ranks.get(name, 1)) for name, facts in answers.facts.items())
-        silent = f"within {LAUNCH_LIMITS * limit:g} s" if end.timed_out else f"and {command[0]} {end.summary}"
-        return check_answers(answers, f"no answer {silent}")
+        silence = f"within {LAUNCH_LIMITS * limit:g} s" if end.timed_out else f"and {command[0]} {end.summary}"
+        answers = read_answers(end.output, [*ranks], f"no answer {silence}")
+        found = {name: facts for name, facts in answers.items() if isinstance(facts, NodeFacts)}
+        alike.extend(NamedFacts(name, facts, ranks.get(name, 1)) for name, facts in found.items())
+        return check_answers(answers)
 
-    findings = run_checks([("all nodes", ask)])
-    if len(alike) > 1:
-        comparisons = {"same software": check_software, "same hardware": check_hardware}
-        findings += run_checks((name, partial(check, alike)) for name, check in comparisons.items())
-    return findings
+    return run_checks([("all nodes", ask)]) + compare_nodes(alike)
 
 
 def allocated_nodes(environment: Mapping[str, str]) -> dict[str, int]:
@@ -282,33 +272,36 @@ def survey_command(nodes: int, environment: Mapping[str, str], seconds: float) -
     return launcher.command(nodes, program, environment, placement), settings
 
 
-def read_answers(output: str, names: Sequence[str]) -> Answers:
-    """The answers in the output of the launcher, in the order of the nodes of the allocation."""
+def read_answers(output: str, names: Sequence[str], silence: str) -> dict[str, NodeFacts | str]:
+    """The facts of every node, or why it has none, from the output of the launcher.
+
+    `names` are the nodes of the allocation, whose order they get; `silence` is the problem of those without an answer.
+    """
     full_names = {_short(name): name for name in names}
     texts: dict[str, str] = {}
     for line in output.splitlines():
         mark, name, text = (*line.split(" ", 2), "", "")[:3]
         if mark == MARK:
             texts[full_names.get(_short(name), name)] = text.strip()
-    facts: dict[str, NodeFacts] = {}
-    problems: dict[str, str] = {}
+    answers: dict[str, NodeFacts | str] = {}
     for name in sorted(texts, key=[*names, *texts].index):
         try:
-            facts[name] = NodeFacts(**json.loads(texts[name]))
+            answers[name] = NodeFacts(**json.loads(texts[name]))
         except (ValueError, TypeError):
-            problems[name] = texts[name] or "Python printed nothing"
+            answers[name] = texts[name] or "Python printed nothing"
     # Host files may have other names than the hosts themselves.
     silent = [name for name in names if name not in texts] if len(texts) < len(names) else []
-    return Answers(facts, problems, silent)
+    return answers | dict.fromkeys(silent, silence)
 
 
-def check_answers(answers: Answers, silence: str) -> Finding:
-    """Whether hybridnn works on every node; `silence` is the problem of nodes without an answer."""
+def check_answers(answers: Mapping[str, NodeFacts | str]) -> Finding:
+    """Whether hybridnn works on every node."""
     names: dict[str, list[str]] = {}
-    for name, problem in [*answers.problems.items(), *((name, silence) for name in answers.silent)]:
-        names.setdefault(problem, []).append(name)
+    for name, answer in answers.items():
+        if isinstance(answer, str):
+            names.setdefault(answer, []).append(name)
     if not names:
-        return ok(f"hybridnn works on {listed([*answers.facts])}")
+        return ok(f"hybridnn works on {listed([*answers])}")
     what = "; ".join(f"{listed(group)}: {problem}" for problem, group in names.items())
     return failure(
         what, f"see that these nodes run, and have {sys.executable} with hybridnn; or leave them out of the job"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 Verdict = Literal["ok", "warning", "failure"]
-Result = TypeVar("Result")
 SEVERITY: tuple[Verdict, ...] = ("ok", "warning", "failure")
 
 
@@ -39,67 +37,41 @@ def failure(what: str, advice: str = "") -> Finding:
     return Finding("", "failure", what, advice)
 
 
-# -- checks ------------------------------------------------------------------------------------------------------------
-
 Check = Callable[[], Finding | None]
 """A check of one thing; returns None where the thing does not exist here and is not needed."""
 
 
-class TimeLimitError(Exception):
-    """A call did not end within its time limit."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"did not end within {seconds:g} s")
-
-
-def call_within(seconds: float, action: Callable[[], Result]) -> Result:
-    """Call `action` in a thread of its own, and return or raise what it does, or `TimeLimitError`.
-
-    The thread is left behind when the time is over.
-    """
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            results.append(action())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call, name="call with a time limit", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeLimitError(seconds)
-    return results[0]
+def run_checks(checks: Iterable[tuple[str, Check]], seconds: float | None = None) -> list[Finding]:
+    """Findings of checks, each as `run_check` returns it."""
+    findings = (run_check(name, check, seconds) for name, check in checks)
+    return [finding for finding in findings if finding is not None]
 
 
 def run_check(name: str, check: Check, seconds: float | None = None) -> Finding | None:
     """Carry out a check; one that raises an exception, or takes longer than `seconds`, is a failure.
 
-    Without `seconds` the check is called directly, and has limits of its own.
+    With `seconds` the check is called in a thread of its own, which is left behind when the time is over.
     """
-    try:
-        finding = check() if seconds is None else call_within(seconds, check)
-    except TimeLimitError as error:
-        advice = "a file system, another rank or a library does not answer: try with fewer ranks, or in another folder"
-        finding = failure(str(error), advice)
-    except (Exception, SystemExit) as error:
-        kind, text = type(error).__name__, str(error).strip()
-        reason = f"{kind}: {text.splitlines()[0]}" if text else kind
-        finding = failure(f"the check itself failed: {reason}", "mend what this names, and run doctor again")
-    return None if finding is None else replace(finding, name=name)
+    results: list[Finding | None] = []
 
+    def call() -> None:
+        try:
+            results.append(check())
+        except (Exception, SystemExit) as error:
+            kind, text = type(error).__name__, str(error).strip()
+            reason = f"{kind}: {text.splitlines()[0]}" if text else kind
+            results.append(failure(f"the check itself failed: {reason}", "mend what this names, and run doctor again"))
 
-def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
-    """Findings of checks that have time limits of their own."""
-    findings = (run_check(name, check) for name, check in checks)
-    return [finding for finding in findings if finding is not None]
-
-
-# -- report ------------------------------------------------------------------------------------------------------------
+    if seconds is None:
+        call()
+    else:
+        thread = threading.Thread(target=call, name=name, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if not results:
+            advice = "a file system or a library does not answer: try in another folder"
+            results.append(failure(f"did not end within {seconds:g} s", advice))
+    return None if results[0] is None else replace(results[0], name=name)
 
 
 @dataclass(frozen=True)
@@ -107,7 +79,7 @@ class DoctorReport:
     """Findings of a job."""
 
     findings: tuple[Finding, ...]  # in the order of the checks
-    ranks: int  # number of ranks in MPI's COMM_WORLD
+    ranks: int  # number of ranks of the job
 
     @property
     def verdict(self) -> Verdict:
@@ -116,7 +88,7 @@ class DoctorReport:
 
     def count(self, verdict: Verdict) -> int:
         """Number of findings with this verdict."""
-        return Counter(finding.verdict for finding in self.findings)[verdict]
+        return sum(finding.verdict == verdict for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
@@ -124,20 +96,19 @@ class DoctorReport:
         return int(self.verdict == "failure")
 
 
-def merge_reports(reports: Sequence[Sequence[Finding] | None], job_findings: Iterable[Finding] = ()) -> DoctorReport:
+def merge_reports(reports: Sequence[Sequence[Finding]], job_findings: Iterable[Finding] = ()) -> DoctorReport:
     """Merge equal findings of the ranks, in the order in which they were first found; those of the whole job come last.
 
-    `reports` has None for a rank without a report.
+    `reports` has the findings of every rank.
     """
-    reporting = tuple(rank for rank, report in enumerate(reports) if report is not None)
     ranks_of: dict[str, dict[Finding, list[int]]] = {}
-    for rank in reporting:
-        for finding in reports[rank] or ():
+    for rank, report in enumerate(reports):
+        for finding in report:
             ranks_of.setdefault(finding.name, {}).setdefault(finding, []).append(rank)
     merged = []
     for variants in ranks_of.values():
         for finding, ranks in variants.items():
             # A check that rank 0 alone carries out is about the whole job.
-            is_shared = len(variants) == 1 and tuple(ranks) in (reporting, (0,))
+            is_shared = len(variants) == 1 and (ranks == [0] or len(ranks) == len(reports))
             merged.append(finding if is_shared else replace(finding, ranks=tuple(ranks)))
     return DoctorReport((*merged, *job_findings), len(reports))

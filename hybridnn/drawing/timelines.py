@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hybridnn.drawing import DrawnObject
 from hybridnn.drawing.animation import Animation, animate_timeline, write_html
 from hybridnn.drawing.drawing import Arrow, Drawing, draw_timeline
-from hybridnn.drawing.drawn_object import DrawnObject
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate

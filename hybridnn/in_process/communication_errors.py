@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridnn.drawing.drawn_object import DrawnObject
+from hybridnn.drawing import DrawnObject
 from hybridnn.errors import HybridnnError
 from hybridnn.utils.text import counted, name_ranks
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from hybridnn.diagnostics.locations import COMMUNICATION_FILES, code_location
+from hybridnn.diagnostics.failsafe import COMMUNICATION_FILES, code_location
 
 PACKAGE = (str(Path(__file__).parents[1]),)
 HIDDEN = (str(Path(__file__).parent), *COMMUNICATION_FILES)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.mpi import substitute_mpi
-from hybridnn.drawing.drawn_object import DrawnObject
+from hybridnn.drawing import DrawnObject
 from hybridnn.errors import SettingError
 from hybridnn.in_process.matching import Context, MessageEngine, VirtualClock
 from hybridnn.in_process.mpi_interface import Comm, MpiModule

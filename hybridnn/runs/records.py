@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from hybridnn.comm.hosts import Hosts
-from hybridnn.comm.node_load import NodeLoad
+from hybridnn.comm.hosts import Hosts, NodeLoad
 from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.records import MONITORS, EpochRecord, Record

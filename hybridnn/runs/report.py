@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn._version import __version__
-from hybridnn.comm.hosts import describe_hosts
+from hybridnn.comm.hosts import NodeLoad, describe_hosts
 from hybridnn.comm.mpi import is_in_process, library_version
-from hybridnn.comm.node_load import NodeLoad
 from hybridnn.config.settings import Settings, to_toml
 from hybridnn.data import TableEncoding
 from hybridnn.errors import NonFiniteLossError

@@ -14,7 +14,7 @@ from typing import Any
 from hybridnn.checkpoints.file_io import NOT_SHARED, nodes_without
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import agree, broadcast_text, name_hosts
-from hybridnn.comm.node_load import node_loads
+from hybridnn.comm.hosts import LoadMeter, node_loads
 from hybridnn.comm.recorder import Recorder
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.data import Dataset
@@ -41,7 +41,6 @@ from hybridnn.training.device import resolve_device
 from hybridnn.training.rank_comparison import describe_value, require_same_settings
 from hybridnn.training.trained_network import Callback
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.load import LoadMeter
 
 TRACED_EVENTS = 1 << 16  # events that a trace keeps of every rank: the last ones of the run
 

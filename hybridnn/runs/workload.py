@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hybridnn.comm.agreement import agree, value_of_first
 from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.settings import DataSettings, ParallelSettings, Settings, keys_of_layout, stage_shapes, with_stages
-from hybridnn.cost.machine_lookup import find_machine
+from hybridnn.cost import find_machine
 from hybridnn.data import Dataset, DatasetInfo, count_split
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP

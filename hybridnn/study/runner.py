@@ -20,11 +20,11 @@ from time import monotonic, perf_counter
 from types import FrameType
 from typing import Literal
 
+from hybridnn.comm.hosts import MOST_DISTURBANCE, disturbance_text
 from hybridnn.comm.launcher import dead_ranks
-from hybridnn.comm.node_load import MOST_DISTURBANCE, disturbance_text
 from hybridnn.comm.threads import THREAD_VARIABLES
+from hybridnn.cost import MACHINE_VARIABLE
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.cost.machine_lookup import MACHINE_VARIABLE
 from hybridnn.errors import INTERRUPTED, DataError, EnvironmentProblem, SettingError, StoppedBySignal
 from hybridnn.runs.lock import FolderInUse
 from hybridnn.runs.run_files import disturbance_in, run_status

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from hybridnn.comm.node_load import MOST_DISTURBANCE
+from hybridnn.comm.hosts import MOST_DISTURBANCE
 from hybridnn.cost.prediction.times import parts_of_efficiency
 from hybridnn.runs.quantities import efficiency_warning, karp_flatt_fraction, threads_warning
 from hybridnn.study.axes import has_values

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import hybridnn
 from hybridnn.diagnostics.diagnosis import StallFinding, diagnose
-from hybridnn.diagnostics.locations import code_location
+from hybridnn.diagnostics.failsafe import code_location
 from hybridnn.diagnostics.rank_state import RankState
 from reference.stalls import Job, Step, collective, message, progress, rank_state
 

@@ -116,10 +116,14 @@ def test_answers_have_the_names_of_the_allocation() -> None:
     facts = json.dumps(asdict(NodeFacts({}, "Xeon", 4, 1)))
     output = f"a banner\n{MARK} node2 {facts}\n{MARK} node1 {facts[:20]}\n{MARK} node3\n"
     names = ["node1.site", "node2.site", "node3.site", "node4.site"]
-    answers = read_answers(output, names)
-    assert list(answers.facts) == ["node2.site"]
-    assert list(answers.problems) == ["node1.site", "node3.site"]
-    assert answers.silent == ["node4.site"]
+    answers = read_answers(output, names, "no answer")
+    assert list(answers) == names
+    assert answers["node2.site"] == NodeFacts({}, "Xeon", 4, 1)
+    assert [answers[name] for name in (names[0], names[2], names[3])] == [
+        facts[:20],
+        "Python printed nothing",
+        "no answer",
+    ]
     # Addresses tell nothing about names; as many answers as nodes are enough.
-    addresses = read_answers(f"{MARK} node1 {facts}\n{MARK} node2 {facts}\n", ["10.0.0.1", "10.0.0.2"])
-    assert (list(addresses.facts), addresses.silent) == (["node1", "node2"], [])
+    addresses = read_answers(f"{MARK} node1 {facts}\n{MARK} node2 {facts}\n", ["10.0.0.1", "10.0.0.2"], "no answer")
+    assert list(addresses) == ["node1", "node2"]

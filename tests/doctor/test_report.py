@@ -52,11 +52,10 @@ def test_a_check_in_a_thread_returns_its_finding_and_is_a_failure_if_it_hangs() 
         ([[FINE], [ODD], [ODD], [FINE]], [("fine", (0, 3)), ("odd", (1, 2))]),
         # A finding of one rank names it, unless it is rank 0.
         ([[FINE, Finding("job", "ok", "of all")], [FINE, BAD]], [("fine", ()), ("of all", ()), ("bad", (1,))]),
-        ([[FINE], None, [FINE]], [("fine", ())]),  # a rank without a report
     ],
 )
 def test_findings_that_not_all_ranks_have_name_their_ranks(
-    reports: list[list[Finding] | None], expected: list[tuple[str, tuple[int, ...]]]
+    reports: list[list[Finding]], expected: list[tuple[str, tuple[int, ...]]]
 ) -> None:
     assert [(finding.what, finding.ranks) for finding in merge_reports(reports).findings] == expected
 

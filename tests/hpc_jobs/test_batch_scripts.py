@@ -25,10 +25,10 @@ JOBS = shipped_folder("hpc_jobs")
 TRAIN, GPU, ARRAY, SCALING = "train.sbatch", "gpu_train.sbatch", "study_array.sbatch", "strong_scaling.sbatch"
 TASK = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2", "place": "here", "arguments": ""}
 PROGRAM = f"""#!/bin/bash
-[ "$2" != hybridnn.batch_jobs.run_step ] || exec "{sys.executable}" "$@"
+[ "$2 $3" != "hybridnn.batch_jobs run_step" ] || exec "{sys.executable}" "$@"
 """
 PROGRAM += """
-[ "$2" != hybridnn.batch_jobs.lost_node ] || exit ${LOST_NODE:-1}
+[ "$2 $3" != "hybridnn.batch_jobs lost_node" ] || exit ${LOST_NODE:-1}
 echo "$@" >>program-calls
 threads="$OMP_NUM_THREADS $OPENBLAS_NUM_THREADS $SRUN_CPUS_PER_TASK"
 echo "threads $threads gpu ${CUDA_VISIBLE_DEVICES:-none}" >>program-calls
@@ -157,8 +157,8 @@ def test_warning_before_the_run_has_started_is_not_lost(tmp_path: Path, name: st
 
 
 SEARCH = """
-if [ "$2" = hybridnn.batch_jobs.launcher ]; then
-  echo "$3" >searched
+if [ "$2 $3" = "hybridnn.batch_jobs launcher" ]; then
+  echo "$4" >searched
   while [ ! -e go-on ]; do sleep 0.05; done
   echo "$PWD/launch -n"
   exit

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.batch_jobs.launcher import candidates, find_launcher
-from hybridnn.batch_jobs.lost_node import NOTICE_SECONDS, find_lost_node
+from hybridnn.batch_jobs import NOTICE_SECONDS, candidates, find_launcher, find_lost_node
 from hybridnn.utils.processes import ChildResult
 from mpi_runner.slowness import deadline, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
-RUN_STEP = [sys.executable, "-m", "hybridnn.batch_jobs.run_step"]
+RUN_STEP = [sys.executable, "-m", "hybridnn.batch_jobs", "run_step"]
 COUNTS_SIGNALS = """
 import signal, sys
 from pathlib import Path
@@ -72,6 +71,13 @@ esac
 """
 
 
+def test_the_process_that_forwards_signals_has_one_thread() -> None:
+    """Another thread could receive a signal, and the end of the command, in its place."""
+    program = "import os; from hybridnn.batch_jobs import run_step; print(len(os.listdir('/proc/self/task')))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "1\n"
+
+
 @pytest.mark.parametrize(
     ("plugins", "programs", "expected"),
     [
@@ -110,7 +116,7 @@ def _run(tmp_path: Path, works: str, *arguments: str, **variables: str) -> subpr
     srun.chmod(0o755)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     return subprocess.run(
-        [sys.executable, "-m", "hybridnn.batch_jobs.launcher", *arguments],
+        [sys.executable, "-m", "hybridnn.batch_jobs", "launcher", *arguments],
         env=environment | {"PATH": str(tmp_path)} | variables,  # no other launcher
         cwd=tmp_path,
         capture_output=True,

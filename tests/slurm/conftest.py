@@ -57,7 +57,7 @@ def cluster(_cluster: Cluster) -> Iterator[Cluster]:
 def launcher(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the launcher that works on this machine."""
     script = tmp_path_factory.mktemp("launcher") / "launcher.sbatch"
-    command = f"{shlex.quote(sys.executable)} -m hybridnn.batch_jobs.launcher"
+    command = f"{shlex.quote(sys.executable)} -m hybridnn.batch_jobs launcher"
     script.write_text(f"#!/bin/bash\n#SBATCH --job-name=launcher\n{command}\n")
     return _cluster.submit(script).wait(60).splitlines()[-1]
 

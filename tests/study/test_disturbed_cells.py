@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.comm.node_load import MOST_DISTURBANCE
+from hybridnn.comm.hosts import CPU_COUNTERS, MOST_DISTURBANCE
 from hybridnn.runs.run_files import read_run
 from hybridnn.study.report_files import csv_text, point_facts
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.runner import CellOutcome, StudyView, plan_study, run_study, train_command
 from hybridnn.study.scaling import warnings_of
 from hybridnn.study.study_file import load_study
-from hybridnn.utils.load import CPU_COUNTERS
 from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
@@ -37,7 +36,7 @@ OTHERS = {4: 0.0, 8: 0.9, 12: 0.02, 16: 0.6}
 
 STATED_LOAD = f"""
 import os, sys, time
-from hybridnn.utils.load import LoadMeter
+from hybridnn.comm.hosts import LoadMeter
 core = min(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {{core}})
 others = {OTHERS}[int(sys.argv.pop(1))]
@@ -50,7 +49,7 @@ LoadMeter._read = staticmethod(read)
 
 BESIDE_LOOPS = """
 import json, os, resource, subprocess, sys, time
-from hybridnn.utils.load import CPU_COUNTERS, busy_seconds
+from hybridnn.comm.hosts import CPU_COUNTERS, busy_seconds
 core = min(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {core})
 busy = lambda: busy_seconds(CPU_COUNTERS.read_text(), os.sysconf("SC_CLK_TCK"))[core]

@@ -16,8 +16,14 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.run_files import RunRecord, read_run
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from hybridnn.study.cells import make_cells
-from hybridnn.study.hardware import hardware_warnings, prediction_warnings
-from hybridnn.study.prices import StudyPrices, price_cells, price_warnings, require_own_processor
+from hybridnn.study.hardware import (
+    StudyPrices,
+    hardware_warnings,
+    prediction_warnings,
+    price_cells,
+    price_warnings,
+    require_own_processor,
+)
 from hybridnn.study.study_file import load_study
 from reference.finished_runs import prediction_line, write_run
 
