@@ -1,18 +1,24 @@
-"""Launchers of ranks: ``mpirun`` and ``srun``, their environment variables, and the choice of the one that fits."""
+"""Launchers of ranks: ``mpirun``, ``srun`` and those that users name, their options, and the choice of one that fits.
+
+``python -m hybridnn.comm.launcher RANKS NODES`` tries a launcher: its exit code is 0 if MPI sees that many ranks on
+that many nodes.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import re
+import shlex
 import shutil
+import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from hybridnn.comm.mpi import NO_MPI, STEP_RANK, first_number, srun_option
+from hybridnn.comm.mpi import NO_MPI, STEP_RANK, first_number, import_mpi, require_complete_launch, srun_option
 from hybridnn.comm.open_mpi import mpirun_settings
 from hybridnn.comm.placement import Placement, mpirun_options, srun_options
 from hybridnn.errors import EnvironmentProblem, SettingError
@@ -52,6 +58,15 @@ DEATHS = (
 """Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
 
 VERSION_SECONDS = 60.0  # time limit of a program that prints a version or a list
+TRIAL_SECONDS = 120  # time limit of the trial of a launcher
+
+SRUN_PLUGINS = ("pmix", "pmi2")
+MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
+BIND_OPTIONS = ("--bind-to", "-bind-to")
+
+RankCommand = Callable[[int, Sequence[str], Placement], list[str]]
+"""``command(ranks, program, placement)`` returns the command that starts a program on several ranks; it raises
+`SettingError` if the launcher cannot place them so."""
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
@@ -114,10 +129,8 @@ class RankLauncher:
         placement names the nodes. Raises `SettingError` if the launcher cannot place the ranks so.
         """
         if self.is_srun:
-            per_node = environment.get(RANKS_PER_NODE, "")
-            fills = placement.nodes is None and per_node.isdigit()
-            options = [f"--nodes={-(-ranks // int(per_node))}"] if fills else []
-            options += srun_options(placement)
+            nodes = _filled_nodes(ranks, environment) if placement.nodes is None else ""
+            options = [f"--nodes={nodes}"] * bool(nodes) + srun_options(placement)
         else:
             options = self._mpirun_options(ranks, environment, placement)
         return [*self.prefix[:-1], *options, self.prefix[-1], str(ranks), *program]
@@ -135,6 +148,19 @@ class RankLauncher:
             needed = mpirun_settings(as_root=os.geteuid() == 0, oversubscribed=crowded, bound=bound)
         return {name: value for name, value in needed.items() if name not in environment}
 
+    def trial_problem(self, ranks: str, nodes: str, environment: Mapping[str, str]) -> str:
+        """Why this launcher does not start connected ranks on all nodes of a job, in one line; empty if it does."""
+        ended = run_child([*self.prefix, ranks, *trial_command(ranks, nodes)], TRIAL_SECONDS, environment)
+        if ended.timed_out:
+            return f"no answer within {TRIAL_SECONDS} s"
+        if ended.code == 0:
+            return ""
+        lines = [line.strip() for line in ended.errors.splitlines() if line.strip()]
+        for fragment in ("MPI sees", "Error", "error", ""):  # launchers print other lines around the reason
+            if found := [line for line in lines if fragment in line]:
+                return found[0]
+        return f"exit code {ended.code}"
+
     def _mpirun_options(self, ranks: int, environment: Mapping[str, str], placement: Placement) -> list[str]:
         if placement.is_free and placement.threads == 1:
             return []
@@ -147,6 +173,109 @@ class RankLauncher:
             needs = f"{ranks} ranks of {counted(placement.threads, 'thread')} need more cores than this machine has"
             raise SettingError("binding", placement.binding, needs)
         return mpirun_options(family_of_program(self.prefix[0], environment), placement, crowded=crowded)
+
+
+def candidates(environment: Mapping[str, str]) -> Iterator[RankLauncher]:
+    """Yield the launchers that may work in a Slurm job, in order of preference.
+
+    The one that does depends on the build of Slurm and of the MPI library; any other starts processes of one rank each.
+    """
+    path = environment.get("PATH")
+    if shutil.which("srun", path=path):
+        yield RankLauncher(("srun", "-n"))
+        plugins = offered_plugins(environment)
+        for plugin in SRUN_PLUGINS:
+            if has_plugin(plugins, plugin):
+                yield RankLauncher(("srun", f"--mpi={plugin}", "-n"))
+    if shutil.which("mpirun", path=path):
+        # Without the option, it would bind each rank with all its threads to one of the cores of the job.
+        yield RankLauncher(("mpirun", "--bind-to", "none", "-n"))
+
+
+def trial_command(ranks: str, nodes: str) -> list[str]:
+    """The program that a launcher is tried with."""
+    return [sys.executable, "-m", "hybridnn.comm.launcher", ranks, nodes]
+
+
+def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
+    """Check a launcher, and return the function that makes its commands.
+
+    It is split as a shell does; ``{ranks}`` stands for the number of ranks, which it must hold where a run has several,
+    and ``{nodes}`` for the nodes of the placement, or those that the ranks fill in a Slurm job with a number of ranks
+    per node; ``{ranks_per_node}``, ``{threads}`` and ``{binding}`` stand for the parts of the placement. ``srun`` and
+    ``mpirun`` get their options for the placement. None is the launcher of this environment. Raises `SettingError` if
+    it is no such command, `EnvironmentProblem` without its program.
+    """
+    if launcher is None:
+        return _command_of(RankLauncher.find(os.environ))
+    try:
+        template = shlex.split(launcher)
+    except ValueError as error:
+        raise SettingError("--launcher", launcher, f"cannot be split into words: {error}") from error
+    if most_ranks > 1 and "{ranks}" not in launcher:
+        raise SettingError("--launcher", launcher, "must hold {ranks}, for example 'mpirun -n {ranks}'")
+    if template and shutil.which(template[0]) is None:
+        raise EnvironmentProblem(f"--launcher: there is no program {template[0]!r}")
+
+    def command(ranks: int, program: Sequence[str], placement: Placement) -> list[str]:
+        values = {"ranks": str(ranks), **placement.texts()}
+        if "{nodes}" in launcher and placement.nodes is None:
+            values["nodes"] = _filled_nodes(ranks, os.environ)
+            if not values["nodes"]:
+                raise SettingError("--launcher", launcher, "{nodes} needs a Slurm job that was given --ntasks-per-node")
+        words = _place(template, launcher, placement)
+        for name, value in values.items():
+            words = [word.replace(f"{{{name}}}", value) for word in words]
+        return [*words, *program]
+
+    return command
+
+
+def _command_of(found: RankLauncher) -> RankCommand:
+    def command(ranks: int, program: Sequence[str], placement: Placement) -> list[str]:
+        variables = found.settings(ranks, os.environ, placement).items()
+        settings = [f"{name}={value}" for name, value in variables]
+        return ["env", *settings, *found.command(ranks, program, os.environ, placement)]
+
+    return command
+
+
+def _place(template: Sequence[str], launcher: str, placement: Placement) -> list[str]:
+    """The words of a launcher with its options for the placement."""
+    if not template or (placement.is_free and placement.threads == 1):
+        return list(template)
+    program, *words = template
+    name = Path(program).name
+    if name == "srun":
+        return [program, *srun_options(placement), *words]
+    if name.startswith(MPIRUNS):
+        options = mpirun_options(family_of_program(program, os.environ), placement)
+        if set(BIND_OPTIONS) & set(options):  # Open MPI refuses the option twice
+            words = _without_option(words, BIND_OPTIONS)
+        return [program, *options, *words]
+    needs = {"nodes": ("{nodes}", "{ranks_per_node}"), "binding": ("{binding}",)}
+    for part, names in needs.items():
+        if (text := placement.texts()[part]) and not any(name in launcher for name in names):
+            problem = f"does not place ranks: {part} = {text} needs {names[0]} in it, or srun or mpirun as the program"
+            raise SettingError("--launcher", launcher, problem)
+    return list(template)
+
+
+def _without_option(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The words without an option and its value."""
+    kept: list[str] = []
+    for word in words:
+        if kept and kept[-1] in names:
+            kept.pop()
+        else:
+            kept.append(word)
+    return kept
+
+
+def _filled_nodes(ranks: int, environment: Mapping[str, str]) -> str:
+    """Nodes that ranks fill in a Slurm job with a number of ranks per node; empty elsewhere."""
+    per_node = first_number(environment, RANKS_PER_NODE)
+    return str(-(-ranks // per_node)) if per_node else ""
 
 
 def dead_ranks(errors: str) -> list[str]:
@@ -244,3 +373,20 @@ def _siblings(thread: int) -> str:
         return Path(f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list").read_text(encoding="ascii")
     except OSError:
         return str(thread)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    ranks, nodes = map(int, arguments)
+    world = import_mpi().COMM_WORLD
+    if world.Get_size() == ranks:
+        require_complete_launch()
+    hosts = set(world.allgather(socket.gethostname()))
+    if (world.Get_size(), len(hosts)) == (ranks, nodes):
+        return 0
+    if world.Get_rank() == 0:
+        print(f"MPI sees {world.Get_size()} ranks on {len(hosts)} nodes, not {ranks} on {nodes}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

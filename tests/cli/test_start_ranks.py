@@ -303,7 +303,7 @@ def test_the_shell_of_a_slurm_step_is_no_rank(started: Start, monkeypatch: pytes
 
 def test_modules_run_as_scripts_do(started: Start, tmp_path: Path) -> None:
     (tmp_path / "mine.py").touch()  # in the working folder; the other is installed
-    for module in ("mine", "hybridnn.comm.launch_check"):
+    for module in ("mine", "hybridnn.comm.launcher"):
         command, _ = started("run", "-n", "2", "-m", module, "-m", "x")
         assert command[3:] == [sys.executable, "-m", module, "-m", "x"]
 
