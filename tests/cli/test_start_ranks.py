@@ -317,7 +317,7 @@ def test_modules_run_as_scripts_do(started: Start, tmp_path: Path) -> None:
         (["train", "-n", "2", "--batch-size", "x"], "training.batch_size = 'x': "),
         (["train", "-n", "4", "--file", "none.npz", "--batch", "3"], "the process grid batch 3 x model 1 does not fit"),
         (["train", "-n", "2", "--set", "parallel.stages=[{batch=2},{}]"], "2 x 1 + 1 x 1 are 3 in all, the job has 2"),
-        (["train", "-n", "2", "--batch", "2", "--method", "gpipe"], "parallel.method = 'gpipe': "),
+        (["train", "-n", "2", "--batch", "2", "--method", "ddg"], "parallel.method = 'ddg': "),
         (["train", "-n", "4", "--pipeline", "4"], "parallel.pipeline = 4: "),
         (["train", "-n", "4", "--resume", "none"], "--resume = 'none': "),
         (["calibrate", "-n", "2", "--seconds", "0"], "--seconds = 0.0: "),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,6 +240,15 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def usual_handler() -> Iterator[None]:
+    """Python's handler of SIGINT, which a shell lets processes in the background ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_handler")
 @pytest.mark.parametrize("step", [2, 4, 8])
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_interrupt_within_a_step_takes_effect_after_it_and_the_second_at_once(step: int, times: int) -> None:
@@ -255,6 +264,7 @@ def test_an_interrupt_within_a_step_takes_effect_after_it_and_the_second_at_once
     assert found.history.steps[-1].learning_rate < 0.001
 
 
+@pytest.mark.usefixtures("usual_handler")
 def test_an_interrupt_of_a_training_within_another_is_that_of_the_inner_step() -> None:
     outer, inner, expected = trainer_on(), trainer_on(), trainer_on()
     rows = ActingRows(2, interrupt)
