@@ -14,13 +14,13 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal, get_args
 
 from hybridnn.comm.mpi import NO_MPI, STEP_RANK, first_number, import_mpi, require_complete_launch, srun_option
 from hybridnn.comm.open_mpi import mpirun_settings
-from hybridnn.comm.placement import Placement, mpirun_options, srun_options
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.processes import run_child
 from hybridnn.utils.text import counted
@@ -37,8 +37,6 @@ NODE_LISTS = BATCH_SYSTEMS + HOST_FILES
 """Where ``mpirun`` finds the nodes of a job, or those of the user; the cores of this node are then not the limit."""
 
 RANKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
-
-ANYWHERE = Placement()
 
 FAMILIES: Mapping[str, str] = {
     "open mpi": "Open MPI",
@@ -63,6 +61,35 @@ TRIAL_SECONDS = 120  # time limit of the trial of a launcher
 SRUN_PLUGINS = ("pmix", "pmi2")
 MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
 BIND_OPTIONS = ("--bind-to", "-bind-to")
+
+Binding = Literal["none", "core", "socket"]
+BINDINGS: tuple[Binding, ...] = get_args(Binding)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the ranks of a run are; what is None is left to the launcher.
+
+    `ranks_per_node` is that of a full node. `threads` are the BLAS threads of a rank, each of which needs a core. With
+    the `binding` ``"core"``, a rank may use as many cores as it has threads; with ``"socket"``, those of one socket.
+    """
+
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    threads: int = 1
+    binding: Binding | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the launcher chooses nodes and cores."""
+        return self.nodes is None and self.ranks_per_node is None and self.binding is None
+
+    def texts(self) -> dict[str, str]:
+        """The values as texts by name; empty texts for those that are left to the launcher."""
+        return {name: "" if value is None else str(value) for name, value in asdict(self).items()}
+
+
+ANYWHERE = Placement()
 
 RankCommand = Callable[[int, Sequence[str], Placement], list[str]]
 """``command(ranks, program, placement)`` returns the command that starts a program on several ranks; it raises
@@ -101,7 +128,7 @@ class RankLauncher:
             if environment.get("SLURM_MPI_TYPE"):  # the user's choice, which srun reads too
                 return cls(("srun", "-n"))
             option = srun_option(_library(environment))
-            if has_plugin(offered_plugins(environment), option):
+            if option in _plugins(environment):
                 return cls(("srun", f"--mpi={option}", "-n"))
         return cls((_fitting_mpirun(environment), "-n"))
 
@@ -148,6 +175,11 @@ class RankLauncher:
             needed = mpirun_settings(as_root=os.geteuid() == 0, oversubscribed=crowded, bound=bound)
         return {name: value for name, value in needed.items() if name not in environment}
 
+    def with_settings(self, ranks: int, program: Sequence[str], placement: Placement) -> list[str]:
+        """The command, with its `settings`, in the environment of this process."""
+        settings = [f"{name}={value}" for name, value in self.settings(ranks, os.environ, placement).items()]
+        return ["env", *settings, *self.command(ranks, program, os.environ, placement)]
+
     def trial_problem(self, ranks: str, nodes: str, environment: Mapping[str, str]) -> str:
         """Why this launcher does not start connected ranks on all nodes of a job, in one line; empty if it does."""
         ended = run_child([*self.prefix, ranks, *trial_command(ranks, nodes)], TRIAL_SECONDS, environment)
@@ -183,10 +215,9 @@ def candidates(environment: Mapping[str, str]) -> Iterator[RankLauncher]:
     path = environment.get("PATH")
     if shutil.which("srun", path=path):
         yield RankLauncher(("srun", "-n"))
-        plugins = offered_plugins(environment)
-        for plugin in SRUN_PLUGINS:
-            if has_plugin(plugins, plugin):
-                yield RankLauncher(("srun", f"--mpi={plugin}", "-n"))
+        plugins = _plugins(environment)
+        for plugin in filter(plugins.__contains__, SRUN_PLUGINS):
+            yield RankLauncher(("srun", f"--mpi={plugin}", "-n"))
     if shutil.which("mpirun", path=path):
         # Without the option, it would bind each rank with all its threads to one of the cores of the job.
         yield RankLauncher(("mpirun", "--bind-to", "none", "-n"))
@@ -207,7 +238,7 @@ def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
     it is no such command, `EnvironmentProblem` without its program.
     """
     if launcher is None:
-        return _command_of(RankLauncher.find(os.environ))
+        return RankLauncher.find(os.environ).with_settings
     try:
         template = shlex.split(launcher)
     except ValueError as error:
@@ -227,15 +258,6 @@ def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
         for name, value in values.items():
             words = [word.replace(f"{{{name}}}", value) for word in words]
         return [*words, *program]
-
-    return command
-
-
-def _command_of(found: RankLauncher) -> RankCommand:
-    def command(ranks: int, program: Sequence[str], placement: Placement) -> list[str]:
-        variables = found.settings(ranks, os.environ, placement).items()
-        settings = [f"{name}={value}" for name, value in variables]
-        return ["env", *settings, *found.command(ranks, program, os.environ, placement)]
 
     return command
 
@@ -278,6 +300,55 @@ def _filled_nodes(ranks: int, environment: Mapping[str, str]) -> str:
     return str(-(-ranks // per_node)) if per_node else ""
 
 
+def srun_options(placement: Placement) -> list[str]:
+    """Options of ``srun``."""
+    if placement.is_free and placement.threads == 1:
+        return []
+    options = [f"--nodes={placement.nodes}"] if placement.nodes else []
+    options += [f"--ntasks-per-node={placement.ranks_per_node}"] if placement.ranks_per_node else []
+    options += [f"--cpus-per-task={placement.threads}"]
+    units = {"none": "none", "core": "cores", "socket": "sockets"}
+    return options + ([f"--cpu-bind={units[placement.binding]}"] if placement.binding else [])
+
+
+def mpirun_options(family: str, placement: Placement, *, crowded: bool = False) -> list[str]:
+    """Options of ``mpirun`` of an MPI library.
+
+    Parameters
+    ----------
+    family : str
+        As named by `mpi_family`.
+    crowded : bool
+        Whether there are more ranks than cores, which Open MPI has to be told again with the ranks per node.
+
+    Raises
+    ------
+    SettingError
+        If this ``mpirun`` cannot place ranks so; it names the part.
+    """
+    if family == "Open MPI":
+        return _open_mpi_options(placement, crowded=crowded)
+    options = ["-ppn", str(placement.ranks_per_node)] if placement.ranks_per_node else []
+    if placement.binding is None:
+        return options
+    if family != "MPICH":
+        problem = f"the mpirun of {family or 'an unknown MPI library'} has no option for it that is known here"
+        raise SettingError("binding", placement.binding, f"{problem}; name a --launcher with {{binding}} in it")
+    cores = f"core:{placement.threads}" if placement.threads > 1 else "core"
+    return [*options, "-bind-to", cores if placement.binding == "core" else placement.binding]
+
+
+def _open_mpi_options(placement: Placement, *, crowded: bool) -> list[str]:
+    """Open MPI binds up to two ranks to one core each, with all their threads, unless it is told otherwise."""
+    binding = placement.binding or ("none" if placement.threads > 1 else None)
+    cores = f":PE={placement.threads}" if binding == "core" and placement.threads > 1 else ""
+    options = []
+    if placement.ranks_per_node or cores:
+        unit = f"ppr:{placement.ranks_per_node}:node" if placement.ranks_per_node else "slot"
+        options = ["--map-by", f"{unit}{cores}" + ":OVERSUBSCRIBE" * crowded]
+    return options + (["--bind-to", binding] if binding else [])
+
+
 def dead_ranks(errors: str) -> list[str]:
     """Messages about the death of a rank in the error stream of a run, each as one line, the most informative first."""
     return [" ".join(found[0].split()) for pattern in DEATHS if (found := re.search(pattern, errors))]
@@ -305,14 +376,9 @@ def mpi_family(text: str) -> str:
     return next((family for word, family in FAMILIES.items() if word in lowered), "")
 
 
-def offered_plugins(environment: Mapping[str, str]) -> str:
-    """Output of ``srun --mpi=list``, with standard error, which some versions of Slurm print it to."""
-    return _output(["srun", "--mpi=list"], environment)
-
-
-def has_plugin(plugins: str, name: str) -> bool:
-    """Whether the output of ``srun --mpi=list`` names a plugin."""
-    return re.search(rf"\b{name}\b", plugins) is not None
+def _plugins(environment: Mapping[str, str]) -> list[str]:
+    """Words of ``srun --mpi=list``, among them its plugins; some versions of Slurm print them to standard error."""
+    return re.findall(r"\w+", _output(["srun", "--mpi=list"], environment))
 
 
 def _output(command: Sequence[str], environment: Mapping[str, str]) -> str:

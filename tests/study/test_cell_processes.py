@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.comm.launcher import ANYWHERE, rank_command
-from hybridnn.comm.placement import Placement
+from hybridnn.comm.launcher import ANYWHERE, Placement, rank_command
 from hybridnn.config.settings import load_settings
 from hybridnn.errors import SettingError
 from hybridnn.study.runner import error_line, run_process, train_command
