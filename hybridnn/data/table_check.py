@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,12 +11,12 @@ import numpy as np
 from hybridnn.utils.text import printable, shown_path
 
 from .rows import Task
-from .table_columns import Column, read_column
-from .table_file import read_table
+from .table_columns import number_block, read_columns
+from .table_file import Table
 from .table_fitting import Examination, examine
 from .table_options import TableOptions, as_names
-from .table_problems import Problem, settings_of
-from .user_file import choose_columns, task_reason
+from .table_problems import Problem
+from .user_file import choose_columns, read_for_training, task_reason, whole_names
 
 
 class ColumnLine(NamedTuple):
@@ -31,16 +31,15 @@ class ColumnLine(NamedTuple):
 
 
 class TableCheck(NamedTuple):
-    """A table, its problems, and the settings of ``[data]`` that may solve them."""
+    """A table, and its problems."""
 
     rows: int
     task: str  # with its reason; empty where the targets do not tell
     separator: str
-    encoding: str
+    targets: tuple[str, ...]
     notes: tuple[str, ...]
     columns: list[ColumnLine]
     problems: list[Problem]
-    settings: Mapping[str, str | list[str]]
 
 
 def check_table(
@@ -52,47 +51,50 @@ def check_table(
     options: TableOptions | None = None,
 ) -> TableCheck:
     """Examine a table; without targets, all columns are inputs. Parameters and errors as for `load_file`."""
-    table, called = read_table(path, options), shown_path(path)
-    frame, known = table.frame, table.options
-    wanted = as_names(targets)
-    columns = (
-        choose_columns(frame, called, wanted, as_names(inputs), known.drop_columns)
-        if wanted
-        else [name for name in frame.columns if name not in known.drop_columns]
+    table, called, names = read_for_training(path, options or TableOptions(), as_names(targets)), shown_path(path), ()
+    frame, dropped = table.frame, table.options.drop_columns
+    columns = [name for name in frame.columns if name not in dropped]
+    if targets:
+        names = whole_names(frame, called, as_names(targets))
+        columns = choose_columns(frame, called, names, as_names(inputs), dropped)
+    found = examine(table, called, columns, names, task)
+    is_known = all(problem.column or "missing_targets" in problem.settings for problem in found.problems)
+    reason = task_reason(found.encoding, names, task) if names and is_known else ""
+    becomes = (
+        dict.fromkeys(frame.columns, "left out") | dict.fromkeys(columns, "input") | dict.fromkeys(names, "target")
     )
-    found = examine(frame, called, columns, wanted, task, known)
-    numbers = found.encoding.numbers
-    lines = []
-    for name in frame.columns:
-        column = found.columns.get(name) or read_column(frame[name], known, numbers, called)
-        becomes = "target" if name in wanted else _becomes(column, found) if name in columns else "left out"
-        lines.append(_line(column, becomes))
-    separator = repr(known.separator) if path.suffix.lower() != ".parquet" else ""
-    return TableCheck(
-        len(frame),
-        task_reason(frame, found.encoding, wanted, task) if found.has_task else "",
-        separator,
-        known.encoding,
-        (*table.notes, *table.doubts, *found.doubts),
-        lines,
-        found.problems,
-        settings_of(found.problems),
-    )
+    lines = _lines(table, called, found, becomes)
+    separator = repr(table.options.csv["sep"]) if table.raw else ""
+    return TableCheck(len(frame), reason, separator, names, (*table.notes, *found.notes), lines, found.problems)
 
 
-def _line(column: Column, becomes: str) -> ColumnLine:
+def _lines(table: Table, called: str, found: Examination, becomes: dict[str, str]) -> list[ColumnLine]:
+    frame, lines = table.frame, dict.fromkeys(table.frame.columns, ColumnLine("", "", 0, 0, "", ""))
+    is_plain = np.array([dtype.kind in "iuf" for dtype in frame.dtypes]) & ~frame.columns.isin(list(found.columns))
+    block = np.sort(number_block(frame, np.flatnonzero(is_plain)), axis=0)  # missing values are last
+    there = (~np.isnan(block)).sum(axis=0)
+    different = (np.diff(block, axis=0) > 0).sum(axis=0) + (there > 0)
+    least, most = block[0], block[np.maximum(there, 1) - 1, np.arange(block.shape[1])]
+    for name, *facts in zip(frame.columns[is_plain], there, different, least, most, strict=True):
+        count, values, low, high = (fact.item() for fact in facts)
+        shown = f"{low:g} to {high:g}" if values > 1 else f"{low:g}" if values else ""
+        lines[name] = ColumnLine(printable(name, 40), "numbers", len(frame) - count, values, shown, becomes[name])
+    others, csv = np.flatnonzero(~is_plain), found.encoding.options.csv
+    stated = {name: column.kind for name, column in found.columns.items()}
     kinds = {"number": "numbers", "truth": "truth values", "date": "dates", "text": "text"}
-    values = printable(column.texts[0], 20) if column.texts else ""
-    if column.kind in ("number", "date") and len(column.texts) > 1:
-        least, most = (column.texts[find(column.numbers)] for find in (np.argmin, np.argmax))
-        values = f"{printable(least, 20)} to {printable(most, 20)}"
-    return ColumnLine(
-        printable(column.name, 40), kinds[column.kind], column.missing, len(column.texts), values, becomes
-    )
-
-
-def _becomes(column: Column, found: Examination) -> str:
-    if column.kind == "text":
-        count = len(found.encoding.categories[column.name])
-        return f"{count:,} inputs" if found.encoding.options.categories == "one-hot" else "?"
-    return {"number": "input", "truth": "input, 0 or 1", "date": "input, days since 1970"}[column.kind]
+    of_kind = {"truth": "input, 0 or 1", "date": "input, days since 1970"}
+    for column in read_columns(frame, others, csv, called, stated):
+        values, ends = (
+            column.texts[:1],
+            [find(column.numbers) for find in (np.argmin, np.argmax)] if column.texts else [],
+        )
+        if column.kind in ("number", "date") and len(column.texts) > 1 and not column.odd():
+            values = tuple(column.texts[place] for place in ends)
+        text, becoming = " to ".join(printable(value, 20) for value in values), becomes[column.name]
+        if becoming == "input":
+            count = len(found.encoding.categories.get(column.name, ()))
+            one_hot = f"{count:,} inputs" if table.options.categories == "one-hot" else "?"
+            becoming = one_hot if column.kind == "text" else of_kind.get(column.kind, "input")
+        sizes = int((column.codes < 0).sum()), len(column.texts)
+        lines[column.name] = ColumnLine(printable(column.name, 40), kinds[column.kind], *sizes, text, becoming)
+    return list(lines.values())

@@ -1,32 +1,29 @@
-"""Tables of a user, read with pandas: ``.csv`` files, whose cells are text, ``.parquet`` files, and data frames."""
+"""Tables of a user, read by pandas: files of text, ``.parquet`` files, and data frames."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import re
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.utils.files import memory_bytes, open_regular
-from hybridnn.utils.text import printable, shown_path
+from hybridnn.utils.text import NAMES_SHOWN, column_list, printable, shown_path
 
-from . import table_hints
-from .table_options import NAMES_SHOWN, TableOptions, as_names, column_list, require_names
+from .table_options import Csv, TableOptions, as_names, require_names
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-LINE_CHARACTERS = 1 << 28  # limit of the header line, enough for ten million columns
-SAMPLE_CHARACTERS = 1 << 16  # after the header line, from which the separator is found
-SAMPLE_RECORDS = 50
-START_BYTES = 64  # from which other kinds of files are seen
+MOST_COLUMNS = 900_000  # for more, pandas takes about a minute
+SAMPLE_CHARACTERS, SAMPLE_LINES = 1 << 16, 50  # from which the separator is found
+BLOCK_BYTES = 1 << 20
 BEGINNINGS = {
     rb"\xef\xbb\xbf": "utf-8-sig",
     rb"\xff\xfe|\xfe\xff": "utf-16",
@@ -34,24 +31,29 @@ BEGINNINGS = {
     rb"\0[^\0]\0[^\0]": "utf-16-be",
 }
 """Patterns of the first bytes of a file, and the encodings that they announce."""
-
-SPLIT_NUMBERS = (
-    "the header line is one cell short, and the first cell of every row is left out as a row name; if a number has a "
-    "decimal comma, quote it or separate the columns by semicolons"
-)
-EMPTY_LAST = "the last column has no name and no cells: left out"
-
-Extra = Literal["", "first", "last"]
+FOREIGN = {
+    rb"\x1f\x8b|BZh\d1AY|\xfd7zXZ|\x28\xb5\x2f\xfd": "is compressed: unpack it (gunzip unpacks .gz)",
+    rb"PK\x03\x04": "is a zip archive, as .xlsx and .ods files are: unpack it, or save the sheet as .csv",
+    rb"\xd0\xcf\x11\xe0": "is a workbook of Excel: save the sheet as .csv",
+    rb"PAR1[\0-\x1f]": "is a Parquet file: its name must end in .parquet",
+    rb"version https://git-lfs": "is a pointer of Git LFS in place of the file: git lfs pull fetches it",
+    rb"(\xef\xbb\xbf)?\s*<(?i:!doctype|html|\?xml|table)": "is a page of HTML or XML: save the table itself as .csv",
+}
+"""Patterns of the first bytes of files that are no text of columns, and what to do about them."""
+SEPARATORS = (",", ";", "\t", "|")
+NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
+FIRST_LINE = 'set data.csv.header = "None" if it is data (the columns are then named 0, 1, …), or to 0 if it names them'
+OURS = {"names", "header", "encoding", "parse_dates", "dayfirst", "date_format"}
 
 
 class Table(NamedTuple):
     """A table that was read."""
 
-    frame: DataFrame  # cells of a file are text
+    frame: DataFrame
     options: TableOptions  # with the separator and the encoding that were found
     notes: tuple[str, ...] = ()  # what was left out, one line each
-    extra: Extra = ""  # which cell of a row has no name, where the header line is one cell shorter
-    doubts: tuple[str, ...] = ()  # what may not be as meant, one sentence each
+    has_row_names: bool = False  # for which the header line has no name
+    raw: Callable[[Collection[str]], DataFrame] | None = None  # reads columns of a file of text again, as text
 
 
 class Known(NamedTuple):
@@ -59,43 +61,39 @@ class Known(NamedTuple):
 
     inputs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()  # may be absent
+    has_row_names: bool = False
 
 
-def read_table(
-    path: Path, options: TableOptions | None = None, extra: Extra | None = None, known: Known | None = None
-) -> Table:
-    """Read a ``.csv`` or ``.parquet`` file.
+NOTHING = Known()
 
-    The separator is the usual one which divides all of the first lines into the same number of cells.
+
+def read_table(path: Path, options: TableOptions, texts: Collection[str] = (), known: Known = NOTHING) -> Table:
+    """Read a file of text or a ``.parquet`` file; the cells of the columns `texts` are text.
+
+    The separator is the usual one that divides the first lines into equal numbers of cells, or by which most of the
+    known inputs are found. A file beside that of the training may be in UTF-8 all the same.
 
     Raises `DataError`: the file cannot be read, is no table, or its columns have no names or equal ones.
-
-    Parameters
-    ----------
-    extra : {'', 'first', 'last'}, optional
-        Which cell of a row has no name where the header line is one cell shorter; by default, decided by the rows.
-    known : Known, optional
-        Columns of another table that was read with these options. This one may be in UTF-8 all the same, and have
-        another separator, by which most of the inputs are found. If lines do not name the columns, the targets may be
-        absent.
     """
-    called, options, known = shown_path(path), options or TableOptions(), known or Known()
+    called, given = shown_path(path), options.csv.get("encoding", "utf-8")
     try:
         with open_regular(path) as file:
-            _require_memory(called, file)
+            if (size := file.seek(0, io.SEEK_END)) > (memory := memory_bytes()):
+                raise DataError(f"{called}: the file has {size:,} bytes, and this machine has {memory:,}")
+            file.seek(0)
             if path.suffix.lower() == ".parquet":
                 return Table(_read_parquet(called, file), options)
-        if known.inputs and options.encoding != "auto":
-            with contextlib.suppress(UnicodeError), open_regular(path) as file:
-                return _read_csv(called, file, replace(options, encoding="auto"), extra, known)
-        with open_regular(path) as file:
-            return _read_csv(called, file, options, extra, known)
+            marked = _announced(called, file, given)
+        try:
+            return _read_text(path, called, options, marked or ("utf-8" if known.inputs else given), texts, known)
+        except UnicodeError:
+            if marked or given == "utf-8" or not known.inputs:
+                raise
+        return _read_text(path, called, options, given, texts, known)
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
     except UnicodeError as error:
-        raise DataError(
-            f"{called} {table_hints.encoding_problem(error, options, is_known=bool(known.inputs))}"
-        ) from error
+        raise DataError(f"{called} is not a text file in {given.upper()}: {_undecoded(error, known)}") from error
     except MemoryError:
         raise DataError(f"{called}: the table does not fit into the memory") from None
 
@@ -109,13 +107,6 @@ def named_frame(frame: DataFrame, called: str) -> DataFrame:
     return frame.set_axis(list(names), axis=1)
 
 
-def _require_memory(called: str, file: io.BufferedReader) -> None:
-    size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    if size > (memory := memory_bytes()):
-        raise DataError(f"{called}: the file has {size:,} bytes, and this machine has {memory:,}")
-
-
 def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
     import pandas
 
@@ -127,249 +118,236 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
         raise DataError(f"{called}: is not a readable .parquet file: {one_line(str(error))[:200]}") from error
 
 
-# -- text of columns ---------------------------------------------------------------------------------------------------
-
-
-def _read_csv(called: str, file: io.BufferedReader, options: TableOptions, extra: Extra | None, known: Known) -> Table:
-    start = file.read(START_BYTES)
-    table_hints.require_text(called, start)
+def _announced(called: str, file: io.BufferedReader, given: str) -> str | None:
+    """The encoding that the first bytes announce; `DataError` for another kind of file, and for characters NUL."""
+    start = file.read(64)
+    for pattern, what in FOREIGN.items():
+        if re.match(pattern, start):
+            raise DataError(f"{called} {what}")
+    found = next((encoding for pattern, encoding in BEGINNINGS.items() if re.match(pattern, start, re.S)), None)
     file.seek(0)
-    given = "utf-8" if options.encoding == "auto" else options.encoding
-    encoding = next((found for pattern, found in BEGINNINGS.items() if re.match(pattern, start, re.S)), given)
-    with io.TextIOWrapper(file, encoding=encoding, newline="") as text:
-        lines = options.skip_lines
-        for _ in range(options.skip_lines):
-            text.readline(LINE_CHARACTERS)
-        has_header = options.header is True or (options.header == "auto" and not options.names)
-        first = _record(called, text) if has_header else ""
-        if found := re.fullmatch(r'"?sep=(.)"?\s*', first):  # Excel announces the separator so
-            options = replace(options, separator=found[1]) if known.inputs or options.separator == "auto" else options
-            lines, first = lines + 1, _record(called, text)
-        while has_header and first and (not first.strip() or (options.comment and first.startswith(options.comment))):
-            lines, first = lines + 1, _record(called, text)
-        sample = _sample(text)
-        table_hints.require_no_nul(called, first + sample, lines)
-        separator, names, records = _header(called, sample, first, options, known.inputs)
-        options = replace(options, separator=separator)
-        hint = table_hints.header_hint(first + sample, _records(first + sample, separator), lines) if has_header else ""
-        if has_header and not any(names):
-            raise DataError(f"{called}: the first line is empty; it must name the columns{hint}")
-        is_escaped = table_hints.ESCAPED_MARKS.search(sample) is not None
-        hint = hint or (f"; {table_hints.ESCAPED}" if is_escaped else "")
-        is_short = bool(records) and len(records[0]) < len(names)
-        is_usual = bool(known.inputs) or any(len(record) == len(names) for record in records)
-        width = len(names) if is_short and is_usual else None  # the first row lacks its last cells
-        table = _read_rows(called, text, options, lines + len(first.splitlines()), width, hint)
-    if table is None:
-        raise DataError(f"{called}: no line of data after the header line")
-    doubts: tuple[str, ...] = (table_hints.ESCAPED,) if is_escaped else ()
-    if not has_header:
-        frame, notes = _without_header(called, table, options, known)
-        return Table(frame, options, notes, doubts=doubts)
-    if repeated := table_hints.repeated_header(table, names):
-        raise DataError(f"{called}: the header line is repeated in {repeated}: remove it there")
-    if table.shape[1] == 1 and (other := table_hints.other_separator(names, records)):
-        how = f"if {other!r} separates columns, set data.separator = {other!r}"
-        raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
-    if options.header == "auto" and not {*known.inputs}.intersection(names) and table_hints.are_data(names, records):
-        how = "set data.header to false if these are data, and columns get numbered names, or to true if they are names"
-        raise DataError(f"{called}: the first line seems to hold data ({column_list(names)}); {how}")
-    if options.names:
-        empty = [""] if not names[-1] and _is_empty(table, table.shape[1] - 1) else []
-        names = [*_given_names(called, len(names) - len(empty), options.names, known), *empty]
-    is_title = extra is None and len(names) == 1 and (hint or table_hints.other_header(names, table.shape[1])) != ""
-    if len(names) == table.shape[1] - 1 and names[-1] and not is_title:
-        extra = _extra_cell(table) if extra is None else extra
-        names = {"": names, "first": ["", *names], "last": [*names, ""]}[extra]
-    else:
-        extra = ""
-    doubts += (SPLIT_NUMBERS,) if extra == "first" and separator == "," and _may_be_split(table) else ()
-    frame, notes = _with_names(called, table, names, separator, hint)
-    other = "; set data.header to false if the first line holds data; data.header = true and data.names name them anew"
-    require_names(called, list(frame.columns), hint or other)
-    return Table(frame, options, notes, extra, doubts)
-
-
-def _without_header(
-    called: str, table: DataFrame, options: TableOptions, known: Known
-) -> tuple[DataFrame, tuple[str, ...]]:
-    """The table with the names of `options`, or with numbered ones, and a line if an empty last column is left out."""
-    columns, notes = table.shape[1], tuple[str, ...]()
-    if 0 < len(options.names) == columns - 1 and _is_empty(table, columns - 1):
-        table, columns, notes = table.iloc[:, :-1], columns - 1, (EMPTY_LAST,)
-    if options.names:
-        names = _given_names(called, columns, options.names, known)
-    else:  # the targets of the training may be absent, and the last number higher
-        names = _numbered(columns)
-        without = [name for name in _numbered(columns + len(known.targets)) if name not in known.targets]
-        if len(without) == columns and not {*names}.issuperset(known.inputs):
-            names = without
-    if options.header == "auto" and table_hints.names_columns(table):
-        how = "set data.header to true to replace these names, or to false if it is data"
-        raise DataError(f"{called}: the first line seems to name the columns; {how}")
-    return _renamed(table, names), notes
-
-
-def _numbered(columns: int) -> list[str]:
-    return [f"column {number + 1}" for number in range(columns)]
-
-
-def _given_names(called: str, columns: int, names: Sequence[str], known: Known) -> list[str]:
-    """`names`, or those but the known targets in a table that lacks these."""
-    without = [name for name in names if name not in known.targets]
-    found = next((those for those in (list(names), without) if len(those) == columns), None)
-    if found is None:
-        raise SettingError("data.names", list(names)[:NAMES_SHOWN], f"{called} has {columns} columns")
+    is_wide = "16" in (found or given) or "32" in (found or given)
+    if not is_wide and any(b"\0" in block for block in iter(lambda: file.read(BLOCK_BYTES), b"")):
+        how = "it is damaged, or data.csv.encoding must name its encoding, such as utf-16-le"
+        raise DataError(f"{called} has the character NUL: {how}")
     return found
 
 
-def _record(called: str, text: io.TextIOWrapper) -> str:
-    """The next record; several lines if a quoted cell contains line breaks."""
-    record = ""
-    while line := text.readline(LINE_CHARACTERS):
-        record += line
-        if len(record) >= LINE_CHARACTERS:
-            raise DataError(f"{called}, line 1: longer than {LINE_CHARACTERS:,} characters")
-        if not _is_open(record):
+def _undecoded(error: UnicodeError, known: Known) -> str:
+    """What cannot be decoded, and the encoding that would."""
+    if not isinstance(error, UnicodeDecodeError):
+        return one_line(str(error))
+    before, after = error.object[: error.start], error.object[error.start :]
+    shown = (before.rpartition(b"\n")[2][-12:] + after.partition(b"\n")[0][:12]).decode("cp1252", "replace").strip()
+    how = "save it as UTF-8 (iconv -f cp1252 -t utf-8)" if known.inputs else 'set data.csv.encoding = "cp1252"'
+    remedy = f"; {how} if {shown} is text with the letters of Windows or Latin-1" if shown.isprintable() else ""
+    return f"byte {error.object[error.start]:#04x} ({error.reason}){remedy}"
+
+
+# -- text of columns ---------------------------------------------------------------------------------------------------
+
+
+def _read_text(
+    path: Path, called: str, options: TableOptions, encoding: str, texts: Collection[str], known: Known
+) -> Table:
+    import pandas
+
+    def read(columns: int, hint: str = "", **more: Any) -> DataFrame:
+        with io.TextIOWrapper(open_regular(path), encoding=encoding, newline="") as file:
+            return _by_pandas(called, file, given, columns, hint, more)
+
+    with io.TextIOWrapper(open_regular(path), encoding=encoding, newline="") as file:
+        lines = _first_lines(file, options.csv)
+    given, records = _separated(called, lines, {**options.csv, "encoding": encoding}, known)
+    hint = _header_hint(lines, records, given)
+    names, has_row_names = _names(called, given, [cells for _, cells in records], known, hint)
+    if len(names) > MOST_COLUMNS:
+        how = f"are more than {MOST_COLUMNS:,}, which a table may have; store numbers as arrays in an .npz file"
+        raise DataError(f"{called}: {len(names):,} columns {how}")
+
+    def raw(wanted: Collection[str]) -> DataFrame:
+        places = [n for n, name in enumerate(names) if name in wanted]
+        frame = read(len(names), usecols=places, dtype=str, na_filter=False)
+        return frame.set_axis([names[place] for place in places], axis=1)
+
+    frame, notes = read(len(names), hint, dtype={n: str for n, name in enumerate(names) if name in texts}), []
+    frame.columns = pandas.Index(names, dtype=object)  # `set_axis` would copy a million columns one by one
+    if not len(frame):
+        raise DataError(f"{called}: no line of data after the header line")
+    if len(names) > 2 and not names[-1] and frame.iloc[:, -1].isna().all():
+        frame = frame.iloc[:, :-1]
+        notes.append("the last column has no name and no cells: left out")
+    if len(names) > 1 and not names[0]:
+        frame = frame.iloc[:, 1:]
+        notes.append("the first column has no name, as that of row names: left out")
+    require_names(called, list(frame.columns), hint or f"; {FIRST_LINE}")
+    return Table(frame, replace(options, csv=given), tuple(notes), has_row_names, raw)
+
+
+def _first_lines(file: io.TextIOWrapper, given: Csv) -> list[str]:
+    """The first lines, at least three from the header line on."""
+    before, size, lines = given.get("skiprows", 0) + (given.get("header") or 0), 0, list[str]()
+    while (size <= SAMPLE_CHARACTERS or len(lines) < before + 3) and len(lines) < before + SAMPLE_LINES:
+        lines.append(file.readline())
+        size += len(lines[-1])
+        if not lines[-1]:
             break
-    return record
+    return lines
 
 
-def _is_open(record: str) -> bool:
-    """Whether a quoted cell goes on in the next line: a quotation mark quotes at the beginning of a cell only."""
-    is_open = False
-    for mark in re.finditer(r"([\w)\]%'] *)?(\"+)", record):
-        if is_open or mark[1] is None:  # two marks in a quoted cell are one letter
-            is_open = is_open == (len(mark[2]) % 2 == 0)
-    return is_open
+def _header_of(given: Csv) -> int | None:
+    """The record that names the columns, from 0, as pandas decides it."""
+    header: int | None = given.get("header", None if "names" in given else 0)
+    return header
 
 
-def _sample(text: io.TextIOWrapper) -> str:
-    """The next lines, which are read again afterwards."""
-    position = text.tell()
-    sample = text.read(SAMPLE_CHARACTERS)
-    text.seek(position)
-    return sample[: sample.rfind("\n") + 1] if len(sample) == SAMPLE_CHARACTERS else sample
+def _records(lines: Sequence[str], given: Csv, separator: str) -> list[tuple[int, list[str]]]:
+    """The records of lines that are not blank, each with the lines before it."""
+    comment, skipped, found = given.get("comment"), given.get("skiprows", 0), list[tuple[int, list[str]]]()
+    lines = [line.partition(comment)[0] if comment else line for line in lines[skipped:]]
+    if separator == r"\s+":
+        lines, separator = [" ".join(line.split()) for line in lines], " "
+    form = {key: given[key] for key in ("quotechar", "escapechar") if key in given}
+    reader, before = csv.reader(lines, delimiter=separator, skipinitialspace=True, **form), 0
+    for record in reader:
+        if any(cell.strip() for cell in record):
+            found.append((skipped + before, [cell.strip() for cell in record]))
+        before = reader.line_num
+    return found
 
 
-def _header(
-    called: str, sample: str, first: str, options: TableOptions, inputs: Sequence[str]
-) -> tuple[str, list[str], list[list[str]]]:
-    """The separator, the names in the header line `first`, and the first of the records in the lines that follow."""
-    if options.comment:
-        sample = re.sub(f"^{re.escape(options.comment)}.*\n?", "", sample, flags=re.MULTILINE)
-    found: dict[str, tuple[list[str], list[list[str]]]] = {}
-    separators = {options.separator: None} if options.separator != "auto" else {}
-    if not separators or (inputs and (first or len(inputs) > 1)):
-        separators |= dict.fromkeys(table_hints.SEPARATORS)
-    for separator in separators:
+def _separated(
+    called: str, lines: Sequence[str], given: dict[str, Any], known: Known
+) -> tuple[dict[str, Any], list[tuple[int, list[str]]]]:
+    """Arguments of pandas with the separator that was found, and the first records."""
+    skipped, header, found = given.get("skiprows", 0), _header_of(given), {}
+    if stated := re.fullmatch(r'"?sep=(.)"?\s*', "".join(lines[skipped : skipped + 1])):  # as Excel writes
+        given = {**given, "skiprows": skipped + 1, "sep": stated[1]}
+    own = [given["sep"]] if "sep" in given else []
+    others = SEPARATORS if not own or (known.inputs and (header is not None or len(known.inputs) > 1)) else ()
+    for separator in dict.fromkeys([*own, *others]):
         try:
-            names = as_names([name.strip() for _, record in _records(first, separator)[:1] for name in record])
-            found[separator] = list(names), [record for _, record in _records(sample, separator)]
+            found[separator] = _records(lines, given, separator)
         except csv.Error as error:
             problem = error
     if not found:
         raise DataError(f"{called} is not a text file of columns: {problem}") from problem
 
     def fits(separator: str) -> tuple[float, ...]:
-        header, records = found[separator]
-        if inputs and (shared := {*inputs}.intersection(header)):
-            return len(shared), 0
-        sizes = Counter(len(record) for record in records)
+        records = [cells for _, cells in found[separator]]
+        names = records[header] if header in range(len(records)) else []
+        sizes = Counter(map(len, records[(header or 0) + bool(names) :]))
         size, times = max(sizes.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
-        is_own = separator == options.separator and max(sizes, default=0) > 1
-        is_table = size > 1 and times == len(records) and (not first or len(header) in (size, size - 1))
-        return 0, is_own, is_table, size > 1 and times / len(records), len(header) or size
+        is_table = size > 1 and times == sum(sizes.values()) and (not names or len(names) in (size, size - 1))
+        is_own = separator in own and max(sizes, default=0) > 1
+        return (
+            len({*known.inputs}.intersection(as_names(names))),
+            is_own,
+            is_table,
+            size > 1 and times,
+            len(names) or size,
+        )
 
     separator = max(found, key=fits)
-    return separator, *found[separator]
+    return given | {"sep": separator}, found[separator]
 
 
-def _records(text: str, separator: str) -> list[tuple[int, list[str]]]:
-    """Some of the first records of a text that are not blank, each with the lines before it; the last may be cut."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
-    records: list[tuple[int, list[str]]] = []
-    line = 0
-    for record in reader:
-        if any(cell.strip() for cell in record):
-            records.append((line, record))
-        line = reader.line_num
-        if len(records) >= SAMPLE_RECORDS:
-            break
-    return records
+def _names(called: str, given: Csv, records: Sequence[list[str]], known: Known, hint: str) -> tuple[list[str], bool]:
+    """The names of all columns, empty for those without, and whether rows begin with a name of their own."""
+    header = _header_of(given)
+    names = list(as_names(records[header])) if header in range(len(records)) else []
+    rows = records[0 if header is None else header + 1 :]
+    if header is not None and not any(names):
+        raise DataError(f"{called}: the first line is empty; it must name the columns{hint}")
+    if not rows:
+        raise DataError(f"{called}: no line of data after the header line")
+    width = len(rows[0])
+    if header is None:
+        return _given_names(called, width, given.get("names") or [str(n) for n in range(width)], known), False
+    if len(names) == width == 1 < len(names[0].split()) == len(rows[0][0].split()):
+        how = r"if spaces separate columns, set data.csv.sep = '\s+'"
+        raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
+    if (
+        2 * sum(re.fullmatch("'.*'", cell) is not None for cell in (*names, *rows[0])) >= width
+        and "quotechar" not in given
+    ):
+        raise DataError(f'{called}: names or cells are in single quotation marks: set data.csv.quotechar = "\'"')
+    if "header" not in given and not {*known.inputs}.intersection(names) and _are_data(names, rows):
+        raise DataError(f"{called}: the first line seems to hold data ({column_list(names)}); {FIRST_LINE}")
+    if "names" in given:
+        names = _given_names(called, len(names), given["names"], known)
+    is_longer = width == len(names) + 1 and names[-1] != "" and bool(known.inputs or not (len(names) == 1 or hint))
+    if is_longer and not known.has_row_names and not any("".join(row[len(names) :]) for row in rows):
+        return [*names, ""], False  # the rows end with separators
+    if is_longer and (known.has_row_names if known.inputs else len({row[0] for row in rows}) == len(rows) > 1):
+        return ["", *names], True
+    if width > len(names) or (width < len(names) and not known.inputs and len(names) not in map(len, rows)):
+        which = f"(its columns are separated by {given['sep']!r}){hint}"
+        raise DataError(f"{called}: the first row has {width} cells, the header line has {len(names)} {which}")
+    return names, False
 
 
-def _read_rows(
-    called: str, text: io.TextIOWrapper, options: TableOptions, header_lines: int, width: int | None, hint: str
-) -> DataFrame | None:
-    """The rows after the header line as text, with columns 0, 1, …; None if there are none.
+def _given_names(called: str, columns: int, names: Sequence[str], known: Known) -> list[str]:
+    """`names`, or those but the known targets in a table that lacks these; numbers go on."""
+    if list(names) == [str(n) for n in range(columns)] and not {*names}.issuperset(known.inputs):
+        names = [str(number) for number in range(columns + len(known.targets))]
+    for those in (list(names), [name for name in names if name not in known.targets]):
+        if len(those) == columns:
+            return those
+    raise SettingError("data.csv.names", list(names)[:NAMES_SHOWN], f"{called} has {columns} columns")
 
-    There are `width` columns, by default as many as the first row has cells. Later rows may lack their last cells.
+
+def _are_data(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether a header line seems to hold data: half are numbers, or two are numbers or cells of their column.
+
+    Numbers that count the columns are names, and so are those after a first cell above row names.
     """
+    numbers = sorted(float(name.replace(",", ".")) for name in names if NUMBER.fullmatch(name))
+    is_count = len(numbers) > 1 and numbers == [numbers[0] + number for number in range(len(numbers))]
+    if is_count or (len(names) > 1 and not names[0]):
+        return False
+    words = [(n, name) for n, name in enumerate(names) if name and not NUMBER.fullmatch(name)]
+    repeated = sum(any(row[n : n + 1] == [name] for row in rows) for n, name in words)
+    return 2 * len(numbers) >= len(names) or (repeated > 0 and repeated + len(numbers) > 1)
+
+
+def _header_hint(lines: Sequence[str], records: Sequence[tuple[int, list[str]]], given: Csv) -> str:
+    """The advice to leave out the first lines, if a later one has a name for every column; empty without."""
+    sizes = Counter(len(cells) for _, cells in records)
+    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    are_names = (len(cells) == size > 1 and all(cells) and not _are_data(cells, []) for _, cells in records[:20])
+    place, header = next((n for n, is_named in enumerate(are_names) if is_named), 0), _header_of(given)
+    if header is None or place <= header:
+        return ""
+    line = records[place][0]
+    marks = {text.strip()[0] for text in lines[:line] if text.strip()}
+    if len(marks) == 1 and marks <= {"#", "%"} and marks.isdisjoint("".join(lines[line:])):
+        return f'; if lines that begin with {min(marks)} are comments, set data.csv.comment = "{min(marks)}"'
+    return f"; if line {line + 1} names the columns, set data.csv.skiprows = {line}"
+
+
+def _by_pandas(
+    called: str, file: io.TextIOWrapper, given: Csv, columns: int, hint: str, more: dict[str, Any]
+) -> DataFrame:
+    """The rows of a file, with columns 0, 1, …; later rows than the first may lack their last cells."""
     import pandas
 
+    options = {key: value for key, value in given.items() if key not in OURS} | more
+    options |= {} if pandas.__version__ >= "3.1" else {"float_precision": "round_trip"}  # now the default
+    options |= {"header": _header_of(given), "names": range(columns), "index_col": False, "skipinitialspace": True}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)
-            return pandas.read_csv(
-                text,
-                header=None,
-                names=None if width is None else range(width),
-                index_col=False,
-                sep=r"\s+" if options.separator == " " else options.separator,
-                dtype=object,
-                keep_default_na=False,
-                na_filter=False,
-                skipinitialspace=True,
-                comment=options.comment or None,
-            )
-    except pandas.errors.EmptyDataError:
-        return None
+            return pandas.read_csv(file, low_memory=False, **options)
     except UnicodeDecodeError:
         raise
     except (ValueError, OverflowError, pandas.errors.ParserWarning) as error:
-        raise DataError(f"{called}{table_hints.parser_problem(str(error), header_lines)}{hint}") from error
-
-
-def _with_names(
-    called: str, table: DataFrame, names: list[str], separator: str, hint: str
-) -> tuple[DataFrame, tuple[str, ...]]:
-    """The table with its names, without a column of row names or empty last column, and a line about each of these."""
-    columns, notes = table.shape[1], list[str]()
-    if len(names) != columns:
-        which = f"its columns are separated by {separator!r}){table_hints.other_header(names, columns) or hint}"
-        raise DataError(f"{called}: the first row has {columns} cells, the header line has {len(names)} ({which}")
-    left_out = []
-    if columns > 1 and not names[0]:
-        left_out.append(0)
-        notes.append("the first column has no name, as that of row names: left out")
-    if columns > 2 and not names[-1] and _is_empty(table, columns - 1):
-        left_out.append(columns - 1)
-        notes.append(EMPTY_LAST)
-    frame = _renamed(table, names)
-    return (frame.iloc[:, [i for i in range(columns) if i not in left_out]] if left_out else frame), tuple(notes)
-
-
-def _extra_cell(table: DataFrame) -> Extra:
-    """The cell of each row without a name: the last, if it is empty, or the first, if R has written row names."""
-    if _is_empty(table, table.shape[1] - 1):
-        return "last"
-    return "first" if table[0].is_unique and len(table) > 1 else ""
-
-
-def _may_be_split(table: DataFrame) -> bool:
-    """Whether the first cells may be those of numbers with decimal commas: whole numbers that do not count from 1."""
-    cells = table[0].str.strip()
-    is_count = bool((cells == [str(number + 1) for number in range(len(cells))]).all())
-    return not is_count and bool(cells.str.fullmatch(r"[+-]?\d+").all())
-
-
-def _is_empty(table: DataFrame, column: int) -> bool:
-    return bool((table.iloc[:, column].fillna("").str.strip() == "").all())
-
-
-def _renamed(table: DataFrame, names: Sequence[str]) -> DataFrame:
-    import pandas
-
-    table.columns = pandas.Index(list(names), dtype=object)  # `set_axis` would copy a million columns one by one
-    return table
+        text = f" is not a text file of columns: {one_line(str(error))[:200]}"
+        if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
+            escape = (
+                "" if "escapechar" in given else r"; if \" stands for a quotation mark, set data.csv.escapechar = '\'"
+            )
+            text = f", line {found[2]}: {found[3]} cells, the first row has {found[1]}{escape}"
+        elif found := re.search(r"EOF inside string starting at row (\d+)", str(error)):
+            text = f", row {found[1]}: a quotation mark is not closed"
+        raise DataError(f"{called}{text}{hint}") from error

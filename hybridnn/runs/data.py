@@ -22,7 +22,7 @@ from hybridnn.data import (
     TableEncoding,
     split_dataset,
 )
-from hybridnn.data.table_options import column_list
+from hybridnn.utils.text import column_list
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
 from hybridnn.training.data_split import LARGE_INPUT, large_column, without_r2

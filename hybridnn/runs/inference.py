@@ -26,8 +26,6 @@ from hybridnn.data import (
     TableEncoding,
     split_dataset,
 )
-from hybridnn.data.table_options import Decimal
-from hybridnn.data.table_problems import TableError
 from hybridnn.data.user_file import SUFFIXES, TABLES, InputSamples, load_samples
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.parameters import parameter_shapes
@@ -41,7 +39,6 @@ from hybridnn.utils.files import npz_bytes
 from hybridnn.utils.text import counted, shown_path
 
 Arrays = dict[str, NDArray[Any]]
-Result = TypeVar("Result")
 
 EXPORTED_NAMES = {"x_mean": "input_mean", "x_scale": "input_scale", "y_mean": "target_mean", "y_scale": "target_scale"}
 
@@ -179,7 +176,7 @@ def _data_settings(run: TrainedRun, source: str | None, targets: Sequence[str]) 
 
 def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[str, Dataset]:
     """Load the data; the selected split is returned, standardized, as the training samples of a data set."""
-    data = _read_table(run, settings.file or "", lambda encoding: settings.load(run.task, encoding=encoding))
+    data = settings.load(run.task, encoding=run.encoding)
     _require_same_kind(run, data)
     is_own = settings is run.settings.data  # then its splits are those of the training
     shares = (settings.test_fraction, settings.validation_fraction) if is_own else (0.0, 0.0)
@@ -194,29 +191,6 @@ def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> t
         rows = StandardizedRows(rows, run.standardizer)
     no_rows = SubsetRows(rows, np.empty(0, np.int64))
     return part, replace(data, train=rows, test=no_rows)
-
-
-def _read_table(run: TrainedRun, path: Path | str, read: Callable[[TableEncoding | None], Result]) -> Result:
-    """What `read` makes of a file with the encoding of the run; `DataError` names the decimal sign if it is another."""
-    encoding = run.encoding
-    try:
-        return read(encoding)
-    except TableError as error:
-        if encoding is None:
-            raise
-        own = encoding.numbers.decimal
-        other: Decimal = "." if own == "," else ","
-        thousands = encoding.options.thousands
-        options = replace(encoding.options, decimal=other, thousands="none" if thousands == other else thousands)
-        try:
-            read(replace(encoding, options=options))
-        except TableError:
-            raise error from None
-        except DataError:  # the numbers were read
-            pass
-        names = {".": "decimal points", ",": "decimal commas"}
-        has = f"the numbers have {names[other]}, but the run reads numbers with {names[own]}"
-        raise DataError(f"{shown_path(path)}: {has}: the file must have them too") from error
 
 
 def _require_same_kind(run: TrainedRun, data: Dataset) -> None:
@@ -291,13 +265,8 @@ def predict_file(
     def load() -> InputSamples | None:
         if grid.rank != 0:
             return None
-        return _read_table(
-            run,
-            path,
-            lambda encoding: load_samples(
-                path, run.features, data.targets, encoding=encoding, options=data.table_options
-            ),
-        )
+        options = data.table_options
+        return load_samples(path, run.features, data.targets, encoding=run.encoding, options=options)
 
     samples = agree(grid.world, load)
     kept = agree(grid.world, lambda: {} if samples is None else samples.kept(keep, str(shown_path(path))))
